@@ -1,0 +1,34 @@
+# `make train` and `make test` work on a fresh machine with python3.11+ (and its venv module), git and make.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+export SDL_VIDEODRIVER ?= dummy
+export SDL_AUDIODRIVER ?= dummy
+
+.PHONY: train test lint type check clean
+
+train: $(STAMP)
+	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
+
+lint: $(STAMP)
+	$(PY) -m ruff check . && $(PY) -m ruff format --check .
+
+type: $(STAMP)
+	$(PY) -m mypy
+
+check: lint type test
+
+# uv installs in under a minute; plain pip is the fallback.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check uv \
+	  && $(VENV)/bin/uv pip install --python $(PY) --editable '.[dev]' \
+	  || $(PY) -m pip install --disable-pip-version-check --editable '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

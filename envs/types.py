@@ -1,0 +1,148 @@
+"""The words that every other file speaks: one batch type, the axis letters, and two protocols.
+
+Axis letters, used in shape comments everywhere:
+    N transitions (or environments)   T steps in time   B minibatch   K ensemble members   D features   H horizon
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Array = Any  # numpy.ndarray, or torch.Tensor inside a model-based agent
+Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
+Memory = Any  # a dict of arrays with leading axis N, or None
+
+
+def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
+    """Apply `function` to an observation, or to each entry of a dict observation."""
+    if isinstance(obs, Mapping):
+        return {key: map_obs(function, value) for key, value in obs.items()}
+    return function(obs)
+
+
+@dataclass(frozen=True, eq=False)
+class Transitions:
+    """A batch of transitions with leading shape (N,), or (T, N) when it is a rollout in time order.
+
+    `next_obs` is always the true successor, also at the end of an episode; the builders in `envs.transitions` see to it.
+    """
+
+    obs: Obs  # (..., *obs_shape)
+    action: Array  # (..., *action_shape), in the environment's own range
+    reward: Array  # float32 (...,), the task's own reward
+    next_obs: Obs  # (..., *obs_shape)
+    terminated: Array  # bool (...,)
+    truncated: Array  # bool (...,)
+    valid: Array  # bool (...,), False for a row that is no transition (Gymnasium's NEXT_STEP resets)
+    step: Array  # int64 (...,), 0 at the first transition of an episode
+    frame: Array | None = None  # uint8 (..., H, W, 3), image of next_obs
+    obs_frame: Array | None = None  # uint8 (..., H, W, 3), image of obs
+    text: Array | None = None  # object (...,) of str, caption or message of next_obs
+    obs_text: Array | None = None  # object (...,) of str, caption or message of obs
+    extras: dict[str, Array] = field(default_factory=dict)  # name -> (..., D): embeddings, goals, log-probabilities
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leading shape: (N,) or (T, N)."""
+        return tuple(self.terminated.shape)
+
+    @property
+    def ended(self) -> Array:
+        """Bool (...,): the last valid transition of an episode, for whichever reason."""
+        return (self.terminated | self.truncated) & self.valid
+
+    def map(self, function: Callable[[Array], Array]) -> Transitions:
+        """Apply `function` to every array of the batch; absent fields stay absent."""
+        values: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            values[f.name] = None if value is None else map_obs(function, value)
+        return Transitions(**values)
+
+    def __getitem__(self, index: Any) -> Transitions:
+        """Index the leading axes of every field: `batch[t]`, `batch[mask]`, `batch[rows]`."""
+        return self.map(lambda x: x[index])
+
+    def flatten(self) -> Transitions:
+        """(T, N) -> (T * N,), as views; a batch that is flat already is returned as it is."""
+        if len(self.shape) == 1:
+            return self
+        count = self.shape[0] * self.shape[1]
+        return self.map(lambda x: x.reshape(count, *x.shape[2:]))
+
+    def replace(self, **changes: Any) -> Transitions:
+        """A copy with some fields exchanged; arrays are shared, not copied."""
+        return replace(self, **changes)
+
+    def at_obs(self) -> Transitions:
+        """The batch that asks a reward about `obs` instead of `next_obs`: what a potential needs for phi(s).
+
+        An extra named `obs_X` stands in for `X`.
+        """
+        extras = dict(self.extras)
+        extras.update({key[4:]: value for key, value in self.extras.items() if key.startswith("obs_")})
+        for key in self.extras:
+            if not key.startswith("obs_") and f"obs_{key}" not in self.extras:
+                del extras[key]  # it describes next_obs, which is gone
+        return self.replace(next_obs=self.obs, frame=self.obs_frame, text=self.obs_text, extras=extras)
+
+
+def stack(batches: list[Transitions]) -> Transitions:
+    """T batches of shape (N,) -> one rollout of shape (T, N), copied."""
+    return _join(batches, np.stack)
+
+
+def concatenate(batches: list[Transitions]) -> Transitions:
+    """Flat batches -> one flat batch, copied."""
+    return _join(batches, np.concatenate)
+
+
+def _join(batches: list[Transitions], function: Callable[[list[Array]], Array]) -> Transitions:
+    def join(values: list[Any]) -> Any:
+        if values[0] is None:
+            return None
+        if isinstance(values[0], Mapping):
+            return {key: join([v[key] for v in values]) for key in values[0]}
+        return function(values)
+
+    return Transitions(**{f.name: join([getattr(b, f.name) for b in batches]) for f in fields(Transitions)})
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What an agent knows of a reward: how to ask for it, and whether it may ask about the past or the imagined.
+
+    `rewards.mix.Mix` is one; anything with these members is.
+    """
+
+    requires: frozenset[str]
+    relabelable: bool
+    differentiable: bool
+
+    def initial_memory(self, n: int) -> Memory:
+        """Memory for `n` environments at the start of their episodes."""
+
+    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[Array, Memory]:
+        """Float32 rewards with the batch's leading shape, and the memory that belongs to the next step."""
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Stable-Baselines3's four verbs; its algorithms fit as they are."""
+
+    def learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
+        """Act and learn for `total_timesteps` environment steps, summed over environments."""
+
+    def predict(self, observation: Obs, *args: Any, **kwargs: Any) -> tuple[Array, Any]:
+        """Actions for a batch of observations, and the recurrent state (None without one)."""
+
+    def save(self, path: str) -> None:
+        """Write the agent to `path`."""
+
+    @classmethod
+    def load(cls, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Read an agent back from `path`."""

@@ -1,0 +1,163 @@
+"""The contract of a reward.
+
+A reward says how good a transition is. It never receives an environment, never weighs or scales itself, never logs:
+`rewards.mix` weighs, scales and keeps the books; `rewards.wrappers` and `rewards.sb3` feed it.
+
+What you write, in one file:
+
+    class Mine(Reward):
+        Config = MineConfig                     # a mutable dataclass that extends RewardConfig
+        requires = frozenset({"next_obs"})      # the fields of Transitions it reads
+        def score(self, batch): ...             # float32 (N,): pure, no gradient, no state moves
+        def update(self, batch): ...            # the only place where weights and statistics move
+
+Rules that `rewards.check.check_reward` enforces:
+    1. `score` is pure: the same input gives the same output, and `state_dict()` stays as it was.
+    2. A row's score does not depend on the other rows of the batch, nor on their order.
+    3. `update` is the only place that learns. Rows with `valid == False` are not to be learnt from.
+    4. The score of row t speaks about `next_obs`, `frame`, `text`: what the action led to.
+    5. `state_dict()` holds everything; a fresh instance that loads it gives equal scores.
+
+A reward with a memory of the episode (counts, nearest neighbours) defines `initial_memory(n)`, takes `score(batch, memory)`
+and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it, hands it back at
+the next step and resets the rows whose episode ended. `score` must not write into the memory it was given.
+
+A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in `embedding`
+and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from envs.types import Memory, Transitions
+
+
+class Scored(NamedTuple):
+    """What `score` may return instead of a bare array when some rows have no answer yet (annotators)."""
+
+    value: np.ndarray  # float32 (N,)
+    ready: np.ndarray  # bool (N,); a row that is not ready pays 0 and may be asked again later
+
+
+@dataclass
+class RewardConfig:
+    """How a reward enters the mix. Each reward's Config extends this with its own fields.
+
+    Attributes:
+        weight: multiplies the scaled reward. A number, or a schedule over environment steps: `linear:1:0:200000` goes from
+            1 to 0 in 200,000 steps and stays there; also `cosine:`, `exp:` and `step:`.
+        scale: what divides it: `none`; `return` (running standard deviation of the discounted return, along time);
+            `ema` (exponential moving average of the standard deviation of the scores); `std` (running, all-time).
+        shape: how a score becomes a reward: `none`; `potential` (gamma * phi(s') - phi(s)); `delta` (phi(s') - phi(s));
+            `clip` (min(score - clip_at, 0)); `sigmoid` (centred on clip_at).
+        clip_at: the threshold of `clip` and `sigmoid`, in the units of the raw score.
+        gamma: discount of this stream in (0, 1]; None takes the learner's.
+        episodic: whether the stream's return ends with the episode. False gives it a value of its own that crosses resets.
+        warmup: transitions that a scaled stream watches before it pays anything.
+        freeze: transitions after which its scale stands still; 0 never freezes.
+    """
+
+    weight: Any = 1.0
+    scale: str = "none"
+    shape: str = "none"
+    clip_at: float = 0.0
+    gamma: float | None = None
+    episodic: bool = True
+    warmup: int = 256
+    freeze: int = 0
+
+
+class Reward(ABC):
+    """Base class of every reward; the module's docstring is the contract."""
+
+    Config: ClassVar[type[RewardConfig]] = RewardConfig
+    requires: frozenset[str] = frozenset({"next_obs"})
+    role: ClassVar[str] = "bonus"  # "bonus" is added to the task's reward, "goal" replaces it
+    relabelable: bool = True  # may it be recomputed on an old or an imagined transition?
+    differentiable: ClassVar[bool] = False  # may an agent take gradients through it?
+    frame_size: int | None = None  # height and width of the frames it wants, pixels
+    embedding: ClassVar[str | None] = None  # name of the extra that stands for the frame
+    control: ClassVar[dict[str, Any] | None] = None  # config changes that make the reward meaningless, for the control run
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.config = config
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.seed = seed
+        self.device = device
+
+    @abstractmethod
+    def score(self, batch: Transitions, memory: Memory = None) -> Any:
+        """Rate N transitions.
+
+        Args:
+            batch: leading shape (N,).
+            memory: what `initial_memory` or the previous call returned; only for rewards that have one.
+
+        Returns:
+            float32 (N,), or `Scored`; with a memory, the pair (that, new memory).
+        """
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Learn from fresh transitions, shape (N,) or (T, N) in time order; returns metrics to log."""
+        return {}
+
+    def initial_memory(self, n: int) -> Memory:
+        """Memory for `n` environments whose episodes begin; None for a reward without memory."""
+        return None
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        """The embedding (N, D) of `batch.frame`; only for rewards that name one in `embedding`."""
+        raise TypeError(f"{type(self).__name__} names no embedding, so there is nothing to embed")
+
+    def notes(self) -> list[str]:
+        """Sentences a user should read before training: what supervised this reward, which prompt looks unknown."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that moves, nested: modules, optimisers, statistics, random generators, arrays under `_state`."""
+        return {name: _get_state(value) for name, value in vars(self).items() if _has_state(value)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: if the state belongs to another kind of reward.
+        """
+        own = {name for name, value in vars(self).items() if _has_state(value)}
+        if own != set(state):
+            raise ValueError(
+                f"the saved state of {type(self).__name__} has the parts {sorted(state)}, this one has {sorted(own)}; "
+                "was it saved with another reward or version?"
+            )
+        for name in own:
+            _set_state(getattr(self, name), state[name])
+
+
+def _has_state(value: Any) -> bool:
+    return isinstance(value, np.random.Generator) or (hasattr(value, "state_dict") and hasattr(value, "load_state_dict"))
+
+
+def _get_state(value: Any) -> Any:
+    return value.bit_generator.state if isinstance(value, np.random.Generator) else value.state_dict()
+
+
+def _set_state(value: Any, state: Any) -> None:
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    else:
+        value.load_state_dict(state)
