@@ -56,7 +56,8 @@ class RewardConfig:
             `ema` (exponential moving average of the standard deviation of the scores); `std` (running, all-time).
         shape: how a score becomes a reward: `none`; `potential` (gamma * phi(s') - phi(s)); `delta` (phi(s') - phi(s));
             `clip` (min(score - clip_at, 0)); `sigmoid` (centred on clip_at).
-        clip_at: the threshold of `clip` and `sigmoid`, in the units of the raw score.
+        clip_at: the threshold of `clip` and the centre of `sigmoid`, in the units of the raw score.
+        slope: the steepness of `sigmoid`, one over the units of the raw score.
         gamma: discount of this stream in (0, 1]; None takes the learner's.
         episodic: whether the stream's return ends with the episode. False gives it a value of its own that crosses resets.
         warmup: transitions that a scaled stream watches before it pays anything.
@@ -67,6 +68,7 @@ class RewardConfig:
     scale: str = "none"
     shape: str = "none"
     clip_at: float = 0.0
+    slope: float = 10.0
     gamma: float | None = None
     episodic: bool = True
     warmup: int = 256
