@@ -43,7 +43,9 @@ class Transitions:
     obs_frame: Array | None = None  # uint8 (..., H, W, 3), image of obs
     text: Array | None = None  # object (...,) of str, caption or message of next_obs
     obs_text: Array | None = None  # object (...,) of str, caption or message of obs
-    extras: dict[str, Array] = field(default_factory=dict)  # name -> (..., D): embeddings, goals, log-probabilities
+    extras: dict[str, Array] = field(
+        default_factory=dict
+    )  # name -> (..., D): embeddings, goals, log-probabilities
 
     @property
     def shape(self) -> tuple[int, ...]:

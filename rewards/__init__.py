@@ -1,1 +1,112 @@
-"""placeholder"""
+"""The table of rewards: a name on the command line -> the class behind it.
+
+A new reward is one file and one line here. A reward of your own needs neither: name it in your package's metadata,
+
+    [project.entry-points."lodestar_rl.rewards"]
+    novelty = "novelty:Novelty"
+
+or, in a script, call `rewards.register("novelty", Novelty)`. Importing this package is cheap: a reward's file is read only when
+the reward is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewards.base import Reward, RewardConfig
+    from rewards.mix import Mix
+
+TABLE: dict[str, str] = {
+    "task": "rewards.task:Task",
+    "count": "rewards.exploration.count:Count",
+    "rnd": "rewards.exploration.rnd:RND",
+    "clip": "rewards.vision.clip:Clip",
+}
+GROUP = "lodestar_rl.rewards"
+
+_registered: dict[str, type[Reward]] = {}
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def names() -> list[str]:
+    """Every reward that can be asked for: ours, registered ones, entry points."""
+    return list(dict.fromkeys([*TABLE, *_registered, *_plugins()]))
+
+
+def register(name: str, reward: type[Reward]) -> None:
+    """Make `reward` available as `name` in this process.
+
+    Raises:
+        ValueError: if the name is taken by another class.
+    """
+    if name in TABLE or _registered.get(name, reward) is not reward:
+        raise ValueError(
+            f"a reward named {name!r} exists already; register {reward.__name__} under another name"
+        )
+    _registered[name] = reward
+
+
+def get(name: str) -> type[Reward]:
+    """The class of the reward called `name`.
+
+    Raises:
+        ValueError: if nothing has that name; the sentence offers the nearest one.
+        ImportError: if a third party's entry point cannot be imported.
+    """
+    if name in _registered:
+        return _registered[name]
+    if name in TABLE:
+        module, _, attribute = TABLE[name].partition(":")
+        return getattr(import_module(module), attribute)
+    plugins = _plugins()
+    if name in plugins:
+        try:
+            return plugins[name].load()
+        except Exception as error:
+            raise ImportError(
+                f"the reward {name!r} of {plugins[name].value} cannot be imported: {error}"
+            ) from error
+    near = difflib.get_close_matches(str(name), names(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
+    raise ValueError(f"there is no reward {name!r}; {hint}")
+
+
+def make(
+    rewards: dict[str, RewardConfig | None] | list[str],
+    observation_space: Any,
+    action_space: Any,
+    *,
+    gamma: float = 0.99,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Mix:
+    """Build the named rewards and mix them.
+
+    Args:
+        rewards: name -> Config, or None for its defaults; or a list of names.
+        observation_space: of one environment.
+        action_space: of one environment.
+        gamma: the learner's discount, which potential shaping must share.
+        seed: the rewards' own randomness, apart from the environments' and the agent's.
+        device: where networks live, as torch writes it.
+    """
+    from rewards.mix import Mix, Stream
+
+    if isinstance(rewards, list):
+        rewards = dict.fromkeys(rewards)
+    if not rewards:
+        raise ValueError("a mix of no rewards teaches nothing; name at least one, as in ['task']")
+    streams = []
+    for index, (name, config) in enumerate(rewards.items()):
+        cls = get(name)
+        config = cls.Config() if config is None else config
+        reward = cls(config, observation_space, action_space, seed=seed + 1000 * index, device=device)
+        streams.append(Stream(name, reward, gamma=gamma))
+    return Mix(streams)

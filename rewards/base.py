@@ -85,7 +85,9 @@ class Reward(ABC):
     differentiable: ClassVar[bool] = False  # may an agent take gradients through it?
     frame_size: int | None = None  # height and width of the frames it wants, pixels
     embedding: ClassVar[str | None] = None  # name of the extra that stands for the frame
-    control: ClassVar[dict[str, Any] | None] = None  # config changes that make the reward meaningless, for the control run
+    control: ClassVar[dict[str, Any] | None] = (
+        None  # config changes that make the reward meaningless, for the control run
+    )
 
     def __init__(
         self,
@@ -151,7 +153,9 @@ class Reward(ABC):
 
 
 def _has_state(value: Any) -> bool:
-    return isinstance(value, np.random.Generator) or (hasattr(value, "state_dict") and hasattr(value, "load_state_dict"))
+    return isinstance(value, np.random.Generator) or (
+        hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    )
 
 
 def _get_state(value: Any) -> Any:

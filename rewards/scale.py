@@ -155,7 +155,9 @@ class EmaScale:
     def value(self) -> float:
         if self.updates == 0:
             return 1.0
-        return max(self.average / (1 - self.decay**self.updates), EPSILON)  # undo the bias towards the initial zero
+        return max(
+            self.average / (1 - self.decay**self.updates), EPSILON
+        )  # undo the bias towards the initial zero
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         rewards = reward[valid]

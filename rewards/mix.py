@@ -1,0 +1,402 @@
+"""The mix: several rewards, each a stream with its own weight, scale, shape and discount, and the books about them.
+
+    score    what each stream says about the transitions, shaped               pure
+    combine  sum of weight(t) * score / scale                                  pure
+    update   the rewards learn, the scales move, the ledger is written         the only place where anything moves
+
+Scores are divided by the statistics of the last update, so a stream that has a scale pays nothing until it has watched `warmup`
+transitions: that is what makes the wrapper, the rollout and the replay pay the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from envs.types import Memory, Transitions
+from rewards.base import Reward, RewardConfig, Scored
+from rewards.scale import SCALES, make_scale
+from rewards.shaping import SHAPES, clip, delta, potential, sigmoid
+
+SCHEDULES = ("linear", "cosine", "exp", "step")
+
+
+class Schedule:
+    """A weight over environment steps: a number, or `kind:start:end:steps`, standing at `end` afterwards."""
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+        kind, *numbers = str(spec).split(":")
+        try:
+            if not numbers:
+                self.kind, self.start, self.end, self.steps = "constant", float(kind), float(kind), 1.0
+            else:
+                self.kind = kind
+                self.start, self.end, self.steps = (float(x) for x in numbers)
+        except ValueError:
+            self.kind = "unreadable"
+        if self.kind not in ("constant", *SCHEDULES):
+            raise ValueError(
+                f"weight={spec!r} is neither a number nor KIND:START:END:STEPS with KIND one of {', '.join(SCHEDULES)}, "
+                "as in linear:1:0:200000"
+            )
+        if not (math.isfinite(self.start) and math.isfinite(self.end) and min(self.start, self.end) >= 0):
+            raise ValueError(
+                f"weight={spec!r} must be finite and at least 0; to penalise, change the reward's sign"
+            )
+        if not (math.isfinite(self.steps) and self.steps >= 1):
+            raise ValueError(f"weight={spec!r} must reach its end in at least 1 environment step")
+        if self.kind == "exp" and min(self.start, self.end) <= 0:
+            raise ValueError(
+                f"weight={spec!r} cannot reach or leave 0 exponentially; end above 0, or use linear"
+            )
+
+    def __call__(self, timesteps: Any) -> Any:
+        """The weight after `timesteps` environment steps; an array gives an array."""
+        if self.kind == "constant":
+            return self.start
+        progress = np.minimum(np.asarray(timesteps) / self.steps, 1.0)
+        if self.kind == "linear":
+            return self.start + (self.end - self.start) * progress
+        if self.kind == "cosine":
+            return self.end + (self.start - self.end) * 0.5 * (1 + np.cos(np.pi * progress))
+        if self.kind == "exp":
+            return self.start * (self.end / self.start) ** progress
+        return np.where(progress < 1, self.start, self.end)
+
+
+class Stream:
+    """One reward inside a mix: how it is weighed, scaled, shaped and discounted."""
+
+    def __init__(self, name: str, reward: Reward, *, gamma: float) -> None:
+        config: RewardConfig = reward.config
+        self.name = name
+        self.reward = reward
+        self.gamma = gamma if config.gamma is None else config.gamma
+        if not (0 < self.gamma <= 1):
+            raise ValueError(f"reward.{name}.gamma={self.gamma} is no discount; give a number in (0, 1]")
+        if config.scale not in SCALES:
+            raise ValueError(f"reward.{name}.scale={config.scale!r} is not one of {', '.join(SCALES)}")
+        if config.shape not in SHAPES:
+            raise ValueError(f"reward.{name}.shape={config.shape!r} is not one of {', '.join(SHAPES)}")
+        try:
+            self.weight = Schedule(config.weight)
+        except ValueError as error:
+            raise ValueError(f"reward.{name}.{error}") from None
+        self.episodic = config.episodic
+        self.scale = make_scale(config.scale, self.gamma, config.episodic)
+        self.scaled = config.scale != "none"
+        self.warmup, self.freeze = config.warmup, config.freeze
+        self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
+        self.compares = config.shape in ("potential", "delta")  # needs the score of obs as well
+        self.has_memory = reward.initial_memory(1) is not None
+        if self.compares and self.has_memory:
+            raise ValueError(
+                f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} remembers the "
+                "episode; use shape=none or clip"
+            )
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Fields of Transitions the stream reads."""
+        need = set(self.reward.requires)
+        if self.compares:
+            need |= {f"obs_{field}" for field in need & {"frame", "text"}} | {"obs"}
+        return frozenset(need)
+
+    def score(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Shaped scores, float32, leading shape of the batch; 0 in rows that are no transitions or not ready."""
+        if self.has_memory:
+            raw, memory = self._scan(batch, memory)
+        else:
+            raw = _values(self.reward.score(batch.flatten())).reshape(batch.shape)
+        if not np.isfinite(raw).all():
+            where = np.argwhere(~np.isfinite(raw))[0]
+            raise FloatingPointError(
+                f"the reward {self.name!r} gave {raw[tuple(where)]} for environment {where[-1]}"
+                f" at step {batch.step[tuple(where)]} of its episode; nothing has been learnt from it"
+            )
+        if self.shape == "clip":
+            raw = clip(raw, self.clip_at)
+        elif self.shape == "sigmoid":
+            raw = sigmoid(raw, self.clip_at, self.slope)
+        elif self.compares:
+            before = self._score_obs(batch, raw)
+            if self.shape == "delta":
+                raw = delta(before, raw)
+            else:
+                raw = potential(before, raw, batch.terminated, self.gamma)
+        if not batch.valid.all():
+            raw = np.where(batch.valid, raw, np.float32(0))
+        return raw, memory
+
+    def _scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Walk along time; memory of an ended episode is reset, rows that are no transitions leave it alone."""
+        if len(batch.shape) == 1:
+            scored, after = self.reward.score(batch, memory)
+            if not batch.valid.all():
+                after = merge_memory(after, memory, ~batch.valid)
+            if batch.ended.any():
+                after = merge_memory(after, self.reward.initial_memory(batch.shape[0]), batch.ended)
+            return _values(scored), after
+        raw = np.empty(batch.shape, np.float32)
+        for t in range(batch.shape[0]):
+            raw[t], memory = self._scan(batch[t], memory)
+        return raw, memory
+
+    def _score_obs(self, batch: Transitions, next_score: np.ndarray) -> np.ndarray:
+        """The score of `obs`: along a rollout it is the previous row's, so only first rows are asked for."""
+        before = np.empty_like(next_score)
+        fresh = np.ones(batch.shape, bool)
+        if len(batch.shape) == 2:
+            before[1:] = next_score[:-1]
+            fresh[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
+        if fresh.any():
+            before[fresh] = _values(self.reward.score(batch[fresh].at_obs()))
+        return before
+
+    def weighted(self, raw: np.ndarray, timesteps: Any) -> np.ndarray:
+        """weight * raw / scale; zero while a scaled stream warms up."""
+        weight = self.weight(timesteps)
+        if not self.scaled:
+            return raw * weight
+        if self.scale.count < self.warmup:
+            return np.zeros_like(raw)
+        return raw * (weight / self.scale.value)
+
+    def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
+        """Let the reward learn and its scale move."""
+        if self.scaled and not (self.freeze and self.scale.count >= self.freeze):
+            self.scale.update(raw, batch.ended, batch.valid)
+        return self.reward.update(batch)
+
+    def __str__(self) -> str:
+        text = self.name if str(self.weight.spec) in ("1", "1.0") else f"{self.weight.spec} * {self.name}"
+        details = [] if self.shape == "none" else [self.shape]
+        details += [f"/ {self.reward.config.scale}"] if self.scaled else []
+        details += [] if self.episodic else ["non-episodic"]
+        return text + (f" ({', '.join(details)})" if details else "")
+
+
+class Mix:
+    """Streams added up. It is a `Scorer`: agents that imagine or relabel ask `total`."""
+
+    def __init__(self, streams: list[Stream]) -> None:
+        self.streams = {stream.name: stream for stream in streams}
+        self.requires = frozenset().union(*(stream.requires for stream in streams))
+        self.relabelable = all(stream.reward.relabelable for stream in streams)
+        self.differentiable = all(stream.reward.differentiable for stream in streams)
+        sizes = {stream.reward.frame_size for stream in streams if "frame" in stream.requires}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix can render only one size"
+            )
+        self.frame_size: int | None = next(iter(sizes), None)
+        self._ledger = _Ledger()
+
+    @property
+    def replaces_task(self) -> bool:
+        """True when the task's own reward is not part of the mix."""
+        return "task" not in self.streams
+
+    def describe(self) -> str:
+        """The composed reward, as one line."""
+        return " + ".join(map(str, self.streams.values()))
+
+    def notes(self) -> list[str]:
+        """What a user should know before training, stream by stream."""
+        return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.reward.notes()]
+
+    def initial_memory(self, n: int) -> Memory:
+        """Memories of the streams that have one, for `n` fresh episodes."""
+        return {name: s.reward.initial_memory(n) for name, s in self.streams.items() if s.has_memory}
+
+    def reset_memory(self, memory: Memory, mask: np.ndarray) -> Memory:
+        """The memory with the rows of `mask` (N,) as at the start of an episode."""
+        fresh = self.initial_memory(len(mask))
+        return {name: merge_memory(memory[name], fresh[name], mask) for name in memory}
+
+    def embed(self, batch: Transitions) -> Transitions:
+        """Replace frames by the embeddings that stand for them; a batch without frames is returned as it is."""
+        if batch.frame is None:
+            return batch
+        extras = dict(batch.extras)
+        keeps_frame = False
+        for stream in self.streams.values():
+            key = stream.reward.embedding
+            if "frame" not in stream.requires:
+                continue
+            if key is None:
+                keeps_frame = True
+                continue
+            if key not in extras:
+                extras[key] = _embed(stream.reward, batch, batch.frame)
+            if stream.compares and f"obs_{key}" not in extras:
+                extras[f"obs_{key}"] = _embed_obs(stream.reward, batch, extras[key])
+        batch = batch.replace(extras=extras)
+        return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
+        """What every stream says about a batch, shape (N,) or (T, N); pure.
+
+        Args:
+            batch: transitions, in time order if the shape is (T, N).
+            memory: from `initial_memory` or the previous call; rows of ended episodes come back reset.
+
+        Returns:
+            name -> float32 scores with the batch's leading shape, unweighted and unscaled; and the memory for the next step.
+        """
+        memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
+        raw: dict[str, np.ndarray] = {}
+        after: dict[str, Any] = {}
+        for name, stream in self.streams.items():
+            raw[name], kept = stream.score(batch, memory.get(name))
+            if stream.has_memory:
+                after[name] = kept
+        return raw, after
+
+    def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
+        """Each stream's weighted, scaled reward."""
+        return {name: stream.weighted(raw[name], timesteps) for name, stream in self.streams.items()}
+
+    def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
+        """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
+        total = None
+        for name, stream in self.streams.items():
+            part = stream.weighted(raw[name], timesteps)
+            total = part if total is None else total + part
+        return np.asarray(total, np.float32)
+
+    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[np.ndarray, Memory]:
+        """Score and combine in one call: the `Scorer` protocol."""
+        raw, memory = self.score(self.embed(batch), memory)
+        return self.combine(raw, timesteps), memory
+
+    def update(self, batch: Transitions, raw: dict[str, np.ndarray], timesteps: Any = 0) -> dict[str, float]:
+        """Learn from fresh transitions and write the ledger.
+
+        Args:
+            batch: (T, N) in time order, each transition handed in once.
+            raw: what `score` said about it.
+            timesteps: environment steps at the batch's first row, or an array that broadcasts to (T, N).
+
+        Returns:
+            Metrics by tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
+        """
+        parts = self.parts(raw, timesteps)
+        metrics = self._ledger.write(batch, raw, parts)
+        for name, stream in self.streams.items():
+            for key, value in stream.update(batch, raw[name]).items():
+                metrics[f"{name}/{key}"] = float(value)
+            if stream.scaled:
+                metrics[f"reward/{name}_scale"] = stream.scale.value
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rewards, scales and the ledger, nested."""
+        state: dict[str, Any] = {
+            name: {"reward": stream.reward.state_dict(), "scale": stream.scale.state_dict()}
+            for name, stream in self.streams.items()
+        }
+        return {"streams": state, "ledger": self._ledger.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: if it was saved by a mix of other rewards.
+        """
+        if set(state["streams"]) != set(self.streams):
+            raise ValueError(
+                f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}"
+            )
+        for name, stream in self.streams.items():
+            stream.reward.load_state_dict(state["streams"][name]["reward"])
+            stream.scale.load_state_dict(state["streams"][name]["scale"])
+        self._ledger.load_state_dict(state["ledger"])
+
+
+class _Ledger:
+    """Who paid how much: means, shares of the total, correlation with the task, return of an episode."""
+
+    def __init__(self) -> None:
+        self.running = np.zeros(0)  # learned return of the running episode, per environment
+        self.returns: deque[float] = deque(maxlen=100)  # of the last 100 episodes
+
+    def write(
+        self, batch: Transitions, raw: dict[str, np.ndarray], parts: dict[str, np.ndarray]
+    ) -> dict[str, float]:
+        valid = batch.valid
+        metrics: dict[str, float] = {}
+        if not valid.any():
+            return metrics
+        sizes = {name: float(np.abs(part[valid]).mean()) for name, part in parts.items()}
+        everything = sum(sizes.values())
+        task = batch.reward[valid]
+        for name, value in raw.items():
+            metrics[f"reward/{name}"] = float(value[valid].mean())
+            metrics[f"reward/{name}_share"] = sizes[name] / everything if everything > 0 else 0.0
+            if name != "task" and value[valid].std() > 1e-12 and task.std() > 1e-12:
+                metrics[f"reward/{name}_corr"] = float(np.corrcoef(value[valid], task)[0, 1])
+        total = np.sum(list(parts.values()), axis=0)
+        metrics["reward/total"] = float(total[valid].mean())
+        self._episodes(np.where(valid, total, 0.0), batch.ended)
+        if self.returns:
+            metrics["rollout/ep_learned_mean"] = float(np.mean(self.returns))
+        return metrics
+
+    def _episodes(self, total: np.ndarray, ended: np.ndarray) -> None:
+        if len(self.running) != total.shape[1]:
+            self.running = np.zeros(total.shape[1])
+        start = 0
+        for t in np.flatnonzero(ended.any(axis=1)):
+            self.running = self.running + total[start : t + 1].sum(axis=0)
+            self.returns.extend(self.running[ended[t]].tolist())
+            self.running = np.where(ended[t], 0.0, self.running)
+            start = t + 1
+        self.running = self.running + total[start:].sum(axis=0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"running": self.running, "returns": list(self.returns)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.running = np.array(state["running"])
+        self.returns = deque(state["returns"], maxlen=100)
+
+
+def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
+    """A copy of `memory` whose rows in `mask` (N,) come from `other`."""
+    merged = {}
+    for key, value in memory.items():
+        merged[key] = value.copy()
+        merged[key][mask] = other[key][mask]
+    return merged
+
+
+def _values(scored: Any) -> np.ndarray:
+    """The float32 array inside whatever `score` returned."""
+    if isinstance(scored, Scored):
+        return np.where(scored.ready, scored.value, np.float32(0)).astype(np.float32, copy=False)
+    return np.asarray(scored, np.float32)
+
+
+def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:
+    flat = batch.replace(frame=frame).flatten()
+    embedded = reward.embed(flat)
+    return embedded.reshape(*batch.shape, *embedded.shape[1:])
+
+
+def _embed_obs(reward: Reward, batch: Transitions, embedded: np.ndarray) -> np.ndarray:
+    """Embeddings of `obs_frame`: along a rollout the previous row's, so only first rows are encoded."""
+    before = np.empty_like(embedded)
+    fresh = np.ones(batch.shape, bool)
+    if len(batch.shape) == 2:
+        before[1:] = embedded[:-1]
+        fresh[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
+    if fresh.any():
+        rows = batch[fresh]
+        before[fresh] = reward.embed(rows.replace(frame=rows.obs_frame))
+    return before
