@@ -1,0 +1,281 @@
+"""Checkpoints that survive `kill -9`, a full disk and a flipped bit, and that execute nothing when they are read.
+
+A checkpoint is a folder:
+
+    step_000000020480/
+        arrays.safetensors   every array and tensor of the state, under its path ("agent/policy/...")
+        state.json           everything else: numbers, text, tuples, the big integers of random generators
+        manifest.json        size and SHA-256 of both files, format version, library versions
+
+It is written under a temporary name, flushed to the disk, renamed, and only then named in `LATEST`; whichever moment the
+process dies at, the newest folder that passes its checks is a whole one. No pickle: a foreign checkpoint can lie, not act.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
+_LIBRARIES = ("torch", "stable-baselines3", "gymnasium", "numpy")
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; the sentence says which file and why."""
+
+
+class VersionError(CheckpointError):
+    """A checkpoint of another format: neither broken nor readable, so nothing falls back past it silently."""
+
+
+def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
+    """Write `state` as the newest checkpoint of `folder` and delete all but the last `keep`.
+
+    Args:
+        folder: the `checkpoints` folder of a run; created when missing.
+        state: nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None.
+        step: environment steps that the state stands for.
+        keep: how many checkpoints stay, at least 1.
+
+    Raises:
+        OSError: if the disk is full or read-only; the earlier checkpoints are as they were.
+        TypeError: if the state holds something else, naming its path.
+    """
+    from safetensors.numpy import save_file
+
+    tree, arrays = pack(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step_{step:012d}"
+    repeats = 1
+    while target.exists():  # the same step again: the new one sorts behind the old one, which stays until it is pruned
+        repeats += 1
+        target = folder / f"step_{step:012d}_{repeats}"
+    temporary = folder / f"tmp-{os.getpid()}-{step}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        try:
+            save_file(arrays, temporary / ARRAYS)
+        except OSError:
+            raise
+        except Exception as error:  # safetensors wraps the operating system's error in its own class
+            raise OSError(errno.ENOSPC, f"cannot write {ARRAYS}: {error}") from error
+        _write(temporary / STATE, json.dumps({"step": step, "tree": tree}))
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "files": {name: _fingerprint(temporary / name) for name in (ARRAYS, STATE)},
+            "versions": versions(),
+        }
+        _write(temporary / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1))
+        for name in (ARRAYS, STATE, MANIFEST):
+            _sync(temporary / name)
+        _sync(temporary)
+        os.rename(temporary, target)
+        _sync(folder)
+        write_atomically(folder / LATEST, target.name + "\n")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in _steps(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def load(folder: Path, say: Callable[[str], None] = print) -> tuple[Any, int] | None:
+    """Read the newest whole checkpoint of `folder`: (state, step), or None when there is none at all.
+
+    A broken one is named through `say` and the previous one is used. Leftovers of interrupted saves are removed.
+
+    Raises:
+        CheckpointError: if there are checkpoints and every one of them is broken.
+        VersionError: if the newest was written in another format.
+    """
+    for leftover in folder.glob("tmp-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    candidates = _steps(folder)
+    latest = folder / LATEST
+    if latest.exists():  # LATEST wins over a higher number, e.g. when someone copied an old pointer back
+        named = folder / latest.read_text(errors="replace").strip()
+        candidates.sort(key=lambda path: path != named)
+    for i, path in enumerate(candidates):
+        try:
+            return read(path)
+        except VersionError:
+            raise
+        except CheckpointError as error:
+            following = f"trying {candidates[i + 1].name}" if i + 1 < len(candidates) else "there is no earlier one"
+            say(f"{error}; {following}")
+            with suppress(OSError):  # out of the way of the next saves, kept for whoever wants to look
+                path.rename(path.with_name(f"broken_{path.name}"))
+    if candidates:
+        raise CheckpointError(
+            f"none of the {len(candidates)} checkpoints in {folder} is whole; start over with resume=never"
+        )
+    return None
+
+
+def read(path: Path) -> tuple[Any, int]:
+    """Read one checkpoint folder after checking it against its manifest: (state, step)."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        if manifest.pop("sha256") != _digest(manifest):
+            raise CheckpointError(f"checkpoint file {path / MANIFEST} is corrupt (its SHA-256 differs)")
+        version, files = manifest["format"], dict(manifest["files"])
+        if version != FORMAT:
+            raise VersionError(
+                f"checkpoint {path} has format {version}, this version reads format {FORMAT}; "
+                "use the version of lodestar-rl that wrote it, or start over with resume=never"
+            )
+        for name in (ARRAYS, STATE):
+            if files[name] != _fingerprint(path / name):
+                raise CheckpointError(
+                    f"checkpoint file {path / name} is corrupt (size or SHA-256 differs from {MANIFEST})"
+                )
+        state = json.loads((path / STATE).read_text())
+        return unpack(state["tree"], _read_arrays(path / ARRAYS)), int(state["step"])
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read ({type(error).__name__}: {error})") from error
+
+
+def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Split a nested state into a JSON tree and named arrays; `unpack` is the inverse.
+
+    Arrays and tensors are copied, so the result stays as it is while the original is trained on.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    return _pack(state, "", arrays), arrays
+
+
+def unpack(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Rebuild what `pack` was given; tensors come back on the CPU."""
+    if isinstance(tree, list):
+        return [unpack(item, arrays) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind, value = tree["_"], tree.get("v")
+    if kind == "dict":
+        return {unpack(k, arrays): unpack(v, arrays) for k, v in value}
+    if kind == "array":
+        return arrays[value].copy()  # the reader's own buffers are read-only
+    if kind == "tensor":
+        import torch
+
+        return torch.from_numpy(arrays[value].copy())
+    if kind == "tuple":
+        return tuple(unpack(item, arrays) for item in value)
+    if kind == "deque":
+        return deque((unpack(item, arrays) for item in value), maxlen=tree["maxlen"])
+    if kind == "scalar":
+        return np.dtype(tree["dtype"]).type(value)
+    if kind == "bytes":
+        return bytes.fromhex(value)
+    raise CheckpointError(f"state.json holds a part of unknown kind {kind!r}")
+
+
+def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, np.generic):
+        return {"_": "scalar", "dtype": value.dtype.str, "v": value.item()}
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise TypeError(f"the state at {path or '/'} is an array of {value.dtype}; only plain numbers can be saved")
+        return {"_": "array", "v": _store(np.array(value, order="C", copy=True), path, arrays)}
+    if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
+        copied = np.array(value.detach().cpu().numpy(), order="C", copy=True)
+        return {"_": "tensor", "v": _store(copied, path, arrays)}
+    if isinstance(value, Mapping):
+        # Pairs, not a JSON object: optimiser states have integer keys.
+        pairs = [[_pack(k, f"{path}/key", arrays), _pack(v, f"{path}/{k}", arrays)] for k, v in value.items()]
+        return {"_": "dict", "v": pairs}
+    if isinstance(value, deque):
+        items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
+        return {"_": "deque", "maxlen": value.maxlen, "v": items}
+    if isinstance(value, (list, tuple)):
+        items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"_": "tuple", "v": items}
+    if isinstance(value, bytes):
+        return {"_": "bytes", "v": value.hex()}
+    raise TypeError(
+        f"the state at {path or '/'} is a {type(value).__name__}, which a checkpoint cannot hold without pickle"
+    )
+
+
+def _store(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
+    while path in arrays:  # the keys 1 and "1" of one dict print alike
+        path += "'"
+    arrays[path] = array
+    return path
+
+
+def versions() -> dict[str, str]:
+    """Version of Python and of the libraries whose change could change numbers."""
+    found = {"python": platform.python_version()}
+    for name in ("lodestar-rl", *_LIBRARIES):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a text file so that a reader sees the old content or the new one, never a half."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        _write(temporary, text)
+        _sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _steps(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"checkpoint file {path} is not a safetensors file ({error})") from error
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,233 @@
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runners import checkpoint
+from runners.checkpoint import CheckpointError, VersionError, load, pack, read, save, unpack
+
+ROOT = Path(__file__).parents[2]
+
+
+def _state(fill: float = 1.0, size: int = 64) -> dict:
+    return {"weights": np.full(size, fill, np.float32), "optimiser": {0: torch.full((3,), fill)}, "steps": int(fill)}
+
+
+def _assert_equal(a, b):
+    assert type(a) is type(b), (a, b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            _assert_equal(a[key], b[key])
+    elif isinstance(a, (list, tuple, deque)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            _assert_equal(x, y)
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    else:
+        assert a == b or (a != a and b != b)
+
+
+def test_a_state_comes_back_with_its_types(tmp_path):
+    state = {
+        "torch": torch.arange(6).reshape(2, 3).t(),  # not contiguous
+        "empty": np.zeros((0, 4), np.float64),
+        "zero-dimensional": np.array(3, np.int64),
+        "bool": np.array([True, False]),
+        "numpy generator": np.random.default_rng(7).bit_generator.state,  # 128-bit integers
+        "python generator": (3, (1, 2, 2**32 - 1), None),
+        "scalars": [np.float32(0.1), np.int64(-5), np.bool_(True), float("nan"), float("inf"), True, None],
+        "optimiser": {0: {"step": torch.tensor(3.0)}, "0": torch.tensor(4.0)},
+        "episodes": deque([{"r": 1.0, "l": 9}], maxlen=100),
+        "raw": b"\x00\xff",
+        "a/b": {"c": np.ones(1)},
+        "a": {"b/c": np.zeros(1)},
+    }
+    save(tmp_path, state, 12)
+    loaded, step = load(tmp_path)
+    assert step == 12
+    _assert_equal(loaded, state)
+    assert loaded["episodes"].maxlen == 100
+
+
+def test_packing_copies_so_that_training_on_does_not_change_what_is_saved():
+    state = _state(1.0)
+    tree, arrays = pack(state)
+    state["weights"][:] = 9
+    state["optimiser"][0][:] = 9
+    _assert_equal(unpack(tree, arrays), _state(1.0))
+
+
+def test_what_cannot_be_saved_is_named_by_its_path(tmp_path):
+    with pytest.raises(
+        TypeError, match="the state at /agent/buffer is a set, which a checkpoint cannot hold without pickle"
+    ):
+        save(tmp_path, {"agent": {"buffer": {1}}}, 1)
+    with pytest.raises(TypeError, match="the state at /infos is an array of object"):
+        save(tmp_path, {"infos": np.array([{}])}, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_last_three_are_kept_and_the_newest_is_loaded(tmp_path):
+    for step in range(1, 6):
+        save(tmp_path, _state(step), step)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", *(f"step_{s:012d}" for s in (3, 4, 5))]
+    assert load(tmp_path)[0]["steps"] == 5
+
+
+def test_saving_the_same_step_twice_keeps_the_newer_state(tmp_path):
+    save(tmp_path, _state(1), 5)
+    save(tmp_path, _state(2), 5)
+    assert load(tmp_path)[0]["steps"] == 2
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path):
+    assert load(tmp_path) is None
+    assert load(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("name", [checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST])
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.99, "all but one byte"])
+def test_a_truncated_file_is_detected_and_the_previous_checkpoint_is_used(tmp_path, name, kept):
+    save(tmp_path, _state(1), 1)
+    file = save(tmp_path, _state(2), 2) / name
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) - 1 if isinstance(kept, str) else int(len(data) * kept)])
+    said = []
+    state, step = load(tmp_path, said.append)
+    assert step == 1 and state["steps"] == 1
+    assert len(said) == 1 and "step_000000000002" in said[0] and said[0].endswith("trying step_000000000001")
+
+
+def test_every_one_of_200_flipped_bits_is_detected(tmp_path):
+    path = save(tmp_path, _state(1), 1)
+    rng = np.random.default_rng(0)
+    files = [path / name for name in (checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST)]
+    for _ in range(200):
+        file = files[rng.integers(3)]
+        good = bytearray(file.read_bytes())
+        bad = bytearray(good)
+        bad[rng.integers(len(bad))] ^= 1 << int(rng.integers(8))
+        file.write_bytes(bad)
+        with pytest.raises(CheckpointError):
+            read(path)
+        file.write_bytes(good)
+    assert read(path)[1] == 1
+
+
+def test_when_every_checkpoint_is_broken_the_sentence_says_how_to_start_over(tmp_path):
+    (save(tmp_path, _state(1), 1) / checkpoint.ARRAYS).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints in .* is whole; start over with resume=never"):
+        load(tmp_path, lambda sentence: None)
+
+
+def test_a_broken_checkpoint_does_not_crowd_out_the_ones_saved_after_it(tmp_path):
+    for step in (1, 2, 9):
+        path = save(tmp_path, _state(step), step)
+    (path / checkpoint.STATE).write_text("{")
+    assert load(tmp_path, lambda sentence: None)[1] == 2
+    for step in (3, 4, 5):
+        save(tmp_path, _state(step), step)
+    assert load(tmp_path)[1] == 5
+
+
+def test_another_format_is_refused_with_the_fix(tmp_path):
+    path = save(tmp_path, _state(1), 1)
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest["format"] = 7
+    manifest["sha256"] = checkpoint._digest(manifest)
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(VersionError, match="has format 7, this version reads format 1; use the version"):
+        load(tmp_path)
+
+
+def test_a_pickle_in_place_of_the_arrays_is_never_executed(tmp_path):
+    import pickle
+
+    marker = tmp_path / "executed"
+
+    class Payload:
+        def __reduce__(self):
+            return (os.mkdir, (str(marker),))
+
+    path = save(tmp_path, _state(1), 1)
+    (path / checkpoint.ARRAYS).write_bytes(pickle.dumps(Payload()))
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest["files"][checkpoint.ARRAYS] = checkpoint._fingerprint(path / checkpoint.ARRAYS)
+    manifest["sha256"] = checkpoint._digest(manifest)
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        read(path)
+    assert not marker.exists()
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_leftovers(tmp_path):
+    save(tmp_path, _state(1), 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot write arrays\.safetensors"):
+            save(tmp_path, _state(2, size=1_000_000), 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step_000000000001"]
+    assert load(tmp_path)[1] == 1
+
+
+def test_files_are_flushed_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
+    calls = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (calls.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), fsync(fd))
+    )
+    monkeypatch.setattr(os, "rename", lambda a, b: (calls.append("rename"), rename(a, b)))
+    save(tmp_path, _state(1), 1)
+    before, after = calls[: calls.index("rename")], calls[calls.index("rename") + 1 :]
+    assert before[:3] == [checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST] and before[3].startswith("tmp-")
+    assert after[0] == tmp_path.name
+
+
+LOOP = """
+import sys, numpy as np
+from pathlib import Path
+from runners.checkpoint import load, save
+found = load(Path(sys.argv[1]))
+step = found[1] if found else 0
+assert found is None or found[0]["x"][0] == step, found
+print("ready", flush=True)
+while True:
+    step += 1
+    save(Path(sys.argv[1]), {"x": np.full(500_000, step, np.float32)}, step)
+"""
+
+
+def test_kill_in_a_save_loop_always_leaves_a_whole_checkpoint(tmp_path):
+    rng = np.random.default_rng(0)
+    last = 0
+    for _ in range(12):
+        process = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.05 + 0.15 * rng.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        said = []
+        state, step = load(tmp_path, said.append)
+        assert not said and step >= last and (state["x"] == step).all()
+        assert not list(tmp_path.glob("tmp-*"))
+        last = step
+    assert last > 12
