@@ -1,0 +1,82 @@
+"""One guarded path from an environment to a frame.
+
+`prepare()` chooses the renderers before any of them is imported, and says which. `frame(env, size)` renders and
+squashes the image to a square without cropping, so a wide picture looks narrower: nothing at the edge is lost, which
+matters more to a reward than proportions do. Every renderer goes through the same area averaging.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+def prepare() -> str:
+    """Choose renderers that work without a screen, unless the user's own variables or a screen say otherwise.
+
+    Call it before `mujoco` or `pygame` is imported; `envs.make.make` does.
+
+    Returns:
+        One line that says what was chosen, such as "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
+    """
+    screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if not screen:
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        # SDL and Mesa complain on every start when it is missing.
+        os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    # No environment of ours makes a sound; without this ALSA prints a page of errors.
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    names = ("MUJOCO_GL", "SDL_VIDEODRIVER")
+    return ", ".join(f"{name}={os.environ.get(name) or 'the default'}" for name in names)
+
+
+def frame(env: gym.Env, size: int) -> np.ndarray:
+    """The current state as an image.
+
+    Args:
+        env: made with `render_mode="rgb_array"` (`make(..., frame_size=...)` does that).
+        size: height and width in pixels.
+
+    Returns:
+        uint8 (size, size, 3).
+
+    Raises:
+        RuntimeError: if the renderer returned nothing, or a picture of one single colour.
+    """
+    image: Any = env.render()
+    if not isinstance(image, np.ndarray) or image.ndim != 3:
+        raise RuntimeError(
+            f"{_name(env)} rendered {type(image).__name__} instead of an image (render_mode={env.render_mode!r}); "
+            'make it with render_mode="rgb_array"'
+        )
+    small = resize(image, size)
+    if small.min() == small.max():
+        raise RuntimeError(
+            f"{_name(env)} rendered one single colour ({int(small.min())} everywhere), which no reward can read; "
+            "with MuJoCo on EGL this follows the closing of another environment in the same process: "
+            "keep one rendering environment per process, or close the others last"
+        )
+    return small
+
+
+def resize(image: np.ndarray, size: int) -> np.ndarray:
+    """Shrink uint8 (H, W, 3) to (size, size, 3) by area averaging, the sides independently of each other."""
+    from PIL import Image
+
+    if image.shape[:2] == (size, size):
+        return np.array(image, dtype=np.uint8)
+    # Far shrinking averages whole blocks first: twice as fast, and the rest is off by less than half a block.
+    far = min(image.shape[0], image.shape[1]) >= 4 * size
+    picture = Image.fromarray(np.ascontiguousarray(image, dtype=np.uint8))
+    return np.array(picture.resize((size, size), Image.Resampling.BOX, reducing_gap=1.0 if far else None))
+
+
+def _name(env: gym.Env) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
