@@ -44,15 +44,11 @@ class Schedule:
                 "as in linear:1:0:200000"
             )
         if not (math.isfinite(self.start) and math.isfinite(self.end) and min(self.start, self.end) >= 0):
-            raise ValueError(
-                f"weight={spec!r} must be finite and at least 0; to penalise, change the reward's sign"
-            )
+            raise ValueError(f"weight={spec!r} must be finite and at least 0; to penalise, change the reward's sign")
         if not (math.isfinite(self.steps) and self.steps >= 1):
             raise ValueError(f"weight={spec!r} must reach its end in at least 1 environment step")
         if self.kind == "exp" and min(self.start, self.end) <= 0:
-            raise ValueError(
-                f"weight={spec!r} cannot reach or leave 0 exponentially; end above 0, or use linear"
-            )
+            raise ValueError(f"weight={spec!r} cannot reach or leave 0 exponentially; end above 0, or use linear")
 
     def __call__(self, timesteps: Any) -> Any:
         """The weight after `timesteps` environment steps; an array gives an array."""
@@ -310,9 +306,7 @@ class Mix:
             ValueError: if it was saved by a mix of other rewards.
         """
         if set(state["streams"]) != set(self.streams):
-            raise ValueError(
-                f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}"
-            )
+            raise ValueError(f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}")
         for name, stream in self.streams.items():
             stream.reward.load_state_dict(state["streams"][name]["reward"])
             stream.scale.load_state_dict(state["streams"][name]["scale"])
@@ -326,9 +320,7 @@ class _Ledger:
         self.running = np.zeros(0)  # learned return of the running episode, per environment
         self.returns: deque[float] = deque(maxlen=100)  # of the last 100 episodes
 
-    def write(
-        self, batch: Transitions, raw: dict[str, np.ndarray], parts: dict[str, np.ndarray]
-    ) -> dict[str, float]:
+    def write(self, batch: Transitions, raw: dict[str, np.ndarray], parts: dict[str, np.ndarray]) -> dict[str, float]:
         valid = batch.valid
         metrics: dict[str, float] = {}
         if not valid.any():

@@ -1,0 +1,363 @@
+"""Builders: what each interface hands out -> Transitions. The only code in the project that knows about auto-reset.
+
+    Gymnasium step         the true successor comes as it is
+    Gymnasium vector step  SAME_STEP hides it in `final_obs`; NEXT_STEP spends a step on resetting, which is no transition
+    SB3 VecEnv step        hides it in `infos[i]["terminal_observation"]`
+    SB3 rollout buffer     stores observations only: successors are the next rows, but for ended episodes
+    SB3 replay buffer      stores the true successor
+
+Frames and texts travel in `info["frame"]` and `info["text"]` (see `envs.wrappers.Observer`), which describe the observation
+returned with them; a `Cursor` remembers those of the current observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from envs.types import Array, Obs, Transitions, map_obs
+
+
+class Cursor:
+    """Where N environments stand in their episodes: step counts, and the frame and text of the current observation."""
+
+    def __init__(self, n: int) -> None:
+        self.step = np.zeros(n, np.int64)
+        self.frame: np.ndarray | None = None  # uint8 (N, H, W, 3)
+        self.text: np.ndarray | None = None  # object (N,)
+        self.resetting = np.zeros(n, bool)  # NEXT_STEP: the coming step only resets
+
+    def begin(self, frame: Array | None, text: Array | None, mask: np.ndarray | None = None) -> None:
+        """Episodes begin, in all environments or those of `mask`; `frame` and `text` are (N, ...) or None."""
+        mask = np.ones(len(self.step), bool) if mask is None else mask
+        self.step[mask] = 0
+        self.resetting[mask] = False
+        self.frame = _merge(self.frame, frame, mask)
+        self.text = _merge(self.text, text, mask)
+
+    def advance(self, batch: Transitions) -> None:
+        """Move past `batch` (N,): its successors become current."""
+        self.step = np.where(batch.valid, batch.step + 1, self.step)
+        self.frame = _merge(self.frame, batch.frame, batch.valid)
+        self.text = _merge(self.text, batch.text, batch.valid)
+
+    def state_dict(self) -> dict[str, Any]:
+        text = None if self.text is None else self.text.tolist()
+        return {"step": self.step, "frame": self.frame, "text": text, "resetting": self.resetting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.resetting = np.array(state["step"]), np.array(state["resetting"])
+        self.frame = None if state["frame"] is None else np.array(state["frame"])
+        self.text = None if state["text"] is None else np.array(state["text"], object)
+
+
+def from_gym_step(
+    cursor: Cursor,
+    obs: Obs,
+    action: Any,
+    reward: float,
+    next_obs: Obs,
+    terminated: bool,
+    truncated: bool,
+    info: Mapping[str, Any],
+) -> Transitions:
+    """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
+    batch = Transitions(
+        obs=map_obs(lambda x: np.asarray(x)[None], obs),
+        action=np.asarray(action)[None],
+        reward=np.array([reward], np.float32),
+        next_obs=map_obs(lambda x: np.asarray(x)[None], next_obs),
+        terminated=np.array([terminated]),
+        truncated=np.array([truncated]),
+        valid=np.ones(1, bool),
+        step=cursor.step.copy(),
+        frame=None if "frame" not in info else np.asarray(info["frame"])[None],
+        obs_frame=cursor.frame,
+        text=None if "text" not in info else np.array([info["text"]], object),
+        obs_text=cursor.text,
+    )
+    cursor.advance(batch)
+    return batch
+
+
+def from_vector_step(
+    cursor: Cursor,
+    mode: AutoresetMode,
+    obs: Obs,
+    actions: Array,
+    rewards: Array,
+    next_obs: Obs,
+    terminations: Array,
+    truncations: Array,
+    infos: Mapping[str, Any],
+) -> Transitions:
+    """One step of a `gymnasium.vector.VectorEnv` in any auto-reset mode -> (N,); the cursor moves on.
+
+    In NEXT_STEP mode the step after an episode's end has `valid == False`. In DISABLED mode the caller resets ended
+    environments and tells the cursor with `begin`.
+    """
+    ended = np.asarray(terminations, bool) | np.asarray(truncations, bool)
+    valid = ~cursor.resetting
+    frame, text = infos.get("frame"), infos.get("text")
+    after_frame, after_text = frame, text  # of the observation to act on next
+    successor = next_obs
+    if mode == AutoresetMode.SAME_STEP and ended.any():
+        rows = np.flatnonzero(ended)
+        successor = map_obs(np.copy, next_obs)
+        for row in rows:  # only where an episode ended: rare
+            _put(successor, row, _entry(infos["final_obs"], row))
+        final = infos.get("final_info", {})
+        frame, text = _merge(frame, final.get("frame"), ended), _merge(text, final.get("text"), ended)
+    batch = Transitions(
+        obs=obs,
+        action=np.asarray(actions),
+        reward=np.asarray(rewards, np.float32),
+        next_obs=successor,
+        terminated=np.asarray(terminations, bool),
+        truncated=np.asarray(truncations, bool),
+        valid=valid,
+        step=cursor.step.copy(),
+        frame=frame,
+        obs_frame=cursor.frame,
+        text=None if text is None else np.asarray(text, object),
+        obs_text=cursor.text,
+    )
+    cursor.advance(batch)
+    if mode == AutoresetMode.NEXT_STEP:
+        if not valid.all():
+            cursor.begin(after_frame, after_text, ~valid)
+        cursor.resetting = ended & valid
+    elif mode == AutoresetMode.SAME_STEP and ended.any():
+        cursor.begin(after_frame, after_text, ended)
+    return batch
+
+
+def from_sb3_step(
+    cursor: Cursor,
+    obs: Obs,
+    actions: Array,
+    rewards: Array,
+    new_obs: Obs,
+    dones: Array,
+    infos: Sequence[Mapping[str, Any]],
+    reset_infos: Sequence[Mapping[str, Any]],
+) -> Transitions:
+    """One step of an SB3 `VecEnv` -> (N,); the cursor moves on. `reset_infos` are the VecEnv's, read after the step."""
+    dones = np.asarray(dones, bool)
+    truncated = np.zeros_like(dones)
+    successor = new_obs
+    if dones.any():
+        successor = map_obs(np.copy, new_obs)
+        for row in np.flatnonzero(dones):
+            truncated[row] = infos[row].get("TimeLimit.truncated", False)
+            if infos[row].get("terminal_observation") is not None:
+                _put(successor, row, infos[row]["terminal_observation"])
+    batch = Transitions(
+        obs=obs,
+        action=np.asarray(actions),
+        reward=np.array(rewards, np.float32),
+        next_obs=successor,
+        terminated=dones & ~truncated,
+        truncated=truncated,
+        valid=np.ones(len(dones), bool),
+        step=cursor.step.copy(),
+        frame=frames(infos),
+        obs_frame=cursor.frame,
+        text=texts(infos),
+        obs_text=cursor.text,
+    )
+    cursor.advance(batch)
+    if dones.any():
+        cursor.begin(frames(reset_infos, dones), texts(reset_infos, dones), dones)
+    return batch
+
+
+def from_rollout_buffer(
+    buffer: Any,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    new_obs: Obs,
+    final_obs: Mapping[tuple[int, int], Obs],
+    dones: np.ndarray,
+    truncated: np.ndarray,
+    first_step: np.ndarray,
+) -> Transitions:
+    """A full SB3 rollout buffer, before it is flattened -> (T, N).
+
+    Args:
+        buffer: holds `observations` (T, N, ...) and `episode_starts` (T, N).
+        actions: (T, N, ...) as the environment received them.
+        rewards: float32 (T, N), the task's own, before SB3 adds its bootstrap value.
+        new_obs: (N, ...) what the policy will act on next.
+        final_obs: (t, n) -> true successor, where an episode ended.
+        dones: bool (T, N).
+        truncated: bool (T, N), True where time ran out.
+        first_step: int64 (N,), step within the episode of the first row.
+    """
+    obs = buffer.observations
+    next_obs = _shift(obs, new_obs)
+    for (t, n), value in final_obs.items():
+        _put(next_obs, (t, n), value)
+    step = np.empty(dones.shape, np.int64)
+    step[0] = first_step
+    for t in range(1, len(dones)):
+        step[t] = np.where(dones[t - 1], 0, step[t - 1] + 1)
+    return Transitions(
+        obs=obs,
+        action=actions,
+        reward=rewards,
+        next_obs=next_obs,
+        terminated=dones & ~truncated,
+        truncated=truncated,
+        valid=np.ones(dones.shape, bool),
+        step=step,
+    )
+
+
+def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitions:
+    """Entries of a relabelling replay buffer (`rewards.sb3`) -> a batch shaped like `rows` broadcast with `columns`."""
+
+    def pick(x: np.ndarray) -> np.ndarray:
+        return x[rows, columns]
+
+    truncated = pick(buffer.timeouts) > 0
+    done = pick(buffer.dones) > 0
+    return Transitions(
+        obs=map_obs(pick, buffer.observations),
+        action=buffer.environment_action(pick(buffer.actions)),
+        reward=pick(buffer.task_rewards),
+        next_obs=map_obs(pick, buffer.next_observations),
+        terminated=done & ~truncated,
+        truncated=truncated,
+        valid=np.ones(done.shape, bool),
+        step=pick(buffer.steps),
+        extras={key: pick(value) for key, value in buffer.columns.items() if key not in Transitions.__annotations__},
+        **{key: pick(value) for key, value in buffer.columns.items() if key in Transitions.__annotations__},
+    )
+
+
+class Chunk:
+    """Rows of shape (N,) written into preallocated arrays (T, N): fresh transitions, waiting to be learnt from."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.count = 0
+        self._store: Any = None
+
+    @property
+    def full(self) -> bool:
+        return self.count == self.length
+
+    def add(self, *row: Any) -> None:
+        """Write one row: Transitions, arrays (N, ...) or dicts of them; the same kinds every time."""
+        tree = [_fields(x) for x in row]
+        if self._store is None:
+            self._store = _map_tree(lambda x: np.empty((self.length, *x.shape), x.dtype), tree)
+        _write(self._store, tree, self.count)
+        self.count += 1
+
+    def take(self) -> list[Any]:
+        """What was added, with leading shape (T, N), as views that hold until the next `add`."""
+        count, self.count = self.count, 0
+        trees = _map_tree(lambda x: x[:count], self._store)
+        return [Transitions(**tree) if isinstance(tree, dict) and "next_obs" in tree else tree for tree in trees]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows still waiting."""
+        return {"count": self.count, "store": _map_tree(lambda x: x[: self.count], self._store) if self.count else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = int(state["count"])
+        if self.count:
+
+            def grow(x: Any) -> np.ndarray:
+                x = np.asarray(x)
+                store = np.empty((self.length, *x.shape[1:]), x.dtype)
+                store[: self.count] = x
+                return store
+
+            self._store = _map_tree(grow, state["store"])
+
+
+def frames(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> np.ndarray | None:
+    """The frames in a list of infos, uint8 (N, H, W, 3); rows outside `mask` are zero; None if there are none."""
+    some = [info["frame"] for info in infos if "frame" in info]
+    if not some:
+        return None
+    if mask is None:
+        return np.stack([info["frame"] for info in infos])
+    out = np.zeros((len(infos), *np.shape(some[0])), np.uint8)
+    for row in np.flatnonzero(mask):
+        out[row] = infos[row]["frame"]
+    return out
+
+
+def texts(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> np.ndarray | None:
+    """The texts in a list of infos, object (N,); None if there are none."""
+    if not any("text" in info for info in infos):
+        return None
+    return np.array([info.get("text", "") for info in infos], object)
+
+
+def _fields(x: Any) -> Any:
+    return dict(vars(x)) if isinstance(x, Transitions) else x
+
+
+def _map_tree(function: Any, tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _map_tree(function, value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_map_tree(function, value) for value in tree]
+    return None if tree is None else function(tree)
+
+
+def _write(store: Any, tree: Any, index: int) -> None:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            _write(store[key], value, index)
+    elif isinstance(tree, list):
+        for place, value in zip(store, tree):
+            _write(place, value, index)
+    elif tree is not None:
+        store[index] = tree
+
+
+def _shift(obs: Obs, new_obs: Obs) -> Obs:
+    """Rows 1.. of `obs` followed by `new_obs`, copied."""
+    if isinstance(obs, Mapping):
+        return {key: _shift(value, new_obs[key]) for key, value in obs.items()}
+    out = np.empty_like(obs)
+    out[:-1] = obs[1:]
+    out[-1] = np.asarray(new_obs).reshape(obs.shape[1:])
+    return out
+
+
+def _put(obs: Obs, index: Any, value: Obs) -> None:
+    """obs[index] = value, into each entry of a dict observation."""
+    if isinstance(obs, Mapping):
+        for key in obs:
+            _put(obs[key], index, value[key])
+    else:
+        obs[index] = value
+
+
+def _entry(obs: Any, row: int) -> Obs:
+    """Row `row` of a vector of observations, which Gymnasium keeps as an object array or as a dict of arrays."""
+    if isinstance(obs, Mapping):
+        return {key: _entry(value, row) for key, value in obs.items()}
+    return obs[row]
+
+
+def _merge(old: Array | None, new: Array | None, mask: np.ndarray) -> np.ndarray | None:
+    """Rows of `new` where `mask`, of `old` elsewhere, copied."""
+    if new is None:
+        return old
+    new = np.asarray(new)
+    if old is None or mask.all():
+        return new.copy()
+    merged = old.copy()
+    merged[mask] = new[mask]
+    return merged
