@@ -7,8 +7,8 @@ A checkpoint is a folder:
         state.json           everything else: numbers, text, tuples, the big integers of random generators
         manifest.json        size and SHA-256 of both files, format version, library versions
 
-It is written under a temporary name, flushed to the disk, renamed, and only then named in `LATEST`; whichever moment the
-process dies at, the newest folder that passes its checks is a whole one. No pickle: a foreign checkpoint can lie, not act.
+It is written under a temporary name, flushed to the disk, renamed, and only then named in `LATEST`: whichever moment
+the process dies at, there is a whole one. No pickle: a foreign checkpoint can lie, not act.
 """
 
 from __future__ import annotations

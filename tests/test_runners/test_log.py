@@ -1,0 +1,106 @@
+import io
+import resource
+
+import numpy as np
+import pytest
+
+from runners.log import TAGS, CSVLog, Live, TensorBoardLog, explain, make_logger, read_csv
+
+
+def _scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_a_new_tag_adds_a_column_and_keeps_the_old_rows(tmp_path):
+    log = CSVLog(tmp_path / "m.csv")
+    log.write({"a": 1.5}, {}, 10)
+    log.write({"a": 2, "b": np.float32(0.25), "text": "not a number"}, {}, 20)
+    log.write({"b": 3}, {}, 30)
+    log.close()
+    assert read_csv(tmp_path / "m.csv") == [
+        {"step": "10", "a": "1.5", "b": ""},
+        {"step": "20", "a": "2", "b": "0.25"},
+        {"step": "30", "a": "", "b": "3"},
+    ]
+
+
+def test_continuing_drops_what_was_written_after_the_checkpoint(tmp_path):
+    log = CSVLog(tmp_path / "m.csv")
+    for step in (10, 20, 30):
+        log.write({"a": step}, {}, step)
+    log.file.write("40,4")  # killed in the middle of a row
+    log.close()
+    log = CSVLog(tmp_path / "m.csv", step=20)
+    log.write({"a": -30}, {}, 30)
+    log.close()
+    assert [row["a"] for row in read_csv(tmp_path / "m.csv")] == ["10", "20", "-30"]
+
+
+def test_tensorboard_hides_what_was_written_after_the_checkpoint(tmp_path):
+    log = TensorBoardLog(tmp_path)
+    for step in (10, 20, 30):
+        log.write({"a": float(step)}, {}, step)
+    log.close()
+    log = TensorBoardLog(tmp_path, step=20)
+    log.write({"a": -30.0}, {}, 30)
+    log.close()
+    assert _scalars(tmp_path)["a"] == [(10, 10.0), (20, 20.0), (30, -30.0)]
+
+
+def test_a_full_disk_switches_a_writer_off_with_one_warning(tmp_path):
+    warnings = []
+    logger = make_logger(tmp_path, Live(100, stream=io.StringIO()), warn=warnings.append)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        for step in range(200):
+            logger.record("a", step)
+            logger.record("b", step)
+            logger.dump(step)
+        logger.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(warnings) == 2
+    assert warnings[0].endswith("training goes on") and {w.split()[0] for w in warnings} == {
+        "metrics.csv",
+        "tensorboard",
+    }
+
+
+@pytest.mark.parametrize(
+    ("tag", "begins"),
+    [
+        ("reward/rnd", "mean score of a stream"),
+        ("reward/rnd_share", "share of the stream"),
+        ("reward/total", "mean reward per step"),
+        ("rnd/loss", "what a reward reports"),
+        ("train/entropy_loss", "losses and schedules"),
+        ("rollout/ep_rew_mean", "task return"),
+    ],
+)
+def test_the_glossary_explains_a_tag_by_its_most_literal_entry(tag, begins):
+    assert explain(tag).startswith(begins)
+
+
+def test_the_glossary_does_not_explain_everything():
+    assert explain("nothing") is None
+    assert explain("a/b c") is None
+    assert all(TAGS.values())
+
+
+def test_without_a_terminal_the_live_line_is_plain_and_rare():
+    stream = io.StringIO()
+    live = Live(1000, start=500, stream=stream, every_s=0.0)
+    live.write({"rollout/ep_learned_mean": 0.125}, {}, 750)
+    live.began -= 10.0  # as if ten seconds had passed
+    live.update(750, lambda: 9.5)
+    words = stream.getvalue()
+    assert words.startswith(" 75 %  step 750  0:10 left")
+    assert "task return 9.5  learned return 0.125  25 frames/s" in words
+    live.every_s = 10.0
+    live.update(760, lambda: pytest.fail("asked before it was time"))
+    assert stream.getvalue() == words
