@@ -107,7 +107,7 @@ def from_vector_step(
     if mode == AutoresetMode.SAME_STEP and ended.any():
         rows = np.flatnonzero(ended)
         successor = map_obs(np.copy, next_obs)
-        for row in rows:  # only where an episode ended: rare
+        for row in map(int, rows):  # only where an episode ended: rare
             _put(successor, row, _entry(infos["final_obs"], row))
         final = infos.get("final_info", {})
         frame, text = _merge(frame, final.get("frame"), ended), _merge(text, final.get("text"), ended)
@@ -151,7 +151,7 @@ def from_sb3_step(
     successor = new_obs
     if dones.any():
         successor = map_obs(np.copy, new_obs)
-        for row in np.flatnonzero(dones):
+        for row in map(int, np.flatnonzero(dones)):
             truncated[row] = infos[row].get("TimeLimit.truncated", False)
             if infos[row].get("terminal_observation") is not None:
                 _put(successor, row, infos[row]["terminal_observation"])
@@ -290,7 +290,7 @@ def frames(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -
     if mask is None:
         return np.stack([info["frame"] for info in infos])
     out = np.zeros((len(infos), *np.shape(some[0])), np.uint8)
-    for row in np.flatnonzero(mask):
+    for row in map(int, np.flatnonzero(mask)):
         out[row] = infos[row]["frame"]
     return out
 
@@ -300,6 +300,13 @@ def texts(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) ->
     if not any("text" in info for info in infos):
         return None
     return np.array([info.get("text", "") for info in infos], object)
+
+
+def innermost(venv: Any) -> Any:
+    """The SB3 VecEnv that holds the environments, inside all wrappers: only it knows the infos of automatic resets."""
+    while hasattr(venv, "venv"):
+        venv = venv.venv
+    return venv
 
 
 def _fields(x: Any) -> Any:

@@ -344,7 +344,7 @@ class _Ledger:
         if len(self.running) != total.shape[1]:
             self.running = np.zeros(total.shape[1])
         start = 0
-        for t in np.flatnonzero(ended.any(axis=1)):
+        for t in map(int, np.flatnonzero(ended.any(axis=1))):
             self.running = self.running + total[start : t + 1].sum(axis=0)
             self.returns.extend(self.running[ended[t]].tolist())
             self.running = np.where(ended[t], 0.0, self.running)

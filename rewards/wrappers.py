@@ -92,7 +92,7 @@ class RewardWrapper(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        _require(self.driver.mix, info)
+        require_media(self.driver.mix, info)
         frame, text = info.get("frame"), info.get("text")
         self.driver.begin(
             None if frame is None else np.asarray(frame)[None], None if text is None else np.array([text], object)
@@ -137,7 +137,7 @@ class VectorRewardWrapper(VectorWrapper):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.env.reset(seed=seed, options=options)
         mask = (options or {}).get("reset_mask")
-        _require(self.driver.mix, infos)
+        require_media(self.driver.mix, infos)
         self.driver.begin(infos.get("frame"), infos.get("text"), None if mask is None else np.asarray(mask, bool))
         self._obs = copy.deepcopy(obs)
         return obs, infos
@@ -162,7 +162,7 @@ class VectorRewardWrapper(VectorWrapper):
         return next_obs, total, terminations, truncations, infos
 
 
-def _require(mix: Mix, info: Any) -> None:
+def require_media(mix: Mix, info: Any) -> None:
     """Say at the first reset, not an hour later, that frames or texts are missing."""
     for field, option in (("frame", f"frame_size={mix.frame_size}"), ("text", "text=True")):
         if field in mix.requires and field not in info:
