@@ -1,0 +1,1 @@
+"""Bonuses for what is new."""

@@ -1,0 +1,215 @@
+"""Count-based bonus: pay for a state by how often it was seen before, told apart by a 64-bit hash of the observation.
+
+The first-visit bonus is nearly free, and in procedurally generated worlds it is the control that every learned
+bonus has to beat.
+Source: Strehl, Littman 2008 (1/sqrt(n)); Tang et al. 2017, arXiv 1611.04717 (hashed observations); Raileanu,
+Rocktaeschel 2020, arXiv 2002.12292 (counts within the episode).
+Differences: floats are rounded to cells instead of projected (no SimHash); an episode remembers its latest
+`capacity` cells, and not the state that it began in; a lifetime table is read before the rollout is counted, so
+visits within one rollout see the same n.
+Fails when: no two observations are alike (noise, clocks, textures) or `bin` is so coarse that all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from envs.types import Memory, Obs, Transitions
+from rewards.base import Reward, RewardConfig
+from rewards.exploration.spaces import part, parts
+
+CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
+SEED = 0x9E3779B97F4A7C15  # of the hash, not of the run: the same cell has the same key in every run
+
+
+@dataclass
+class CountConfig(RewardConfig):
+    """Settings of the count bonus.
+
+    Attributes:
+        weight: 0.01 solves MiniGrid's KeyCorridorS3R2, whose reward is at most 1.
+        kind: `first` pays 1 for a cell not seen yet and 0 afterwards; `sqrt` pays 1/sqrt(n) at the n-th visit.
+        memory: `episode` forgets at every reset; `lifetime` never.
+        bin: width of a cell, in the units of a float observation: one number, or one for each dimension. Cells are
+            centred on multiples of it. Integer observations are taken as they are.
+        keys: entries of a Dict observation to count; empty counts all.
+        capacity: distinct cells remembered, by each environment or in the lifetime table; None is 1,024 or 1,000,000.
+            An episode forgets the oldest first, the table the least visited.
+    """
+
+    weight: Any = 0.01
+    kind: str = "first"
+    memory: str = "episode"
+    bin: Any = 0.1
+    keys: list[str] = field(default_factory=list)
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("first", "sqrt"):
+            raise ValueError(f"reward count: kind={self.kind!r} is not one of first, sqrt")
+        if self.memory not in CAPACITY:
+            raise ValueError(f"reward count: memory={self.memory!r} is not one of {', '.join(CAPACITY)}")
+        if self.capacity is not None and self.capacity < 1:
+            raise ValueError(
+                f"reward count: capacity={self.capacity} leaves no room for a cell; give 1 or more, or null"
+            )
+
+
+class Count(Reward):
+    """r(s') = 1[n(s') = 1] or 1/sqrt(n(s')), where n counts this visit too."""
+
+    Config = CountConfig
+
+    def __init__(
+        self,
+        config: CountConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.kind = config.kind
+        # what an episode has seen cannot be told from a transition drawn out of a replay buffer
+        self.relabelable = config.memory == "lifetime"
+        self.hash = Hash(observation_space, config.keys, config.bin)
+        self.capacity = config.capacity or CAPACITY[config.memory]
+        self.table = Table(self.capacity if config.memory == "lifetime" else 0)
+
+    def initial_memory(self, n: int) -> Memory:
+        if self.relabelable:
+            return None
+        memory = {
+            "cells": np.zeros((n, self.capacity), np.uint64),  # keys seen in this episode; 0 is an empty place
+            "filled": np.zeros(n, np.int64),  # places written so far; beyond the capacity it wraps
+        }
+        if self.kind == "sqrt":
+            memory["visits"] = np.zeros((n, self.capacity), np.int64)
+        return memory
+
+    def score(self, batch: Transitions, memory: Memory = None) -> Any:
+        keys = self.hash(batch.next_obs)
+        if self.relabelable:
+            return self._bonus(self.table.count(keys) + 1)
+        rows = np.arange(len(keys))
+        match = memory["cells"] == keys[:, None]
+        seen = match.any(axis=1)
+        place = np.where(seen, match.argmax(axis=1), memory["filled"] % self.capacity)
+        after = {name: values.copy() for name, values in memory.items()}
+        after["cells"][rows, place] = keys
+        after["filled"] += ~seen
+        if self.kind == "first":
+            return self._bonus(1 + seen), after
+        visits = np.where(seen, memory["visits"][rows, place], 0) + 1  # a place that is taken over starts again
+        after["visits"][rows, place] = visits
+        return self._bonus(visits), after
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        if not self.relabelable:
+            return {}
+        batch = batch.flatten()
+        self.table.add(self.hash(batch.next_obs)[np.asarray(batch.valid)])
+        return {"cells": float(len(self.table.keys))}
+
+    def _bonus(self, n: np.ndarray) -> np.ndarray:
+        return ((n == 1) if self.kind == "first" else n**-0.5).astype(np.float32)
+
+
+class Hash:
+    """Observations (N, ...) -> uint64 (N,), never 0, without a loop over rows.
+
+    Each 64-bit word of an observation is folded, multiplied by a number of its position, and folded again; the key is
+    the sum.
+    """
+
+    def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any) -> None:
+        self.parts = parts(space, keys, "count")
+        self.bins: dict[str, np.ndarray] = {}
+        for key, box in self.parts.items():
+            if np.issubdtype(box.dtype, np.floating):
+                self.bins[key] = _bins(bin, int(np.prod(box.shape or ())), key)
+        self.multipliers: dict[str, np.ndarray] = {}
+
+    def __call__(self, obs: Obs) -> np.ndarray:
+        total: Any = np.uint64(0)
+        for salt, (key, box) in enumerate(self.parts.items()):
+            # drivers differ in dtype and in a trailing axis of one; the space decides
+            values = np.asarray(part(obs, key)).astype(box.dtype, copy=False)
+            words = self._words(values.reshape(len(values), -1), key)
+            words ^= words >> np.uint64(
+                32
+            )  # a product modulo 2**64 keeps little of what differs in the high bits alone
+            words *= self._multiplier(key, words.shape[1], salt)
+            words ^= words >> np.uint64(29)
+            total = total + words.sum(axis=1, dtype=np.uint64)
+        return np.maximum(total, np.uint64(1))
+
+    def _words(self, values: np.ndarray, key: str) -> np.ndarray:
+        if key in self.bins:
+            cells = np.rint(values / self.bins[key])
+            return np.clip(cells, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
+        width = values.shape[1] * values.itemsize
+        rows = np.zeros((len(values), -(-width // 8) * 8), np.uint8)
+        rows[:, :width] = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width)
+        return rows.view(np.uint64)
+
+    def _multiplier(self, key: str, words: int, salt: int) -> np.ndarray:
+        if key not in self.multipliers:
+            numbers = np.random.default_rng([SEED, salt]).integers(0, 2**64, words, dtype=np.uint64)
+            self.multipliers[key] = numbers | np.uint64(1)  # odd: the product is a bijection
+        return self.multipliers[key]
+
+
+def _bins(bin: Any, size: int, key: str) -> np.ndarray:
+    try:
+        widths = np.asarray(bin, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"reward count: bin={bin!r} is neither a number nor a list of numbers") from None
+    if not (np.isfinite(widths).all() and (widths > 0).all()):
+        raise ValueError(f"reward count: bin={bin} must be above 0, or cells would have no width")
+    if widths.ndim and widths.shape != (size,):
+        where = f"the entry {key!r} of the observation" if key else "the observation"
+        raise ValueError(
+            f"reward count: bin={bin} has {widths.size} numbers, {where} has {size}; give one, or one for each"
+        )
+    return widths
+
+
+class Table:
+    """How often each key was added: sorted keys beside their counts."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.keys = np.zeros(0, np.uint64)
+        self.counts = np.zeros(0, np.int64)
+
+    def count(self, keys: np.ndarray) -> np.ndarray:
+        """Visits of each key (N,), 0 for the unknown."""
+        if len(self.keys) == 0:
+            return np.zeros(len(keys), np.int64)
+        place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[place] == keys, self.counts[place], 0)
+
+    def add(self, keys: np.ndarray) -> None:
+        """Count one visit of each key; beyond the capacity the least visited are forgotten."""
+        new, visits = np.unique(keys, return_counts=True)
+        merged, index = np.unique(np.concatenate([self.keys, new]), return_inverse=True)
+        counts = np.zeros(len(merged), np.int64)
+        np.add.at(counts, index, np.concatenate([self.counts, visits]))
+        if len(merged) > self.capacity:
+            keep = np.sort(np.argsort(-counts, kind="stable")[: self.capacity])
+            merged, counts = merged[keep], counts[keep]
+        self.keys, self.counts = merged, counts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"keys": self.keys, "counts": self.counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.keys = np.array(state["keys"], np.uint64)
+        self.counts = np.array(state["counts"], np.int64)
