@@ -1,0 +1,297 @@
+"""A command line -> `TrainConfig`. Hydra gives the grammar and the composition, behind a fence:
+
+names come from the tables only, there is no `_target_` and no interpolation, and every mistake is one sentence with the
+nearest name. What comes out are plain dataclasses; nothing else in the project sees a DictConfig.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from runners.config import TrainConfig, UsageError, nearest, unknown
+
+PRESETS = Path(__file__).parent / "preset"
+_OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
+_HIDDEN = ("agent_name",)
+MAX_LENGTH = 4000  # characters of one argument; a goal is a sentence
+
+
+def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
+    """Compose the configuration that `argv` asks for.
+
+    Args:
+        argv: `key=value` arguments, as the shell hands them over.
+
+    Returns:
+        The configuration, and the name of the preset that was applied.
+
+    Raises:
+        UsageError: one sentence about the first thing that is wrong, with the nearest name.
+    """
+    given = dict(_parse(argument) for argument in argv)
+    preset = find_preset(given)
+    values = {**_preset_values(preset, given), **given} if preset else given
+    agent, names = _names(values)
+    kinds = _keys(agent, names)
+    for key in values:
+        if key not in kinds and key not in _OWN_NAMES:
+            raise UsageError(_unknown_key(key, values[key], kinds, names))
+    typed = {key: _cast(key, value, kinds[key]) for key, value in values.items() if key in kinds}
+    return _compose(typed, agent, names), preset
+
+
+def _parse(argument: str) -> tuple[str, Any]:
+    """One argument -> (key, value), by Hydra's grammar; sentences need no quotes of their own."""
+    key, equals, text = argument.partition("=")
+    if not equals:
+        near = nearest(argument, [f.name for f in dataclasses.fields(TrainConfig)])
+        hint = f"did you mean {near}=...?" if near else "try --help"
+        raise UsageError(f"{argument!r} is no key=value; {hint}")
+    if key.startswith(("+", "~")) or "@" in key or not re.fullmatch(r"[A-Za-z_][\w.-]*", key):
+        raise UsageError(f"{key!r} is no key; write key=value with the keys that --help lists")
+    if "_target_" in argument or "${" in argument:
+        raise UsageError(
+            f"{key}={_short(text)} is refused: configurations are data, so there is no _target_ and no ${{...}}"
+        )
+    if key.split(".")[0] == "hydra":
+        raise UsageError(
+            f"{key} is refused: Hydra only composes the configuration here, its own settings stay as they are"
+        )
+    if len(text) > MAX_LENGTH:
+        raise UsageError(f"{key} has {len(text):,} characters; give at most {MAX_LENGTH:,}")
+    return key, _value(key, text)
+
+
+def _value(key: str, text: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if text == "":
+        return ""
+    try:
+        override = OverridesParser.create().parse_override(f"key={text}")
+    except HydraException:
+        return text  # a sentence with its own commas or quotes
+    if override.is_sweep_override():
+        if key == "reward":
+            raise UsageError(f"reward={text} names alternatives; to add rewards up write 'reward=[{text}]'")
+        return text  # "a pole, upright" is a sentence, not two alternatives; numbers fail at their type
+    value = override.value()
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Without Hydra's own string class."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float)) else str(getattr(value, "text", value))
+
+
+def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
+    """The agent's name, and those of the rewards: a bonus that stands alone is added to the task."""
+    import agents
+    import rewards
+
+    agent = str(values.get("agent", "ppo"))
+    if agent not in agents.names():
+        raise UsageError(unknown("agent", agent, agents.names()))
+    wanted = values.get("reward", "task")
+    explicit = isinstance(wanted, list)
+    names = [str(name) for name in wanted] if explicit else [str(wanted)]
+    if not names:
+        raise UsageError("reward=[] teaches nothing; name at least one reward, as in reward=task")
+    for name in names:
+        if name not in rewards.names():
+            raise UsageError(unknown("reward", name, rewards.names()))
+    if len(set(names)) < len(names):
+        raise UsageError(f"reward=[{','.join(names)}] names a reward twice; raise its weight instead")
+    if not explicit and rewards.get(names[0]).role == "bonus":
+        names = ["task", *names]
+    return agent, names
+
+
+def _keys(agent: str, names: list[str]) -> dict[str, Any]:
+    """Every key this run has -> its type."""
+    import agents
+    import rewards
+
+    keys: dict[str, Any] = {}
+    for prefix, cls in (
+        ("", TrainConfig),
+        ("agent.", agents.get(agent).Config),
+        *((f"reward.{name}.", rewards.get(name).Config) for name in names),
+    ):
+        hints = typing.get_type_hints(cls)
+        keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in _HIDDEN})
+    for name in ("reward", "agent"):
+        del keys[name]
+    keys["env"] = keys["preset"] = str
+    return keys
+
+
+def _unknown_key(key: str, value: Any, kinds: dict[str, Any], names: list[str]) -> str:
+    import rewards
+
+    parts = key.split(".")
+    if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
+        return (
+            f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); "
+            f"add it: 'reward=[{','.join([*names, parts[1]])}]'"
+        )
+    if parts[0] == "reward" and len(parts) > 1 and parts[1] not in names:
+        near = nearest(parts[1], rewards.names())
+        if near in names:
+            return f"{key}={_short(value)} is unknown; did you mean {'.'.join(['reward', str(near), *parts[2:]])}?"
+    near = nearest(key, kinds)
+    hint = f"did you mean {near}?" if near else "--help lists the keys"
+    return f"{key}={_short(value)} is unknown; {hint}"
+
+
+def _cast(key: str, value: Any, kind: Any) -> Any:
+    """`value` as `kind` wants it: 1e6 is a whole number, anything is a string."""
+    kinds = (
+        typing.get_args(kind)
+        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+        else (kind,)
+    )
+    if value is None and type(None) in kinds or Any in kinds:
+        return value
+    if bool in kinds and isinstance(value, bool):
+        return value
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if int in kinds and number and value == int(value):
+        return int(value)
+    if float in kinds and number:
+        return float(value)
+    if str in kinds and not isinstance(value, (list, dict)):
+        return "" if value is None else str(value)
+    for option in kinds:
+        if typing.get_origin(option) in (list, tuple):
+            items = value if isinstance(value, list) else [value]
+            inner = typing.get_args(option)[0] if typing.get_args(option) else Any
+            return [_cast(key, item, inner) for item in items]
+        if typing.get_origin(option) is dict and isinstance(value, dict):
+            return value
+    raise UsageError(f"{key}={_short(value)} is not {_words(kinds)}")
+
+
+def _words(kinds: tuple[Any, ...]) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    return " or ".join(words.get(kind, str(kind)) for kind in kinds)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfig:
+    """Hydra puts the pieces together; each piece checks itself when it becomes an object."""
+    import agents
+    import rewards
+    from hydra import compose as hydra_compose
+    from hydra import initialize
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    store = ConfigStore.instance()
+    for name in names:
+        store.store(group="reward", name=name, node=rewards.get(name).Config, package=f"reward.{name}")
+    store.store(group="agent", name=agent, node=agents.get(agent).Config)
+    defaults = [{"reward": names}, {"agent": agent}, "_self_"]
+    own = {f.name: f.default for f in dataclasses.fields(TrainConfig) if f.name not in ("reward", "agent")}
+    store.store(name="train", node={"defaults": defaults, **own})
+    GlobalHydra.instance().clear()
+    try:
+        with initialize(version_base="1.3", config_path=None):
+            composed = hydra_compose("train", [f"{key}={_literal(value)}" for key, value in values.items()])
+        parts = {name: OmegaConf.to_object(composed.reward[name]) for name in names}
+        own = {key: value for key, value in composed.items() if key not in ("reward", "agent")}
+        own["agent_name"] = agent
+        return TrainConfig(reward=parts, agent=OmegaConf.to_object(composed.agent), **own)  # type: ignore[arg-type]
+    except UsageError:
+        raise
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(" ".join(str(error).split("\n")[0].split())) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _literal(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_literal(k)}:{_literal(v)}" for k, v in value.items()) + "}"
+    # In Hydra's quoted strings only a backslash before a quote is special.
+    escaped = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
+    escaped = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, escaped)
+    return f'"{escaped}"'
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Every preset by name: {"about": one line, "applies": {...} or None, "values": {key: value}}."""
+    return {path.stem: _read_preset(path) for path in sorted(PRESETS.glob("*.yaml"))}
+
+
+def _read_preset(path: Path) -> dict[str, Any]:
+    import yaml
+
+    text = path.read_text()
+    data = yaml.safe_load(text)
+    about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
+    return {"about": about, "applies": data.pop("applies", None), "values": data}
+
+
+def find_preset(given: dict[str, Any]) -> str | None:
+    """The preset of a run: the one it names, or the one made for its environment and reward.
+
+    A preset applies by itself when its `applies` entries match what was given: `env` and `reward` as shell patterns
+    (a reward that was not given is `task`). It steps back when another agent was asked for than the one it tunes.
+    """
+    found = presets()
+    name = str(given.get("preset", "auto"))
+    if name == "none":
+        return None
+    if name != "auto":
+        if name not in found:
+            raise UsageError(unknown("preset", name, [*found, "auto", "none"]))
+        return name
+    reward = given.get("reward", "task")
+    asked = {"env": str(given.get("env", "")), "reward": "+".join(reward) if isinstance(reward, list) else str(reward)}
+    matches = []
+    for name, preset in found.items():
+        applies = preset["applies"]
+        agent = preset["values"].get("agent", "ppo")
+        if applies and all(fnmatch.fnmatchcase(asked[key], str(pattern)) for key, pattern in applies.items()):
+            if given.get("agent", agent) == agent:
+                exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in applies.values())
+                matches.append((exact, len(applies), name))
+    return max(matches)[2] if matches else None
+
+
+def _preset_values(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What a preset sets; options of an agent or reward that the user replaced are left out."""
+    values = dict(presets()[name]["values"])
+    if given.get("agent", values.get("agent")) != values.get("agent"):
+        values = {key: value for key, value in values.items() if not key.startswith("agent")}
+    if given.get("reward", values.get("reward")) != values.get("reward") and "reward" in values:
+        values = {key: value for key, value in values.items() if not key.startswith("reward")}
+    return values
