@@ -1,0 +1,402 @@
+"""The contract of `rewards.base`, as a test that anyone can run on a reward of their own.
+
+    from rewards.check import check_reward
+    check_reward(Mine)                                    # on made-up transitions
+    check_reward(Mine(config, obs_space, act_space))      # with your settings
+    check_reward(Mine, obs_space, act_space, rollout)     # on real ones
+
+It returns in silence, or raises `RewardCheckError` with one sentence that names the broken rule.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from envs.types import Memory, Transitions, concatenate, map_obs
+from rewards.base import Reward, RewardConfig, Scored
+from rewards.made_up import make_up
+
+FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
+CONTENT = ("obs", "action", "reward", "next_obs", "frame", "obs_frame", "text", "obs_text")  # what `requires` must name
+RTOL, ATOL = 1e-3, 1e-5  # matrix products round differently for batches of different size
+
+
+class RewardCheckError(Exception):
+    """A reward breaks the contract; the message says which rule and what was seen."""
+
+
+def check_reward(
+    reward: Reward | type[Reward],
+    observation_space: gym.Space | None = None,
+    action_space: gym.Space | None = None,
+    transitions: Transitions | None = None,
+    *,
+    seeds_differ: bool = False,
+) -> None:
+    """Check that a reward keeps the contract of `rewards.base`.
+
+    The reward handed in is not changed: fresh instances of its class, with its config, are checked.
+
+    Args:
+        reward: an instance, or a class to build with its default config.
+        observation_space: a Box of 4 numbers, or the instance's.
+        action_space: Discrete(3), or the instance's.
+        transitions: a rollout (T, N) with T at least 2, in time order; made up from the spaces if absent.
+        seeds_differ: the reward draws something at random when it is built, so that two seeds must score differently.
+
+    Raises:
+        RewardCheckError: for the first rule that is broken.
+    """
+    _Check(reward, observation_space, action_space, transitions).run(seeds_differ)
+
+
+class _Check:
+    def __init__(self, reward: Any, observation_space: Any, action_space: Any, transitions: Transitions | None) -> None:
+        built = reward if isinstance(reward, Reward) else None
+        self.kind: Any = type(built) if built else reward
+        if not (isinstance(self.kind, type) and issubclass(self.kind, Reward)):
+            raise RewardCheckError(
+                f"{reward!r} is neither a class that extends rewards.base.Reward nor an instance of one"
+            )
+        self.device = built.device if built else "cpu"
+        self.observation_space = observation_space or (
+            built.observation_space if built else gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        )
+        self.action_space = action_space or (built.action_space if built else gym.spaces.Discrete(3))
+        self.config = self._check_class(built)
+        self.reward = self.build(seed=0)
+        self.rollout = transitions or make_up(
+            self.observation_space, self.action_space, self.reward.requires, self.reward.frame_size or 64
+        )
+        self.that(len(self.rollout.shape) == 2, f"transitions have shape {self.rollout.shape}; give a rollout (T, N)")
+        self.rollout = self._embed(self.rollout)
+        self.flat = self.rollout.flatten()
+        self.has_memory = self.reward.initial_memory(1) is not None
+
+    def run(self, seeds_differ: bool) -> None:
+        """All rules, the cheap ones first."""
+        self.check_memory_form()
+        self.check_output()
+        self.check_update()
+        self.reward.update(self.rollout)  # what follows holds for a reward that has learnt, too
+        self.check_output()
+        self.check_purity()
+        self.check_independence()
+        self.check_requires()
+        self.check_memory()
+        self.check_invalid_rows()
+        self.check_state()
+        self.check_seeds(seeds_differ)
+        self.check_dull_input()
+        self.check_space()
+
+    def that(self, holds: bool, sentence: str) -> None:
+        if not holds:
+            raise RewardCheckError(f"{self.kind.__name__} breaks the contract: {sentence}")
+
+    def build(self, *, seed: int, observation_space: gym.Space | None = None) -> Reward:
+        return self.kind(
+            copy.deepcopy(self.config),
+            observation_space or self.observation_space,
+            self.action_space,
+            seed=seed,
+            device=self.device,
+        )
+
+    def score(self, reward: Reward, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return self.score_and_memory(reward, batch, memory)[0]
+
+    def score_and_memory(self, reward: Reward, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+        """The bare scores of a flat batch; a memory starts afresh unless one is given."""
+        if not self.has_memory:
+            scored: Any = reward.score(batch)
+        else:
+            answer = reward.score(batch, memory or reward.initial_memory(batch.shape[0]))
+            self.that(
+                isinstance(answer, tuple) and len(answer) == 2 and not isinstance(answer, Scored),
+                f"initial_memory returns a memory, so score must return (scores, memory); it returned a "
+                f"{type(answer).__name__}",
+            )
+            scored, memory = answer
+        if isinstance(scored, Scored):
+            ready = np.asarray(scored.ready)
+            self.that(
+                ready.dtype == bool and ready.shape == batch.shape,
+                f"score marks rows as ready with {ready.dtype} {ready.shape}; it must be bool {batch.shape}",
+            )
+            scored = scored.value
+        self.that(
+            isinstance(scored, np.ndarray),
+            f"score returned a {type(scored).__name__}; it must be a NumPy array of float32",
+        )
+        return scored, memory
+
+    def _embed(self, rollout: Transitions) -> Transitions:
+        """Do what drivers do with frames: exchange them for the reward's embedding, if it names one."""
+        key = self.reward.embedding
+        if key is None or rollout.frame is None or key in rollout.extras:
+            return rollout
+        embedded = np.asarray(self.reward.embed(rollout.flatten()))
+        self.that(
+            len(embedded) == rollout.shape[0] * rollout.shape[1],
+            f"embed returned {embedded.shape} for {rollout.shape[0] * rollout.shape[1]} frames; give one row each",
+        )
+        extras = {**rollout.extras, key: embedded.reshape(*rollout.shape, *embedded.shape[1:])}
+        return rollout.replace(extras=extras, frame=None, obs_frame=None)
+
+    def _check_class(self, built: Reward | None) -> RewardConfig:
+        config: Any = self.kind.Config
+        self.that(
+            dataclasses.is_dataclass(config) and issubclass(config, RewardConfig),
+            f"Config must be a dataclass that extends RewardConfig; it is {config!r}",
+        )
+        self.that(
+            not config.__dataclass_params__.frozen,
+            f"{config.__name__} is frozen; leave it mutable, for the command line, and check values in __post_init__",
+        )
+        unknown = sorted(set(self.kind.requires) - FIELDS)
+        self.that(
+            not unknown,
+            f"requires names {', '.join(unknown)}, which Transitions does not have; choose among {sorted(FIELDS)}",
+        )
+        self.that(
+            self.kind.role in ("bonus", "goal"),
+            f"role is {self.kind.role!r}; it must be 'bonus' (added to the task's reward) or 'goal' (replaces it)",
+        )
+        return built.config if built else config()
+
+    def check_memory_form(self) -> None:
+        memory = self.reward.initial_memory(3)
+        self.that(
+            memory is None or (isinstance(memory, Mapping) and all(len(value) == 3 for value in memory.values())),
+            "initial_memory(3) must be None or a dict of arrays with leading axis 3",
+        )
+
+    def check_output(self) -> None:
+        for batch in (self.flat, self.flat[:1]):
+            score = self.score(self.reward, batch)
+            self.that(
+                score.dtype == np.float32 and score.shape == batch.shape,
+                f"score returned {score.dtype} {score.shape} for {batch.shape[0]} transitions; it must be float32 "
+                f"{batch.shape}",
+            )
+            self.that(
+                bool(np.isfinite(score).all()),
+                f"score returned {score[~np.isfinite(score)][:1]}; every score must be finite",
+            )
+
+    def check_purity(self) -> None:
+        before, given = copy.deepcopy(self.reward.state_dict()), copy.deepcopy(self.flat)
+        generators = _global_generators()
+        first = self.score(self.reward, self.flat)
+        self.that(
+            _same(_global_generators(), generators),
+            "score drew from a global random generator; a score must not be random",
+        )
+        second = self.score(self.reward, self.flat)
+        self.that(
+            np.array_equal(first, second),
+            f"score is not pure: two calls with the same batch differ by {np.abs(first - second).max():.3g}",
+        )
+        self.that(
+            _same(before, self.reward.state_dict()),
+            "score changed state_dict(); only update may move weights and statistics",
+        )
+        self.that(_same(vars(given), vars(self.flat)), "score wrote into the batch it was given")
+
+    def check_independence(self) -> None:
+        whole = self.score(self.reward, self.flat)
+        order = np.random.default_rng(0).permutation(len(whole))
+        self.that(
+            np.allclose(self.score(self.reward, self.flat[order]), whole[order], RTOL, ATOL),
+            "score depends on the order of the rows: permuting the batch does not permute the scores",
+        )
+        half = len(whole) // 2
+        pieces = [self.score(self.reward, self.flat[:1]), self.score(self.reward, self.flat[1:half])]
+        pieces.append(self.score(self.reward, self.flat[half:]))
+        self.that(
+            np.allclose(np.concatenate(pieces), whole, RTOL, ATOL),
+            "score of a row depends on the other rows: a batch scored in pieces differs from the whole",
+        )
+
+    def check_requires(self) -> None:
+        whole = self.score(self.reward, self.flat)
+        for field in CONTENT:
+            if field in self.reward.requires or getattr(self.flat, field) is None:
+                continue
+            blank = self.flat.replace(**{field: map_obs(_blank, getattr(self.flat, field))})
+            self.that(
+                np.allclose(self.score(self.reward, blank), whole, RTOL, ATOL),
+                f"score reads {field}, which requires does not name; drivers may leave it out",
+            )
+
+    def check_memory(self) -> None:
+        if not self.has_memory:
+            return
+        envs = self.rollout.shape[1]
+        memory = self.reward.initial_memory(envs)
+        rows = np.arange(envs)[::-1]
+        swapped = {key: value[rows] for key, value in memory.items()}
+        for t in range(self.rollout.shape[0]):
+            given = copy.deepcopy(memory)
+            score, after = self.score_and_memory(self.reward, self.rollout[t], memory)
+            self.that(
+                _same(given, memory),
+                "score wrote into the memory it was given; return a changed copy instead",
+            )
+            self.that(
+                set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory),
+                "score returned a memory of another form than initial_memory's",
+            )
+            other, swapped = self.score_and_memory(self.reward, self.rollout[t][rows], swapped)
+            self.that(
+                np.allclose(other, score[rows], RTOL, ATOL)
+                and _same({key: value[rows] for key, value in after.items()}, swapped),
+                "score mixes the memories of environments: exchanging two of them does not exchange their scores",
+            )
+            memory = after
+
+    def check_update(self) -> None:
+        for batch in (self.rollout, self.flat, self.flat[:1]):
+            metrics = self.build(seed=0).update(batch)
+            self.that(
+                isinstance(metrics, dict) and all(_is_scalar(value) for value in metrics.values()),
+                f"update returned {metrics!r}; it must be a dict of finite numbers, empty if there is nothing to log",
+            )
+
+    def check_invalid_rows(self) -> None:
+        valid = np.ones(self.rollout.shape, bool)
+        valid[-1] = False
+        one, two = self.build(seed=0), self.build(seed=0)
+        other = self.rollout[np.r_[1 : len(valid), 0]]  # the same rows in another order, so that the last differs
+        last = concatenate([self.rollout[:-1], other[:1]])
+        one.update(self.rollout.replace(valid=valid))
+        two.update(last.replace(valid=valid))
+        self.that(
+            _same(one.state_dict(), two.state_dict()),
+            "update learns from rows with valid == False; they are no transitions",
+        )
+        before = copy.deepcopy(one.state_dict())
+        one.update(self.rollout.replace(valid=np.zeros_like(valid)))
+        self.that(_same(before, one.state_dict()), "update moves its state on a batch without a valid row")
+
+    def check_state(self) -> None:
+        learned, fresh = self.build(seed=0), self.build(seed=1)
+        learned.update(self.rollout)
+        fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
+        for when in ("", " after an update", " after two updates"):
+            self.that(
+                np.array_equal(self.score(learned, self.flat), self.score(fresh, self.flat)),
+                f"a fresh instance that loads state_dict() scores differently{when}; something that moves is missing there",
+            )
+            learned.update(self.rollout)
+            fresh.update(self.rollout)
+
+    def check_seeds(self, differ: bool) -> None:
+        scores, generators = [], []
+        for seed, noise in ((0, 1), (0, 2), (1, 1)):
+            with _seeded_globals(noise):
+                reward = self.build(seed=seed)
+                reward.update(self.rollout)
+                generators.append(_global_generators())
+            scores.append(self.score(reward, self.flat))
+        self.that(
+            np.array_equal(scores[0], scores[1]),
+            "two instances with the same seed score differently; draw from a generator made from `seed`",
+        )
+        self.that(
+            not _same(generators[0], generators[1]),
+            "it seeds a global random generator, which belongs to the run; use one of your own",
+        )
+        self.that(
+            not differ or not np.array_equal(scores[0], scores[2]),
+            "seeds 0 and 1 give the same scores; what is drawn at random must depend on `seed`",
+        )
+
+    def check_dull_input(self) -> None:
+        """The same transition over and over, then a single row: variances are zero, nothing may become NaN."""
+        reward = self.build(seed=0)
+        for batch in (self.flat[np.zeros(len(self.flat.step), int)], self.flat[:1]):
+            reward.update(batch)
+            self.that(
+                bool(np.isfinite(self.score(reward, self.flat)).all()),
+                f"score is not finite after an update on {batch.shape[0]} equal transitions; guard its divisions",
+            )
+
+    def check_space(self) -> None:
+        """A space it cannot read is refused when built, not in the middle of training."""
+        if not {"obs", "next_obs"} & set(self.reward.requires):
+            return
+        space = gym.spaces.Text(5)
+        words = np.array(["word"] * len(self.flat.step), dtype=object)
+        try:
+            reward = self.build(seed=0, observation_space=space)
+        except Exception as error:
+            self.that(
+                isinstance(error, ValueError) and "Text" in str(error),
+                f"it met the space {space} with {type(error).__name__}: {error}; raise a ValueError that names it",
+            )
+            return
+        try:
+            self.score(reward, self.flat.replace(obs=words, next_obs=words))
+        except Exception as error:
+            raise RewardCheckError(
+                f"{self.kind.__name__} breaks the contract: built for the space {space} it fails when it scores; refuse "
+                "such a space in the constructor with a ValueError that names it"
+            ) from error
+
+
+def _is_scalar(value: Any) -> bool:
+    return np.ndim(value) == 0 and isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
+
+
+def _blank(values: Any) -> Any:
+    """An array of the same shape that says nothing."""
+    return np.full_like(values, "") if values.dtype == object else np.zeros_like(values)
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Equal to the last bit, through any nesting of dicts, sequences, arrays and tensors."""
+    if isinstance(one, Mapping):
+        return isinstance(two, Mapping) and set(one) == set(two) and all(_same(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return isinstance(two, (list, tuple)) and len(one) == len(two) and all(map(_same, one, two))
+    if hasattr(one, "detach"):
+        one, two = one.detach().cpu().numpy(), two.detach().cpu().numpy()
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, two, equal_nan=np.issubdtype(one.dtype, np.inexact))
+    return bool(one == two)
+
+
+def _global_generators() -> list[Any]:
+    """States of the generators that every library in the process shares."""
+    states: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
+    if "torch" in sys.modules:
+        states.append(sys.modules["torch"].get_rng_state())
+    return states
+
+
+@contextmanager
+def _seeded_globals(seed: int) -> Iterator[None]:
+    """Other global generators for a while."""
+    states = _global_generators()
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    if len(states) == 3:
+        sys.modules["torch"].manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        if len(states) == 3:
+            sys.modules["torch"].set_rng_state(states[2])
