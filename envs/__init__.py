@@ -17,12 +17,17 @@ from __future__ import annotations
 
 from gymnasium.envs.registration import register, registry
 
+_TASKS = {  # id -> entry point, steps until truncation, constructor arguments
+    "CartPoleUpright-v0": ("envs.classic:CartPoleUpright", 200, {}),
+    "MountainCarGoal-v0": ("envs.classic:MountainCarGoal", 200, {}),
+    "PendulumUpright-v0": ("envs.classic:PendulumUpright", 200, {}),
+    "ProbeValue-v0": ("envs.probe:Probe", None, {"kind": "value"}),
+    "ProbeObservation-v0": ("envs.probe:Probe", None, {"kind": "observation"}),
+    "ProbeDiscount-v0": ("envs.probe:Probe", None, {"kind": "discount"}),
+    "ProbePolicy-v0": ("envs.probe:Probe", None, {"kind": "policy"}),
+    "ProbeJoint-v0": ("envs.probe:Probe", None, {"kind": "joint"}),
+}
 
-def _register(name: str, entry_point: str, max_episode_steps: int | None) -> None:
-    if f"lodestar/{name}" not in registry:
-        register(f"lodestar/{name}", entry_point, max_episode_steps=max_episode_steps)
-
-
-_register("CartPoleUpright-v0", "envs.classic:CartPoleUpright", 200)
-_register("MountainCarGoal-v0", "envs.classic:MountainCarGoal", 200)
-_register("PendulumUpright-v0", "envs.classic:PendulumUpright", 200)
+for _name, (_point, _steps, _kwargs) in _TASKS.items():
+    if f"lodestar/{_name}" not in registry:
+        register(f"lodestar/{_name}", _point, max_episode_steps=_steps, kwargs=_kwargs)

@@ -16,7 +16,7 @@ Observations (float32; Gymnasium's own ids keep theirs):
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -60,7 +60,7 @@ class CartPoleUpright(CartPoleEnv):
     def step(self, action: Any) -> Step:
         self.steps_beyond_terminated = None  # else the parent warns about steps after its own limits
         super().step(action)  # one Euler step of CartPole's dynamics, which hold at any angle
-        x, x_dot, theta, theta_dot = self.state
+        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
         if abs(x) > self.wall:
             # The pivot's velocity drops by x_dot; a rod of half length l on it then gains 3/(4 l) cos(theta) x_dot.
             theta_dot += 3.0 / (4.0 * self.length) * math.cos(theta) * x_dot
@@ -69,7 +69,7 @@ class CartPoleUpright(CartPoleEnv):
         return self._obs(), float(is_upright(self.state[2])), False, False, {}
 
     def _obs(self) -> np.ndarray:
-        x, x_dot, theta, theta_dot = self.state
+        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
         return np.array([x, x_dot, math.cos(theta), math.sin(theta), theta_dot], dtype=np.float32)
 
 
@@ -95,7 +95,7 @@ class MountainCarGoal(MountainCarEnv):
         if self.state[0] < FLAG:
             super().step(action)
         if self.state[0] >= FLAG:
-            self.state = np.array([self.state[0], 0.0])
+            self.state = (self.state[0], 0.0)
         return self._obs(), float(self.state[0] >= FLAG), False, False, {}
 
     def _obs(self) -> np.ndarray:
@@ -184,7 +184,7 @@ def _side(value: float, limit: float, words: tuple[str, str, str]) -> str:
     return words[0] if value < -limit else words[2] if value > limit else words[1]
 
 
-def _caption(env: gym.Env) -> str:
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     inner = env.unwrapped
     if isinstance(inner, CartPoleEnv):
         state = _read(env)
@@ -258,7 +258,7 @@ def _class(spec: EnvSpec) -> str:
     return entry(spec).split(":")[-1]
 
 
-def _success(env: gym.Env, episode_return: float, terminated: bool) -> bool | None:
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     inner = env.unwrapped
     if isinstance(inner, CartPoleUpright):
         return episode_return >= 180  # of 200 steps

@@ -1,10 +1,12 @@
 """What a family of environments knows about itself: its ids, observations, captions and goals.
 
-`classic.py`, `minigrid.py` and their neighbours each hold one `FAMILY`; `make.py` asks all of them in turn.
+`classic.py`, `minigrid.py` and their neighbours each hold one `FAMILY`; `family_of` finds the one an id belongs to.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,15 +32,21 @@ class Goal:
     truth: Callable[[gym.Env], bool]
 
 
-def _same(env: gym.Env) -> gym.Env:
+def _as_given(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
+    return arguments
+
+
+def _as_it_is(env: gym.Env) -> gym.Env:
     return env
 
 
-def _as_given(spec: EnvSpec, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return kwargs
+def _plain(env: gym.Env) -> gym.Env:
+    from envs.wrappers import PlainObservation, plain_space
+
+    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
 
 
-def _no_caption(env: gym.Env) -> str:
+def _no_caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return ""
 
 
@@ -46,7 +54,7 @@ def _no_goals(spec: EnvSpec) -> list[Goal]:
     return []
 
 
-def _unknown(env: gym.Env, episode_return: float, terminated: bool) -> bool | None:
+def _unknown(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     return None
 
 
@@ -59,28 +67,57 @@ class Family:
         description: one line for `runners.list`.
         ids: the ids worth listing; `knows` may accept more.
         knows: whether a registered environment belongs to this family.
-        modules: what must be imported before Gymnasium knows the ids.
-        adapt: wraps an environment so that its observations suit Stable-Baselines3.
-        arguments: the last word on the keyword arguments that go to `gymnasium.make`.
-        caption: the state in words, for `info["text"]`.
+        module: what must be imported before Gymnasium knows the ids; None for Gymnasium's and ours.
+        arguments: (spec, keyword arguments for `gymnasium.make`, frame size) -> the arguments to use.
+        repair: wraps what is wrong with the environment itself (seeds, time limits), adapted observations or not.
+        adapt: (env, **options) -> env whose observations suit Stable-Baselines3.
+        options: keyword arguments of `adapt`.
+        caption: (env, memory) -> the state or the last event in words. `memory` is a dict that the caller keeps and
+            empties at each reset.
         goals: what may be wanted of an environment; the first is the default.
-        success: (env, task return of the episode, terminated) -> whether it succeeded; None where nothing says so.
+        success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
+            where nothing says so.
     """
 
     name: str
     description: str
     ids: tuple[str, ...]
     knows: Callable[[EnvSpec], bool]
-    modules: tuple[str, ...] = ()
-    adapt: Callable[[gym.Env], gym.Env] = _same
-    arguments: Callable[[EnvSpec, dict[str, Any]], dict[str, Any]] = _as_given
-    caption: Callable[[gym.Env], str] = _no_caption
+    module: str | None = None
+    arguments: Callable[[EnvSpec, dict[str, Any], int | None], dict[str, Any]] = _as_given
+    repair: Callable[[gym.Env], gym.Env] = _as_it_is
+    adapt: Callable[..., gym.Env] = _plain
+    options: frozenset[str] = frozenset()
+    caption: Callable[[gym.Env, dict[str, Any]], str] = _no_caption
     goals: Callable[[EnvSpec], list[Goal]] = _no_goals
-    success: Callable[[gym.Env, float, bool], bool | None] = _unknown
+    success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
+
+
+FILES = ("classic", "mujoco", "minigrid", "nethack", "driving", "probe")
+OTHER = Family(
+    name="other",
+    description="any other Gymnasium id, or module:Id-v0",
+    ids=(),
+    knows=lambda spec: True,
+)
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """Name -> family; the last one, `other`, takes every id that the rest do not know."""
+    found = [importlib.import_module(f"envs.{name}").FAMILY for name in FILES]
+    return {family.name: family for family in [*found, OTHER]}
+
+
+def family_of(spec: EnvSpec | None) -> Family:
+    """The family that knows `spec`; `other` if none does."""
+    if spec is None:
+        return OTHER
+    return next(family for family in families().values() if family.knows(spec))
 
 
 def entry(spec: EnvSpec) -> str:
-    """The entry point of an id as text, whichever form it was registered in."""
+    """The entry point of an id as text "module:Class", in whichever form it was registered."""
     point = spec.entry_point
     if isinstance(point, str):
         return point

@@ -1,0 +1,149 @@
+"""An id becomes a ready environment.
+
+    gymnasium.make -> what the family repairs -> its observation adapter -> EpisodeStatistics -> Journal -> Observer
+
+`make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, registry
+from gymnasium.utils import seeding
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from envs import render
+from envs.family import Family, Goal, families, family_of
+from envs.wrappers import EpisodeStatistics, Journal, Observer
+
+__all__ = ["Family", "Goal", "families", "goals", "make", "make_vec", "spec_of"]
+
+
+def make(
+    env_id: str,
+    *,
+    render_mode: str | None = None,
+    frame_size: int | None = None,
+    text: bool = False,
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    adapt: bool = True,
+    **kwargs: Any,
+) -> gym.Env:
+    """Make one environment.
+
+    Args:
+        env_id: any Gymnasium id, or `module:Id-v0`.
+        render_mode: as in Gymnasium; "rgb_array" if frames are asked for.
+        frame_size: side in pixels of `info["frame"]`, in [8, 1024]; None for no frames.
+        text: whether to write `info["text"]`.
+        seed: the first reset without a seed of its own acts as `reset(seed=seed)`; also seeds the action space.
+        max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
+        adapt: whether observations are adapted to Stable-Baselines3.
+        **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
+
+    Raises:
+        ValueError: if the id is unknown (the nearest is named) or an argument is out of range.
+    """
+    if frame_size is not None and not 8 <= frame_size <= 1024:
+        raise ValueError(f"frame_size={frame_size} is out of range; give a side of 8 to 1024 pixels, or None")
+    if frame_size is not None and render_mode not in (None, "rgb_array"):
+        raise ValueError(f'frames need render_mode="rgb_array", not {render_mode!r}; leave render_mode out')
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise ValueError(f"max_episode_steps={max_episode_steps} is out of range; give at least 1, or None")
+    render.prepare()
+    spec = spec_of(env_id)
+    family = family_of(spec)
+    options = {key: kwargs.pop(key) for key in sorted(family.options & set(kwargs))} if adapt else {}
+    arguments = {**kwargs, "render_mode": render_mode if frame_size is None else "rgb_array"}
+    if max_episode_steps is not None:
+        arguments["max_episode_steps"] = max_episode_steps
+    # Gymnasium's passive checker helps with an environment nobody knows; on these it would only cost time.
+    quiet = family.name != "other"
+    env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
+    env = family.repair(env)
+    if adapt:
+        env = family.adapt(env, **options)
+    env = Journal(EpisodeStatistics(env))
+    if frame_size is not None or text:
+        env = Observer(env, frame_size, text)
+    if seed is not None:
+        env.unwrapped.np_random = seeding.np_random(seed)[0]
+        env.action_space.seed(seed)
+    return env
+
+
+def make_vec(
+    env_id: str,
+    n: int,
+    *,
+    seed: int = 0,
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    backend: str = "sync",
+    **kwargs: Any,
+) -> VectorEnv:
+    """Make `n` environments that step together; number i is seeded with `seed + i`.
+
+    Args:
+        env_id: as in `make`.
+        n: how many, at least 1.
+        seed: of the first one.
+        autoreset_mode: when an environment whose episode ended is reset; see Gymnasium.
+        backend: "sync" steps them in this process, "async" each in its own.
+        **kwargs: as in `make`.
+    """
+    if n < 1:
+        raise ValueError(f"n={n} environments make no vector; give at least 1")
+    if backend not in ("sync", "async"):
+        raise ValueError(f'backend={backend!r} is unknown; give "sync" or "async"')
+    functions = [functools.partial(make, env_id, seed=seed + i, **kwargs) for i in range(n)]
+    if backend == "sync":
+        return SyncVectorEnv(functions, autoreset_mode=autoreset_mode)
+    return AsyncVectorEnv(functions, autoreset_mode=autoreset_mode)
+
+
+def goals(env_id: str) -> list[Goal]:
+    """What may be wanted of an environment; the first is the default, and the list is empty where none is known."""
+    spec = spec_of(env_id)
+    return family_of(spec).goals(spec)
+
+
+def spec_of(env_id: str) -> EnvSpec:
+    """The registration of an id, after importing the package that brings it.
+
+    Raises:
+        ValueError: if there is none; names the nearest id.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        _import(module, f"environment {env_id!r} asks for it")
+    elif name not in registry:
+        # The family whose ids begin alike first: importing all of them takes seconds.
+        begin = name.lower()[:5]
+        for family in sorted(families().values(), key=lambda f: not any(i.lower().startswith(begin) for i in f.ids)):
+            if family.module is not None:
+                _import(family.module, f"environment {env_id!r} needs it" if name in family.ids else None)
+            if name in registry:
+                break
+    if name in registry:
+        return registry[name]
+    known = list(registry)
+    lowered = {i.lower(): i for i in known}
+    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.0)
+    raise ValueError(f"unknown environment {env_id!r}; did you mean {lowered[near[0]]!r}?")
+
+
+def _import(module: str, reason: str | None) -> None:
+    """Import for the ids it registers; without a reason, a missing package is passed over."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        if reason is not None:
+            raise ValueError(
+                f"cannot import {module!r} ({error}), but {reason}; install it, or check the name"
+            ) from None

@@ -1,0 +1,178 @@
+"""MiniGrid and BabyAI: grid worlds with keys, doors and missions in words.
+
+Observation, flat float32 in {0, 1}, for the default view of 7 x 7 cells:
+    980  the view: each cell's object (11), colour (6) and state (3: open, closed, locked), one-hot
+      4  the direction the agent faces, one-hot
+     64  the mission's words, hashed; only where missions vary, or as the `mission` option says
+
+so (984,) for DoorKey, whose mission is always the same, and (1048,) for KeyCorridor or BabyAI.
+
+Option of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop".
+
+`info["text"]` tells events, as a game's message line does: the mission at a reset, "picked up the yellow key", "opened
+the blue door", "reached the goal"; "" when nothing happened. Success is a positive task return.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import RecordConstructorArgs
+
+from envs.family import Family, Goal, entry
+
+PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
+WORDS = 64
+
+
+class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
+    """MiniGrid's dict of image, direction and mission as one flat float32 vector; the module says which.
+
+    Values that MiniGrid's own tables do not have count as their last entry.
+    """
+
+    def __init__(self, env: gym.Env, mission: str = "auto") -> None:
+        if mission not in ("auto", "words", "drop"):
+            raise ValueError(f'mission={mission!r} is unknown; give "auto", "words" or "drop"')
+        RecordConstructorArgs.__init__(self, mission=mission)
+        super().__init__(env)
+        space: Any = env.observation_space
+        if not (isinstance(space, spaces.Dict) and {"image", "direction", "mission"} <= set(space.spaces)):
+            raise TypeError(
+                f"{env.spec.id if env.spec else env} returns {space}, not MiniGrid's image, direction and mission; "
+                "make it with adapt=False"
+            )
+        image: Any = space["image"].shape
+        cells = image[0] * image[1]
+        self._words = mission == "words" or (mission == "auto" and varies(space["mission"]))
+        self._view = cells * sum(PARTS)
+        # Where the entry of each (cell, part) begins in the vector.
+        begin = np.arange(cells)[:, None] * sum(PARTS) + np.concatenate([[0], np.cumsum(PARTS)[:-1]])
+        self._begin = begin.reshape(image)
+        self._last = np.array(PARTS) - 1
+        self._length = self._view + 4 + (WORDS if self._words else 0)
+        self.observation_space = spaces.Box(0.0, 1.0, (self._length,), np.float32)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        flat = np.zeros(self._length, dtype=np.float32)
+        flat[self._begin + np.minimum(observation["image"], self._last)] = 1.0
+        flat[self._view + int(observation["direction"])] = 1.0
+        if self._words:
+            flat[self._view + 4 :] = hashed_words(observation["mission"])
+        return flat
+
+
+def varies(space: Any) -> bool:
+    """Whether a mission space holds more than one sentence."""
+    placeholders = getattr(space, "ordered_placeholders", None)
+    if placeholders is None:
+        # BabyAI's spaces have no placeholders: they hold whatever its grammar makes.
+        return type(space).__name__ != "MissionSpace"
+    return any(len(choices) > 1 for choices in placeholders)
+
+
+@functools.lru_cache(maxsize=4096)
+def hashed_words(sentence: str) -> np.ndarray:
+    """Float32 (64,): 1 where a word of the sentence falls; words may share a place. Do not write into it."""
+    bag = np.zeros(WORDS, dtype=np.float32)
+    for word in re.findall(r"[a-z]+", sentence.lower()):
+        bag[zlib.crc32(word.encode()) % WORDS] = 1.0
+    return bag
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.color} {thing.type}"
+
+
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    inner: Any = env.unwrapped
+    ahead = inner.grid.get(*inner.front_pos)
+    is_open = getattr(ahead, "is_open", None)
+    now = {"pose": (tuple(inner.agent_pos), inner.agent_dir), "carrying": inner.carrying, "door": is_open}
+    before = dict(memory)
+    memory.update(now)
+    if not before:
+        return f"mission: {inner.mission}"
+    under = inner.grid.get(*inner.agent_pos)
+    moved = before["pose"][0] != now["pose"][0]
+    if moved and under is not None and under.type in ("goal", "lava"):
+        return "reached the goal" if under.type == "goal" else "fell into lava"
+    if now["carrying"] is not before["carrying"]:
+        if now["carrying"] is not None:
+            return f"picked up the {_name(now['carrying'])}"
+        return f"dropped the {_name(before['carrying'])}"
+    # Only a toggle changes the door ahead while the agent stands as it stood.
+    if before["pose"] == now["pose"] and before["door"] is not None and before["door"] != is_open:
+        return f"{'opened' if is_open else 'closed'} the {_name(ahead)}"
+    return ""
+
+
+def _at_goal(env: gym.Env) -> bool:
+    inner: Any = env.unwrapped
+    under = inner.grid.get(*inner.agent_pos)
+    return under is not None and under.type == "goal"
+
+
+def _door_is_open(env: gym.Env) -> bool:
+    inner: Any = env.unwrapped
+    return any(thing is not None and thing.type == "door" and thing.is_open for thing in inner.grid.grid)
+
+
+_GOAL = Goal(
+    "goal",
+    "a red triangle on the green square",
+    "a red triangle in a grid of rooms",
+    _at_goal,
+)
+_DOOR = Goal("door", "an open door between two rooms", "a grid of rooms with a door", _door_is_open)
+_WITH_GOAL = ("Empty", "DoorKey", "FourRooms", "MultiRoom", "Crossing", "LavaGap", "DistShift")
+_WITH_DOOR = ("DoorKey", "MultiRoom", "Unlock", "KeyCorridor", "LockedRoom")
+
+
+def _goals(spec: EnvSpec) -> list[Goal]:
+    goals = []
+    if any(word in spec.id for word in _WITH_GOAL):
+        goals.append(_GOAL)
+    if any(word in spec.id for word in _WITH_DOOR):
+        goals.append(_DOOR)
+    return goals
+
+
+FAMILY = Family(
+    name="minigrid",
+    description="MiniGrid and BabyAI: grid worlds with keys, doors and missions in words",
+    ids=(
+        "MiniGrid-Empty-8x8-v0",
+        "MiniGrid-DoorKey-5x5-v0",
+        "MiniGrid-DoorKey-8x8-v0",
+        "MiniGrid-DoorKey-16x16-v0",
+        "MiniGrid-KeyCorridorS3R1-v0",
+        "MiniGrid-KeyCorridorS3R2-v0",
+        "MiniGrid-KeyCorridorS3R3-v0",
+        "MiniGrid-MultiRoom-N2-S4-v0",
+        "MiniGrid-MultiRoom-N4-S5-v0",
+        "MiniGrid-MultiRoom-N6-v0",
+        "MiniGrid-ObstructedMaze-1Dlh-v0",
+        "MiniGrid-ObstructedMaze-2Dlh-v0",
+        "MiniGrid-LavaCrossingS9N1-v0",
+        "MiniGrid-FourRooms-v0",
+        "MiniGrid-Unlock-v0",
+        "MiniGrid-UnlockPickup-v0",
+        "BabyAI-GoToRedBall-v0",
+        "BabyAI-GoToObj-v0",
+    ),
+    knows=lambda spec: entry(spec).startswith("minigrid."),
+    module="minigrid",
+    adapt=GridObservation,
+    options=frozenset({"mission"}),
+    caption=_caption,
+    goals=_goals,
+    success=lambda env, episode_return, terminated, info: episode_return > 0,
+)

@@ -1,0 +1,160 @@
+"""MuJoCo: Gymnasium's robots, with observations as flat float32 and frames that are fast and never silently black.
+
+Observations: Gymnasium's own vectors, float32; HalfCheetah-v5 (17,), Hopper-v5 (11,), Humanoid-v5 (348,).
+
+Frames differ from Gymnasium's in two ways. Shadows and reflections are left out: without a GPU they cost nine tenths of
+the time. And each environment makes its own OpenGL context current before it draws, which Gymnasium does not: as soon
+as another environment of the process has been closed, Gymnasium's pictures are black, with no error.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import RecordConstructorArgs
+
+from envs.family import Family, Goal, entry
+
+
+class OwnContext(gym.Wrapper, RecordConstructorArgs):
+    """Draws in the environment's own OpenGL context, without shadows and reflections; physics stays as it is."""
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        model: Any = getattr(env.unwrapped, "model", None)
+        if model is not None and env.render_mode != "human":
+            model.vis.quality.shadowsize = 0
+            model.mat_reflectance[:] = 0.0
+
+    def render(self) -> Any:
+        renderer: Any = getattr(self.unwrapped, "mujoco_renderer", None)
+        viewer = getattr(renderer, "viewer", None)
+        if viewer is not None and self.render_mode != "human":
+            viewer.make_context_current()
+        return self.env.render()
+
+
+def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
+    if frame_size is None:
+        return arguments
+    # Twice the frame, so that there is something to average; the default of 480 costs up to ten times as much.
+    side = max(2 * frame_size, 128)
+    return {"width": side, "height": side, **arguments}
+
+
+def _axis_up(env: gym.Env, axis: int) -> float:
+    """How far the torso's own axis (0 forward, 2 up) points upwards, in [-1, 1]."""
+    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    return float(data.body("torso").xmat[6 + axis])
+
+
+def _height(env: gym.Env) -> float:
+    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    return float(data.body("torso").xpos[2])
+
+
+def _on_its_back(env: gym.Env) -> bool:
+    return _axis_up(env, 2) < -0.8
+
+
+def _on_its_feet(env: gym.Env) -> bool:
+    return _axis_up(env, 2) > 0.8
+
+
+def _nose_up(env: gym.Env) -> bool:
+    return _axis_up(env, 0) > 0.8
+
+
+def _standing(env: gym.Env) -> bool:
+    """Torso upright within 12 degrees and at 0.8 of the height it has when the robot stands."""
+    return _axis_up(env, 2) > math.cos(math.radians(12)) and _height(env) > 0.8 * _STANDING_HEIGHT[_robot(env.spec)]
+
+
+def _pole_up(env: gym.Env) -> bool:
+    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    return abs(float(data.qpos[1])) < math.radians(12)
+
+
+def _on_target(env: gym.Env) -> bool:
+    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    gap = data.body("fingertip").xpos[:2] - data.body("target").xpos[:2]
+    return float(np.linalg.norm(gap)) < 0.02
+
+
+_STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4, "HumanoidStandup": 1.4}
+
+_GOALS: dict[str, list[Goal]] = {
+    "HalfCheetah": [
+        Goal("on_its_back", "a cheetah robot lying upside down on its back", "a cheetah robot", _on_its_back),
+        Goal("rearing", "a cheetah robot standing upright on its hind leg", "a cheetah robot", _nose_up),
+    ],
+    "Hopper": [Goal("standing", "a one-legged robot standing upright", "a one-legged robot", _standing)],
+    "Walker2d": [Goal("standing", "a two-legged robot standing upright", "a two-legged robot", _standing)],
+    "Humanoid": [Goal("standing", "a humanoid robot standing upright", "a humanoid robot", _standing)],
+    "HumanoidStandup": [Goal("standing", "a humanoid robot standing upright", "a humanoid robot", _standing)],
+    "Ant": [
+        Goal("on_its_feet", "a four-legged robot standing on its feet", "a four-legged robot", _on_its_feet),
+        Goal("on_its_back", "a four-legged robot lying upside down", "a four-legged robot", _on_its_back),
+    ],
+    "InvertedPendulum": [Goal("upright", "pole vertically upright on top of the cart", "pole and cart", _pole_up)],
+    "Reacher": [Goal("on_target", "the tip of the arm touching the target", "an arm and a target", _on_target)],
+}
+
+
+def _robot(spec: EnvSpec | None) -> str:
+    return spec.name if spec is not None else ""
+
+
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    robot = _robot(env.spec)
+    if robot == "InvertedPendulum":
+        return "the pole is upright" if _pole_up(env) else "the pole leans"
+    if robot == "Reacher":
+        return "the tip is on the target" if _on_target(env) else "the tip is away from the target"
+    if robot not in _GOALS:
+        return ""
+    if robot in _STANDING_HEIGHT and _standing(env):
+        return "the robot is standing"
+    if _on_its_back(env):
+        return "the robot is upside down"
+    if robot in _STANDING_HEIGHT:
+        return "the robot is upright but low" if _on_its_feet(env) else "the robot has fallen over"
+    if _axis_up(env, 0) > 0.8:
+        return "the robot stands with its front up"
+    if _axis_up(env, 0) < -0.8:
+        return "the robot stands on its front"
+    return "the robot is on its feet" if _on_its_feet(env) else "the robot is tilted"
+
+
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+    return not terminated if _robot(env.spec) in ("InvertedPendulum", "InvertedDoublePendulum") else None
+
+
+FAMILY = Family(
+    name="mujoco",
+    description="MuJoCo: simulated robots with continuous actions",
+    ids=(
+        "HalfCheetah-v5",
+        "Hopper-v5",
+        "Walker2d-v5",
+        "Ant-v5",
+        "Humanoid-v5",
+        "HumanoidStandup-v5",
+        "Swimmer-v5",
+        "Reacher-v5",
+        "Pusher-v5",
+        "InvertedPendulum-v5",
+        "InvertedDoublePendulum-v5",
+    ),
+    knows=lambda spec: entry(spec).startswith("gymnasium.envs.mujoco"),
+    arguments=_arguments,
+    repair=OwnContext,
+    caption=_caption,
+    goals=lambda spec: _GOALS.get(_robot(spec), []),
+    success=_success,
+)

@@ -1,0 +1,228 @@
+"""The wrappers that `make` puts around every environment, inside out.
+
+    PlainObservation    the default adapter: flat float32, channel-first images
+    EpisodeStatistics   return, length and success of the episode, counted where no auto-reset can falsify them
+    Journal             what it takes to come back to exactly this state
+    Observer            info["frame"] and info["text"]: the state just reached, in pixels and in words
+
+All of them record their arguments, so `gymnasium.make(env.spec)` builds the whole stack again.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import time
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+
+from envs import render
+from envs.family import family_of
+
+Step = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
+
+
+class PlainObservation(gym.ObservationWrapper, RecordConstructorArgs):
+    """Observations that Stable-Baselines3 takes as they are.
+
+    uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
+    entry, a Tuple is flattened into one Box; Discrete, MultiDiscrete and MultiBinary stay.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self.observation_space = plain_space(env.observation_space)
+
+    def observation(self, observation: Any) -> Any:
+        return _plain(self.env.observation_space, observation)
+
+
+def _is_image(space: spaces.Box) -> bool:
+    return space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] in (1, 3, 4)
+
+
+def plain_space(space: spaces.Space) -> spaces.Space:
+    """The space of what `PlainObservation` returns for observations of `space`."""
+    if isinstance(space, spaces.Box):
+        if _is_image(space):
+            return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=np.uint8)
+        if space.dtype == np.uint8 and len(space.shape) == 3:
+            return space  # channel-first already
+        low, high = space.low.ravel().astype(np.float32), space.high.ravel().astype(np.float32)
+        return spaces.Box(low, high, dtype=np.float32)
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: plain_space(part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return plain_space(spaces.flatten_space(space))
+    return space
+
+
+def _plain(space: spaces.Space, value: Any) -> Any:
+    if isinstance(space, spaces.Box):
+        if _is_image(space):
+            return np.ascontiguousarray(np.asarray(value).transpose(2, 0, 1))
+        if space.dtype == np.uint8 and len(space.shape) == 3:
+            return value
+        return np.asarray(value, dtype=np.float32).ravel()
+    if isinstance(space, spaces.Dict):
+        return {key: _plain(part, value[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return np.asarray(spaces.flatten(space, value), dtype=np.float32)
+    return value
+
+
+class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
+    """Writes the episode's account into `info` at its last step, in the form Stable-Baselines3 reads.
+
+    info["episode"] = {"r": return of the task's own reward, "l": steps, "t": seconds since construction}, and
+    info["is_success"] where the family can tell. It counts inside the environment because Gymnasium's vector wrappers
+    report wrong lengths in two of the three auto-reset modes.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self._success = family_of(env.spec).success
+        self._start = time.perf_counter()
+        self._return, self._length = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._return, self._length = 0.0, 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._return += float(reward)
+        self._length += 1
+        if terminated or truncated:
+            elapsed = round(time.perf_counter() - self._start, 6)
+            info["episode"] = {"r": self._return, "l": self._length, "t": elapsed}
+            success = self._success(self.env, self._return, bool(terminated), info)
+            if success is not None:
+                info.setdefault("is_success", bool(success))
+        return obs, reward, terminated, truncated, info
+
+
+class Journal(gym.Wrapper, RecordConstructorArgs):
+    """Remembers how the running episode came about, so that a fresh copy can be brought to the same state.
+
+    Works for every environment whose randomness comes from Gymnasium's `np_random`: the journal holds the seed given to
+    `reset`, or the state of `np_random` before it, and the actions since. `restore` resets and plays them again, which
+    costs as many steps as the episode is old; afterwards this episode and all later ones go on as they would have.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self._origin: dict[str, Any] | None = None
+        self._actions: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        rng = None if seed is not None else copy.deepcopy(self.unwrapped.np_random.bit_generator.state)
+        self._origin = {"seed": seed, "rng": rng, "options": copy.deepcopy(options)}
+        self._actions = []
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Step:
+        # A copy: agents may hand out a view of a buffer they overwrite.
+        self._actions.append(copy.deepcopy(action))
+        return self.env.step(action)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything `restore` needs, ready for JSON as long as reset options are.
+
+        Raises:
+            RuntimeError: before the first reset.
+        """
+        if self._origin is None:
+            raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
+        return {**copy.deepcopy(self._origin), "actions": _pack(self.action_space, self._actions)}
+
+    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Come to the state in which `snapshot` was taken; returns that state's observation and info.
+
+        Raises:
+            ValueError: if the episode ends earlier than the one recorded, which means another environment or version.
+        """
+        actions = _unpack(self.action_space, state["actions"])
+        if state["seed"] is None:
+            self.unwrapped.np_random.bit_generator.state = copy.deepcopy(state["rng"])
+        obs, info = self.env.reset(seed=state["seed"], options=copy.deepcopy(state["options"]))
+        for number, action in enumerate(actions, start=1):
+            obs, _, terminated, truncated, info = self.env.step(action)
+            if (terminated or truncated) and number < len(actions):
+                raise ValueError(
+                    f"the recorded episode has {len(actions)} steps but ended after {number} when played again; "
+                    "it was recorded in another environment, or in another version of it"
+                )
+        self._origin = {key: copy.deepcopy(state[key]) for key in ("seed", "rng", "options")}
+        self._actions = list(actions)
+        return obs, info
+
+
+def _pack(space: spaces.Space, actions: list[Any]) -> dict[str, Any]:
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return {"json": space.to_jsonable(actions)}
+    array = np.array(actions)  # raw bytes: exact, and a tenth of the size of printed floats
+    data = base64.b64encode(array.tobytes()).decode("ascii")
+    return {"shape": list(array.shape), "dtype": array.dtype.str, "data": data}
+
+
+def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
+    if "json" in packed:
+        return list(space.from_jsonable(packed["json"]))
+    raw = base64.b64decode(packed["data"])
+    return list(np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"]).copy())
+
+
+class Observer(gym.Wrapper, RecordConstructorArgs):
+    """Shows and tells: writes `info["frame"]` and `info["text"]` about the observation just returned.
+
+    Args:
+        env: the environment; for frames it must have been made to render arrays.
+        frame_size: height and width of the frame, uint8 (frame_size, frame_size, 3); None for no frames.
+        text: whether to caption.
+    """
+
+    def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False) -> None:
+        RecordConstructorArgs.__init__(self, frame_size=frame_size, text=text)
+        super().__init__(env)
+        self._frame_size = frame_size
+        self._caption = family_of(env.spec).caption if text else None
+        self._memory: dict[str, Any] = {}
+        self._text: str | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._memory.clear()
+        return obs, self._show(info)
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, self._show(info)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The journal's snapshot, and the text that was last shown."""
+        return {**self.env.get_wrapper_attr("snapshot")(), "text": self._text}
+
+    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """As the journal's, with frame and text in `info`."""
+        obs, info = self.env.get_wrapper_attr("restore")(state)
+        self._memory.clear()
+        self._show(info)
+        if self._caption is not None and state.get("text") is not None:
+            # An event told at that step cannot be told from the state alone.
+            self._text = info["text"] = state["text"]
+        return obs, info
+
+    def _show(self, info: dict[str, Any]) -> dict[str, Any]:
+        if self._frame_size is not None:
+            info["frame"] = render.frame(self.env, self._frame_size)
+        if self._caption is not None:
+            self._text = info["text"] = self._caption(self.env, self._memory)
+        return info
