@@ -240,24 +240,35 @@ def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitio
 
 
 class Chunk:
-    """Rows of shape (N,) written into preallocated arrays (T, N): fresh transitions, waiting to be learnt from."""
+    """Rows of shape (N,) written into arrays (T, N) that are kept: fresh transitions, waiting to be learnt from."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.count = 0
         self._store: Any = None
+        self._capacity = 0  # rows allocated so far; doubles up to `length`, so a chunk that never fills stays small
 
     @property
     def full(self) -> bool:
-        return self.count == self.length
+        return self.count >= self.length
 
     def add(self, *row: Any) -> None:
         """Write one row: Transitions, arrays (N, ...) or dicts of them; the same kinds every time."""
         tree = [_fields(x) for x in row]
         if self._store is None:
-            self._store = _map_tree(lambda x: np.empty((self.length, *x.shape), x.dtype), tree)
+            self._store, self._capacity = _map_tree(lambda x: x[None][:0], tree), 0
+        if self.count == self._capacity:
+            self._grow(min(max(2 * self._capacity, 64), self.length))
         _write(self._store, tree, self.count)
         self.count += 1
+
+    def _grow(self, capacity: int) -> None:
+        def grow(x: np.ndarray) -> np.ndarray:
+            larger = np.empty((capacity, *x.shape[1:]), x.dtype)
+            larger[: self.count] = x[: self.count]
+            return larger
+
+        self._store, self._capacity = _map_tree(grow, self._store), capacity
 
     def take(self) -> list[Any]:
         """What was added, with leading shape (T, N), as views that hold until the next `add`."""
@@ -271,15 +282,8 @@ class Chunk:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = int(state["count"])
-        if self.count:
-
-            def grow(x: Any) -> np.ndarray:
-                x = np.asarray(x)
-                store = np.empty((self.length, *x.shape[1:]), x.dtype)
-                store[: self.count] = x
-                return store
-
-            self._store = _map_tree(grow, state["store"])
+        self._store = _map_tree(np.array, state["store"]) if self.count else None
+        self._capacity = self.count
 
 
 def frames(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> np.ndarray | None:

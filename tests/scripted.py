@@ -1,0 +1,50 @@
+"""A world in which the observation decides the action, so that every way of running it visits the same transitions.
+
+Episodes last three to seven steps; those with an even number terminate, the others run out of time. Frames and texts say
+where the world stands, so a reward that is handed the wrong one notices.
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+FRAME = 64
+
+
+class ScriptedWorld(gym.Env):
+    observation_space = spaces.Box(-2, 100, (4,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, index: int = 0, frame_size: int = FRAME) -> None:
+        self.index, self.frame_size, self.episode, self.k = index, frame_size, -1, 0
+
+    def _look(self):
+        obs = np.array([self.k, self.episode, self.index, np.sin(self.k + self.episode)], np.float32)
+        rng = np.random.default_rng([self.index, self.episode + 1, self.k])
+        small = rng.integers(0, 255, (8, 8, 3), np.uint8)
+        frame = np.kron(small, np.ones((self.frame_size // 8, self.frame_size // 8, 1), np.uint8))
+        return obs, {"frame": frame, "text": f"world {self.index}, episode {self.episode}, step {self.k}"}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.k = self.episode + 1, 0
+        return self._look()
+
+    def step(self, action):
+        assert action == script(np.array([[self.k, self.episode, self.index, 0]]))[0]
+        self.k += 1
+        last = self.k >= 3 + (7 * self.episode + self.index) % 5
+        obs, info = self._look()
+        terminated = bool(last and self.episode % 2 == 0)
+        return obs, float(np.cos(self.k * action)), terminated, bool(last and not terminated), info
+
+
+def script(obs: np.ndarray) -> np.ndarray:
+    """The action for each observation (N, 4)."""
+    obs = np.asarray(obs)
+    return ((3 * obs[:, 0] + obs[:, 1] + obs[:, 2]) % 3).astype(np.int64)
+
+
+gym.register("ScriptedWorld-v0", entry_point=ScriptedWorld)

@@ -1,0 +1,164 @@
+"""One trajectory, every way of running a reward, equal rewards: for each reward in the table."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from scripted import FRAME, ScriptedWorld, script
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+import rewards
+from envs.types import Transitions
+from rewards.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
+from rewards.wrappers import RewardWrapper, VectorRewardWrapper
+
+N, T = 3, 40
+NEVER = 10**9  # update_every: nothing learns while we compare
+
+
+def options():
+    """Every reward with its defaults, and each shape on the rewards whose score depends on the state alone."""
+    cases = [(name, {}) for name in rewards.names()]
+    cases += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
+    cases += [("task", {"shape": "clip", "clip_at": 0.5}), ("rnd", {"shape": "potential"}), ("rnd", {"scale": "ema"})]
+    return [pytest.param((name, changes), id="-".join([name, *map(str, changes.values())])) for name, changes in cases]
+
+
+def make_mix(name, changes, state=None):
+    cls = rewards.get(name)
+    known = (
+        {"goal": "pole vertically upright on top of the cart", "baseline": "pole and cart"} if name == "clip" else {}
+    )
+    config = cls.Config(**known, **changes)
+    config.warmup = 0
+    mix = rewards.make({name: config}, ScriptedWorld.observation_space, ScriptedWorld.action_space, gamma=0.9, seed=3)
+    if state is not None:
+        mix.load_state_dict(copy.deepcopy(state))
+    return mix
+
+
+@pytest.fixture(params=options())
+def case(request):
+    """A mix that has learnt something already, as (maker, state)."""
+    name, changes = request.param
+    mix = make_mix(name, changes)
+    rng = np.random.default_rng(0)
+    shape = (16, N)
+    batch = Transitions(
+        obs=rng.normal(size=(*shape, 4)).astype(np.float32),
+        action=rng.integers(0, 3, shape),
+        reward=rng.normal(size=shape).astype(np.float32),
+        next_obs=rng.normal(size=(*shape, 4)).astype(np.float32),
+        terminated=rng.random(shape) < 0.1,
+        truncated=np.zeros(shape, bool),
+        valid=np.ones(shape, bool),
+        step=np.arange(16)[:, None] + np.zeros(shape, np.int64),
+        frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
+        obs_frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
+    )
+    embedded = mix.embed(batch)
+    mix.update(embedded, mix.score(embedded)[0])
+    state = mix.state_dict()
+    return lambda: make_mix(name, changes, state)
+
+
+def reference(maker):
+    """The Gymnasium wrapper's rewards: (world, episode, step) -> reward."""
+    paid = {}
+    for index in range(N):
+        env = RewardWrapper(ScriptedWorld(index), maker(), update_every=NEVER)
+        obs, _ = env.reset()
+        for _ in range(T):
+            key = (index, int(obs[1]), int(obs[0]))
+            obs, paid[key], terminated, truncated, _ = env.step(script(obs[None])[0])
+            if terminated or truncated:
+                obs, _ = env.reset()
+    return paid
+
+
+def compare(paid, expected):
+    assert len(paid) > N * 25
+    shared = [key for key in paid if key in expected]
+    assert len(shared) > N * 25
+    ours, theirs = np.array([paid[k] for k in shared]), np.array([expected[k] for k in shared])
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_vector_wrapper_pays_what_the_single_wrapper_pays(case, mode):
+    vec = SyncVectorEnv([lambda i=i: ScriptedWorld(i) for i in range(N)], autoreset_mode=mode)
+    env = VectorRewardWrapper(vec, case(), update_every=NEVER)
+    obs, _ = env.reset()
+    ended = np.zeros(N, bool)
+    paid = {}
+    for _ in range(T):
+        if mode == AutoresetMode.DISABLED and ended.any():
+            obs, _ = env.reset(options={"reset_mask": ended})
+        actions = script(obs)
+        keys = [(i, int(o[1]), int(o[0])) for i, o in enumerate(obs)]
+        obs, total, terminated, truncated, _ = env.step(actions)
+        for i in range(N):
+            if mode == AutoresetMode.NEXT_STEP and ended[i]:
+                assert total[i] == 0  # this step only reset the world
+            else:
+                paid[keys[i]] = total[i]
+        ended = terminated | truncated
+    compare(paid, reference(case))
+
+
+def test_the_sb3_venv_pays_what_the_single_wrapper_pays(case):
+    env = RewardVecEnv(DummyVecEnv([lambda i=i: ScriptedWorld(i) for i in range(N)]), case(), update_every=NEVER)
+    obs = env.reset()
+    paid = {}
+    for _ in range(T):
+        keys = [(i, int(o[1]), int(o[0])) for i, o in enumerate(obs)]
+        obs, total, _, _ = env.step(script(obs))
+        paid.update(zip(keys, total))
+    compare(paid, reference(case))
+
+
+def test_the_rollout_callback_pays_what_the_single_wrapper_pays(case):
+    mix = case()
+    mix.update = lambda *args: {}  # compare before anything learns
+    env = DummyVecEnv([lambda i=i: ScriptedWorld(i) for i in range(N)])
+    model = PPO("MlpPolicy", env, n_steps=T // 2, batch_size=N * T // 2, n_epochs=1, device="cpu", seed=0)
+    model.policy.forward = lambda obs: (torch.as_tensor(script(obs)), torch.zeros(N, 1), torch.zeros(N))
+    model.policy.predict_values = lambda obs: torch.zeros(len(obs), 1)  # no bootstrap value in the rewards
+    paid = {}
+
+    class Spy(RewardCallback):
+        def _on_rollout_end(self):
+            super()._on_rollout_end()
+            buffer = self.model.rollout_buffer
+            for t in range(T // 2):
+                for i in range(N):
+                    o = buffer.observations[t, i]
+                    paid[i, int(o[1]), int(o[0])] = buffer.rewards[t, i]
+
+    model.train = lambda: None
+    model.learn(N * T, callback=Spy(mix))
+    compare(paid, reference(case))
+
+
+def test_relabelling_pays_what_the_single_wrapper_pays(case):
+    env = DummyVecEnv([lambda i=i: ScriptedWorld(i) for i in range(N)])
+    model = DQN(
+        "MlpPolicy", env, learning_starts=0, gradient_steps=0, buffer_size=N * (T + 5), device="cpu", seed=0,
+        replay_buffer_class=relabelling(ReplayBuffer), replay_buffer_kwargs={"mix": case(), "update_every": NEVER},
+    )  # fmt: skip
+    model.replay_buffer._update_rows = NEVER
+    model.predict = lambda obs, *args, **kwargs: (script(obs), None)
+    model.learn(N * T, callback=RelabelCallback())
+    buffer = model.replay_buffer
+    rows, columns = np.broadcast_arrays(np.arange(buffer.pos)[:, None], np.arange(N))
+    total = buffer.rewards[rows, columns]
+    paid = {}
+    for t in range(buffer.pos):
+        for i in range(N):
+            o = buffer.observations[t, i]
+            paid[i, int(o[1]), int(o[0])] = total[t, i]
+    compare(paid, reference(case))
