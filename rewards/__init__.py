@@ -47,9 +47,7 @@ def register(name: str, reward: type[Reward]) -> None:
         ValueError: if the name is taken by another class.
     """
     if name in TABLE or _registered.get(name, reward) is not reward:
-        raise ValueError(
-            f"a reward named {name!r} exists already; register {reward.__name__} under another name"
-        )
+        raise ValueError(f"a reward named {name!r} exists already; register {reward.__name__} under another name")
     _registered[name] = reward
 
 
@@ -70,9 +68,7 @@ def get(name: str) -> type[Reward]:
         try:
             return plugins[name].load()
         except Exception as error:
-            raise ImportError(
-                f"the reward {name!r} of {plugins[name].value} cannot be imported: {error}"
-            ) from error
+            raise ImportError(f"the reward {name!r} of {plugins[name].value} cannot be imported: {error}") from error
     near = difflib.get_close_matches(str(name), names(), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
     raise ValueError(f"there is no reward {name!r}; {hint}")

@@ -296,7 +296,7 @@ class _Check:
         for when in ("", " after an update", " after two updates"):
             self.that(
                 np.array_equal(self.score(learned, self.flat), self.score(fresh, self.flat)),
-                f"a fresh instance that loads state_dict() scores differently{when}; something that moves is missing there",
+                f"a fresh instance that loads state_dict() scores differently{when}; something is missing there",
             )
             learned.update(self.rollout)
             fresh.update(self.rollout)
@@ -350,7 +350,7 @@ class _Check:
             self.score(reward, self.flat.replace(obs=words, next_obs=words))
         except Exception as error:
             raise RewardCheckError(
-                f"{self.kind.__name__} breaks the contract: built for the space {space} it fails when it scores; refuse "
+                f"{self.kind.__name__} breaks the contract: built for the space {space} it fails to score; refuse "
                 "such a space in the constructor with a ValueError that names it"
             ) from error
 

@@ -55,8 +55,13 @@ class RunningMeanStd:
 class Scale(Protocol):
     """A divisor for a stream of rewards."""
 
-    value: float  # what to divide by
-    count: int  # transitions seen
+    @property
+    def value(self) -> float:
+        """What to divide by."""
+
+    @property
+    def count(self) -> int:
+        """Transitions seen."""
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         """Take in rewards (T, N) in time order; `ended` and `valid` are bool (T, N)."""
@@ -155,9 +160,7 @@ class EmaScale:
     def value(self) -> float:
         if self.updates == 0:
             return 1.0
-        return max(
-            self.average / (1 - self.decay**self.updates), EPSILON
-        )  # undo the bias towards the initial zero
+        return max(self.average / (1 - self.decay**self.updates), EPSILON)  # undo the bias towards the initial zero
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         rewards = reward[valid]

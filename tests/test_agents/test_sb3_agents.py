@@ -1,0 +1,114 @@
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+import agents
+from agents.sb3 import policy_name
+from agents.state import get_state, set_state
+
+
+def venv(env_id, n=1):
+    made = DummyVecEnv([lambda: gym.make(env_id)] * n)
+    made.seed(0)
+    return made
+
+
+SMALL = {
+    "ppo": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
+    "a2c": {},
+    "recurrent_ppo": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
+}
+OFF = {"learning_starts": 8, "batch_size": 8, "buffer_size": 200}
+
+
+def build(name, n=2, seed=0):
+    cls = agents.get(name)
+    env_id = "Pendulum-v1" if name in ("sac", "td3", "tqc", "crossq") else "CartPole-v1"
+    config = cls.Config(**SMALL.get(name, OFF))
+    return cls.build(config, venv(env_id, n), seed=seed, device="cpu")
+
+
+def weights(model):
+    return {key: value.clone() for key, value in model.policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", agents.names())
+def test_every_agent_learns_and_its_whole_state_moves_to_a_fresh_one(name):
+    model = build(name)
+    before = weights(model)
+    model.learn(48)
+    assert any((before[key] != value).any() for key, value in weights(model).items())
+    state = copy.deepcopy(get_state(model))
+    fresh = build(name, seed=1)
+    if name == "recurrent_ppo":
+        fresh.learn(32)  # gives it an LSTM state to overwrite
+    fresh.set_logger(model.logger)
+    set_state(fresh, state)
+    for key, value in weights(model).items():
+        torch.testing.assert_close(fresh.policy.state_dict()[key], value, rtol=0, atol=0)
+    assert fresh.num_timesteps == model.num_timesteps
+    assert fresh.action_space.sample() == pytest.approx(model.action_space.sample())
+    np.testing.assert_array_equal(fresh._last_obs, model._last_obs)
+    if agents.get(name).driver == "relabel":
+        np.testing.assert_array_equal(
+            fresh.replay_buffer.observations[: model.replay_buffer.pos],
+            model.replay_buffer.observations[: model.replay_buffer.pos],
+        )
+        torch.manual_seed(0), np.random.seed(0)
+        model.train(1, 8)
+        torch.manual_seed(0), np.random.seed(0)
+        fresh.train(1, 8)  # optimisers, targets and the entropy's temperature moved along
+        for key, value in weights(model).items():
+            torch.testing.assert_close(fresh.policy.state_dict()[key], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id", "words"),
+    [
+        ("dqn", "Pendulum-v1", r"DQN cannot choose actions from Box\(.*use agent=sac, td3, tqc, crossq or ppo"),
+        ("sac", "CartPole-v1", r"SAC cannot choose actions from Discrete\(2\); use agent=ppo, a2c, dqn or qrdqn"),
+    ],
+)
+def test_an_action_space_the_agent_cannot_handle_is_named_with_those_that_can(name, env_id, words):
+    cls = agents.get(name)
+    with pytest.raises(ValueError, match=words):
+        cls.build(cls.Config(), venv(env_id), seed=0, device="cpu")
+
+
+def test_text_observations_are_refused_with_a_way_out():
+    space = spaces.Dict({"mission": spaces.Text(10), "image": spaces.Box(0, 255, (3, 40, 40), np.uint8)})
+    with pytest.raises(ValueError, match="cannot read observations from Text"):
+        agents.get("ppo").check(space, spaces.Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "words"),
+    [
+        ("ppo", "gamma", 99, r"agent.gamma=99 is out of range; give a discount in \(0, 1\]"),
+        ("ppo", "learning_rate", 0, r"agent.learning_rate=0 is out of range; give a number in \(0, 1\]"),
+        ("ppo", "n_steps", -3, "agent.n_steps=-3 is out of range; give a positive number of steps"),
+        ("dqn", "exploration_final_eps", 2, "agent.exploration_final_eps=2 is out of range"),
+        ("sac", "net_arch", [64, 0], r"agent.net_arch=\[64, 0\] is out of range; give positive layer widths"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_at_construction(name, field, value, words):
+    with pytest.raises(ValueError, match=words):
+        agents.get(name).Config(**{field: value})
+
+
+def test_unknown_agents_get_the_nearest_name():
+    with pytest.raises(ValueError, match="there is no agent 'ppp'; did you mean 'ppo'"):
+        agents.get("ppp")
+
+
+def test_policies_fit_the_observation():
+    assert policy_name("auto", spaces.Box(0, 255, (3, 64, 64), np.uint8)) == "CnnPolicy"
+    assert policy_name("auto", spaces.Box(-1, 1, (4,))) == "MlpPolicy"
+    assert policy_name("auto", spaces.Dict({"x": spaces.Box(-1, 1, (4,))})) == "MultiInputPolicy"
+    assert policy_name("auto", spaces.Box(-1, 1, (4,)), lstm=True) == "MlpLstmPolicy"
+    assert policy_name("CnnPolicy", spaces.Box(-1, 1, (4,))) == "CnnPolicy"

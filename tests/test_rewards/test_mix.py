@@ -1,0 +1,229 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import rewards
+from envs.types import Scorer, Transitions
+from rewards.base import Reward, RewardConfig, Scored
+from rewards.mix import Mix, Schedule, Stream
+
+OBS, ACTIONS = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+
+@dataclass
+class HeightConfig(RewardConfig):
+    factor: float = 1.0
+
+
+class Height(Reward):
+    Config = HeightConfig
+
+    def score(self, batch, memory=None):
+        return (self.config.factor * batch.next_obs[..., 0]).astype(np.float32)
+
+
+class Age(Reward):
+    """Steps since the episode began, kept in memory."""
+
+    relabelable = False
+
+    def initial_memory(self, n):
+        return {"age": np.zeros(n, np.int64)}
+
+    def score(self, batch, memory=None):
+        return memory["age"].astype(np.float32), {"age": memory["age"] + 1}
+
+
+def rollout(heights, ended=None, terminated=None, valid=None, reward=None):
+    """(T, N) heights of next_obs, episodes ending where told; obs is the previous next_obs, or 0 at a start."""
+    heights = np.asarray(heights, np.float32)
+    shape = heights.shape
+    ended = np.zeros(shape, bool) if ended is None else np.asarray(ended, bool)
+    terminated = np.zeros(shape, bool) if terminated is None else np.asarray(terminated, bool)
+    step, obs = np.zeros(shape, np.int64), np.zeros((*shape, 1), np.float32)
+    for t in range(1, shape[0]):
+        step[t] = np.where(ended[t - 1], 0, step[t - 1] + 1)
+        obs[t, :, 0] = np.where(ended[t - 1], 0, heights[t - 1])
+    return Transitions(
+        obs=obs,
+        action=np.zeros(shape, np.int64),
+        reward=np.zeros(shape, np.float32) if reward is None else np.asarray(reward, np.float32),
+        next_obs=heights[..., None],
+        terminated=terminated,
+        truncated=ended & ~terminated,
+        valid=np.ones(shape, bool) if valid is None else np.asarray(valid, bool),
+        step=step,
+    )
+
+
+def mix(reward=Height, gamma=0.9, **config):
+    return Mix([Stream("height", reward(reward.Config(**config), OBS, ACTIONS), gamma=gamma)])
+
+
+def test_schedules_start_and_end_where_they_say():
+    assert Schedule(0.5)(10**9) == 0.5
+    assert Schedule("linear:1:0:100")(np.array([0, 50, 100, 500])).tolist() == [1, 0.5, 0, 0]
+    assert Schedule("cosine:1:0:100")(50) == pytest.approx(0.5)
+    assert Schedule("exp:1:0.01:100")(50) == pytest.approx(0.1)
+    assert Schedule("step:1:0.2:100")(np.array([99, 100])).tolist() == [1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (-1, "at least 0"),
+        ("linear:1:0", "neither a number nor KIND:START:END:STEPS"),
+        ("parabola:1:0:10", "linear, cosine, exp, step"),
+        ("linear:1:-1:10", "at least 0"),
+        ("linear:1:0:0", "at least 1 environment step"),
+        ("exp:1:0:10", "use linear"),
+        ("much", "weight='much'"),
+    ],
+)
+def test_a_weight_that_makes_no_sense_is_refused_at_construction(spec, words):
+    with pytest.raises(ValueError, match=words) as error:
+        mix(weight=spec)
+    assert str(error.value).startswith("reward.height.weight=")
+
+
+def test_streams_add_up_by_weight():
+    both = Mix(
+        [
+            Stream("one", Height(HeightConfig(weight=2.0), OBS, ACTIONS), gamma=0.9),
+            Stream("two", Height(HeightConfig(factor=-1.0, weight=0.5), OBS, ACTIONS), gamma=0.9),
+        ]
+    )
+    raw, _ = both.score(rollout([[1.0, 3.0]]))
+    assert raw["two"].tolist() == [[-1, -3]]
+    assert both.combine(raw, 0).tolist() == [[1.5, 4.5]]
+    assert both.describe() == "2.0 * one + 0.5 * two"
+    assert isinstance(both, Scorer)
+
+
+def test_a_schedule_counts_environment_steps_row_by_row():
+    stream = mix(weight="linear:1:0:4")
+    raw, _ = stream.score(rollout([[1.0, 1.0], [1.0, 1.0]]))
+    assert stream.combine(raw, np.array([[0], [2]])).tolist() == [[1, 1], [0.5, 0.5]]
+
+
+def test_potential_uses_the_learners_gamma_and_zero_at_terminal_states_only():
+    heights = [[1.0], [2.0], [3.0], [1.0], [4.0]]
+    batch = rollout(heights, ended=[[0], [0], [1], [0], [1]], terminated=[[0], [0], [0], [0], [1]])
+    raw, _ = mix(shape="potential", gamma=0.5).score(batch)
+    expected = [0.5 * 1 - 0, 0.5 * 2 - 1, 0.5 * 3 - 2, 0.5 * 1 - 0, 0 - 1]
+    assert raw["height"][:, 0].tolist() == pytest.approx(expected)
+
+
+def test_a_flat_batch_gets_the_same_potential_as_the_rollout():
+    batch = rollout([[1.0, 2.0], [3.0, 5.0]])
+    shaped = mix(shape="potential")
+    flat = batch.flatten()
+    np.testing.assert_allclose(
+        shaped.score(flat)[0]["height"].reshape(2, 2), shaped.score(batch)[0]["height"], rtol=1e-6
+    )
+
+
+def test_memory_restarts_with_the_episode_and_skips_rows_that_are_no_transitions():
+    ended = [[0, 0], [1, 0], [0, 0], [0, 0]]
+    valid = [[1, 1], [1, 1], [0, 1], [1, 1]]  # environment 0 spends row 2 on resetting
+    aged = Mix([Stream("age", Age(RewardConfig(), OBS, ACTIONS), gamma=0.9)])
+    raw, memory = aged.score(rollout(np.zeros((4, 2)), ended=ended, valid=valid))
+    assert raw["age"].tolist() == [[0, 0], [1, 1], [0, 2], [0, 3]]
+    assert memory["age"]["age"].tolist() == [1, 4]
+
+
+def test_a_memory_and_a_potential_exclude_each_other():
+    with pytest.raises(ValueError, match="remembers the episode; use shape=none or clip"):
+        mix(Age, shape="potential")
+
+
+def test_a_scaled_stream_pays_nothing_until_it_is_warm_then_divides_by_the_statistics_of_the_last_update():
+    scaled = mix(scale="std", warmup=4)
+    first = rollout([[1.0], [3.0]])
+    raw, _ = scaled.score(first)
+    assert scaled.combine(raw, 0).tolist() == [[0], [0]]
+    scaled.update(first, raw)
+    scaled.update(first, raw)
+    assert scaled.combine(raw, 0).tolist() == [[1], [3]]  # the standard deviation of 1 and 3 is 1
+    before = scaled.state_dict()
+    scaled.score(first)
+    scaled.combine(raw, 0)
+    assert str(scaled.state_dict()) == str(before)
+
+
+def test_a_frozen_scale_stands_still():
+    frozen = mix(scale="std", warmup=0, freeze=2)
+    for heights in ([[1.0], [3.0]], [[100.0], [0.0]]):
+        batch = rollout(heights)
+        frozen.update(batch, frozen.score(batch)[0])
+    assert frozen.streams["height"].scale.value == pytest.approx(1.0)
+
+
+def test_the_ledger_knows_shares_correlation_and_the_learned_return():
+    both = Mix(
+        [
+            Stream("task", rewards.get("task")(RewardConfig(), OBS, ACTIONS), gamma=0.9),
+            Stream("height", Height(HeightConfig(weight=3.0), OBS, ACTIONS), gamma=0.9),
+        ]
+    )
+    batch = rollout([[1.0], [2.0], [3.0]], ended=[[0], [1], [0]], reward=[[1.0], [2.0], [3.0]])
+    metrics = both.update(batch, both.score(batch)[0])
+    assert metrics["reward/height"] == pytest.approx(2.0)
+    assert metrics["reward/height_share"] == pytest.approx(0.75)
+    assert metrics["reward/height_corr"] == pytest.approx(1.0)
+    assert metrics["reward/total"] == pytest.approx(8.0)
+    assert metrics["rollout/ep_learned_mean"] == pytest.approx(4 + 8)
+    metrics = both.update(batch, both.score(batch)[0])
+    assert metrics["rollout/ep_learned_mean"] == pytest.approx(np.mean([12, 12 + 12]))  # row 3 carried over
+
+
+def test_a_reward_that_is_not_finite_is_named_with_its_place():
+    batch = rollout([[1.0, 1.0], [1.0, np.nan]])
+    with pytest.raises(FloatingPointError, match="'height' gave nan for environment 1 at step 1 of its episode"):
+        mix().score(batch)
+
+
+def test_rows_without_an_answer_pay_nothing():
+    class Slow(Height):
+        def score(self, batch, memory=None):
+            value = super().score(batch)
+            return Scored(value, value > 1)
+
+    raw, _ = mix(Slow).score(rollout([[1.0, 3.0]]))
+    assert raw["height"].tolist() == [[0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"gamma": 99}, r"reward.height.gamma=99 is no discount; give a number in \(0, 1\]"),
+        ({"scale": "big"}, "reward.height.scale='big' is not one of none, return, ema, std"),
+        ({"shape": "round"}, "reward.height.shape='round' is not one of none, potential"),
+    ],
+)
+def test_bad_stream_settings_are_refused_with_the_value_and_the_choices(config, words):
+    with pytest.raises(ValueError, match=words):
+        mix(**config)
+
+
+def test_a_saved_mix_refuses_the_state_of_another():
+    other = Mix([Stream("age", Age(RewardConfig(), OBS, ACTIONS), gamma=0.9)])
+    with pytest.raises(ValueError, match=r"the saved mix has \['age'\], this one has \['height'\]"):
+        mix().load_state_dict(other.state_dict())
+
+
+def test_unknown_rewards_get_the_nearest_name():
+    with pytest.raises(ValueError, match="there is no reward 'rdn'; did you mean 'rnd'"):
+        rewards.make(["rdn"], OBS, ACTIONS)
+    with pytest.raises(ValueError, match="mix of no rewards"):
+        rewards.make([], OBS, ACTIONS)
+
+
+def test_registering_a_name_twice_is_refused(monkeypatch):
+    monkeypatch.setattr(rewards, "_registered", {})
+    rewards.register("height-for-test", Height)
+    assert rewards.get("height-for-test") is Height
+    with pytest.raises(ValueError, match="exists already"):
+        rewards.register("rnd", Height)
