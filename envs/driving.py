@@ -14,10 +14,35 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import RecordConstructorArgs
 
 from envs.family import Family, Goal, entry
 
-CLOSE = 20.0  # metres to the vehicle ahead, bumper to bumper at 25 m/s that is under a second
+CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
+
+
+class OneFrame(gym.Wrapper, RecordConstructorArgs):
+    """Draws one frame when asked for one.
+
+    highway-env draws nothing at all, black, where SDL has no screen, and after the first frame it draws one at every
+    simulation step, 5 to 15 for each frame anybody sees.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+
+    def render(self) -> Any:
+        inner: Any = self.unwrapped
+        image: Any = self.env.render()
+        if self.render_mode != "rgb_array" or not hasattr(inner, "viewer"):
+            return image
+        if inner.viewer is not None and not getattr(inner.viewer, "enabled", True):
+            inner.viewer.enabled = True
+            image = self.env.render()
+        if getattr(inner, "_record_video_wrapper", None) is None:
+            inner.enable_auto_render = False
+        return image
 
 
 def _gap(env: gym.Env) -> float:
@@ -60,17 +85,21 @@ _ROAD = [
     Goal("rightmost", "a green car in the lowest lane of the road", "a green car on a road", _is_rightmost),
 ]
 _TRACK = [Goal("on_track", "a red car on the grey track", "a red car", _on_track)]
-_HIGHWAY = ("highway", "merge")  # roads with lanes side by side, on which both goals mean something
+_HIGHWAY = ("highway", "merge")  # straight roads, where lanes and gaps have a plain meaning
 
 
 def _is_racing(spec: EnvSpec | None) -> bool:
     return spec is not None and spec.name == "CarRacing"
 
 
+def _is_highway(spec: EnvSpec | None) -> bool:
+    return spec is not None and spec.name.startswith(_HIGHWAY)
+
+
 def _goals(spec: EnvSpec) -> list[Goal]:
     if _is_racing(spec):
         return _TRACK
-    return _ROAD if spec.name.startswith(_HIGHWAY) else []
+    return _ROAD if _is_highway(spec) else []
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
@@ -78,6 +107,8 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
         return "the car is on the track" if _on_track(env) else "the car is off the track"
     if _crashed(env):
         return "the car has crashed"
+    if not _is_highway(env.spec):
+        return ""
     inner: Any = env.unwrapped
     speed = "fast" if inner.vehicle.speed > 27 else "slowly" if inner.vehicle.speed < 22 else "steadily"
     ahead = "the road ahead is clear" if _is_clear(env) else "another car is close ahead"
@@ -109,6 +140,7 @@ FAMILY = Family(
         entry(spec).startswith("highway_env.") or entry(spec).startswith("gymnasium.envs.box2d.car_racing")
     ),
     module="highway_env",
+    repair=OneFrame,
     caption=_caption,
     goals=_goals,
     success=_success,

@@ -107,7 +107,7 @@ class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
 
         self._crop, self._message = crop, message
         self._kind = glyph_kinds()
-        self._turn = nethack.NLE_BL_TIME
+        self._status = np.delete(np.arange(nethack.NLE_BLSTATS_SIZE), nethack.NLE_BL_TIME)
         rows, columns = nethack.DUNGEON_SHAPE
         half = crop // 2
         self._map = np.zeros((rows + 2 * half, columns + 2 * half), dtype=np.int64)  # 0 is dark
@@ -129,8 +129,8 @@ class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
         flat[self._begin + window.ravel()] = 1.0
         squashed = np.sign(status) * np.log1p(np.abs(status)) / 10.0
         squashed[:2] = x / 79.0, y / 21.0
-        end = self._view + len(status) - 1
-        flat[self._view : end] = np.delete(squashed, self._turn)
+        end = self._view + len(self._status)
+        flat[self._view : end] = squashed[self._status]
         if self._message:
             flat[end:] = _hashed_words(observation["message"].tobytes())
         return flat

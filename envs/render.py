@@ -60,8 +60,7 @@ def frame(env: gym.Env, size: int) -> np.ndarray:
     if small.min() == small.max():
         raise RuntimeError(
             f"{_name(env)} rendered one single colour ({int(small.min())} everywhere), which no reward can read; "
-            "with MuJoCo on EGL this follows the closing of another environment in the same process: "
-            "keep one rendering environment per process, or close the others last"
+            f"the renderers in use are {prepare()}: set these variables, or render in a process of its own"
         )
     return small
 

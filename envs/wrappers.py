@@ -104,7 +104,7 @@ class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
             info["episode"] = {"r": self._return, "l": self._length, "t": elapsed}
             success = self._success(self.env, self._return, bool(terminated), info)
             if success is not None:
-                info.setdefault("is_success", bool(success))
+                info["is_success"] = bool(info.get("is_success", success))
         return obs, reward, terminated, truncated, info
 
 
