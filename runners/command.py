@@ -162,7 +162,7 @@ def _cast(key: str, value: Any, kind: Any) -> Any:
         if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
         else (kind,)
     )
-    if value is None and type(None) in kinds or Any in kinds:
+    if (value is None and type(None) in kinds) or Any in kinds:
         return value
     if bool in kinds and isinstance(value, bool):
         return value
@@ -195,8 +195,6 @@ def _short(value: Any) -> str:
 
 def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfig:
     """Hydra puts the pieces together; each piece checks itself when it becomes an object."""
-    import agents
-    import rewards
     from hydra import compose as hydra_compose
     from hydra import initialize
     from hydra.core.config_store import ConfigStore
@@ -204,6 +202,9 @@ def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfi
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    import agents
+    import rewards
 
     store = ConfigStore.instance()
     for name in names:
@@ -280,10 +281,11 @@ def find_preset(given: dict[str, Any]) -> str | None:
     for name, preset in found.items():
         applies = preset["applies"]
         agent = preset["values"].get("agent", "ppo")
-        if applies and all(fnmatch.fnmatchcase(asked[key], str(pattern)) for key, pattern in applies.items()):
-            if given.get("agent", agent) == agent:
-                exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in applies.values())
-                matches.append((exact, len(applies), name))
+        if not applies or given.get("agent", agent) != agent:
+            continue
+        if all(fnmatch.fnmatchcase(asked[key], str(pattern)) for key, pattern in applies.items()):
+            exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in applies.values())
+            matches.append((exact, len(applies), name))
     return max(matches)[2] if matches else None
 
 
@@ -295,3 +297,25 @@ def _preset_values(name: str, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("reward", values.get("reward")) != values.get("reward") and "reward" in values:
         values = {key: value for key, value in values.items() if not key.startswith("reward")}
     return values
+
+
+def fill_goals(config: TrainConfig) -> None:
+    """Give a reward that wants a goal, and got none, the one that the environment's family knows.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    from envs.make import goals
+
+    for name, options in config.reward.items():
+        if getattr(options, "goal", True):
+            continue
+        known = goals(config.env)
+        if not known:
+            raise UsageError(
+                f"reward={name} needs a sentence for {config.env}, for which none is known; "
+                f'give reward.{name}.goal="what you want to see"'
+            )
+        options.goal = known[0].prompt
+        if not getattr(options, "baseline", True):
+            options.baseline = known[0].baseline

@@ -3,7 +3,7 @@
     python -m runners.list              everything
     python -m runners.list rnd          one reward or agent: what it is, and its options
 
-The lines are the first sentences of docstrings, read from the files without importing them: torch takes seconds to import.
+The lines are the first sentences of docstrings, read from the files without importing them: torch takes seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def help_text() -> str:
             agents_text(),
             presets_text(),
             "python -m runners.list           environments too\n"
-            "python -m runners.list NAME      the options of a reward (reward.NAME.<field>) or an agent (agent.<field>)",
+            "python -m runners.list NAME      the options of a reward (reward.NAME.<field>) or agent (agent.<field>)",
         ]
     )
 
@@ -101,8 +101,9 @@ def reward_targets() -> dict[str, str]:
 
 
 def _environments() -> str:
-    from envs.make import families
     from gymnasium.envs.registration import registry
+
+    from envs.make import families
 
     blocks = []
     for family in families().values():
@@ -178,7 +179,7 @@ _shown = {("TrainConfig", "reward"): "task", ("TrainConfig", "agent"): "ppo"}  #
 
 
 def fields_of(tree: ast.Module, cls: str) -> list[tuple[str, str, str]]:
-    """The fields of a dataclass as (name, default, explanation): the trailing comment, or the entry under Attributes."""
+    """The fields of a dataclass as (name, default, explanation): its trailing comment or entry under Attributes."""
     node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls)
     lines: list[str] = tree.source.splitlines()  # type: ignore[attr-defined]
     written = _attributes(ast.get_docstring(node) or "")

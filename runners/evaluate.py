@@ -1,0 +1,238 @@
+"""How good a policy is in the task's own terms: return, success, goal steps, beside a random policy.
+
+    python -m runners.evaluate run=runs/CartPole-v1/ppo-task+rnd/20261121-120000-s0 episodes=20
+
+The learned reward is never its own judge; it appears in the video only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runners.config import TrainConfig, UsageError, load, unknown
+
+if TYPE_CHECKING:
+    from rewards.mix import Mix
+
+Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
+SEED = 1_000_000  # evaluation episodes never share a seed with training
+
+
+@dataclass
+class Scores:
+    """What some episodes were worth to the task."""
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    successes: list[bool] = field(default_factory=list)  # empty where the environment does not say
+    goal_steps: list[int] = field(default_factory=list)  # steps in which the goal was true; empty without a goal
+    goal: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers: per-episode lists, their means, IQM and 95 % interval of the return."""
+        low, high = interval(self.returns)
+        return {
+            "episodes": len(self.returns),
+            "task_return": float(np.mean(self.returns)),
+            "task_return_iqm": iqm(self.returns),
+            "task_return_interval": [low, high],
+            "length": float(np.mean(self.lengths)),
+            "success": float(np.mean(self.successes)) if self.successes else None,
+            "goal": self.goal or None,
+            "goal_steps": float(np.mean(self.goal_steps)) if self.goal_steps else None,
+            "returns": self.returns,
+        }
+
+
+def play(
+    env_id: str,
+    act: Act | None,
+    episodes: int,
+    *,
+    seed: int = 0,
+    max_steps: int = 50_000,
+    max_episode_steps: int | None = None,
+) -> Scores:
+    """Play whole episodes, one after the other.
+
+    Args:
+        env_id: the environment.
+        act: the policy; None acts at random.
+        episodes: how many, at least 1.
+        seed: episode i starts from seed `SEED + 1000 * seed + i`, whoever plays.
+        max_steps: no further episode begins after this many steps.
+        max_episode_steps: as in training.
+    """
+    from envs.make import goals, make
+
+    goal = next(iter(goals(env_id)), None)
+    scores = Scores(goal=goal.name if goal else "")
+    env = make(env_id, max_episode_steps=max_episode_steps)
+    first = SEED + 1000 * seed
+    env.action_space.seed(first)
+    try:
+        for index in range(episodes):
+            if index > 0 and sum(scores.lengths) >= max_steps:
+                break
+            obs, info = env.reset(seed=first + index)
+            ended, begins, met = False, True, 0
+            while not ended:
+                action = env.action_space.sample() if act is None else act(obs, begins)
+                obs, _, terminated, truncated, info = env.step(action)
+                ended, begins = terminated or truncated, False
+                met += goal is not None and bool(goal.truth(env))
+            scores.returns.append(float(info["episode"]["r"]))
+            scores.lengths.append(int(info["episode"]["l"]))
+            if "is_success" in info:
+                scores.successes.append(bool(info["is_success"]))
+            if goal is not None:
+                scores.goal_steps.append(met)
+    finally:
+        env.close()
+    return scores
+
+
+def policy(model: Any) -> Act:
+    """The deterministic policy of an SB3 model; it keeps an LSTM's state between calls."""
+    state: Any = None
+
+    def act(obs: Any, begins: bool) -> Any:
+        nonlocal state
+        start = np.array([begins])
+        action, state = model.predict(obs, state=None if begins else state, episode_start=start, deterministic=True)
+        return action
+
+    return act
+
+
+def iqm(values: list[float]) -> float:
+    """Mean of the middle half: deaf to the best and the worst quarter, but not to everything else."""
+    from scipy.stats import trim_mean
+
+    return float(trim_mean(values, 0.25))
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the IQM; the value itself where there is no spread."""
+    from scipy.stats import bootstrap, trim_mean
+
+    if len(values) < 2 or np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
+    result = bootstrap(
+        (np.asarray(values),),
+        lambda x, axis: trim_mean(x, 0.25, axis=axis),
+        method="percentile",
+        n_resamples=2000,
+        rng=np.random.default_rng(0),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def table(columns: dict[str, dict[str, Any]]) -> str:
+    """Scores side by side: one column per policy."""
+    rows = [
+        ("task return", "task_return"),
+        ("task return, IQM", "task_return_iqm"),
+        ("95 % interval", "task_return_interval"),
+    ]
+    goal = next((c["goal"] for c in columns.values() if c["goal"]), None)
+    rows += [(f"steps with goal '{goal}'", "goal_steps"), ("success", "success"), ("episode length", "length")]
+    lines = [["", *columns]]
+    for words, key in rows:
+        values = [column[key] for column in columns.values()]
+        if any(value is not None for value in values):
+            lines.append([words, *map(_number, values)])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  " + line[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))
+        for line in lines
+    )
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return " to ".join(map(_number, value))
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def load_run(run: Path) -> tuple[TrainConfig, Any, Mix]:
+    """A trained run at its newest checkpoint: its configuration, its policy as an SB3 model, its mix."""
+    import agents
+    import agents.sb3
+    import rewards
+    from runners import checkpoint
+
+    if not (run / "config.yaml").exists():
+        raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
+    config = load(run / "config.yaml")
+    found = checkpoint.load(run / "checkpoints", lambda sentence: print(sentence, file=sys.stderr))
+    if found is None:
+        raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
+    state = found[0]
+    venv = agents.sb3.make_venv(config.env, 1, config.seed, max_episode_steps=config.max_episode_steps)
+    options = config.agent
+    if hasattr(options, "buffer_size"):
+        options.buffer_size = 1  # nothing will be stored
+    model = agents.get(config.agent_name).build(options, venv, seed=config.seed, device="cpu")
+    model.policy.load_state_dict(state["agent"]["modules"]["policy"])
+    mix = rewards.make(
+        config.reward, venv.observation_space, venv.action_space, gamma=options.gamma, seed=config.seed, device="cpu"
+    )
+    mix.load_state_dict(state["mix"])
+    return config, model, mix
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Evaluate a run; returns the exit code."""
+    from runners.exits import USAGE, explain
+
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(f"{__doc__}\nkeys: run= (a run's folder), episodes=20, seed=0, video=true")
+        return 0 if arguments else USAGE
+    try:
+        return _evaluate(arguments)
+    except Exception as error:
+        code, sentence = explain(error, "set-up")
+        if not sentence:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return code
+
+
+def _evaluate(arguments: list[str]) -> int:
+    options: dict[str, str] = {"run": "", "episodes": "20", "seed": "0", "video": "true"}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in options:
+            raise UsageError(unknown("key", key, options))
+        options[key] = value
+    if not options["run"]:
+        raise UsageError("run= is missing; give a run's folder below runs/")
+    for key, low in (("episodes", 1), ("seed", 0)):
+        if not options[key].isdigit() or int(options[key]) < low:
+            raise UsageError(f"{key}={options[key]} is out of range; give a whole number, {low} or more")
+    run, episodes, seed = Path(options["run"]), int(options["episodes"]), int(options["seed"])
+    config, model, mix = load_run(run)
+    limits = {"seed": seed, "max_episode_steps": config.max_episode_steps, "max_steps": config.eval_steps}
+    columns = {"this run": play(config.env, policy(model), episodes, **limits).to_dict()}  # type: ignore[arg-type]
+    columns["random"] = play(config.env, None, episodes, **limits).to_dict()  # type: ignore[arg-type]
+    print(f"{config.env}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
+    print(table(columns))
+    if options["video"] != "false":
+        from runners.video import film
+
+        print(f"video: {film(config, model, mix, run / 'video.mp4', seed=seed)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

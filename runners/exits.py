@@ -1,0 +1,109 @@
+"""How a run ends: exit codes, signals that wait for a safe point, and one sentence for every expected error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any
+
+from runners.checkpoint import CheckpointError, VersionError
+from runners.config import UsageError
+
+OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD = 0, 1, 2, 3, 4, 5, 6, 7
+INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
+
+
+class Stopped(BaseException):
+    """A signal asked the run to stop; like KeyboardInterrupt it is no `Exception`, so nothing swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return 128 + self.number
+
+
+class Signals:
+    """Ctrl-C and SIGTERM: at once where nothing can be lost, at the next safe point while `deferred`.
+
+    The handler itself only sets a flag or raises: writing files inside a handler could meet a write that is going on.
+    A second Ctrl-C while the first is waiting exits at once.
+    """
+
+    def __init__(self) -> None:
+        self.deferred = False
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.deferred:
+            raise Stopped(number)
+        if self.received is not None and number == signal.SIGINT:
+            os._exit(INTERRUPTED)
+        self.received = number
+        sys.stderr.write("\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
+
+
+def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
+    """The exit code of an error and the sentence for the user; an empty sentence asks for the traceback.
+
+    Args:
+        error: what was raised.
+        phase: "set-up", "training" or "report".
+        step: environment steps so far.
+    """
+    sentence = " ".join(str(error).split())
+    if isinstance(error, (UsageError, VersionError)):
+        return USAGE, sentence
+    if isinstance(error, ImportError):
+        return MISSING, sentence
+    if isinstance(error, FloatingPointError):
+        return NUMERICAL, sentence
+    if isinstance(error, ValueError) and sentence.startswith("Expected parameter "):  # torch.distributions
+        return NUMERICAL, (
+            f"the policy's outputs stopped being finite at step {step:,}: training diverged; lower agent.learning_rate "
+            "or scale the reward (reward.<name>.scale=return)"
+        )
+    if isinstance(error, CheckpointError):
+        return STORAGE, sentence
+    if isinstance(error, ValueError) and phase == "set-up":
+        return USAGE, sentence
+    if isinstance(error, OSError) and phase == "set-up":
+        wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+        return (USAGE if wrong_path else STORAGE), sentence
+    owner = _owner(error)
+    if owner is not None:
+        code, words = owner
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{last.filename}:{last.lineno}"
+        return code, f"{words} failed after {step:,} steps: {type(error).__name__}: {sentence} ({place})"
+    if isinstance(error, OSError):
+        return STORAGE, sentence
+    return FAILED, ""
+
+
+def _owner(error: BaseException) -> tuple[int, str] | None:
+    """Whose code raised: the innermost call that was a reward's or an environment's."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(("envs.", "gymnasium.")) and frame.f_code.co_name in ("step", "reset", "render", "frame"):
+            found = (ENVIRONMENT, "the environment")
+        elif module.startswith("rewards.") and frame.f_code.co_name in ("score", "update", "embed"):
+            found = (REWARD, "the reward")
+    return found

@@ -1,0 +1,367 @@
+"""Train an agent on a reward, then tell the task's own truth about it.
+
+    python -m runners.train env=CartPole-v1 reward=rnd
+
+command line -> config -> envs -> mix -> agent -> learn -> evaluate -> report
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewards.mix import Mix
+    from runners.config import TrainConfig
+    from runners.control import Control
+    from runners.exits import Signals
+    from runners.folder import RunFolder
+    from runners.log import Live
+    from runners.saver import Saver
+
+PACKAGES = ("agents", "envs", "rewards", "runners")
+LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    stranger = intruder()
+    if stranger:
+        print(f"error: {stranger}", file=sys.stderr)
+        return 2
+    if not argv or "--help" in argv or "-h" in argv:
+        from runners.list import help_text
+
+        print(help_text())
+        return 0 if argv else 2
+
+    from runners.exits import Signals, Stopped, explain
+
+    work = Work(argv)
+    with Signals() as signals:
+        try:
+            return train(work, signals)
+        except Stopped as stop:
+            work.end("stopped", stop.code)
+            print(f"stopped at step {work.step:,}; the same command continues from the last checkpoint")
+            return stop.code
+        except Exception as error:
+            code, sentence = explain(error, work.phase, work.step)
+            work.end("failed", code, sentence or str(error))
+            if not sentence or os.environ.get("LODESTAR_DEBUG"):
+                traceback.print_exc()
+            if sentence:
+                print(f"error: {sentence}", file=sys.stderr)
+            return code
+        finally:
+            work.close()
+
+
+def intruder() -> str | None:
+    """One sentence if one of our package names belongs to somebody else (`openai-agents` installs an `agents`)."""
+    home = Path(__file__).resolve().parent.parent
+    for name in PACKAGES:
+        spec = util.find_spec(name)
+        origin = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or []), None)
+        if origin is None:
+            return f"the package {name!r} is missing beside {home}; install lodestar-rl again"
+        place = Path(origin).resolve()
+        if (place.parent.parent if place.suffix else place.parent) != home:
+            return (
+                f"the package {name!r} is {place.parent}, which is not part of lodestar-rl in {home}; "
+                "use a separate environment for the other one"
+            )
+    return None
+
+
+def train(work: Work, signals: Signals) -> int:
+    """The whole run, top to bottom."""
+    config, preset = work.configure()
+    folder = work.open(config)
+    if folder.status().get("state") == "finished":
+        print(f"{folder.path} is finished already; nothing to do")
+        return 0
+    parts = build(config)
+    state = work.saved_state()
+    announce(config, preset, parts, work)
+    control = start_control(config, work)
+
+    saver, live = work.begin(config, parts, state, signals)
+    signals.deferred = True
+    learn(config, parts, saver, work)
+    signals.deferred = False
+    live.close()
+
+    work.phase = "report"
+    scores = evaluate(config, parts, control)
+    report(config, parts, scores, control, work)
+    code = 5 if saver.storage_error else 0
+    work.end("failed" if code else "finished", code, saver.storage_error)
+    if saver.storage_error:
+        print(f"error: the last checkpoint could not be written: {saver.storage_error}", file=sys.stderr)
+    return code
+
+
+@dataclass
+class Parts:
+    """What learns, what pays it, and where."""
+
+    venv: Any  # SB3 VecEnv
+    mix: Mix
+    model: Any  # SB3 algorithm
+    driver: Any  # the callback that feeds the mix
+    n_envs: int
+    device: str
+
+
+def build(config: TrainConfig) -> Parts:
+    """Environments, mix and agent, and the driver that the agent takes a reward through."""
+    import torch
+
+    import agents
+    import rewards
+    from agents.sb3 import make_venv
+
+    torch.set_num_threads(config.num_threads)
+    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    agent = agents.get(config.agent_name)
+    n_envs = config.n_envs or agent.n_envs
+    spaces = make_venv(config.env, 1, config.seed, max_episode_steps=config.max_episode_steps)
+    agent.check(spaces.observation_space, spaces.action_space)
+    mix = rewards.make(
+        config.reward,
+        spaces.observation_space,
+        spaces.action_space,
+        gamma=config.agent.gamma,
+        seed=config.seed,
+        device=device,
+    )
+    spaces.close()
+    venv = make_venv(
+        config.env,
+        n_envs,
+        config.seed,
+        processes=config.processes,
+        max_episode_steps=config.max_episode_steps,
+        frame_size=mix.frame_size,
+        text="text" in mix.requires,
+    )
+    driver, buffer = make_driver(agent.driver, mix, venv)
+    model = agent.build(config.agent, venv, seed=config.seed, device=device, buffer=buffer)
+    return Parts(venv, mix, model, driver, n_envs, device)
+
+
+def make_driver(kind: str, mix: Mix, venv: Any) -> tuple[Any, Any]:
+    """The callback that feeds the mix, and (replay buffer class, its arguments) for off-policy agents."""
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+
+    from rewards.sb3 import RelabelCallback, RewardCallback, relabelling
+
+    if kind == "rollout":
+        return RewardCallback(mix), None
+    plain = DictReplayBuffer if isinstance(venv.observation_space, spaces.Dict) else ReplayBuffer
+    return RelabelCallback(), (relabelling(plain), {"mix": mix})
+
+
+def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) -> None:
+    """What is about to happen; the composed reward first."""
+    print(f"reward: {parts.mix.describe()}")
+    for note in parts.mix.notes():
+        print(f"note: {note}")
+    if preset:
+        print(f"preset: {preset} (preset=none switches it off)")
+    print(
+        f"run: {config.agent_name} on {config.env}, {config.total_timesteps:,} steps, {parts.n_envs} environments, "
+        f"seed {config.seed}, {parts.device}"
+    )
+    print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
+
+
+def start_control(config: TrainConfig, work: Work) -> Control | None:
+    """The control run in a second process, if the reward names one and the run is short."""
+    from runners import control
+
+    if not control.wanted(config):
+        return None
+    try:
+        work.control = control.Control(config, work.argv, work.folder.path)
+    except OSError as error:
+        print(f"no control run ({error}); training goes on without it")
+        return None
+    print(f"{work.control.label}, beside this run (control=none switches it off)", flush=True)
+    return work.control
+
+
+def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
+    """SB3's learn, for as many steps as are left."""
+    from stable_baselines3.common.callbacks import CallbackList
+
+    work.phase = "training"
+    left = config.total_timesteps - work.step
+    if left > 0:
+        parts.model.num_timesteps = work.step  # the rest is restored at the first rollout
+        parts.model.learn(
+            left,
+            callback=CallbackList([saver, parts.driver]),
+            log_interval=None,  # the saver writes the rows
+            reset_num_timesteps=work.step == 0,
+        )
+        saver.finish()
+    elif saver.waiting is not None:  # killed between the last checkpoint and the report
+        parts.model.policy.load_state_dict(saver.waiting["agent"]["modules"]["policy"])
+        parts.mix.load_state_dict(saver.waiting["mix"])
+    saver.logger.close()
+
+
+def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict[str, dict[str, Any]]:
+    """The task's truth about this policy, a random one, and the control's."""
+    if config.eval_episodes == 0:
+        return {}
+    from runners.evaluate import play, policy
+
+    limits: dict[str, Any] = {"max_steps": config.eval_steps, "max_episode_steps": config.max_episode_steps}
+    scores = {
+        "this run": play(config.env, policy(parts.model), config.eval_episodes, seed=config.seed, **limits).to_dict(),
+        "random": play(config.env, None, config.eval_episodes, seed=config.seed, **limits).to_dict(),
+    }
+    if control is not None:
+        if control.process.poll() is None:
+            print("waiting for the control run", flush=True)
+        result = control.result()
+        if result is None:
+            print(f"the control run failed; its last words are in {control.log}")
+        else:
+            scores[control.label] = result
+    return scores
+
+
+def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: Control | None, work: Work) -> None:
+    """Numbers, film, curve, and the line for TensorBoard. A picture that fails costs a sentence, not the run."""
+    from runners.checkpoint import write_atomically
+    from runners.evaluate import table
+    from runners.video import curve, film
+
+    path = work.folder.path
+    if scores:
+        print(f"\ntask truth over {scores['this run']['episodes']} episodes of the trained policy")
+        print(table(scores))
+    pictures = [("curve", lambda: curve(path, f"{config.env}: {parts.mix.describe()}", scores=scores, control=control))]
+    if config.video:
+        pictures.append(("video", lambda: film(config, parts.model, parts.mix, path / "video.mp4", seed=config.seed)))
+    for name, draw in reversed(pictures):
+        try:
+            print(f"{name + ':':<12}{draw()}")
+        except Exception as error:
+            if os.environ.get("LODESTAR_DEBUG"):
+                traceback.print_exc()
+            print(f"{name + ':':<12}none ({type(error).__name__}: {error})")
+    print(f"{'tensorboard:':<12}{sys.executable} -m tensorboard.main --logdir {shlex.quote(str(path))}")
+    with suppress(OSError):
+        write_atomically(path / "result.json", json.dumps(scores, indent=1) + "\n")
+
+
+class Work:
+    """What must be known, and tidied up, however a run ends."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.argv = argv
+        self.phase = "set-up"
+        self.folder: RunFolder
+        self.control: Control | None = None
+        self._model: Any = None
+        self._start = 0
+        self._live: Live | None = None
+        self._opened = False
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        return self._start if self._model is None else max(self._start, int(self._model.num_timesteps))
+
+    def configure(self) -> tuple[TrainConfig, str | None]:
+        """Command line -> configuration, with the environment's own goal where the user gave none."""
+        from runners.command import compose, fill_goals
+
+        config, preset = compose(self.argv)
+        fill_goals(config)
+        return config, preset
+
+    def open(self, config: TrainConfig) -> RunFolder:
+        """Lock the folder this command works in."""
+        from runners.folder import open_folder
+
+        self.folder = open_folder(config)
+        self._opened = True
+        return self.folder
+
+    def saved_state(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint of the folder."""
+        from runners import checkpoint
+
+        found = checkpoint.load(self.folder.checkpoints)
+        if found is None:
+            return None
+        state, self._start = found
+        return state
+
+    def begin(
+        self, config: TrainConfig, parts: Parts, state: dict[str, Any] | None, signals: Signals
+    ) -> tuple[Saver, Live]:
+        """Write down the run, open its logs, make the callback that keeps it."""
+        from runners.log import Live, make_logger
+        from runners.saver import Saver
+
+        self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
+        self._live = live = Live(config.total_timesteps, self._start)
+        self._model = parts.model
+        parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
+        saver = Saver(
+            self.folder.checkpoints,
+            parts.mix,
+            parts.driver,
+            signals,
+            live,
+            every=int(config.checkpoint_every),
+            log_every=int(config.log_every) or LOG_EVERY,
+            state=state,
+            on_save=self._saved,
+        )
+        return saver, live
+
+    def _saved(self, step: int) -> None:
+        with suppress(OSError):
+            self.folder.write_status(step=step)
+
+    def end(self, state: str, code: int, error: str | None = None) -> None:
+        """Write down how it ended; a folder in which nothing happened disappears."""
+        if self._live is not None:
+            self._live.close()
+        if not self._opened:
+            return
+        if self._model is None and self.folder.new:
+            self.folder.discard()
+            self._opened = False
+            return
+        with suppress(OSError):
+            self.folder.write_status(state=state, step=self.step, error=error, exit_code=code)
+
+    def close(self) -> None:
+        """Stop the control run and let others into the folder."""
+        if self.control is not None:
+            self.control.stop()
+        if self._opened:
+            self.folder.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

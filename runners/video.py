@@ -1,0 +1,161 @@
+"""Pictures of a run: a film of one episode with the learned reward drawn over it, and the learning curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runners.config import TrainConfig
+from runners.evaluate import SEED, policy
+from runners.log import LEARNED_RETURN, TASK_RETURN, read_csv
+
+if TYPE_CHECKING:
+    from rewards.mix import Mix
+    from runners.control import Control
+
+SIDE = 448  # pixels of the film's picture
+STRIP = 96  # pixels of the plot below it
+COLOURS = ("#4c9be8", "#f2a541", "#5fbf77", "#d9607c", "#9d7fe0", "#8c8c8c")
+
+
+def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0, steps: int = 1000) -> Path:
+    """Film one episode of a trained policy; what each stream pays is drawn below the picture as it happens.
+
+    Args:
+        config: of the run.
+        model: the SB3 model.
+        mix: what paid it, as it stands after training.
+        path: of the mp4.
+        seed: which evaluation episode.
+        steps: at most so many are filmed.
+    """
+    import imageio.v2 as imageio
+
+    images, streams = _play(config, model, mix, seed, steps)
+    fps = max(10, min(30, len(images) // 8))  # short episodes in slow motion
+    with imageio.get_writer(path, fps=fps, codec="libx264", quality=7, macro_block_size=16) as writer:
+        for t in range(len(images)):
+            writer.append_data(_draw(images[t], streams, t))
+    return path
+
+
+def _play(
+    config: TrainConfig, model: Any, mix: Mix, seed: int, steps: int
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """One episode: pictures (side, side, 3), and what every stream and the task paid at each of them."""
+    from envs import render
+    from envs.make import make
+    from envs.transitions import Cursor, from_gym_step
+    from envs.types import stack
+
+    env = make(
+        config.env,
+        render_mode="rgb_array",
+        frame_size=mix.frame_size,
+        text="text" in mix.requires,
+        max_episode_steps=config.max_episode_steps,
+    )
+    try:
+        cursor, act = Cursor(1), policy(model)
+        obs, info = env.reset(seed=SEED + 1000 * seed)
+        cursor.begin(*(None if key not in info else _row(info[key]) for key in ("frame", "text")))
+        images, rows, ended = [render.frame(env, SIDE)], [], False
+        while not ended and len(rows) < steps:
+            action = act(obs, not rows)
+            next_obs, reward, terminated, truncated, info = env.step(action)
+            rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
+            images.append(render.frame(env, SIDE))
+            obs, ended = next_obs, terminated or truncated
+    finally:
+        env.close()
+    batch = mix.embed(stack(rows))
+    raw, _ = mix.score(batch)
+    paid = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
+    if "task" not in paid:
+        paid["task (not paid)"] = batch.reward[:, 0]
+    return images[1:], paid
+
+
+def _row(value: Any) -> np.ndarray:
+    return np.array([value], object) if isinstance(value, str) else np.asarray(value)[None]
+
+
+def _draw(image: np.ndarray, streams: dict[str, np.ndarray], t: int) -> np.ndarray:
+    """The picture of step t with a strip below: one line per stream up to now, its value beside its name."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    height = STRIP + 18 * len(streams)
+    canvas = Image.new("RGB", (SIDE, -(-(SIDE + height) // 16) * 16), "#16181d")
+    canvas.paste(Image.fromarray(image), (0, 0))
+    draw = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(14)
+    left, top, width = 10, SIDE + 8, SIDE - 20
+    draw.line([(left, top + STRIP - 16), (left + width, top + STRIP - 16)], fill="#3a3f4b")
+    for number, (name, values) in enumerate(streams.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        low, high = float(values.min()), float(values.max())
+        unit = (values[: t + 1] - low) / (high - low) if high > low else np.full(t + 1, 0.5)
+        x = left + width * np.arange(t + 1) / max(len(values) - 1, 1)
+        y = top + (STRIP - 18) * (1 - unit)
+        points = list(zip(x.tolist(), y.tolist()))
+        if len(points) > 1:
+            draw.line(points, fill=colour, width=2)
+        last_x, last_y = points[-1]
+        draw.ellipse([last_x - 3, last_y - 3, last_x + 3, last_y + 3], fill=colour)
+        words = f"{name}  {values[t]:+.4f}   sum {values[: t + 1].sum():+.2f}   range {low:.3f} to {high:.3f}"
+        draw.text((left, top + STRIP - 8 + 18 * number), words, fill=colour, font=font)
+    draw.text((SIDE - 70, 6), f"step {t + 1}", fill="#808080", font=font)
+    return np.asarray(canvas)
+
+
+def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, control: Control | None = None) -> Path:
+    """Task return and learned return over environment steps, as `curve.png` in a run's folder.
+
+    Args:
+        folder: of the run.
+        title: what was run.
+        scores: of the final evaluation; the random policy's is drawn as a line.
+        control: the control run, whose task return is drawn too.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    steps, task = _column(folder, TASK_RETURN)
+    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axis.plot(steps, task, color=COLOURS[0], linewidth=2, label="task return")
+    if control is not None and (control.run / "metrics.csv").exists():
+        axis.plot(
+            *_column(control.run, TASK_RETURN), color="#9aa0aa", linewidth=1.5, label=f"task return, {control.label}"
+        )
+    if scores:
+        axis.axhline(
+            scores["random"]["task_return"], color="#606670", linestyle=":", label="task return, random policy"
+        )
+    axis.set_xlabel("environment steps")
+    axis.set_ylabel("task return", color=COLOURS[0])
+    axis.spines["top"].set_visible(False)
+    handles, labels = axis.get_legend_handles_labels()
+    steps, learned = _column(folder, LEARNED_RETURN)
+    if len(learned) and not np.allclose(learned, np.interp(steps, *_column(folder, TASK_RETURN))):
+        other = axis.twinx()
+        other.plot(steps, learned, color=COLOURS[1], linewidth=1.5, label="learned return")
+        other.set_ylabel("learned return", color=COLOURS[1])
+        other.spines["top"].set_visible(False)
+        more = other.get_legend_handles_labels()
+        handles, labels = handles + more[0], labels + more[1]
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    axis.set_title(title, fontsize=10, loc="left")
+    path = folder / "curve.png"
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return path
+
+
+def _column(folder: Path, tag: str) -> tuple[Sequence[float], Sequence[float]]:
+    rows = [row for row in read_csv(folder / "metrics.csv") if row.get(tag)]
+    return [float(row["step"]) for row in rows], [float(row[tag]) for row in rows]
