@@ -1,0 +1,185 @@
+"""Learning studies: the same agent with and without a learned reward, five seeds each, until the result can be shown.
+
+    keycorridor    MiniGrid-KeyCorridorS3R2-v0: does a first-visit bonus find the ball that the task alone never pays for?
+    mountaincar    MountainCar-v0: how many steps until the flag, with the task alone, with RND faded out, with RND kept up?
+
+A run is judged by the task's own return and success over its last 100 episodes, never by the learned reward. Finished runs are
+kept in the CSV, so the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners import results
+
+SEEDS = 5
+WINDOW = 100  # episodes that a mean return and a success rate look back on
+
+
+@dataclass(frozen=True)
+class Study:
+    """One environment, one agent, several rewards."""
+
+    name: str
+    env_id: str
+    n_envs: int
+    steps: int  # environment steps of a run, summed over environments
+    agent: dict[str, Any]  # options of PPO
+    arms: dict[str, dict[str, dict[str, Any]]]  # arm -> reward -> its options
+    figures: Callable[[list[dict[str, Any]]], dict[str, float]]
+    threshold: float = float("inf")  # the mean return that counts as solved
+    adapter: dict[str, Any] = field(default_factory=dict)
+
+
+def run(study: Study, folder: Path) -> dict[str, float]:
+    """Run what is missing of a study, one run at a time; returns its figures."""
+    rows = results.read_rows(folder / f"{study.name}.csv")
+    finished = {(row["arm"], int(row["seed"])) for row in rows}
+    for seed in range(SEEDS):
+        for arm, rewards in study.arms.items():
+            if (arm, seed) in finished:
+                continue
+            row, curve = train(study, arm, rewards, seed)
+            results.append_rows(folder / f"{study.name}_curves.csv", curve)
+            results.append_rows(folder / f"{study.name}.csv", [row])
+            rows.append(row)
+            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    return study.figures(rows)
+
+
+def train(
+    study: Study, arm: str, options: dict[str, dict[str, Any]], seed: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One run: its row for the table, and its curve, a point every 10,000 steps."""
+    import torch
+
+    import rewards
+    from agents.sb3 import PPO, PPOConfig, make_venv
+    from rewards.sb3 import RewardCallback
+
+    torch.set_num_threads(1)
+    venv = make_venv(study.env_id, study.n_envs, seed * 1000, **study.adapter)
+    configs = {name: rewards.get(name).Config(**values) for name, values in options.items()}
+    config = PPOConfig(**study.agent)
+    mix = rewards.make(configs, venv.observation_space, venv.action_space, gamma=config.gamma, seed=seed)
+    model = PPO.build(config, venv, seed=seed, device="cpu")
+    watch = _watch(study.threshold)
+    start = time.perf_counter()
+    model.learn(study.steps, callback=[RewardCallback(mix), watch])
+    seconds = time.perf_counter() - start
+    venv.close()
+    row = {
+        "arm": arm,
+        "seed": seed,
+        "reward": mix.describe(),
+        "steps": model.num_timesteps,
+        "first_success": watch.first_success,
+        "solved_at": watch.solved_at,
+        "best_return": round(max(point["return"] for point in watch.curve), 4),
+        "final_return": round(watch.curve[-1]["return"], 4),
+        "final_success": round(watch.curve[-1]["success"], 4),
+        "seconds": round(seconds, 1),
+    }
+    curve = [{"arm": arm, "seed": seed, **point} for point in _thin(watch.curve, 10_000)]
+    return row, curve
+
+
+def _watch(threshold: float) -> Any:
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Watch(BaseCallback):
+        """Task return and success over the last episodes, after every rollout."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.curve: list[dict[str, float]] = []
+            self.first_success: int | str = ""  # empty: never
+            self.solved_at: int | str = ""
+
+        def _on_step(self) -> bool:
+            if self.first_success == "" and any(info.get("is_success") for info in self.locals["infos"]):
+                self.first_success = self.num_timesteps
+            return True
+
+        def _on_rollout_end(self) -> None:
+            episodes = [episode["r"] for episode in self.model.ep_info_buffer or ()][-WINDOW:]
+            if not episodes:
+                return
+            success = list(self.model.ep_success_buffer or ())[-WINDOW:]
+            mean = float(np.mean(episodes))
+            point = {"steps": self.num_timesteps, "return": mean, "success": float(np.mean(success or [0.0]))}
+            self.curve.append(point)
+            if self.solved_at == "" and len(episodes) == WINDOW and mean > threshold:
+                self.solved_at = self.num_timesteps
+
+    return Watch()
+
+
+def _thin(curve: list[dict[str, float]], every: int) -> list[dict[str, float]]:
+    """The last point of each `every` steps, rounded."""
+    kept = {int(point["steps"]) // every: point for point in curve}
+    return [{key: round(value, 4) for key, value in point.items()} for point in kept.values()]
+
+
+def _of(rows: list[dict[str, Any]], arm: str, column: str, never: float = 0.0) -> list[float]:
+    return [float(row[column]) if row[column] != "" else never for row in rows if row["arm"] == arm]
+
+
+def _keycorridor_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        "keycorridor_count": results.iqm(_of(rows, "count", "final_success")),
+        "keycorridor_task": results.iqm(_of(rows, "task", "final_success")),
+    }
+
+
+def _mountaincar_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Steps to the threshold; a run that never got there counts as if it had at its last step, which flatters it."""
+    steps = {arm: results.iqm(_of(rows, arm, "solved_at", MOUNTAINCAR.steps)) for arm in MOUNTAINCAR.arms}
+    final = {arm: results.iqm(_of(rows, arm, "final_return")) for arm in MOUNTAINCAR.arms}
+    return {
+        "mountaincar_rnd_steps_ratio": steps["rnd_faded"] / steps["task"],
+        **{f"mountaincar_{arm}_steps": value for arm, value in steps.items()},
+        **{f"mountaincar_{arm}_final_return": value for arm, value in final.items()},
+    }
+
+
+KEYCORRIDOR = Study(
+    name="keycorridor",
+    env_id="MiniGrid-KeyCorridorS3R2-v0",
+    n_envs=16,
+    steps=300_000,
+    agent={
+        "n_steps": 128,
+        "learning_rate": 5e-4,
+        "ent_coef": 0.01,
+        "net_arch": [128, 128],
+        "batch_size": 256,
+        "n_epochs": 4,
+    },
+    arms={"task": {"task": {}}, "count": {"task": {}, "count": {"weight": 0.01}}},
+    figures=_keycorridor_figures,
+)
+
+_RND = {"scale": "ema", "learning_rate": 1e-4}
+MOUNTAINCAR = Study(
+    name="mountaincar",
+    env_id="MountainCar-v0",
+    n_envs=16,
+    steps=500_000,
+    agent={"n_steps": 128, "learning_rate": 1e-3, "batch_size": 256, "n_epochs": 4},
+    arms={
+        "task": {"task": {}},
+        "rnd_faded": {"task": {}, "rnd": {**_RND, "weight": "linear:1:0:200000"}},
+        "rnd_kept": {"task": {}, "rnd": {**_RND, "weight": 1.0}},
+    },
+    figures=_mountaincar_figures,
+    threshold=-150.0,
+)
+STUDIES = {study.name: study for study in (KEYCORRIDOR, MOUNTAINCAR)}

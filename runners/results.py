@@ -1,0 +1,71 @@
+"""What a benchmark or a study leaves behind: NAME.csv, one row a run, and NAME.json with the figures that the README prints."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKAGES = ("lodestar-rl", "torch", "gymnasium", "stable-baselines3", "numpy", "minigrid", "open_clip_torch")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a CSV, values as text; none if there is no such file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add rows to a CSV at once, so that an interruption loses nothing that was finished."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_figures(path: Path, command: str, figures: dict[str, float]) -> None:
+    """Write figures into a JSON; figures of other commands that stand there already are kept."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    merged = {**known.get("figures", {}), **{key: round(float(value), 4) for key, value in figures.items()}}
+    commands = [*known.get("command", "").split("; "), command]
+    summary = {
+        "command": "; ".join(dict.fromkeys(filter(None, commands))),
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "versions": _versions(),
+        "figures": dict(sorted(merged.items())),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(summary, indent=2) + "\n")
+    partial.replace(path)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def iqm(values: Sequence[float]) -> float:
+    """Interquartile mean: of what is left without the lowest and the highest quarter (of 5 values, one each)."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
