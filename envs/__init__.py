@@ -8,6 +8,7 @@
     family.py        what each of the next files declares
     classic.py mujoco.py minigrid.py nethack.py driving.py
                      one file per family: ids, observation handling, captions, goals
+    words.py         hashed_words(): a sentence as a vector, for observations with text
     probe.py         five tiny worlds that isolate one part of an agent each
 
 Importing this package registers our ids in Gymnasium and imports none of the simulators.

@@ -15,9 +15,6 @@ the blue door", "reached the goal"; "" when nothing happened. Success is a posit
 
 from __future__ import annotations
 
-import functools
-import re
-import zlib
 from typing import Any
 
 import gymnasium as gym
@@ -27,9 +24,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
 from envs.family import Family, Goal, entry
+from envs.words import WORDS, hashed_words
 
 PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
-WORDS = 64
 
 
 class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
@@ -65,7 +62,7 @@ class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
         flat[self._begin + np.minimum(observation["image"], self._last)] = 1.0
         flat[self._view + int(observation["direction"])] = 1.0
         if self._words:
-            flat[self._view + 4 :] = hashed_words(observation["mission"])
+            flat[self._view + 4 :] = hashed_words(observation["mission"].encode())
         return flat
 
 
@@ -76,15 +73,6 @@ def varies(space: Any) -> bool:
         # BabyAI's spaces have no placeholders: they hold whatever its grammar makes.
         return type(space).__name__ != "MissionSpace"
     return any(len(choices) > 1 for choices in placeholders)
-
-
-@functools.lru_cache(maxsize=4096)
-def hashed_words(sentence: str) -> np.ndarray:
-    """Float32 (64,): 1 where a word of the sentence falls; words may share a place. Do not write into it."""
-    bag = np.zeros(WORDS, dtype=np.float32)
-    for word in re.findall(r"[a-z]+", sentence.lower()):
-        bag[zlib.crc32(word.encode()) % WORDS] = 1.0
-    return bag
 
 
 def _name(thing: Any) -> str:

@@ -19,8 +19,6 @@ What is repaired, with adapted observations or without:
 from __future__ import annotations
 
 import functools
-import re
-import zlib
 from typing import Any
 
 import gymnasium as gym
@@ -30,6 +28,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs, seeding
 
 from envs.family import Family, entry
+from envs.words import WORDS, hashed_words
 
 KINDS = (
     "dark",
@@ -49,7 +48,6 @@ KINDS = (
     "object",
     "boulder",
 )
-WORDS = 64
 CAP = 5000  # NLE's own episode length
 _NEVER = 2**31 - 1
 
@@ -132,7 +130,7 @@ class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
         end = self._view + len(self._status)
         flat[self._view : end] = squashed[self._status]
         if self._message:
-            flat[end:] = _hashed_words(observation["message"].tobytes())
+            flat[end:] = hashed_words(observation["message"].tobytes())
         return flat
 
 
@@ -168,14 +166,6 @@ def glyph_kinds() -> np.ndarray:
         table[nethack.GLYPH_CMAP_OFF + first : nethack.GLYPH_CMAP_OFF + last] = kind[name]
         first = last
     return table
-
-
-@functools.lru_cache(maxsize=4096)
-def _hashed_words(message: bytes) -> np.ndarray:
-    bag = np.zeros(WORDS, dtype=np.float32)
-    for word in re.findall(rb"[a-z]+", message.lower()):
-        bag[zlib.crc32(word) % WORDS] = 1.0
-    return bag
 
 
 def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
