@@ -26,6 +26,6 @@ def hashed_words(text: bytes) -> np.ndarray:
     bag = np.zeros(WORDS, dtype=np.float32)
     for word in re.findall(rb"[a-z]+", text.lower()):
         # Not Python's hash(), which changes from process to process, nor crc32, whose bits depend on each other.
-        bag[[byte % WORDS for byte in hashlib.blake2b(word, digest_size=2).digest()]] = 1.0
+        bag[[byte % WORDS for byte in hashlib.blake2b(word, digest_size=8).digest()[:2]]] = 1.0
     bag.setflags(write=False)
     return bag

@@ -130,9 +130,7 @@ def test_a_journal_without_an_episode_and_one_from_elsewhere_are_refused() -> No
     env.reset(seed=0)
     for _ in range(20):
         env.step(1)  # on beyond the fall, as no agent would
-    with pytest.raises(
-        ValueError, match=r"the recorded episode has 20 steps but ended after .* in another environment"
-    ):
+    with pytest.raises(ValueError, match=r"the recorded episode has 20 steps but ended after .* in another env"):
         env.get_wrapper_attr("restore")(env.get_wrapper_attr("snapshot")())
 
 
