@@ -1,7 +1,7 @@
 """The control run: the same command paid by a reward without meaning, in a second process at the same time.
 
-A reward names the change that makes it meaningless (`Reward.control`, such as CLIP with untrained weights). If the control
-does as well, the reward did not teach anything. Whatever happens to the control, the run itself goes on.
+A reward names the change that makes it meaningless (`Reward.control`, such as CLIP with untrained weights). If the
+control does as well, the reward did not teach anything. Whatever happens to the control, the run itself goes on.
 """
 
 from __future__ import annotations

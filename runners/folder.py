@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from runners.checkpoint import versions, write_atomically
 from runners.config import TrainConfig, UsageError, load, save, to_dict
+from runners.exits import NUMERICAL
 
 STATUS = "status.json"
 
@@ -147,9 +148,10 @@ def _unfinished(config: TrainConfig) -> list[Path]:
     found = []
     for path in config.folder().glob("*/"):
         status = read_status(path)
-        if status and status.get("key") == config.key() and status.get("state") != "finished":
-            if status.get("exit_code") != 4:
-                found.append(path)
+        if not status or status.get("key") != config.key():
+            continue
+        if status.get("state") != "finished" and status.get("exit_code") != NUMERICAL:
+            found.append(path)
     return sorted(found, key=lambda path: path.name, reverse=True)
 
 

@@ -1,7 +1,7 @@
 """The callback that keeps a run: checkpoints, signals, log rows and the live line.
 
-State is taken and given back at one kind of moment only, between two rollouts, where the current observation is known and the
-last update is complete. That is why a run that was killed and started again ends with the same weights.
+State is taken and given back at one kind of moment only, between two rollouts, where the current observation is known
+and the last update is complete. That is why a run that was killed and started again ends with the same weights.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def random_state() -> dict[str, Any]:
     """The global generators of Python, NumPy and torch."""
     state: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
+        "numpy": np.random.get_state(),  # noqa: NPY002 (SB3 draws from it)
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

@@ -260,12 +260,12 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: C
         pictures.append(("video", lambda: film(config, parts.model, parts.mix, path / "video.mp4", seed=config.seed)))
     for name, draw in reversed(pictures):
         try:
-            print(f"{name + ':':<12}{draw()}")
+            print(f"{name + ':':<13}{draw()}")
         except Exception as error:
             if os.environ.get("LODESTAR_DEBUG"):
                 traceback.print_exc()
-            print(f"{name + ':':<12}none ({type(error).__name__}: {error})")
-    print(f"{'tensorboard:':<12}{sys.executable} -m tensorboard.main --logdir {shlex.quote(str(path))}")
+            print(f"{name + ':':<13}none ({type(error).__name__}: {error})")
+    print(f"{'tensorboard:':<13}{sys.executable} -m tensorboard.main --logdir {shlex.quote(str(path))}")
     with suppress(OSError):
         write_atomically(path / "result.json", json.dumps(scores, indent=1) + "\n")
 

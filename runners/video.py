@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runners.control import Control
 
 SIDE = 448  # pixels of the film's picture
-STRIP = 96  # pixels of the plot below it
+LANE = 64  # pixels of a stream's plot below it
 COLOURS = ("#4c9be8", "#f2a541", "#5fbf77", "#d9607c", "#9d7fe0", "#8c8c8c")
 
 
@@ -84,30 +84,30 @@ def _row(value: Any) -> np.ndarray:
 
 
 def _draw(image: np.ndarray, streams: dict[str, np.ndarray], t: int) -> np.ndarray:
-    """The picture of step t with a strip below: one line per stream up to now, its value beside its name."""
+    """The picture of step t; below it a lane per stream with what it has paid so far."""
     from PIL import Image, ImageDraw, ImageFont
 
-    height = STRIP + 18 * len(streams)
-    canvas = Image.new("RGB", (SIDE, -(-(SIDE + height) // 16) * 16), "#16181d")
+    # H.264 wants multiples of 16.
+    canvas = Image.new("RGB", (SIDE, -(-(SIDE + LANE * len(streams) + 8) // 16) * 16), "#16181d")
     canvas.paste(Image.fromarray(image), (0, 0))
     draw = ImageDraw.Draw(canvas)
-    font = ImageFont.load_default(14)
-    left, top, width = 10, SIDE + 8, SIDE - 20
-    draw.line([(left, top + STRIP - 16), (left + width, top + STRIP - 16)], fill="#3a3f4b")
+    font = ImageFont.load_default(13)
+    left, width = 10, SIDE - 20
     for number, (name, values) in enumerate(streams.items()):
         colour = COLOURS[number % len(COLOURS)]
+        top = SIDE + 6 + LANE * number
+        words = f"{name} {values[t]:+.4f}    sum {values[: t + 1].sum():+.2f}    step {t + 1}"
+        draw.text((left, top), words, fill=colour, font=font)
         low, high = float(values.min()), float(values.max())
+        height = LANE - 28
         unit = (values[: t + 1] - low) / (high - low) if high > low else np.full(t + 1, 0.5)
         x = left + width * np.arange(t + 1) / max(len(values) - 1, 1)
-        y = top + (STRIP - 18) * (1 - unit)
+        y = top + 20 + height * (1 - unit)
         points = list(zip(x.tolist(), y.tolist()))
         if len(points) > 1:
-            draw.line(points, fill=colour, width=2)
+            draw.line(points, fill=colour, width=1)
         last_x, last_y = points[-1]
         draw.ellipse([last_x - 3, last_y - 3, last_x + 3, last_y + 3], fill=colour)
-        words = f"{name}  {values[t]:+.4f}   sum {values[: t + 1].sum():+.2f}   range {low:.3f} to {high:.3f}"
-        draw.text((left, top + STRIP - 8 + 18 * number), words, fill=colour, font=font)
-    draw.text((SIDE - 70, 6), f"step {t + 1}", fill="#808080", font=font)
     return np.asarray(canvas)
 
 

@@ -1,0 +1,143 @@
+"""A run that is killed and started again ends where the uninterrupted one does, to the last bit."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runners import checkpoint, saver
+from runners.log import read_csv
+from runners.train import main
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["eval_episodes=0", "video=false", "control=none", "log_every=100"]
+PPO = ["env=CartPole-v1", "n_envs=4", "agent.n_steps=64", "agent.batch_size=64", "agent.n_epochs=2"]
+PPO += ["total_timesteps=3000", "checkpoint_every=500", *SMALL]
+DQN = ["env=CartPole-v1", "agent=dqn", "agent.learning_starts=200", "agent.buffer_size=1500"]
+DQN += ["agent.target_update_interval=300", "total_timesteps=2500", "checkpoint_every=333", *SMALL]
+
+
+def _run(arguments, folder):
+    return main([*arguments, f"run_dir={folder}"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run of some arguments; each is run once."""
+    found = {}
+
+    def run(arguments):
+        key = tuple(arguments)
+        if key not in found:
+            found[key] = tmp_path_factory.mktemp("whole") / "run"
+            assert _run(arguments, found[key]) == 0
+        return found[key]
+
+    return run
+
+
+def _kill_after(arguments, folder, step, number=signal.SIGKILL):
+    """Start the run in a process of its own and kill it once a checkpoint at or after `step` is there."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(_run(arguments, folder)))
+    process.start()
+    deadline = time.monotonic() + 120
+    latest = folder / "checkpoints" / "LATEST"
+    while not latest.exists() or int(latest.read_text()[5:17]) < step:
+        assert process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(process.pid, number)
+    process.join(60)
+    return process.exitcode
+
+
+def _final(folder):
+    state, step = checkpoint.load(folder / "checkpoints")
+    _, arrays = checkpoint.pack({key: state[key] for key in ("agent", "mix", "driver", "random")})
+    return step, {key: value for key, value in arrays.items() if "ep_info_buffer" not in key}
+
+
+def _assert_same_run(first, second):
+    (step, expected), (other_step, found) = _final(first), _final(second)
+    assert step == other_step
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=key)
+    rows = [read_csv(folder / "metrics.csv") for folder in (first, second)]
+    for row in rows[0] + rows[1]:
+        row.pop("time/fps"), row.pop("time/time_elapsed")
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step"),
+    [
+        pytest.param([*PPO, "reward=task"], 1000, id="ppo-task"),
+        pytest.param([*PPO, "reward=rnd"], 1500, id="ppo-rnd"),
+        pytest.param([*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"], 1000, id="ppo-side-critic"),
+        pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
+    ],
+)
+def test_kill_9_and_the_same_command_again_end_with_the_same_weights(whole, tmp_path, arguments, step):
+    assert _kill_after(arguments, tmp_path / "killed", step) == -signal.SIGKILL
+    status = json.loads((tmp_path / "killed" / "status.json").read_text())
+    assert status["state"] == "running" and status["step"] < 2500
+    assert _run(arguments, tmp_path / "killed") == 0
+    _assert_same_run(whole(arguments), tmp_path / "killed")
+
+
+def test_being_killed_twice_makes_no_difference(whole, tmp_path):
+    arguments = [*PPO, "reward=rnd"]
+    _kill_after(arguments, tmp_path / "killed", 1000)
+    _kill_after(arguments, tmp_path / "killed", 2000)
+    assert _run(arguments, tmp_path / "killed") == 0
+    _assert_same_run(whole(arguments), tmp_path / "killed")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("rollouts", ["short", "long"])
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_weights(whole, tmp_path, number, code, rollouts, monkeypatch):
+    if rollouts == "long":  # they are cut short, and the state of their beginning is what is saved
+        monkeypatch.setattr(saver, "SLOW_ROLLOUT_S", 0.0)
+    arguments = [*PPO, "reward=task"]
+    assert _kill_after(arguments, tmp_path / "stopped", 900, number) == code
+    status = json.loads((tmp_path / "stopped" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("stopped", code)
+    assert _run(arguments, tmp_path / "stopped") == 0
+    _assert_same_run(whole(arguments), tmp_path / "stopped")
+
+
+def test_a_broken_newest_checkpoint_costs_some_steps_and_no_numbers(whole, tmp_path, capsys):
+    arguments = [*PPO, "reward=task"]
+    _kill_after(arguments, tmp_path / "broken", 1500)
+    newest = max((tmp_path / "broken" / "checkpoints").glob("step_*"))
+    with (newest / checkpoint.ARRAYS).open("r+b") as file:
+        file.truncate(1000)
+    assert _run(arguments, tmp_path / "broken") == 0
+    assert f"{newest.name}/arrays.safetensors is corrupt" in capsys.readouterr().out
+    _assert_same_run(whole(arguments), tmp_path / "broken")
+
+
+def test_the_same_command_finds_its_unfinished_run_and_leaves_finished_ones_alone(tmp_path):
+    short = [*PPO, "reward=task", f"root={tmp_path}", "total_timesteps=1500"]
+    command = [sys.executable, "-m", "runners.train", *short]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("CartPole-v1/ppo-task/*/checkpoints/step_*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    (run,) = (tmp_path / "CartPole-v1" / "ppo-task").iterdir()
+    assert main([*short, "seed=1"]) == 0  # another configuration starts afresh
+    assert main(short) == 0
+    assert json.loads((run / "status.json").read_text())["state"] == "finished"
+    assert len((run / "command.txt").read_text().splitlines()) == 2
+    assert main(short) == 0  # the finished one is not touched
+    assert len(list((tmp_path / "CartPole-v1" / "ppo-task").iterdir())) == 3
+    assert len((run / "command.txt").read_text().splitlines()) == 2
