@@ -64,9 +64,7 @@ class _Check:
         built = reward if isinstance(reward, Reward) else None
         self.kind: Any = type(built) if built else reward
         if not (isinstance(self.kind, type) and issubclass(self.kind, Reward)):
-            raise RewardCheckError(
-                f"{reward!r} is neither a class that extends rewards.base.Reward nor an instance of one"
-            )
+            raise RewardCheckError(f"{reward!r} is neither a class that extends Reward nor an instance of one")
         self.device = built.device if built else "cpu"
         self.observation_space = observation_space or (
             built.observation_space if built else gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -93,9 +91,9 @@ class _Check:
         self.check_independence()
         self.check_requires()
         self.check_memory()
+        self.check_seeds(seeds_differ)
         self.check_invalid_rows()
         self.check_state()
-        self.check_seeds(seeds_differ)
         self.check_dull_input()
         self.check_space()
 
@@ -104,13 +102,8 @@ class _Check:
             raise RewardCheckError(f"{self.kind.__name__} breaks the contract: {sentence}")
 
     def build(self, *, seed: int, observation_space: gym.Space | None = None) -> Reward:
-        return self.kind(
-            copy.deepcopy(self.config),
-            observation_space or self.observation_space,
-            self.action_space,
-            seed=seed,
-            device=self.device,
-        )
+        space = observation_space or self.observation_space
+        return self.kind(copy.deepcopy(self.config), space, self.action_space, seed=seed, device=self.device)
 
     def score(self, reward: Reward, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.score_and_memory(reward, batch, memory)[0]
@@ -156,7 +149,7 @@ class _Check:
     def _check_class(self, built: Reward | None) -> RewardConfig:
         config: Any = self.kind.Config
         self.that(
-            dataclasses.is_dataclass(config) and issubclass(config, RewardConfig),
+            isinstance(config, type) and issubclass(config, RewardConfig) and dataclasses.is_dataclass(config),
             f"Config must be a dataclass that extends RewardConfig; it is {config!r}",
         )
         self.that(
@@ -183,7 +176,9 @@ class _Check:
 
     def check_output(self) -> None:
         for batch in (self.flat, self.flat[:1]):
+            given = copy.deepcopy(batch)
             score = self.score(self.reward, batch)
+            self.that(_same(vars(given), vars(batch)), "score wrote into the batch it was given")
             self.that(
                 score.dtype == np.float32 and score.shape == batch.shape,
                 f"score returned {score.dtype} {score.shape} for {batch.shape[0]} transitions; it must be float32 "
@@ -195,7 +190,7 @@ class _Check:
             )
 
     def check_purity(self) -> None:
-        before, given = copy.deepcopy(self.reward.state_dict()), copy.deepcopy(self.flat)
+        before = copy.deepcopy(self.reward.state_dict())
         generators = _global_generators()
         first = self.score(self.reward, self.flat)
         self.that(
@@ -211,7 +206,6 @@ class _Check:
             _same(before, self.reward.state_dict()),
             "score changed state_dict(); only update may move weights and statistics",
         )
-        self.that(_same(vars(given), vars(self.flat)), "score wrote into the batch it was given")
 
     def check_independence(self) -> None:
         whole = self.score(self.reward, self.flat)
@@ -314,7 +308,7 @@ class _Check:
             "two instances with the same seed score differently; draw from a generator made from `seed`",
         )
         self.that(
-            not _same(generators[0], generators[1]),
+            not any(map(_same, *generators[:2])),
             "it seeds a global random generator, which belongs to the run; use one of your own",
         )
         self.that(
