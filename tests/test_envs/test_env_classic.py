@@ -158,6 +158,22 @@ def test_pose_sets_the_state_and_the_picture_follows(env_id: str, state: dict[st
     assert (env.render() != before).any()
 
 
+@pytest.mark.parametrize("size", [64, 224])
+@pytest.mark.parametrize(
+    "env_id", ["lodestar/CartPoleUpright-v0", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
+)
+def test_frames_are_gymnasiums_own_pictures_averaged(env_id: str, size: int) -> None:
+    from envs import render
+
+    env = make(env_id, frame_size=size, seed=0)
+    _, info = env.reset()
+    official = gym.make(env_id, render_mode="rgb_array")
+    official.reset()
+    official.unwrapped.state = np.array(env.unwrapped.state)
+    np.testing.assert_array_equal(info["frame"], render.resize(official.render(), size))
+    assert env.render().shape == official.render().shape  # and an ordinary render is as it was
+
+
 def test_pose_refuses_what_it_does_not_know() -> None:
     env = make("CartPole-v1", seed=0)
     with pytest.raises(ValueError, match="CartPoleEnv has no state variable 'torque'; it has position, velo"):

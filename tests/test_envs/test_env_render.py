@@ -48,7 +48,7 @@ def test_a_picture_of_one_colour_is_refused_in_one_sentence() -> None:
 
 
 def test_no_picture_is_refused_in_one_sentence() -> None:
-    with pytest.raises(RuntimeError, match=r"_Fixed rendered NoneType instead of an image .*; make it with"):
+    with pytest.raises(RuntimeError, match=r"_Fixed rendered NoneType, not an image .*; make it with"):
         render.frame(_Fixed(None), 64)
 
 
