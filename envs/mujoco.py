@@ -10,6 +10,7 @@ as another environment of the process has been closed, Gymnasium's pictures are 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -39,7 +40,17 @@ class OwnContext(gym.Wrapper, RecordConstructorArgs):
         return self.env.render()
 
 
+def _warn(message: str) -> None:
+    # Gymnasium's own models bring this one at every start, and nobody who uses them can change it.
+    if "settotalmass" not in message:
+        warnings.warn(f"MuJoCo: {message.strip()}", RuntimeWarning, stacklevel=2)
+
+
 def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
+    import mujoco
+
+    # By default warnings go to the terminal and to a file MUJOCO_LOG.TXT in the working directory.
+    mujoco.set_mju_user_warning(_warn)
     if frame_size is None:
         return arguments
     # Twice the frame, so that there is something to average; the default of 480 costs up to ten times as much.

@@ -91,6 +91,17 @@ def test_shadows_off_changes_the_picture_and_not_the_physics() -> None:
         np.testing.assert_array_equal(ours.step(action)[0], official.step(action)[0].astype(np.float32))
 
 
+def test_mujoco_writes_no_log_file_and_warns_of_what_matters(tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = make("HalfCheetah-v5", seed=0)
+    env.reset()
+    assert capfd.readouterr() == ("", "")
+    _turn(env, 1, float("inf"))
+    with pytest.warns(RuntimeWarning, match="MuJoCo: .*huge value"):
+        env.step(env.action_space.sample())
+    assert list(tmp_path.iterdir()) == []
+
+
 # MiniGrid
 
 
