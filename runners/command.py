@@ -253,10 +253,12 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def _read_preset(path: Path) -> dict[str, Any]:
-    import yaml
+    from omegaconf import OmegaConf
 
     text = path.read_text()
-    data = yaml.safe_load(text)
+    if "${" in text or "_target_" in text:
+        raise UsageError(f"the preset {path} is refused: configurations are data, so there is no _target_ and no ${{...}}")
+    data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)  # YAML alone reads 1e6 as a text
     about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
     return {"about": about, "applies": data.pop("applies", None), "values": data}
 

@@ -45,7 +45,7 @@ class TrainConfig:
     checkpoint_every: float = 20_000  # environment steps between two checkpoints; 0 saves only at the end
     log_every: float = 0  # environment steps between two rows of the log; 0 leaves it to the agent
     eval_episodes: int = 20  # episodes of the final evaluation; 0 skips it
-    eval_steps: float = 50_000  # no further evaluation episode begins after so many environment steps
+    eval_steps: float = 20_000  # no further evaluation episode begins after so many environment steps
     video: bool = True  # film one episode at the end, learned reward drawn over it
     control: str = "auto"  # auto (run the reward's own control beside it, up to 200,000 steps) or none
 
@@ -168,6 +168,6 @@ def nearest(given: str, names: Iterable[str]) -> str | None:
 def _whole(name: str, value: Any, low: int) -> int:
     if not math.isfinite(value) or value != int(value) or value < low:
         raise UsageError(
-            f"{name}={value} is no number of steps; give a whole number, {low} or more, such as 100000 or 1e5"
+            f"{name}={value:g} is no number of steps; give a whole number, {low} or more, such as 100000 or 1e5"
         )
     return int(value)

@@ -56,7 +56,7 @@ def play(
     episodes: int,
     *,
     seed: int = 0,
-    max_steps: int = 50_000,
+    max_steps: int = 20_000,
     max_episode_steps: int | None = None,
 ) -> Scores:
     """Play whole episodes, one after the other.

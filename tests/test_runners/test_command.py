@@ -1,0 +1,295 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rewards
+from runners import command
+from runners.command import compose, fill_goals, find_preset
+from runners.config import TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
+
+ROOT = Path(__file__).parents[2]
+CARTPOLE = "env=CartPole-v1"
+
+
+def test_a_bonus_is_added_to_the_task_and_a_list_says_it_outright():
+    assert list(compose([CARTPOLE])[0].reward) == ["task"]
+    assert list(compose([CARTPOLE, "reward=rnd"])[0].reward) == ["task", "rnd"]
+    assert list(compose([CARTPOLE, "reward=[rnd]"])[0].reward) == ["rnd"]
+    assert list(compose([CARTPOLE, "reward=[rnd,task,count]"])[0].reward) == ["rnd", "task", "count"]
+
+
+def test_values_arrive_with_the_types_of_the_dataclasses():
+    config, _ = compose(
+        [CARTPOLE, "total_timesteps=1e6", "agent.n_steps=1e2", "agent.learning_rate=1", "reward=rnd",
+         "reward.rnd.weight=linear:1:0:200000", "agent.net_arch=[32,32]", "max_episode_steps=null", "seed=7"]
+    )  # fmt: skip
+    assert (config.total_timesteps, config.seed, config.max_episode_steps) == (1_000_000, 7, None)
+    assert type(config.total_timesteps) is int
+    assert (config.agent.n_steps, config.agent.learning_rate, config.agent.net_arch) == (100, 1.0, [32, 32])
+    assert config.reward["rnd"].weight == "linear:1:0:200000"
+    assert type(config.reward["rnd"]) is rewards.get("rnd").Config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runs of mine",
+        "it's",
+        'a "quoted" word',
+        "a, b",
+        "x=y",
+        "back\\slash",
+        'end\\"',
+        "tail\\",
+        "[odd",
+        "a: b",
+        "{",
+        "#1",
+    ],
+)
+def test_a_text_needs_no_quotes_of_its_own(text):
+    assert compose([CARTPOLE, f"root={text}"])[0].root == text
+
+
+def test_a_text_in_quotes_loses_them():
+    assert compose([CARTPOLE, 'root="a b"'])[0].root == "a b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("lr=abc", "lr=abc is unknown; did you mean agent.learning_rate?"),
+        ("gamma=99", "gamma=99 is unknown; did you mean agent.gamma?"),
+        ("sed=1", "sed=1 is unknown; did you mean seed?"),
+        ("reward.rnd.wieght=2", "reward.rnd.wieght=2 is unknown; did you mean reward.rnd.weight?"),
+        ("reward.rdn.weight=2", "reward.rdn.weight=2 is unknown; did you mean reward.rnd.weight?"),
+        ("agent.gamma=99", "agent.gamma=99.0 is out of range; give a discount in (0, 1]"),
+        ("agent.learning_rate=abc", "agent.learning_rate=abc is not a number"),
+        ("agent.n_steps=1.5", "agent.n_steps=1.5 is not a whole number"),
+        ("reward=rdn", "reward=rdn is unknown; did you mean rnd?"),
+        ("agent=poo", "agent=poo is unknown; did you mean ppo?"),
+        ("preset=nnone", "preset=nnone is unknown; did you mean none?"),
+        ("resume=allways", "resume=allways is unknown; give one of auto, never, must"),
+        ("seed=-1", "seed=-1 is out of range; give 0 or more"),
+        ("seed=0,1", "seed=0,1 is not a whole number"),
+        (
+            "total_timesteps=0",
+            "total_timesteps=0 is no number of steps; give a whole number, 1 or more, such as 100000",
+        ),
+        ("total_timesteps=inf", "total_timesteps=inf is no number of steps"),
+        ("video=perhaps", "video=perhaps is not true or false"),
+        ("device=gpu", "device=gpu is no device; give auto, cpu, cuda, cuda:N or mps"),
+        ("run_dir=runs/../../x", "run_dir=runs/../../x leaves its folder by '..'"),
+        ("root=../x", "root=../x leaves its folder by '..'"),
+        ("reward=task,rnd", "reward=task,rnd names alternatives; to add rewards up write 'reward=[task,rnd]'"),
+        ("reward=[rnd,rnd]", "reward=[rnd,rnd] names a reward twice"),
+        ("reward=[]", "reward=[] teaches nothing"),
+        ("reward.count.weight=1", "belongs to the reward count, which this run does not use (task+rnd); add it: "),
+        ("nothing", "'nothing' is no key=value"),
+        ("seed", "'seed' is no key=value; did you mean seed=...?"),
+        ("+seed=1", "'+seed' is no key"),
+        ("~seed=1", "'~seed' is no key"),
+        ("agent@x=ppo", "'agent@x' is no key"),
+        ("root=" + "x" * 5000, "root has 5,000 characters; give at most 4,000"),
+    ],
+)
+def test_every_mistake_is_one_sentence_with_the_nearest_name(arguments, sentence):
+    with pytest.raises(UsageError) as error:
+        compose([CARTPOLE, "reward=rnd", *([arguments] if isinstance(arguments, str) else arguments)])
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_environment_is_asked_for():
+    with pytest.raises(UsageError, match="env= is missing, as in env=CartPole-v1"):
+        compose(["reward=rnd"])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "_target_=os.system",
+        "reward._target_=torch.hub.load",
+        "agent._target_=subprocess.run",
+        "reward={_target_:os.system}",
+        "root=${oc.env:HOME}",
+        "seed=${oc.decode:1}",
+        "hydra.run.dir=/tmp/x",
+        "hydra.searchpath=[file:///tmp]",
+        "hydra/launcher=basic",
+        "preset=../../etc/passwd",
+        "agent=../x",
+        "reward=os:system",
+        "reward=[torch.hub:load]",
+        "agent=stable_baselines3:PPO",
+        "agent.policy.__class__=x",
+        "--config-dir=/tmp",
+        "--multirun",
+    ],
+)
+def test_a_configuration_is_data_and_executes_nothing(payload):
+    with pytest.raises(UsageError):
+        compose([CARTPOLE, payload])
+
+
+def test_config_yaml_comes_back_as_it_was(tmp_path):
+    config, _ = compose([CARTPOLE, "reward=[task,count]", "agent=dqn", "reward.count.weight=0.5", "seed=3"])
+    save(config, tmp_path / "config.yaml")
+    again = load(tmp_path / "config.yaml")
+    assert to_dict(again) == to_dict(config) and again.key() == config.key()
+    assert type(again.agent) is type(config.agent)
+
+
+def test_a_config_yaml_cannot_name_classes(tmp_path):
+    values = to_dict(compose([CARTPOLE])[0])
+    values["reward"] = {"os:system": {}}
+    with pytest.raises(UsageError, match="does not fit this version"):
+        from_dict(values)
+    (tmp_path / "config.yaml").write_text("!!python/object/apply:os.mkdir [executed]")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(tmp_path / "config.yaml")
+
+
+def test_the_key_ignores_where_a_run_is_kept_and_nothing_else():
+    base = compose([CARTPOLE, "reward=rnd"])[0].key()
+    for same in ("root=elsewhere", "checkpoint_every=7", "video=false", "log_every=5", "resume=must", "preset=none"):
+        assert compose([CARTPOLE, "reward=rnd", same])[0].key() == base, same
+    for other in ("seed=1", "reward.rnd.weight=2", "agent.gamma=0.9", "agent=a2c", "total_timesteps=5", "n_envs=2"):
+        assert compose([CARTPOLE, "reward=rnd", other])[0].key() != base, other
+
+
+def test_a_config_can_be_made_by_hand():
+    agent = __import__("agents").get("ppo").Config()
+    config = TrainConfig(env="CartPole-v1", reward={"rnd": rewards.get("rnd").Config()}, agent=agent)
+    assert config.folder() == Path("runs/CartPole-v1/ppo-rnd")
+    assert TrainConfig(env="lodestar/A:b/../c-v0", reward={}, agent=agent).folder().parts[1] == "lodestar-A-b-..-c-v0"
+
+
+@pytest.fixture
+def presets(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "PRESETS", tmp_path)
+    (tmp_path / "poles.yaml").write_text(
+        "# Poles.\napplies: {env: 'CartPole*', reward: rnd}\nagent: a2c\nagent.n_steps: 9\ntotal_timesteps: 2e4\n"
+    )
+    (tmp_path / "exact.yaml").write_text("# This one.\napplies: {env: CartPole-v1, reward: rnd}\nagent.n_steps: 11\n")
+    (tmp_path / "quick.yaml").write_text(
+        "# Short.\ntotal_timesteps: 500\nreward: [task, count]\nreward.count.weight: 0.5\n"
+    )
+
+
+def test_a_preset_applies_by_itself_and_the_user_wins(presets):
+    config, name = compose(["env=CartPole-v0", "reward=rnd", "agent.n_steps=10"])
+    assert (name, config.agent_name, config.agent.n_steps, config.total_timesteps) == ("poles", "a2c", 10, 20_000)
+
+
+def test_the_most_exact_preset_applies(presets):
+    assert compose([CARTPOLE, "reward=rnd"])[1] == "exact"
+    assert compose([CARTPOLE, "reward=rnd"])[0].agent.n_steps == 11
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"env": "CartPole-v0", "reward": "rnd", "preset": "none"},
+        {"env": "CartPole-v0", "reward": "rnd", "agent": "dqn"},
+        {"env": "CartPole-v0"},
+        {"env": "Pendulum-v1", "reward": "rnd"},
+    ],
+)
+def test_a_preset_steps_back(presets, given):
+    assert find_preset(given) is None
+
+
+def test_a_named_preset_gives_way_to_another_reward(presets):
+    config, name = compose([CARTPOLE, "preset=quick"])
+    assert (name, list(config.reward), config.reward["count"].weight) == ("quick", ["task", "count"], 0.5)
+    config, _ = compose([CARTPOLE, "preset=quick", "reward=rnd"])
+    assert (list(config.reward), config.total_timesteps) == (["task", "rnd"], 500)
+
+
+def test_every_preset_that_ships_composes():
+    for name, preset in command.presets().items():
+        env = str((preset["applies"] or {}).get("env", "CartPole-v1"))
+        assert preset["about"], name
+        compose([f"env={env}", f"preset={name}"])
+
+
+def test_initials_last_parts_and_letters_find_the_nearest_name():
+    names = ["agent.learning_rate", "agent.batch_size", "seed", "reward.clip.goal"]
+    assert nearest("lr", names) == "agent.learning_rate"
+    assert nearest("bs", names) == "agent.batch_size"
+    assert nearest("goal", names) == "reward.clip.goal"
+    assert nearest("sede", names) == "seed"
+    assert nearest("xyzzy", names) is None
+
+
+def test_a_reward_that_wants_a_goal_takes_the_environments_own():
+    class Options:
+        goal, baseline = "", ""
+
+    config = TrainConfig(env="CartPole-v1", reward={"seen": Options()}, agent=None)
+    fill_goals(config)
+    assert config.reward["seen"].goal == "pole vertically upright on top of the cart"
+    assert config.reward["seen"].baseline == "pole and cart"
+    config = TrainConfig(env="HalfCheetah-v5", reward={"seen": Options()}, agent=None)
+    config.env = "Taxi-v3"
+    with pytest.raises(UsageError, match=r"give reward\.seen\.goal="):
+        fill_goals(config)
+
+
+HELP = """
+import resource, sys
+sys.argv = ["train"]
+from runners.train import main
+assert main(["--help"]) == 0
+usage = resource.getrusage(resource.RUSAGE_SELF)
+heavy = {"torch", "stable_baselines3", "open_clip", "hydra", "gymnasium", "matplotlib"} & set(sys.modules)
+print("COST", usage.ru_utime + usage.ru_stime, sorted(heavy))
+"""
+
+
+def test_help_lists_everything_in_under_a_second_without_heavy_imports():
+    import agents
+
+    output = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in [*rewards.names(), *agents.names(), *command.presets(), "total_timesteps=100000", "reward=task"]:
+        assert f"  {name} " in output, name
+    _, seconds, heavy = output.splitlines()[-1].split(maxsplit=2)
+    assert float(seconds) < 1.0
+    assert heavy == "[]"
+
+
+def test_list_names_environments_by_family_and_goals(capsys):
+    from runners.list import main
+
+    assert main([]) == 0
+    output = capsys.readouterr().out
+    assert 'lodestar/CartPoleUpright-v0       upright: "pole vertically upright on top of the cart"' in output
+    for line in ("environments: classic", "MiniGrid-DoorKey-8x8-v0", "NetHackScore-v0", "HalfCheetah-v5"):
+        assert line in output
+    assert main(["rnd"]) == 0
+    assert "  reward.rnd.weight=" in capsys.readouterr().out
+    assert main(["dqn"]) == 0
+    assert "  agent.learning_starts=1000 " in capsys.readouterr().out
+    assert main(["cuont"]) == 2
+    assert "did you mean count?" in capsys.readouterr().err
+
+
+def test_a_third_partys_reward_is_listed_without_importing_it(tmp_path):
+    (tmp_path / "novelty.py").write_text('"""Novelty: pays for what is new. More."""\nraise RuntimeError("imported")\n')
+    info = tmp_path / "novelty-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: novelty\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lodestar_rl.rewards]\nnovelty = novelty:Novelty\n")
+    code = "from runners.list import rewards_text; print(rewards_text())"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert "  novelty                 Novelty: pays for what is new" in run.stdout, run.stderr
+
+
+def test_the_status_key_is_plain_json():
+    assert json.loads(json.dumps(to_dict(compose([CARTPOLE])[0])))["agent"]["name"] == "ppo"
