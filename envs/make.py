@@ -60,12 +60,20 @@ def make(
     spec = spec_of(env_id)
     family = family_of(spec)
     options = {key: kwargs.pop(key) for key in sorted(family.options & set(kwargs))} if adapt else {}
-    arguments = {**kwargs, "render_mode": render_mode if frame_size is None else "rgb_array"}
-    if max_episode_steps is not None:
-        arguments["max_episode_steps"] = max_episode_steps
+    asked = {
+        "render_mode": render_mode if frame_size is None else "rgb_array",
+        "max_episode_steps": max_episode_steps,
+    }
+    # What was not asked for is left out: an environment need not know the word render_mode.
+    arguments = {**kwargs, **{key: value for key, value in asked.items() if value is not None}}
     # Gymnasium's passive checker helps with an environment nobody knows; on these it would only cost time.
     quiet = family.name != "other"
-    env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
+    try:
+        env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ValueError(f"{env_id} cannot be made with the arguments {sorted(arguments)}: {error}") from None
     env = family.repair(env)
     if adapt:
         env = family.adapt(env, **options)

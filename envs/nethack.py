@@ -169,8 +169,8 @@ def glyph_kinds() -> np.ndarray:
 
 
 def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
-    arguments = {"fix_moon_phase": True, "max_episode_steps": CAP, **arguments}
-    if arguments.get("render_mode") == "rgb_array":
+    arguments = {"fix_moon_phase": True, "max_episode_steps": CAP, "render_mode": None, **arguments}
+    if arguments["render_mode"] == "rgb_array":
         arguments["render_mode"] = "pixel"  # NLE's name for an array of tiles
     return arguments
 

@@ -106,6 +106,36 @@ def test_bad_arguments_are_refused_with_a_sentence(arguments: dict, sentence: st
     assert str(caught.value).startswith(sentence)
 
 
+def test_an_argument_that_an_environment_does_not_take_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"CartPole-v1 cannot be made with the arguments \['colour'\]: .*'colour'"):
+        make("CartPole-v1", colour="red")
+
+
+def test_an_environment_need_not_know_render_mode() -> None:
+    class Bare(gym.Env):
+        observation_space = gym.spaces.Box(-1.0, 1.0, (2, 2), np.float64)
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self) -> None:
+            self.at = 0.0
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.full((2, 2), self.np_random.uniform()), {}
+
+        def step(self, action):
+            return np.full((2, 2), 0.5), 1.0, False, False, {}
+
+    gym.register("Bare-v0", entry_point=Bare)
+    env = make("Bare-v0", seed=0, max_episode_steps=2)
+    obs, _ = env.reset()
+    assert obs.shape == (4,) and obs.dtype == np.float32
+    env.step(0)
+    *_, truncated, info = env.step(0)
+    assert truncated and info["episode"]["r"] == 2.0 and "is_success" not in info
+    del gym.registry["Bare-v0"]
+
+
 def test_bad_vectors_are_refused_with_a_sentence() -> None:
     with pytest.raises(ValueError, match="n=0 environments make no vector; give at least 1"):
         make_vec("CartPole-v1", 0)
