@@ -1,17 +1,17 @@
 """Learning studies: the same agent with and without a learned reward, five seeds each, until the result can be shown.
 
-    keycorridor    MiniGrid-KeyCorridorS3R2-v0: does a first-visit bonus find the ball that the task alone never pays for?
-    mountaincar    MountainCar-v0: how many steps until the flag, with the task alone, with RND faded out, with RND kept up?
+    keycorridor    MiniGrid-KeyCorridorS3R2-v0: does a first-visit bonus find what the task alone never pays for?
+    mountaincar    MountainCar-v0: how many steps until the flag, with the task alone, with RND faded out, with it kept?
 
-A run is judged by the task's own return and success over its last 100 episodes, never by the learned reward. Finished runs are
-kept in the CSV, so the same command goes on where it stopped.
+A run is judged by the task's own return and success over its last 100 episodes, never by the learned reward. Finished
+runs are kept in the CSV, so the same command goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ class Study:
     arms: dict[str, dict[str, dict[str, Any]]]  # arm -> reward -> its options
     figures: Callable[[list[dict[str, Any]]], dict[str, float]]
     threshold: float = float("inf")  # the mean return that counts as solved
-    adapter: dict[str, Any] = field(default_factory=dict)
 
 
 def run(study: Study, folder: Path) -> dict[str, float]:
@@ -65,8 +64,8 @@ def train(
     from rewards.sb3 import RewardCallback
 
     torch.set_num_threads(1)
-    venv = make_venv(study.env_id, study.n_envs, seed * 1000, **study.adapter)
-    configs = {name: rewards.get(name).Config(**values) for name, values in options.items()}
+    venv = make_venv(study.env_id, study.n_envs, seed * 1000)
+    configs: dict[str, Any] = {name: rewards.get(name).Config(**values) for name, values in options.items()}
     config = PPOConfig(**study.agent)
     mix = rewards.make(configs, venv.observation_space, venv.action_space, gamma=config.gamma, seed=seed)
     model = PPO.build(config, venv, seed=seed, device="cpu")
@@ -160,7 +159,7 @@ KEYCORRIDOR = Study(
         "learning_rate": 5e-4,
         "ent_coef": 0.01,
         "net_arch": [128, 128],
-        "batch_size": 256,
+        "batch_size": 128,
         "n_epochs": 4,
     },
     arms={"task": {"task": {}}, "count": {"task": {}, "count": {"weight": 0.01}}},

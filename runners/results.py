@@ -1,4 +1,4 @@
-"""What a benchmark or a study leaves behind: NAME.csv, one row a run, and NAME.json with the figures that the README prints."""
+"""What a benchmark or a study leaves behind: NAME.csv, one row a run, and NAME.json, the figures the README prints."""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""Benchmarks and studies: what the README's numbers come from.
+
+    python -m runners.bench foundation     what a learned reward costs, in frames per second with it over without
+    python -m runners.bench keycorridor    learning study, hours
+    python -m runners.bench mountaincar    learning study, hours
+
+Results go to assets/results/NAME.csv, one row a run, and to NAME.json; the figures of a study join those of
+foundation.json. An interrupted study goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent / "assets" / "results"
+SPEED = "foundation"
+
+
+def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
+    """Run the named benchmarks; returns the exit code."""
+    names = sys.argv[1:] if argv is None else argv
+    if not names or names[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if names else 2
+    from runners import bench_foundation, bench_studies, results
+    from runners.config import unknown
+
+    for name in names:
+        if name != SPEED and name not in bench_studies.STUDIES:
+            print(unknown("benchmark", name, [SPEED, *bench_studies.STUDIES]), file=sys.stderr)
+            return 2
+    for name in names:
+        if name == SPEED:
+            figures = bench_foundation.run(folder)
+        else:
+            figures = bench_studies.run(bench_studies.STUDIES[name], folder)
+        for target in dict.fromkeys([name, SPEED]):
+            results.write_figures(folder / f"{target}.json", f"python -m runners.bench {name}", figures)
+        for key, value in figures.items():
+            print(f"{key:<40}{value:10.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
