@@ -97,7 +97,7 @@ def _on_target(env: gym.Env) -> bool:
     return float(np.linalg.norm(gap)) < 0.02
 
 
-_STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4, "HumanoidStandup": 1.4}
+_STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}
 
 _GOALS: dict[str, list[Goal]] = {
     "HalfCheetah": [
@@ -107,7 +107,6 @@ _GOALS: dict[str, list[Goal]] = {
     "Hopper": [Goal("standing", "a one-legged robot standing upright", "a one-legged robot", _standing)],
     "Walker2d": [Goal("standing", "a two-legged robot standing upright", "a two-legged robot", _standing)],
     "Humanoid": [Goal("standing", "a humanoid robot standing upright", "a humanoid robot", _standing)],
-    "HumanoidStandup": [Goal("standing", "a humanoid robot standing upright", "a humanoid robot", _standing)],
     "Ant": [
         Goal("on_its_feet", "a four-legged robot standing on its feet", "a four-legged robot", _on_its_feet),
         Goal("on_its_back", "a four-legged robot lying upside down", "a four-legged robot", _on_its_back),

@@ -82,6 +82,10 @@ class RealSeeds(gym.Wrapper, RecordConstructorArgs):
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
         inner: Any = env.unwrapped
+        if env.spec is not None and env.spec.name == "NetHackChallenge":
+            raise ValueError(
+                "NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0"
+            )
         inner._max_episode_steps = _NEVER
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -182,7 +186,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack", "NetHackChallenge"):
+    if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack"):
         return None  # a score has no finish
     return getattr(info.get("end_status"), "name", "") == "TASK_SUCCESS"
 
@@ -198,7 +202,6 @@ FAMILY = Family(
         "NetHackGold-v0",
         "NetHackEat-v0",
         "NetHackScout-v0",
-        "NetHackChallenge-v0",
     ),
     knows=lambda spec: entry(spec).startswith("nle."),
     module="nle",

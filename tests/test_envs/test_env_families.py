@@ -217,6 +217,11 @@ def test_nethack_has_its_own_cap_without_ours() -> None:
     assert make("NetHackScore-v0").spec.max_episode_steps == 5000
 
 
+def test_the_challenge_cannot_be_seeded_and_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"NetHackChallenge forbids seeds, .* use NetHackScore-v0"):
+        make("NetHackChallenge-v0")
+
+
 def test_every_glyph_has_the_kind_that_its_symbol_says() -> None:
     from nle import nethack
 
