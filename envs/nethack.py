@@ -83,9 +83,7 @@ class RealSeeds(gym.Wrapper, RecordConstructorArgs):
         super().__init__(env)
         inner: Any = env.unwrapped
         if env.spec is not None and env.spec.name == "NetHackChallenge":
-            raise ValueError(
-                "NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0"
-            )
+            raise ValueError("NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0")
         inner._max_episode_steps = _NEVER
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
