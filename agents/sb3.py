@@ -1,11 +1,13 @@
-"""Stable-Baselines3's agents, and sb3-contrib's, behind one door: a Config, the spaces they handle, how they take a reward.
+"""Stable-Baselines3's agents, and sb3-contrib's, behind one door: a Config, the spaces, the way a reward comes in.
 
     model = PPO.build(PPOConfig(), make_venv("CartPole-v1", 8, seed=0), seed=0, device="cpu")
 
-`driver` says how a learned reward reaches the agent: "rollout" (scored once a rollout, by a callback) or "relabel" (scored when
-the replay buffer is sampled; hand the buffer class in as `buffer`). Agents know nothing of rewards beyond that word.
+`driver` says how a learned reward reaches the agent: "rollout" (scored once a rollout, by a callback) or "relabel"
+(scored when the replay buffer is sampled; hand the buffer class in as `buffer`). Agents know nothing of rewards
+beyond that word.
 
-Sources: the papers named at each class. Differences: none in the algorithms; defaults are SB3's except where a comment says so.
+Sources: the papers named at each class. Differences: none in the algorithms; defaults are SB3's except where a
+comment says so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""All that a Stable-Baselines3 model needs to go on exactly where it stood: nested dicts of arrays and numbers, no pickle.
+"""All that a Stable-Baselines3 model needs to go on exactly where it stood: arrays and numbers, no pickle.
 
-SB3's own zip leaves out what happened since the last reset and the replay buffer; two runs that part at a save then differ.
+SB3's own zip leaves out what happened since the last reset and the replay buffer; two runs that part at a save then
+differ.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _WINDOWS = ("ep_info_buffer", "ep_success_buffer")
 
 
 def get_state(model: Any) -> dict[str, Any]:
-    """Weights, optimisers, counters, the current observation, exploration's random numbers, the replay buffer's filled part."""
+    """Weights, optimisers, counters, the current observation, random numbers, the replay buffer's filled part."""
     modules, variables = model._get_torch_save_params()
     state: dict[str, Any] = {
         "modules": {name: _attribute(model, name).state_dict() for name in modules},

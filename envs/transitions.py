@@ -1,13 +1,13 @@
 """Builders: what each interface hands out -> Transitions. The only code in the project that knows about auto-reset.
 
     Gymnasium step         the true successor comes as it is
-    Gymnasium vector step  SAME_STEP hides it in `final_obs`; NEXT_STEP spends a step on resetting, which is no transition
+    Gymnasium vector step  SAME_STEP hides it in `final_obs`; NEXT_STEP spends a step on resetting: no transition
     SB3 VecEnv step        hides it in `infos[i]["terminal_observation"]`
     SB3 rollout buffer     stores observations only: successors are the next rows, but for ended episodes
     SB3 replay buffer      stores the true successor
 
-Frames and texts travel in `info["frame"]` and `info["text"]` (see `envs.wrappers.Observer`), which describe the observation
-returned with them; a `Cursor` remembers those of the current observation.
+Frames and texts travel in `info["frame"]` and `info["text"]` (see `envs.wrappers.Observer`), which describe the
+observation returned with them; a `Cursor` remembers those of the current observation.
 """
 
 from __future__ import annotations

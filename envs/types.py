@@ -28,7 +28,8 @@ def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
 class Transitions:
     """A batch of transitions with leading shape (N,), or (T, N) when it is a rollout in time order.
 
-    `next_obs` is always the true successor, also at the end of an episode; the builders in `envs.transitions` see to it.
+    `next_obs` is always the true successor, also at the end of an episode; the builders in `envs.transitions` see to
+    it.
     """
 
     obs: Obs  # (..., *obs_shape)
@@ -43,9 +44,7 @@ class Transitions:
     obs_frame: Array | None = None  # uint8 (..., H, W, 3), image of obs
     text: Array | None = None  # object (...,) of str, caption or message of next_obs
     obs_text: Array | None = None  # object (...,) of str, caption or message of obs
-    extras: dict[str, Array] = field(
-        default_factory=dict
-    )  # name -> (..., D): embeddings, goals, log-probabilities
+    extras: dict[str, Array] = field(default_factory=dict)  # name -> (..., D): embeddings, goals, log-probabilities
 
     @property
     def shape(self) -> tuple[int, ...]:

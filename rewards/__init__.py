@@ -5,8 +5,8 @@ A new reward is one file and one line here. A reward of your own needs neither: 
     [project.entry-points."lodestar_rl.rewards"]
     novelty = "novelty:Novelty"
 
-or, in a script, call `rewards.register("novelty", Novelty)`. Importing this package is cheap: a reward's file is read only when
-the reward is asked for.
+or, in a script, call `rewards.register("novelty", Novelty)`. Importing this package is cheap: a reward's file is read
+only when the reward is asked for.
 """
 
 from __future__ import annotations

@@ -18,12 +18,13 @@ Rules that `rewards.check.check_reward` enforces:
     4. The score of row t speaks about `next_obs`, `frame`, `text`: what the action led to.
     5. `state_dict()` holds everything; a fresh instance that loads it gives equal scores.
 
-A reward with a memory of the episode (counts, nearest neighbours) defines `initial_memory(n)`, takes `score(batch, memory)`
-and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it, hands it back at
-the next step and resets the rows whose episode ended. `score` must not write into the memory it was given.
+A reward with a memory of the episode (counts, nearest neighbours) defines `initial_memory(n)`, takes `score(batch,
+memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it,
+hands it back at the next step and resets the rows whose episode ended. `score` must not write into the memory it was
+given.
 
-A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in `embedding`
-and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
+A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
+`embedding` and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class RewardConfig:
     """How a reward enters the mix. Each reward's Config extends this with its own fields.
 
     Attributes:
-        weight: multiplies the scaled reward. A number, or a schedule over environment steps: `linear:1:0:200000` goes from
-            1 to 0 in 200,000 steps and stays there; also `cosine:`, `exp:` and `step:`.
+        weight: multiplies the scaled reward. A number, or a schedule over environment steps: `linear:1:0:200000`
+            goes from 1 to 0 in 200,000 steps and stays there; also `cosine:`, `exp:` and `step:`.
         scale: what divides it: `none`; `return` (running standard deviation of the discounted return, along time);
             `ema` (exponential moving average of the standard deviation of the scores); `std` (running, all-time).
         shape: how a score becomes a reward: `none`; `potential` (gamma * phi(s') - phi(s)); `delta` (phi(s') - phi(s));
@@ -59,7 +60,8 @@ class RewardConfig:
         clip_at: the threshold of `clip` and the centre of `sigmoid`, in the units of the raw score.
         slope: the steepness of `sigmoid`, one over the units of the raw score.
         gamma: discount of this stream in (0, 1]; None takes the learner's.
-        episodic: whether the stream's return ends with the episode. False gives it a value of its own that crosses resets.
+        episodic: whether the stream's return ends with the episode. False gives it a value of its own that crosses
+            resets.
         warmup: transitions that a scaled stream watches before it pays anything.
         freeze: transitions after which its scale stands still; 0 never freezes.
     """

@@ -4,8 +4,8 @@
     combine  sum of weight(t) * score / scale                                  pure
     update   the rewards learn, the scales move, the ledger is written         the only place where anything moves
 
-Scores are divided by the statistics of the last update, so a stream that has a scale pays nothing until it has watched `warmup`
-transitions: that is what makes the wrapper, the rollout and the replay pay the same.
+Scores are divided by the statistics of the last update, so a stream that has a scale pays nothing until it has
+watched `warmup` transitions: that is what makes the wrapper, the rollout and the replay pay the same.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Schedule:
             self.kind = "unreadable"
         if self.kind not in ("constant", *SCHEDULES):
             raise ValueError(
-                f"weight={spec!r} is neither a number nor KIND:START:END:STEPS with KIND one of {', '.join(SCHEDULES)}, "
-                "as in linear:1:0:200000"
+                f"weight={spec!r} is neither a number nor KIND:START:END:STEPS "
+                f"with KIND one of {', '.join(SCHEDULES)}, as in linear:1:0:200000"
             )
         if not (math.isfinite(self.start) and math.isfinite(self.end) and min(self.start, self.end) >= 0):
             raise ValueError(f"weight={spec!r} must be finite and at least 0; to penalise, change the reward's sign")
@@ -91,8 +91,8 @@ class Stream:
         self.has_memory = reward.initial_memory(1) is not None
         if self.compares and self.has_memory:
             raise ValueError(
-                f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} remembers the "
-                "episode; use shape=none or clip"
+                f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} "
+                "remembers the episode; use shape=none or clip"
             )
 
     @property
@@ -243,7 +243,8 @@ class Mix:
             memory: from `initial_memory` or the previous call; rows of ended episodes come back reset.
 
         Returns:
-            name -> float32 scores with the batch's leading shape, unweighted and unscaled; and the memory for the next step.
+            name -> float32 scores with the batch's leading shape, unweighted and unscaled; and the memory for the
+            next step.
         """
         memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
         raw: dict[str, np.ndarray] = {}

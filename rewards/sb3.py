@@ -2,7 +2,7 @@
 
     RewardVecEnv      any algorithm; one `score` a step, the reward is frozen when it is stored
     RewardCallback    PPO, A2C, RecurrentPPO; one `score` a rollout, then returns and advantages are computed anew
-    relabelling(B)    DQN, SAC, TD3, TQC, ...; a replay buffer B that stores the task's reward and scores what it samples
+    relabelling(B)    DQN, SAC, TD3, TQC, ...; a replay buffer B that stores the task's reward, scores what it samples
 
 Never edit `locals["rewards"]` in a callback's `_on_step`: under VecNormalize the buffer stores something else.
 """

@@ -1,7 +1,7 @@
-"""A replay buffer that stores no learned reward: it is computed when transitions are sampled, by the reward as it stands now.
+"""A replay buffer that stores no learned reward: sampled transitions are paid by the reward as it stands now.
 
-`relabelling(B)` extends Stable-Baselines3's buffers (plain, dict, n-step, HER) without copying their samplers: whatever they read
-from `self.rewards[rows, columns]` is scored on the way out.
+`relabelling(B)` extends Stable-Baselines3's buffers (plain, dict, n-step, HER) without copying their samplers:
+whatever they read from `self.rewards[rows, columns]` is scored on the way out.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Rewards:
 class _Relabelling:
     """What `relabelling` adds: embeddings and episodic scores as columns, rewards computed when they are read.
 
-    Frames are embedded in batches, before the next sample or update. Rewards with a memory of the episode cannot be computed
-    from a random sample: they are scored once, in time order, and only weighed and scaled anew.
+    Frames are embedded in batches, before the next sample or update. Rewards with a memory of the episode cannot be
+    computed from a random sample: they are scored once, in time order, and only weighed and scaled anew.
     """
 
     PENDING = 256  # steps after which frames are embedded even if nobody samples

@@ -1,12 +1,13 @@
 """Every running statistic of the project: mean and variance, and the four ways to find a reward's scale.
 
-A scale is a divisor, never a shift: subtracting a mean would turn a bonus into a penalty for ordinary states. Statistics move in
-`update` alone, in float64, with the population variance, so that one row is as safe as a thousand.
+A scale is a divisor, never a shift: subtracting a mean would turn a bonus into a penalty for ordinary states.
+Statistics move in `update` alone, in float64, with the population variance, so that one row is as safe as a thousand.
 
-Sources: Chan, Golub, LeVeque 1979 (merging variances); Burda et al. 2018, arXiv 1810.12894, section 2.4 (dividing a bonus by the
-standard deviation of its discounted return, filtered along time for each environment).
-Differences: the filter never crosses environments (both implementations that people copy run it across them); an `ema` scale and a
-freeze, because a vanishing bonus divided by its own all-time deviation either dies early or has its noise amplified.
+Sources: Chan, Golub, LeVeque 1979 (merging variances); Burda et al. 2018, arXiv 1810.12894, section 2.4 (dividing a
+bonus by the standard deviation of its discounted return, filtered along time for each environment).
+Differences: the filter never crosses environments (both implementations that people copy run it across them); an
+`ema` scale and a freeze, because a vanishing bonus divided by its own all-time deviation either dies early or has
+its noise amplified.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class StdScale:
 
 
 class ReturnScale(StdScale):
-    """Divide by the standard deviation of the discounted return R_t = gamma R_{t-1} + r_t, along time in each environment.
+    """Divide by the deviation of the discounted return R_t = gamma R_{t-1} + r_t, along time, per environment.
 
     The filtered return is only measured, never paid. It restarts at an episode's end if the stream is episodic.
     """

@@ -1,11 +1,11 @@
 """Ways to turn a score into a reward that an agent cannot farm.
 
-A score that says "this looks good" and is paid at every step makes staying there the best plan: an optimal policy then never
-finishes a task that ends. On a 12 x 12 grid with a decoy (exact optimal policies, weight 1) the goal was reached from all states with
-`potential`, `delta` and `clip`, and from none with the bare score or its sigmoid.
+A score that says "this looks good" and is paid at every step makes staying there the best plan: an optimal policy
+then never finishes a task that ends. On a 12 x 12 grid with a decoy (exact optimal policies, weight 1) the goal was
+reached from all states with `potential`, `delta` and `clip`, and from none with the bare score or its sigmoid.
 
-Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al. 2024, arXiv
-2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid).
+Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al. 2024,
+arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SHAPES = ("none", "potential", "delta", "clip", "sigmoid")
 def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
     """gamma * phi(s') - phi(s), with phi = 0 at a terminal state and the real phi(s') where time merely ran out.
 
-    `gamma` must be the learner's: over an episode the rewards, discounted by it, telescope to gamma^T phi(s_T) - phi(s_0).
+    `gamma` must be the learner's: over an episode the rewards, discounted by it, telescope to gamma^T phi(s_T) -
+    phi(s_0).
     """
     return (gamma * np.where(terminated, 0.0, next_phi) - phi).astype(np.float32)
 
@@ -34,5 +35,5 @@ def clip(score: np.ndarray, at: float) -> np.ndarray:
 
 
 def sigmoid(score: np.ndarray, at: float, slope: float) -> np.ndarray:
-    """1 / (1 + exp(-slope (score - at))) - 1/2: bounded, zero at `at`. Bounded is not enough in a task that terminates."""
+    """1 / (1 + exp(-slope (score - at))) - 1/2: bounded, zero at `at`; not enough in a task that terminates."""
     return (0.5 * np.tanh(0.5 * slope * (score - at))).astype(np.float32)

@@ -1,10 +1,10 @@
 """A critic for a stream that does not end with the episode, beside an agent that has only one critic.
 
-Burda et al. 2018 (arXiv 1810.12894, section 2.3) value a novelty bonus with a return that crosses resets: dying must not look
-expensive to curiosity. Stock PPO has one value head, whose returns end with the episode. This critic estimates the other return;
-its advantages are added to the agent's, whose own returns stay as they are.
-Differences: the critic reads the policy's features without training them; both advantages are added in the units of the rewards
-(PPO normalises the sum). Fails when: the policy's features lack what the bonus depends on.
+Burda et al. 2018 (arXiv 1810.12894, section 2.3) value a novelty bonus with a return that crosses resets: dying must
+not look expensive to curiosity. Stock PPO has one value head, whose returns end with the episode. This critic
+estimates the other return; its advantages are added to the agent's, whose own returns stay as they are.
+Differences: the critic reads the policy's features without training them; both advantages are added in the units of
+the rewards (PPO normalises the sum). Fails when: the policy's features lack what the bonus depends on.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     env = RewardWrapper(envs.make.make("CartPole-v1"), rewards.make(["task", "rnd"], observation_space, action_space))
     vec = VectorRewardWrapper(envs.make.make_vec("CartPole-v1", 8), mix)
 
-`step` returns the mix instead of the task's reward; `info["reward/task"]` and `info["reward/<name>"]` keep the parts. Rewards that
-look at frames or texts need an environment that puts them into its info: `make(..., frame_size=mix.frame_size, text=True)`.
+`step` returns the mix instead of the task's reward; `info["reward/task"]` and `info["reward/<name>"]` keep the
+parts. Rewards that look at frames or texts need an environment that puts them into its info: `make(...,
+frame_size=mix.frame_size, text=True)`.
 """
 
 from __future__ import annotations
@@ -118,16 +119,16 @@ class VectorRewardWrapper(VectorWrapper):
     In NEXT_STEP mode the step that only resets pays 0 and is never learnt from.
 
     Raises:
-        ValueError: if the environment does not declare `metadata["autoreset_mode"]`: guessing it would pay for transitions
-            that never happened.
+        ValueError: if the environment does not declare `metadata["autoreset_mode"]`: guessing it would pay for
+            transitions that never happened.
     """
 
     def __init__(self, env: VectorEnv, mix: Mix, update_every: int = 1024) -> None:
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             raise ValueError(
-                f'{env} declares metadata["autoreset_mode"]={mode!r}; set it to a gymnasium.vector.AutoresetMode, because the '
-                "transitions at the end of an episode look different in each"
+                f'{env} declares metadata["autoreset_mode"]={mode!r}; set it to a gymnasium.vector.AutoresetMode, '
+                "because the transitions at the end of an episode look different in each"
             )
         super().__init__(env)
         self.mode = mode
