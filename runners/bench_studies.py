@@ -24,15 +24,23 @@ WINDOW = 100  # episodes that a mean return and a success rate look back on
 
 
 @dataclass(frozen=True)
+class Arm:
+    """One composed reward of a study."""
+
+    rewards: dict[str, dict[str, Any]]  # name -> its options
+    steps: int = 300_000  # environment steps of a run, summed over environments
+    until_solved: bool = False  # nothing is asked of this arm but when it gets to the threshold
+
+
+@dataclass(frozen=True)
 class Study:
     """One environment, one agent, several rewards."""
 
     name: str
     env_id: str
     n_envs: int
-    steps: int  # environment steps of a run, summed over environments
     agent: dict[str, Any]  # options of PPO
-    arms: dict[str, dict[str, dict[str, Any]]]  # arm -> reward -> its options
+    arms: dict[str, Arm]
     figures: Callable[[list[dict[str, Any]]], dict[str, float]]
     threshold: float = float("inf")  # the mean return that counts as solved
 
@@ -42,10 +50,10 @@ def run(study: Study, folder: Path) -> dict[str, float]:
     rows = results.read_rows(folder / f"{study.name}.csv")
     finished = {(row["arm"], int(row["seed"])) for row in rows}
     for seed in range(SEEDS):
-        for arm, rewards in study.arms.items():
+        for arm in study.arms:
             if (arm, seed) in finished:
                 continue
-            row, curve = train(study, arm, rewards, seed)
+            row, curve = train(study, arm, seed)
             results.append_rows(folder / f"{study.name}_curves.csv", curve)
             results.append_rows(folder / f"{study.name}.csv", [row])
             rows.append(row)
@@ -53,9 +61,7 @@ def run(study: Study, folder: Path) -> dict[str, float]:
     return study.figures(rows)
 
 
-def train(
-    study: Study, arm: str, options: dict[str, dict[str, Any]], seed: int
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def train(study: Study, name: str, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One run: its row for the table, and its curve, a point every 10,000 steps."""
     import torch
 
@@ -65,17 +71,18 @@ def train(
 
     torch.set_num_threads(1)
     venv = make_venv(study.env_id, study.n_envs, seed * 1000)
-    configs: dict[str, Any] = {name: rewards.get(name).Config(**values) for name, values in options.items()}
+    arm = study.arms[name]
+    configs: dict[str, Any] = {key: rewards.get(key).Config(**options) for key, options in arm.rewards.items()}
     config = PPOConfig(**study.agent)
     mix = rewards.make(configs, venv.observation_space, venv.action_space, gamma=config.gamma, seed=seed)
     model = PPO.build(config, venv, seed=seed, device="cpu")
-    watch = _watch(study.threshold)
+    watch = _watch(study.threshold, arm.until_solved)
     start = time.perf_counter()
-    model.learn(study.steps, callback=[RewardCallback(mix), watch])
+    model.learn(arm.steps, callback=[RewardCallback(mix), watch])
     seconds = time.perf_counter() - start
     venv.close()
     row = {
-        "arm": arm,
+        "arm": name,
         "seed": seed,
         "reward": mix.describe(),
         "steps": model.num_timesteps,
@@ -86,11 +93,11 @@ def train(
         "final_success": round(watch.curve[-1]["success"], 4),
         "seconds": round(seconds, 1),
     }
-    curve = [{"arm": arm, "seed": seed, **point} for point in _thin(watch.curve, 10_000)]
+    curve = [{"arm": name, "seed": seed, **point} for point in _thin(watch.curve, 10_000)]
     return row, curve
 
 
-def _watch(threshold: float) -> Any:
+def _watch(threshold: float, until_solved: bool) -> Any:
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
@@ -105,7 +112,7 @@ def _watch(threshold: float) -> Any:
         def _on_step(self) -> bool:
             if self.first_success == "" and any(info.get("is_success") for info in self.locals["infos"]):
                 self.first_success = self.num_timesteps
-            return True
+            return not (until_solved and self.solved_at != "")
 
         def _on_rollout_end(self) -> None:
             episodes = [episode["r"] for episode in self.model.ep_info_buffer or ()][-WINDOW:]
@@ -139,13 +146,19 @@ def _keycorridor_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _mountaincar_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Steps to the threshold; a run that never got there counts as if it had at its last step, which flatters it."""
-    steps = {arm: results.iqm(_of(rows, arm, "solved_at", MOUNTAINCAR.steps)) for arm in MOUNTAINCAR.arms}
-    final = {arm: results.iqm(_of(rows, arm, "final_return")) for arm in MOUNTAINCAR.arms}
+    """Steps to the threshold, IQM over seeds; a run that never got there counts as if it had at its last step.
+
+    That flatters the slow, so the ratio is an upper bound as long as RND itself gets there.
+    """
+    steps = {arm: results.iqm(_of(rows, arm, "solved_at", MOUNTAINCAR.arms[arm].steps)) for arm in MOUNTAINCAR.arms}
     return {
         "mountaincar_rnd_steps_ratio": steps["rnd_faded"] / steps["task"],
         **{f"mountaincar_{arm}_steps": value for arm, value in steps.items()},
-        **{f"mountaincar_{arm}_final_return": value for arm, value in final.items()},
+        **{
+            f"mountaincar_{arm}_final_return": results.iqm(_of(rows, arm, "final_return"))
+            for arm in ("rnd_faded", "rnd_kept")
+        },
+        "mountaincar_rnd_kept_best_return": results.iqm(_of(rows, "rnd_kept", "best_return")),
     }
 
 
@@ -153,7 +166,6 @@ KEYCORRIDOR = Study(
     name="keycorridor",
     env_id="MiniGrid-KeyCorridorS3R2-v0",
     n_envs=16,
-    steps=300_000,
     agent={
         "n_steps": 128,
         "learning_rate": 5e-4,
@@ -162,21 +174,21 @@ KEYCORRIDOR = Study(
         "batch_size": 128,
         "n_epochs": 4,
     },
-    arms={"task": {"task": {}}, "count": {"task": {}, "count": {"weight": 0.01}}},
+    arms={"task": Arm({"task": {}}), "count": Arm({"task": {}, "count": {"weight": 0.01}})},
     figures=_keycorridor_figures,
 )
 
-_RND = {"scale": "ema", "learning_rate": 1e-4}
+# Normaliser and schedule decide more than the bonus: with a scale from all-time returns it dies before the flag is found.
+_RND = {"scale": "ema", "learning_rate": 1e-4, "epochs": 4, "batch_size": 64}
 MOUNTAINCAR = Study(
     name="mountaincar",
     env_id="MountainCar-v0",
     n_envs=16,
-    steps=500_000,
-    agent={"n_steps": 128, "learning_rate": 1e-3, "batch_size": 256, "n_epochs": 4},
+    agent={"n_steps": 128, "learning_rate": 5e-4, "ent_coef": 0.01, "batch_size": 64, "n_epochs": 10},
     arms={
-        "task": {"task": {}},
-        "rnd_faded": {"task": {}, "rnd": {**_RND, "weight": "linear:1:0:200000"}},
-        "rnd_kept": {"task": {}, "rnd": {**_RND, "weight": 1.0}},
+        "task": Arm({"task": {}}, steps=400_000, until_solved=True),
+        "rnd_faded": Arm({"task": {}, "rnd": {**_RND, "weight": "linear:1:0:200000"}}, steps=250_000),
+        "rnd_kept": Arm({"task": {}, "rnd": {**_RND, "weight": 1.0}}, steps=300_000),
     },
     figures=_mountaincar_figures,
     threshold=-150.0,

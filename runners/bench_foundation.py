@@ -1,0 +1,168 @@
+"""What a learned reward costs: frames per second with it over without it, measured side by side.
+
+The variants of a group take turns (A B C A B C ...), so that a busy neighbour disturbs all alike; a figure is a ratio
+of medians of frames by the process's own CPU time, which on one thread is the wall time of an idle machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners import results
+
+ROUNDS = 7
+PPO_FRAMES = 8_192  # four rollouts of 8 x 256
+SAC_FRAMES = 600
+CLIP_BATCH, CLIP_BATCHES = 64, 10
+
+Measure = Callable[[], tuple[int, Callable[[], Any]]]  # builds everything; returns frames and what is to be timed
+
+
+def run(folder: Path) -> dict[str, float]:
+    """Measure all ratios; writes a row for every measurement."""
+    import torch
+
+    torch.set_num_threads(1)
+    path = folder / "foundation.csv"
+    path.unlink(missing_ok=True)
+    figures: dict[str, float] = {}
+    for figure, baseline, variants in _pairs():
+        rates = _interleave(path, figure, {"bare": baseline, **variants})
+        for name in variants:
+            figures[name] = rates[name] / rates["bare"]
+    return figures
+
+
+def _pairs() -> list[tuple[str, Measure, dict[str, Measure]]]:
+    """(what is compared, without a learned reward, figure -> with it)."""
+    return [
+        ("ppo", _ppo, {"rnd_callback_ratio": _ppo_callback, "rnd_wrapper_ratio": _ppo_wrapper}),
+        ("clip", _clip_encoder, {"clip_encoder_ratio": _clip_reward}),
+        ("sac", _sac, {"sac_relabel_ratio": _sac_relabel}),
+    ]
+
+
+def _interleave(path: Path, group: str, variants: dict[str, Measure]) -> dict[str, float]:
+    """Median frames per CPU second of each variant; the first round warms up and is thrown away."""
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(ROUNDS + 1):
+        for name, measure in variants.items():
+            frames, work = measure()
+            wall, cpu = time.perf_counter(), time.process_time()
+            work()
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            if turn == 0:
+                continue
+            rates[name].append(frames / cpu)
+            row = {"group": group, "variant": name, "round": turn, "frames": frames}
+            row |= {
+                "seconds": round(wall, 4),
+                "cpu_seconds": round(cpu, 4),
+                "frames_per_cpu_second": round(frames / cpu, 1),
+            }
+            results.append_rows(path, [row])
+    return {name: float(np.median(values)) for name, values in rates.items()}
+
+
+def _mix(venv: Any, names: list[str]) -> Any:
+    import rewards
+
+    return rewards.make(names, venv.observation_space, venv.action_space, seed=0)
+
+
+def _ppo() -> tuple[int, Callable[[], Any]]:
+    return _learn_ppo(None, None)
+
+
+def _ppo_callback() -> tuple[int, Callable[[], Any]]:
+    from rewards.sb3 import RewardCallback
+
+    return _learn_ppo(None, lambda venv: RewardCallback(_mix(venv, ["task", "rnd"])))
+
+
+def _ppo_wrapper() -> tuple[int, Callable[[], Any]]:
+    from rewards.sb3 import RewardVecEnv
+
+    return _learn_ppo(lambda venv: RewardVecEnv(venv, _mix(venv, ["task", "rnd"])), None)
+
+
+def _learn_ppo(wrap: Any, callback: Any) -> tuple[int, Callable[[], Any]]:
+    from agents.sb3 import PPO, PPOConfig, make_venv
+
+    venv = make_venv("CartPole-v1", 8, 0)
+    called = callback(venv) if callback else None
+    model = PPO.build(PPOConfig(), wrap(venv) if wrap else venv, seed=0, device="cpu")
+    return PPO_FRAMES, lambda: model.learn(PPO_FRAMES, callback=called)
+
+
+def _sac() -> tuple[int, Callable[[], Any]]:
+    return _learn_sac(False)
+
+
+def _sac_relabel() -> tuple[int, Callable[[], Any]]:
+    return _learn_sac(True)
+
+
+def _learn_sac(relabel: bool) -> tuple[int, Callable[[], Any]]:
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    from agents.sb3 import SAC, SACConfig, make_venv
+    from rewards.sb3 import RelabelCallback, relabelling
+
+    venv = make_venv("Pendulum-v1", 1, 0)
+    buffer = callback = None
+    if relabel:
+        buffer = relabelling(ReplayBuffer), {"mix": _mix(venv, ["task", "rnd"])}
+        callback = RelabelCallback()
+    config = SACConfig(learning_starts=100)
+    model = SAC.build(config, venv, seed=0, device="cpu", buffer=buffer)
+    return SAC_FRAMES, lambda: model.learn(SAC_FRAMES, callback=callback)
+
+
+def _clip_encoder() -> tuple[int, Callable[[], Any]]:
+    """The image tower alone, on pixels that are ready for it."""
+    import torch
+
+    clip, frames = _clip()
+    encoder = clip.encoder
+    pixels = torch.from_numpy(frames).permute(0, 3, 1, 2)  # channels last in memory, as the reward hands them over
+    ready = (pixels / 255 - encoder.mean) / encoder.std
+
+    def work() -> None:
+        with torch.inference_mode():
+            for _ in range(CLIP_BATCHES):
+                encoder.model.encode_image(ready, normalize=True)
+
+    return CLIP_BATCH * CLIP_BATCHES, work
+
+
+def _clip_reward() -> tuple[int, Callable[[], Any]]:
+    """From bytes to rewards: preprocessing, image tower, half precision, goal-baseline regularisation."""
+    from rewards.made_up import make_up
+
+    clip, frames = _clip()
+    batch = make_up(clip.observation_space, clip.action_space, steps=CLIP_BATCH, envs=1).flatten().replace(frame=frames)
+
+    def work() -> None:
+        for _ in range(CLIP_BATCHES):
+            clip.score(batch.replace(extras={"clip": clip.embed(batch)}))
+
+    return CLIP_BATCH * CLIP_BATCHES, work
+
+
+def _clip() -> tuple[Any, np.ndarray]:
+    """The small model without its training, which costs no time to the frame, and random frames (64, H, W, 3)."""
+    import gymnasium as gym
+
+    from rewards.vision.clip import Clip, ClipConfig
+
+    config = ClipConfig(goal="pole upright", baseline="a pole", alpha=0.5, weights="untrained")
+    clip = Clip(config, gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.Discrete(2))
+    assert clip.frame_size is not None
+    shape = (CLIP_BATCH, clip.frame_size, clip.frame_size, 3)
+    return clip, np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
