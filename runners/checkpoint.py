@@ -167,7 +167,7 @@ def unpack(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return [unpack(item, arrays) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    kind, value = tree["_"], tree.get("v")
+    kind, value = tree["_"], tree["v"]
     if kind == "dict":
         return {unpack(k, arrays): unpack(v, arrays) for k, v in value}
     if kind == "array":

@@ -11,6 +11,7 @@ import fnmatch
 import re
 import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         if key not in kinds and key not in _OWN_NAMES:
             raise UsageError(_unknown_key(key, values[key], kinds, names))
     typed = {key: _cast(key, value, kinds[key]) for key, value in values.items() if key in kinds}
-    return _compose(typed, agent, names), preset
+    config = _compose(typed, agent, names)
+    fill_goals(config, values)
+    return config, preset
 
 
 def _parse(argument: str) -> tuple[str, Any]:
@@ -218,7 +221,7 @@ def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfi
         with initialize(version_base="1.3", config_path=None):
             composed = hydra_compose("train", [f"{key}={_literal(value)}" for key, value in values.items()])
         parts = {name: OmegaConf.to_object(composed.reward[name]) for name in names}
-        own = {key: value for key, value in composed.items() if key not in ("reward", "agent")}
+        own = {str(key): value for key, value in composed.items() if key not in ("reward", "agent")}
         own["agent_name"] = agent
         return TrainConfig(reward=parts, agent=OmegaConf.to_object(composed.agent), **own)  # type: ignore[arg-type]
     except UsageError:
@@ -257,7 +260,9 @@ def _read_preset(path: Path) -> dict[str, Any]:
 
     text = path.read_text()
     if "${" in text or "_target_" in text:
-        raise UsageError(f"the preset {path} is refused: configurations are data, so there is no _target_ and no ${{...}}")
+        raise UsageError(
+            f"the preset {path} is refused: configurations are data, so there is no _target_ and no ${{...}}"
+        )
     data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)  # YAML alone reads 1e6 as a text
     about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
     return {"about": about, "applies": data.pop("applies", None), "values": data}
@@ -301,16 +306,20 @@ def _preset_values(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def fill_goals(config: TrainConfig) -> None:
-    """Give a reward that wants a goal, and got none, the one that the environment's family knows.
+def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
+    """Give a reward that wants a goal the one that the environment's family knows.
+
+    Args:
+        config: is changed in place.
+        given: keys that the user set; what is among them stays, even if it is empty.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if none is known.
     """
     from envs.make import goals
 
     for name, options in config.reward.items():
-        if getattr(options, "goal", True):
+        if f"reward.{name}.goal" in given or getattr(options, "goal", True):
             continue
         known = goals(config.env)
         if not known:
@@ -319,5 +328,5 @@ def fill_goals(config: TrainConfig) -> None:
                 f'give reward.{name}.goal="what you want to see"'
             )
         options.goal = known[0].prompt
-        if not getattr(options, "baseline", True):
+        if f"reward.{name}.baseline" not in given and not getattr(options, "baseline", True):
             options.baseline = known[0].baseline

@@ -18,6 +18,7 @@ import numpy as np
 from runners.config import TrainConfig, UsageError, load, unknown
 
 if TYPE_CHECKING:
+    from envs.family import Goal
     from rewards.mix import Mix
 
 Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
@@ -58,6 +59,7 @@ def play(
     seed: int = 0,
     max_steps: int = 20_000,
     max_episode_steps: int | None = None,
+    goal: Goal | None = None,
 ) -> Scores:
     """Play whole episodes, one after the other.
 
@@ -68,10 +70,10 @@ def play(
         seed: episode i starts from seed `SEED + 1000 * seed + i`, whoever plays.
         max_steps: no further episode begins after this many steps.
         max_episode_steps: as in training.
+        goal: whose truth is asked for after every step.
     """
-    from envs.make import goals, make
+    from envs.make import make
 
-    goal = next(iter(goals(env_id)), None)
     scores = Scores(goal=goal.name if goal else "")
     env = make(env_id, max_episode_steps=max_episode_steps)
     first = SEED + 1000 * seed
@@ -96,6 +98,30 @@ def play(
     finally:
         env.close()
     return scores
+
+
+def evaluation(config: TrainConfig, model: Any, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Scores of a trained policy and of a random one on the same episodes."""
+    limits: dict[str, Any] = {
+        "seed": seed,
+        "max_steps": int(config.eval_steps),
+        "max_episode_steps": config.max_episode_steps,
+        "goal": goal_of(config),
+    }
+    return {
+        "this run": play(config.env, policy(model), episodes, **limits).to_dict(),
+        "random": play(config.env, None, episodes, **limits).to_dict(),
+    }
+
+
+def goal_of(config: TrainConfig) -> Goal | None:
+    """The goal, known to the environment's family, that a reward of this run speaks about."""
+    from envs.make import goals
+
+    prompts = [options.goal for options in config.reward.values() if getattr(options, "goal", "")]
+    known = goals(config.env) if prompts else []
+    named = [goal for goal in known if goal.prompt in prompts]
+    return next(iter(named or known), None)
 
 
 def policy(model: Any) -> Act:
@@ -222,9 +248,7 @@ def _evaluate(arguments: list[str]) -> int:
             raise UsageError(f"{key}={options[key]} is out of range; give a whole number, {low} or more")
     run, episodes, seed = Path(options["run"]), int(options["episodes"]), int(options["seed"])
     config, model, mix = load_run(run)
-    limits = {"seed": seed, "max_episode_steps": config.max_episode_steps, "max_steps": config.eval_steps}
-    columns = {"this run": play(config.env, policy(model), episodes, **limits).to_dict()}  # type: ignore[arg-type]
-    columns["random"] = play(config.env, None, episodes, **limits).to_dict()  # type: ignore[arg-type]
+    columns = evaluation(config, model, episodes, seed)
     print(f"{config.env}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
     print(table(columns))
     if options["video"] != "false":

@@ -210,10 +210,10 @@ class Live(KVWriter):
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         self.learned = key_values.get(LEARNED_RETURN, self.learned)
 
-    def update(self, step: int, task_return: Callable[[], float | None]) -> None:
-        """Show `step`; asks for the task return only when it is time to show it."""
+    def update(self, step: int, task_return: Callable[[], float | None], *, force: bool = False) -> None:
+        """Show `step`; asks for the task return only when it is time to show it, or `force` says so."""
         now = time.monotonic()
-        if now - self.last < self.every_s:
+        if now - self.last < self.every_s and not force:
             return
         self.last = now
         rate = (step - self.start) / max(now - self.began, 1e-9)

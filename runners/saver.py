@@ -142,6 +142,7 @@ class Saver(BaseCallback):
         """The last row and the last checkpoint, after `learn` returned."""
         if self._logged != self.model.num_timesteps:
             self.dump()
+        self.live.update(self.model.num_timesteps, self.task_return, force=True)
         self._failed_at = -RETRY_S
         self.save()
 

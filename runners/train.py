@@ -85,7 +85,9 @@ def intruder() -> str | None:
 
 def train(work: Work, signals: Signals) -> int:
     """The whole run, top to bottom."""
-    config, preset = work.configure()
+    from runners.command import compose
+
+    config, preset = compose(work.argv)
     folder = work.open(config)
     if folder.status().get("state") == "finished":
         print(f"{folder.path} is finished already; nothing to do")
@@ -227,13 +229,9 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
     """The task's truth about this policy, a random one, and the control's."""
     if config.eval_episodes == 0:
         return {}
-    from runners.evaluate import play, policy
+    from runners.evaluate import evaluation
 
-    limits: dict[str, Any] = {"max_steps": config.eval_steps, "max_episode_steps": config.max_episode_steps}
-    scores = {
-        "this run": play(config.env, policy(parts.model), config.eval_episodes, seed=config.seed, **limits).to_dict(),
-        "random": play(config.env, None, config.eval_episodes, seed=config.seed, **limits).to_dict(),
-    }
+    scores = evaluation(config, parts.model, config.eval_episodes, config.seed)
     if control is not None:
         if control.process.poll() is None:
             print("waiting for the control run", flush=True)
@@ -288,14 +286,6 @@ class Work:
         """Environment steps so far."""
         return self._start if self._model is None else max(self._start, int(self._model.num_timesteps))
 
-    def configure(self) -> tuple[TrainConfig, str | None]:
-        """Command line -> configuration, with the environment's own goal where the user gave none."""
-        from runners.command import compose, fill_goals
-
-        config, preset = compose(self.argv)
-        fill_goals(config)
-        return config, preset
-
     def open(self, config: TrainConfig) -> RunFolder:
         """Lock the folder this command works in."""
         from runners.folder import open_folder
@@ -322,7 +312,7 @@ class Work:
         from runners.saver import Saver
 
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
-        self._live = live = Live(config.total_timesteps, self._start)
+        self._live = live = Live(int(config.total_timesteps), self._start)
         self._model = parts.model
         parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
         saver = Saver(

@@ -13,6 +13,7 @@ from runners.evaluate import SEED, policy
 from runners.log import LEARNED_RETURN, TASK_RETURN, read_csv
 
 if TYPE_CHECKING:
+    from envs.types import Transitions
     from rewards.mix import Mix
     from runners.control import Control
 
@@ -36,7 +37,8 @@ def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0
 
     images, streams = _play(config, model, mix, seed, steps)
     fps = max(10, min(30, len(images) // 8))  # short episodes in slow motion
-    with imageio.get_writer(path, fps=fps, codec="libx264", quality=7, macro_block_size=16) as writer:
+    writer: Any = imageio.get_writer(path, fps=fps, codec="libx264", quality=7, macro_block_size=16)
+    with writer:
         for t in range(len(images)):
             writer.append_data(_draw(images[t], streams, t))
     return path
@@ -62,7 +64,9 @@ def _play(
         cursor, act = Cursor(1), policy(model)
         obs, info = env.reset(seed=SEED + 1000 * seed)
         cursor.begin(*(None if key not in info else _row(info[key]) for key in ("frame", "text")))
-        images, rows, ended = [render.frame(env, SIDE)], [], False
+        images: list[np.ndarray] = []
+        rows: list[Transitions] = []
+        ended = False
         while not ended and len(rows) < steps:
             action = act(obs, not rows)
             next_obs, reward, terminated, truncated, info = env.step(action)
@@ -76,7 +80,7 @@ def _play(
     paid = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
     if "task" not in paid:
         paid["task (not paid)"] = batch.reward[:, 0]
-    return images[1:], paid
+    return images, paid
 
 
 def _row(value: Any) -> np.ndarray:

@@ -1,0 +1,120 @@
+import json
+
+import numpy as np
+
+from envs.family import Goal
+from runners.evaluate import SEED, Scores, goal_of, interval, iqm, play, policy, table
+from runners.video import _draw, curve
+
+
+def test_the_iqm_is_the_mean_of_the_middle_half():
+    assert iqm([0, 1, 2, 3, 4, 5, 6, 1000]) == (2 + 3 + 4 + 5) / 4
+    assert iqm([7.0]) == 7.0
+
+
+def test_the_interval_holds_the_iqm_and_shrinks_with_more_episodes():
+    rng = np.random.default_rng(0)
+    few, many = rng.normal(10, 1, 10).tolist(), rng.normal(10, 1, 1000).tolist()
+    for values in (few, many):
+        low, high = interval(values)
+        assert low < iqm(values) < high
+    assert np.diff(interval(many))[0] < 0.3 * np.diff(interval(few))[0]
+    assert interval(few) == interval(few)  # the bootstrap is seeded
+    assert interval([3.0, 3.0]) == (3.0, 3.0) and interval([3.0]) == (3.0, 3.0)
+
+
+def test_episodes_are_whole_seeded_and_counted_by_the_task():
+    always_left = play("CartPole-v1", lambda obs, begins: 0, 5, seed=2)
+    assert always_left.returns == always_left.lengths  # one point a step
+    assert all(8 <= length <= 11 for length in always_left.lengths)  # it falls over at once
+    assert always_left.successes == [False] * 5 and always_left.goal_steps == []
+    assert play("CartPole-v1", lambda obs, begins: 0, 5, seed=2).returns == always_left.returns
+    assert play("CartPole-v1", None, 5, seed=2).returns == play("CartPole-v1", None, 5, seed=2).returns
+
+
+def test_every_policy_meets_the_same_episodes():
+    first = []
+
+    def act(obs, begins):
+        if begins:
+            first.append(obs.copy())
+        return 0
+
+    play("CartPole-v1", act, 2, seed=3)
+    play("CartPole-v1", act, 2, seed=3)
+    play("CartPole-v1", act, 2, seed=4)
+    np.testing.assert_array_equal(first[0], first[2])
+    np.testing.assert_array_equal(first[1], first[3])
+    assert not np.array_equal(first[0], first[1]) and not np.array_equal(first[0], first[4])
+    assert SEED >= 2**16  # far from the seeds that people train with
+
+
+def test_no_episode_begins_after_the_step_limit_and_none_is_cut():
+    scores = play("lodestar/CartPoleUpright-v0", None, 20, max_steps=500)
+    assert scores.lengths == [200, 200, 200]
+    assert play("CartPole-v1", lambda obs, begins: 0, 2, max_episode_steps=5).lengths == [5, 5]
+
+
+def test_the_goal_is_asked_for_after_every_step():
+    left = Goal("left", "cart on the left", "cart", lambda env: env.unwrapped.state[0] < 0)
+    scores = play("CartPole-v1", lambda obs, begins: 0, 3, goal=left)
+    assert scores.goal == "left"
+    assert all(0 < steps <= length for steps, length in zip(scores.goal_steps, scores.lengths))
+
+
+def test_the_goal_is_the_one_a_reward_speaks_about():
+    class Options:
+        goal = "pole vertically upright on top of the cart"
+
+    class Config:
+        env, reward = "CartPole-v1", {"task": object()}
+
+    assert goal_of(Config) is None
+    Config.reward = {"seen": Options()}
+    assert goal_of(Config).name == "upright"
+    Options.goal = "a phrase of the user's"
+    assert goal_of(Config).name == "upright"
+    Config.env = "Taxi-v3"
+    assert goal_of(Config) is None
+
+
+def test_a_recurrent_policy_keeps_its_state_within_an_episode_only():
+    class Model:
+        def predict(self, obs, state, episode_start, deterministic):
+            assert deterministic and episode_start == [state is None]
+            return 0, (state or 0) + 1
+
+    act = policy(Model())
+    for begins in (True, False, False, True, False):
+        act(np.zeros(1), begins)
+
+
+def test_the_table_puts_policies_side_by_side():
+    good = Scores([10.0, 20.0], [10, 20], [True, False], [9, 18], "upright").to_dict()
+    bad = Scores([1.0, 1.0], [1, 1], [False, False], [0, 0], "upright").to_dict()
+    lines = table({"this run": good, "random": bad}).splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == ["1.00", "1.00", "1.00", "0.00", "0.00", "1.00"]
+    assert lines[1].split() == ["task", "return", "15.00", "1.00"]
+    assert lines[4].split("'")[1] == "upright" and lines[4].split()[-2] == "13.50"
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_the_film_draws_every_stream_up_to_the_step_it_shows():
+    streams = {"clip": np.linspace(0, 1, 11), "task (not paid)": np.zeros(11)}
+    image = np.zeros((448, 448, 3), np.uint8)
+    frames = [_draw(image, streams, t) for t in (0, 5, 10)]
+    assert frames[0].shape == (592, 448, 3)
+    blue = [(np.abs(frame[474:515].astype(int) - (0x4C, 0x9B, 0xE8)).sum(-1) < 60) for frame in frames]
+    reach = [np.flatnonzero(mask.any(axis=0)).max() for mask in blue]
+    assert reach[0] < 20 and 215 < reach[1] < 235 and reach[2] > 430
+    assert np.flatnonzero(blue[2][:, 434:].any(axis=1)).min() < 5  # the highest value is at the top of its lane
+
+
+def test_the_curve_shows_what_the_csv_says(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,rollout/ep_rew_mean,rollout/ep_learned_mean\n10,1,5\n20,,\n30,3,6\n")
+    path = curve(tmp_path, "title", scores={"random": {"task_return": 0.5}})
+    assert path.stat().st_size > 10_000
+
+
+def test_scores_are_plain_json():
+    assert json.loads(json.dumps(Scores([1.0, 2.0], [1, 2]).to_dict()))["success"] is None
