@@ -178,7 +178,6 @@ KEYCORRIDOR = Study(
     figures=_keycorridor_figures,
 )
 
-# Normaliser and schedule decide more than the bonus: with a scale from all-time returns it dies before the flag is found.
 _RND = {"scale": "ema", "learning_rate": 1e-4, "epochs": 4, "batch_size": 64}
 MOUNTAINCAR = Study(
     name="mountaincar",
