@@ -28,7 +28,7 @@ class Control:
         self.folder.mkdir(exist_ok=True)
         extra = [f"{key}={value}" for key, value in changes.items()]
         extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.folder / 'run'}"]
-        environment = {**os.environ, "LODESTAR_FOLLOW_PARENT": "1"}
+        environment = {**os.environ, "LODESTAR_PARENT": str(os.getpid())}
         self.log = self.folder / "log.txt"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
@@ -60,11 +60,11 @@ class Control:
             return None
 
     def stop(self) -> None:
-        """Ask it to save and go; it has ten seconds."""
+        """Ask it to save and go; it has five seconds."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                self.process.wait(5)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

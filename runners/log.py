@@ -37,7 +37,6 @@ TAGS: dict[str, str] = {
     "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
     "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
     "time/fps": "environment steps per second since the start of this process",
-    "time/iterations": "rollouts so far in this process",
     "time/episodes": "episodes so far (off-policy agents)",
     "time/time_elapsed": "seconds since the start of this process",
     "time/total_timesteps": "environment steps so far, summed over environments",
@@ -203,6 +202,7 @@ class Live(KVWriter):
             TimeRemainingColumn(elapsed_when_finished=True),
             TextColumn("{task.description}"),
             console=Console(file=self.stream),
+            refresh_per_second=4,
         )
         self.task = self.bar.add_task("", total=self.total, completed=self.start)
         self.bar.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,9 +53,9 @@ class Saver(BaseCallback):
         self.waiting = state  # to be restored at the first rollout
         self._saved = self._logged = 0
         self._failed_at = -RETRY_S
-        self._began = time.monotonic()
+        self._began = float("-inf")  # nobody knows yet how long a rollout takes: hold the first one
         self._held: tuple[Any, int] | None = None  # packed state of the running rollout's start
-        self._parent = os.getppid() if os.environ.get("LODESTAR_FOLLOW_PARENT") else None
+        self._parent = int(os.environ.get("LODESTAR_PARENT", "0"))  # the run that this one is the control of
 
     def capture(self) -> dict[str, Any]:
         """Everything the run needs to go on from here; valid between two rollouts."""
@@ -110,8 +111,8 @@ class Saver(BaseCallback):
 
     def _orphaned(self) -> None:
         """The control run ends when the run it belongs to is gone."""
-        if self._parent is not None and os.getppid() != self._parent:
-            raise Stopped(15)
+        if self._parent and os.getppid() != self._parent:
+            raise Stopped(signal.SIGTERM)
 
     def dump(self) -> None:
         """Write a row of the log."""

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["eval_episodes=0", "video=false", "control=none", "log_every=100"]
 PPO = ["env=CartPole-v1", "n_envs=4", "agent.n_steps=64", "agent.batch_size=64", "agent.n_epochs=2"]
 PPO += ["total_timesteps=3000", "checkpoint_every=500", *SMALL]
+CLIP = ["env=lodestar/CartPoleUpright-v0", "reward=clip", "n_envs=2", "agent.n_steps=64", "agent.n_epochs=2"]
+CLIP += ["total_timesteps=768", "checkpoint_every=128", *SMALL]
 DQN = ["env=CartPole-v1", "agent=dqn", "agent.learning_starts=200", "agent.buffer_size=1500"]
 DQN += ["agent.target_update_interval=300", "total_timesteps=2500", "checkpoint_every=333", *SMALL]
 
@@ -82,6 +84,7 @@ def _assert_same_run(first, second):
         pytest.param([*PPO, "reward=rnd"], 1500, id="ppo-rnd"),
         pytest.param([*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"], 1000, id="ppo-side-critic"),
         pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
+        pytest.param(CLIP, 256, id="ppo-clip"),
     ],
 )
 def test_kill_9_and_the_same_command_again_end_with_the_same_weights(whole, tmp_path, arguments, step):

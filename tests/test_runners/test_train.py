@@ -337,6 +337,12 @@ def test_a_third_partys_reward_trains_beside_its_control(tmp_path, monkeypatch, 
     assert _status(tmp_path / "run" / "control" / "run")["state"] == "finished"
 
 
+def test_a_control_ends_when_the_run_it_belongs_to_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setenv("LODESTAR_PARENT", "1")  # not the parent of this process
+    assert main([*PLAIN, f"run_dir={tmp_path / 'run'}"]) == 143
+    assert _status(tmp_path / "run")["state"] == "stopped"
+
+
 def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch):
     from runners.command import compose
 
