@@ -64,7 +64,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def iqm(values: Sequence[float]) -> float:
+def iqm(values: Sequence[float] | np.ndarray) -> float:
     """Interquartile mean: of what is left without the lowest and the highest quarter (of 5 values, one each)."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     cut = len(ordered) // 4
