@@ -50,6 +50,12 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def release(self) -> None:
+        """No longer wait; a signal that came meanwhile is raised now."""
+        self.deferred = False
+        if self.received is not None:
+            raise Stopped(self.received)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.deferred:
             raise Stopped(number)

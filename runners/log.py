@@ -188,14 +188,15 @@ class Live(KVWriter):
         self.last = self.began
         self.learned: float | None = None
         self.bar: Any = None
-        if self.stream.isatty():
-            self._open_bar()
+        self.wants_bar = self.stream.isatty()
+        if self.wants_bar:
+            self.every_s = 0.2
 
     def _open_bar(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        self.every_s = 0.2
+        self.wants_bar = False
         self.bar = Progress(
             BarColumn(bar_width=24),
             TaskProgressColumn(),
@@ -216,6 +217,8 @@ class Live(KVWriter):
         if now - self.last < self.every_s and not force:
             return
         self.last = now
+        if self.wants_bar:
+            self._open_bar()
         rate = (step - self.start) / max(now - self.began, 1e-9)
         words = self._words(task_return(), rate)
         if self.bar is not None:

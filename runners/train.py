@@ -18,6 +18,8 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runners.config import UsageError
+
 if TYPE_CHECKING:
     from rewards.mix import Mix
     from runners.config import TrainConfig
@@ -94,14 +96,14 @@ def train(work: Work, signals: Signals) -> int:
         return 0
     parts = build(config)
     state = work.saved_state()
+    saver, live = work.begin(config, parts, state, signals)
     announce(config, preset, parts, work)
     control = start_control(config, work)
 
-    saver, live = work.begin(config, parts, state, signals)
     signals.deferred = True
     learn(config, parts, saver, work)
-    signals.deferred = False
     live.close()
+    signals.release()
 
     work.phase = "report"
     scores = evaluate(config, parts, control)
@@ -134,7 +136,7 @@ def build(config: TrainConfig) -> Parts:
     from agents.sb3 import make_venv
 
     torch.set_num_threads(config.num_threads)
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = find_device(config.device)
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
     spaces = make_venv(config.env, 1, config.seed, max_episode_steps=config.max_episode_steps)
@@ -160,6 +162,19 @@ def build(config: TrainConfig) -> Parts:
     driver, buffer = make_driver(agent.driver, mix, venv)
     model = agent.build(config.agent, venv, seed=config.seed, device=device, buffer=buffer)
     return Parts(venv, mix, model, driver, n_envs, device)
+
+
+def find_device(wanted: str) -> str:
+    """`auto` takes a GPU if there is one; a device that is not there is refused."""
+    import torch
+
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wanted == "auto":
+        return "cuda" if there["cuda"] else "cpu"
+    if not there[wanted.split(":")[0]]:
+        found = ", ".join(name for name, present in there.items() if present)
+        raise UsageError(f"device={wanted} is not on this machine (it has {found}); give one of these, or auto")
+    return wanted
 
 
 def make_driver(kind: str, mix: Mix, venv: Any) -> tuple[Any, Any]:

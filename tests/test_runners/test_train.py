@@ -147,6 +147,10 @@ def test_evaluate_refuses_in_one_sentence(arguments, sentence, capsys):
         (["env=CartPole-v1", "reward=rnd", "reward.rnd.weight=-1"], "weight=-1 must be finite and at least 0"),
         (["env=CartPole-v1", "reward.task.gamma=7"], "reward.task.gamma=7.0 is no discount"),
         (["env=CartPole-v1", "resume=must"], "resume=must, but"),
+        (["env=CartPole-v1", "device=mps"], "device=mps is not on this machine (it has cpu"),
+        (["env=lodestar/CartPoleUpright-v0", "reward=clip", "reward.clip.goal="], "reward.clip.goal is empty"),
+        (["env=CartPole-v1", "reward=clip", "reward.clip.goal=" + "word " * 200], "characters, the limit is 500"),
+        (["env=Taxi-v3", "reward=clip"], 'give reward.clip.goal="what you want to see"'),
     ],
 )
 def test_a_run_that_cannot_begin_is_one_sentence_and_leaves_no_folder(tmp_path, capsys, arguments, sentence):
@@ -289,7 +293,7 @@ def test_a_second_ctrl_c_exits_at_once(tmp_path):
     assert process.is_alive()
     began = time.monotonic()
     os.kill(process.pid, signal.SIGINT)
-    process.join(10)
+    process.join(20)
     assert process.exitcode == 130 and time.monotonic() - began < 2
 
 
