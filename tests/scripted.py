@@ -1,7 +1,7 @@
 """A world in which the observation decides the action, so that every way of running it visits the same transitions.
 
-Episodes last three to seven steps; those with an even number terminate, the others run out of time. Frames and texts say
-where the world stands, so a reward that is handed the wrong one notices.
+Episodes last three to seven steps; those with an even number terminate, the others run out of time. Frames and texts
+say where the world stands, so a reward that is handed the wrong one notices.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import agents
@@ -59,9 +60,9 @@ def test_every_agent_learns_and_its_whole_state_moves_to_a_fresh_one(name):
             fresh.replay_buffer.observations[: model.replay_buffer.pos],
             model.replay_buffer.observations[: model.replay_buffer.pos],
         )
-        torch.manual_seed(0), np.random.seed(0)
+        set_random_seed(0)
         model.train(1, 8)
-        torch.manual_seed(0), np.random.seed(0)
+        set_random_seed(0)
         fresh.train(1, 8)  # optimisers, targets and the entropy's temperature moved along
         for key, value in weights(model).items():
             torch.testing.assert_close(fresh.policy.state_dict()[key], value, rtol=0, atol=0)

@@ -30,7 +30,8 @@ class Pays0(Follows):
 
 def learn(mix, world=Follows, steps=16, callback=None, **kwargs):
     model = PPO(
-        "MlpPolicy", DummyVecEnv([world] * 2), n_steps=8, batch_size=16, n_epochs=1, device="cpu", seed=0, gamma=0.9, **kwargs
+        "MlpPolicy", DummyVecEnv([world] * 2), n_steps=8, batch_size=16, n_epochs=1, device="cpu", seed=0, gamma=0.9,
+        **kwargs,
     )  # fmt: skip
     callback = callback or RewardCallback(mix)
     model.learn(steps, callback=callback)
@@ -71,9 +72,6 @@ def test_the_bootstrap_value_at_a_time_limit_survives():
 
 
 def test_a_run_that_has_seen_no_reward_does_not_drift():
-    class NoEntropy(RewardCallback):
-        pass
-
     mix = rewards.make(["task"], *SPACES, gamma=0.9)
     model = PPO("MlpPolicy", DummyVecEnv([Pays0] * 2), n_steps=8, batch_size=16, n_epochs=2, device="cpu", seed=0)
     before = {k: v.clone() for k, v in model.policy.action_net.state_dict().items()}
