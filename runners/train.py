@@ -198,7 +198,8 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
     print(
-        f"run: {config.agent_name} on {config.env}, {config.total_timesteps:,} steps, {parts.n_envs} environments, "
+        f"run: {config.agent_name} on {config.env}, {config.total_timesteps:,} steps, "
+        f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, "
         f"seed {config.seed}, {parts.device}"
     )
     print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
