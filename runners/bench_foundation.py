@@ -1,11 +1,13 @@
 """What a learned reward costs: frames per second with it over without it, measured side by side.
 
-The variants of a group take turns (A B C A B C ...), so that a busy neighbour disturbs all alike; a figure is a ratio
-of medians of frames by the process's own CPU time, which on one thread is the wall time of an idle machine.
+The variants of a group take turns (A B C A B C ...), so that a busy neighbour disturbs all alike; a figure is the median
+over rounds of the ratio within a round. Frames are counted against the process's own CPU time, which on one thread is
+the wall time of an idle machine.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +17,9 @@ import numpy as np
 
 from runners import results
 
-ROUNDS = 7
 PPO_FRAMES = 8_192  # four rollouts of 8 x 256
-SAC_FRAMES = 600
-CLIP_BATCH, CLIP_BATCHES = 64, 10
+SAC_FRAMES = 500
+CLIP_BATCH, CLIP_BATCHES = 64, 4
 
 Measure = Callable[[], tuple[int, Callable[[], Any]]]  # builds everything; returns frames and what is to be timed
 
@@ -31,42 +32,39 @@ def run(folder: Path) -> dict[str, float]:
     path = folder / "foundation.csv"
     path.unlink(missing_ok=True)
     figures: dict[str, float] = {}
-    for figure, baseline, variants in _pairs():
-        rates = _interleave(path, figure, {"bare": baseline, **variants})
-        for name in variants:
-            figures[name] = rates[name] / rates["bare"]
+    for group, (rounds, bare, variants) in _groups().items():
+        figures |= _interleave(path, group, rounds, bare, variants)
     return figures
 
 
-def _pairs() -> list[tuple[str, Measure, dict[str, Measure]]]:
-    """(what is compared, without a learned reward, figure -> with it)."""
-    return [
-        ("ppo", _ppo, {"rnd_callback_ratio": _ppo_callback, "rnd_wrapper_ratio": _ppo_wrapper}),
-        ("clip", _clip_encoder, {"clip_encoder_ratio": _clip_reward}),
-        ("sac", _sac, {"sac_relabel_ratio": _sac_relabel}),
-    ]
+def _groups() -> dict[str, tuple[int, Measure, dict[str, Measure]]]:
+    """What is compared -> (rounds, without a learned reward, figure -> with it)."""
+    return {
+        "ppo": (7, _ppo, {"rnd_callback_ratio": _ppo_callback, "rnd_wrapper_ratio": _ppo_wrapper}),
+        "clip": (51, _clip_encoder, {"clip_encoder_ratio": _clip_reward}),
+        "sac": (7, _sac, {"sac_relabel_ratio": _sac_relabel}),
+    }
 
 
-def _interleave(path: Path, group: str, variants: dict[str, Measure]) -> dict[str, float]:
-    """Median frames per CPU second of each variant; the first round warms up and is thrown away."""
-    rates: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(ROUNDS + 1):
-        for name, measure in variants.items():
+def _interleave(path: Path, group: str, rounds: int, bare: Measure, variants: dict[str, Measure]) -> dict[str, float]:
+    """Each variant's speed over the bare one's; a first round warms up and is thrown away."""
+    ratios: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(rounds + 1):
+        rates = {}
+        for name, measure in {"bare": bare, **variants}.items():
             frames, work = measure()
             wall, cpu = time.perf_counter(), time.process_time()
             work()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            if turn == 0:
-                continue
-            rates[name].append(frames / cpu)
-            row = {"group": group, "variant": name, "round": turn, "frames": frames}
-            row |= {
-                "seconds": round(wall, 4),
-                "cpu_seconds": round(cpu, 4),
-                "frames_per_cpu_second": round(frames / cpu, 1),
-            }
-            results.append_rows(path, [row])
-    return {name: float(np.median(values)) for name, values in rates.items()}
+            rates[name] = frames / cpu
+            row = {"group": group, "variant": name, "round": turn, "frames": frames, "seconds": round(wall, 4)}
+            row |= {"cpu_seconds": round(cpu, 4), "frames_per_cpu_second": round(rates[name], 1)}
+            if turn > 0:
+                results.append_rows(path, [row])
+        for name in variants:
+            if turn > 0:
+                ratios[name].append(rates[name] / rates["bare"])
+    return {name: float(np.median(values)) for name, values in ratios.items()}
 
 
 def _mix(venv: Any, names: list[str]) -> Any:
@@ -155,6 +153,7 @@ def _clip_reward() -> tuple[int, Callable[[], Any]]:
     return CLIP_BATCH * CLIP_BATCHES, work
 
 
+@functools.cache
 def _clip() -> tuple[Any, np.ndarray]:
     """The small model without its training, which costs no time to the frame, and random frames (64, H, W, 3)."""
     import gymnasium as gym
