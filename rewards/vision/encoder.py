@@ -1,0 +1,277 @@
+"""One way to a CLIP: the small model that ships with the suite, any open_clip model, a file, a folder, the hub.
+
+Everything goes through open_clip's own `create_model`, so a model that works here works there. A model that cannot be
+had is refused before anything heavy is imported: open_clip retries a dead network for most of a minute, and without
+weights it returns a random model with no more than a logged warning.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import numpy as np
+
+LODESTAR = "lodestar"
+UNTRAINED = "untrained"
+LOCAL = "local-dir:"
+SHIPPED = Path(__file__).resolve().parents[2] / "assets" / "clip"
+
+
+class Encoder:
+    """Both towers of a CLIP, its tokenizer and its preprocessing; what it knows about its own training, if anything.
+
+    Args:
+        model: "lodestar", or a name that open_clip knows.
+        weights: "" (the shipped ones; for "lodestar" only), a file, a folder, a tag of open_clip, or "untrained".
+        seed: of untrained weights.
+        device: as torch writes it.
+        precision: "fp32", "bf16" or "fp16".
+
+    Raises:
+        ValueError: for an unknown model or tag, or weights of another model.
+        FileNotFoundError: for weights that are nowhere on this machine, and out of reach.
+    """
+
+    def __init__(
+        self, model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32"
+    ) -> None:
+        folder = _folder(model, weights)
+        if folder is None and weights != UNTRAINED and not os.path.isfile(weights):
+            _must_be_in_reach(model, weights)
+        import torch
+
+        self.torch, self.device, self.precision = torch, device, precision
+        with _quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = _create(model, weights, folder, torch).to(device).eval().requires_grad_(False)
+            self.tokenizer = _tokenizer(model, folder)
+        visual: Any = self.model.visual
+        size = visual.image_size
+        self.size = int(size if isinstance(size, int) else size[0])
+        self.resample = str(visual.preprocess_cfg.get("interpolation", "bicubic"))
+        self.mean, self.std = (
+            torch.tensor(v, device=device)[:, None, None] for v in (visual.image_mean, visual.image_std)
+        )
+        if self.size <= 96:  # a small ResNet is faster with its channels last; a ViT does not care
+            self.model.to(memory_format=torch.channels_last)
+        self.trained_on = _phrases(folder) if weights != UNTRAINED else None
+
+    def image(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
+        """Unit embeddings of frames, uint8 (N, H, W, 3) -> float16 (N, D)."""
+        torch = self.torch
+        parts = []
+        with torch.inference_mode(), self._autocast():
+            for start in range(0, len(frames), batch_size):
+                pixels = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
+                x = pixels.permute(0, 3, 1, 2)  # a view: the channels stay last in memory
+                if x.shape[-2:] != (self.size, self.size):
+                    x = torch.nn.functional.interpolate(
+                        x.float(), (self.size, self.size), mode=self.resample, antialias=True, align_corners=False
+                    ).clamp(0, 255)
+                x = (x / 255 - self.mean) / self.std
+                parts.append(self.model.encode_image(x, normalize=True).float().cpu())
+        return torch.cat(parts).numpy().astype(np.float16) if parts else np.zeros((0, self.width), np.float16)
+
+    def text(self, sentences: list[str]) -> np.ndarray:
+        """Unit embeddings of sentences, float32 (N, D)."""
+        with self.torch.inference_mode(), self._autocast():
+            return (
+                self.model.encode_text(self.tokenizer(sentences).to(self.device), normalize=True).float().cpu().numpy()
+            )
+
+    @property
+    def width(self) -> int:
+        """D, the length of an embedding."""
+        return int(self.text(["a"]).shape[1])
+
+    def excess(self, sentence: str) -> int:
+        """How many tokens of a sentence the text tower would not read; 0 if the tokenizer cannot say."""
+        limit = getattr(self.tokenizer, "context_length", None)
+        if limit is None or not hasattr(self.tokenizer, "encode"):
+            return 0
+        return max(0, len(self.tokenizer.encode(sentence)) + 2 - limit)
+
+    def _autocast(self) -> Any:
+        kinds = {"fp32": self.torch.float32, "bf16": self.torch.bfloat16, "fp16": self.torch.float16}
+        kind = kinds[self.precision]
+        return self.torch.autocast(self.torch.device(self.device).type, dtype=kind, enabled=self.precision != "fp32")
+
+
+def _folder(model: str, weights: str) -> Path | None:
+    """The folder in open_clip's layout that describes the model, if one does."""
+    named = next((text for text in (weights, model) if text.startswith(LOCAL)), None)
+    if named is None and weights and os.path.isdir(weights):
+        named = LOCAL + weights
+    folder = Path(named[len(LOCAL) :]) if named else SHIPPED if model == LODESTAR else None
+    if folder is not None and not (folder / "open_clip_config.json").is_file():
+        if folder == SHIPPED:
+            raise FileNotFoundError(
+                f"the model that ships with Lodestar is not in {folder}, where a checkout of the repository has it; "
+                "give its folder as reward.clip.weights=local-dir:<folder>"
+            )
+        raise FileNotFoundError(
+            f"{folder} is no folder of a CLIP: it has no open_clip_config.json; check reward.clip.weights"
+        )
+    return folder
+
+
+def _must_be_in_reach(model: str, weights: str) -> None:
+    """Refuse weights that would have to be downloaded and cannot be; cheap checks first."""
+    if not weights:
+        raise ValueError(
+            f"reward.clip.model={model!r} needs reward.clip.weights: a file, a folder, a tag such as 'openai', "
+            "or 'untrained' for the control"
+        )
+    if os.sep in weights or weights.endswith((".pt", ".pth", ".bin", ".safetensors")):
+        raise FileNotFoundError(
+            f"reward.clip.weights={weights!r} does not exist; give the path of a file or folder with weights"
+        )
+    instead = "give reward.clip.weights=<path to a file>, or use reward.clip.model=lodestar, which needs no download"
+    hub = Path(
+        os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub"
+    ).expanduser()
+    urls = Path("~/.cache/clip").expanduser()
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        why = "HF_HUB_OFFLINE forbids to download it"
+    elif not _reachable(url := os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
+        why = f"{urlsplit(url).hostname} cannot be reached"
+    else:
+        return
+    if (any(hub.glob("models--*")) or any(urls.glob("*"))) and _cached(model, weights, urls):
+        return
+    raise FileNotFoundError(
+        f"the weights {weights!r} of {model!r} are neither a file nor in the cache ({hub}), and {why}; {instead}"
+    )
+
+
+def _reachable(url: str, patience: float = 1.5) -> bool:
+    """Whether a connection opens within `patience` seconds; the look-up of the name counts too."""
+    import socket
+
+    parts = urlsplit(getproxies().get("https") or url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    found = threading.Event()
+
+    def knock() -> None:
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=patience).close()
+            found.set()
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=knock, daemon=True)  # a name server that does not answer must not hold us
+    thread.start()
+    thread.join(patience)
+    return found.is_set()
+
+
+def _cached(model: str, weights: str, urls: Path) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from open_clip import get_pretrained_cfg
+
+    known = get_pretrained_cfg(model.replace("/", "-"), weights)
+    if not known:
+        return False
+    repository, _, file = (known.get("hf_hub") or "").rpartition("/")
+    names = [file] if file else ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"]
+    if repository and any(isinstance(try_to_load_from_cache(repository, name), str) for name in names):
+        return True
+    return bool(known.get("url")) and (urls / os.path.basename(known["url"])).is_file()
+
+
+def _create(model: str, weights: str, folder: Path | None, torch: Any) -> Any:
+    import open_clip
+
+    if folder is None:
+        if model not in open_clip.list_models():
+            near = difflib.get_close_matches(model, [LODESTAR, *open_clip.list_models()], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`open_clip.list_models()` names all of them"
+            raise ValueError(f"there is no CLIP called {model!r}; {hint}")
+        if weights != UNTRAINED and not os.path.isfile(weights):
+            _must_be_a_tag(model, weights)
+        options = {
+            "pretrained": None if weights == UNTRAINED else weights,
+            "force_preprocess_cfg": _preprocessing(model, weights),
+        }
+        name = model
+    else:
+        name = LOCAL + str(folder)
+        options = {"load_weights": weights != UNTRAINED}
+    try:
+        made = open_clip.create_model(name, pretrained_text=False, **options)
+        if folder is not None and os.path.isfile(weights):
+            open_clip.load_checkpoint(made, weights)
+        return made
+    except (FileNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(f"the weights {weights!r} of {model!r} could not be had: {error}") from error
+    except Exception as error:
+        what = weights if os.path.isfile(weights) else str(folder or weights)
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(
+            f"{what} does not hold the weights of a CLIP of the kind {model!r} ({type(error).__name__}: {reason}); "
+            "give the weights and the model that belong together"
+        ) from error
+
+
+def _must_be_a_tag(model: str, weights: str) -> None:
+    import open_clip
+
+    tags = open_clip.list_pretrained_tags_by_model(model)
+    if weights.lower().replace("-", "_") not in [tag.replace("-", "_") for tag in tags]:
+        raise ValueError(
+            f"reward.clip.weights={weights!r} is neither a file nor weights that open_clip knows for {model}; "
+            f"it knows {', '.join(tags) or 'none'}"
+        )
+
+
+def _preprocessing(model: str, weights: str) -> dict[str, Any] | None:
+    """What the published weights of a model agree on; without it open_clip takes OpenAI's for any bare file."""
+    import open_clip
+
+    if not os.path.isfile(weights):
+        return None
+    known = [open_clip.get_pretrained_cfg(model, tag) or {} for tag in open_clip.list_pretrained_tags_by_model(model)]
+    agreed = {}
+    for key in ("mean", "std", "interpolation", "resize_mode"):
+        values = {json.dumps(cfg.get(key)) for cfg in known}
+        if len(values) == 1 and (value := json.loads(values.pop())) is not None:
+            agreed[key] = value
+    return agreed or None
+
+
+def _tokenizer(model: str, folder: Path | None) -> Any:
+    import open_clip
+
+    if folder is None:
+        return open_clip.get_tokenizer(model)
+    config = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]
+    merges = (config.get("tokenizer_kwargs") or {}).get("bpe_path")
+    # open_clip takes the path literally; in a folder that may lie anywhere it means a file beside the config.
+    own = {"bpe_path": str(folder / merges)} if merges else {}
+    return open_clip.get_tokenizer(LOCAL + str(folder), **own)
+
+
+def _phrases(folder: Path | None) -> dict[str, Any] | None:
+    """What phrases.json says of a model's training: `supervision`, `phrases`, `words`, `near`."""
+    path = folder / "phrases.json" if folder else None
+    return json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else None
+
+
+@contextmanager
+def _quiet() -> Any:
+    """Without open_clip's log lines; what matters comes back as an exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)

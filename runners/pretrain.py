@@ -1,0 +1,393 @@
+"""Train the in-domain CLIP that ships in assets/clip.
+
+    python -m runners.pretrain                  about 15 minutes on one core; the result is the shipped file
+    python -m runners.pretrain evaluate=true    only measures what is in `out`: assets/results/clip_splits.csv and .json
+
+Two of open_clip's own towers learn from frames of our environments and captions made from simulator state: the cosine
+of a caption and a frame is regressed on how true the caption is of the frame (`runners.pretrain_data`). It is therefore
+a success classifier that reads English, supervised by the simulator; in-domain, never zero-shot.
+
+Difference from CLIP's loss: a softmax over the batch would tie the value of a frame to the other captions at hand; a
+pairwise regression pins down the shape of the reward itself, and lets a sentence without meaning pay the same for every
+frame.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners import pretrain_words as vocabulary
+from runners.pretrain_captions import Caption, Grammar, truth
+from runners.pretrain_data import ATTRIBUTES, BASELINES, SUBJECTS, WORLDS, States, join, sample_states
+from runners.pretrain_frames import augment, draw
+
+Tensor = Any  # torch.Tensor; torch is imported where it is used
+OFFSET = 0.25  # the cosine aimed at: truth - OFFSET
+CONTEXT = 64  # tokens
+WIDTH = 96  # of the text tower, and of a word's vector
+WORDS = 8000
+NEAR = 0.85  # similarity with a known phrase below which a prompt counts as unfamiliar
+PREPROCESSING: dict[str, Any] = {
+    "mean": [0.9, 0.9, 0.9],
+    "std": [0.25, 0.25, 0.25],
+    "interpolation": "bilinear",
+    "resize_mode": "squash",
+}
+SUPERVISION = (
+    "in-domain CLIP (state-captioned): supervised by simulator state of CartPole, MountainCar and Pendulum, "
+    "so it is not zero-shot"
+)
+
+
+@dataclass
+class PretrainConfig:
+    """What `runners.pretrain` takes as key=value.
+
+    Attributes:
+        out: folder that gets the model.
+        words: where the vocabulary and its vectors come from: "" for the shipped model; else a sentence-transformers
+            folder.
+        steps: optimiser steps of the image tower.
+        text_steps: optimiser steps of the text tower, which comes first.
+        frames: frames rendered per world.
+        batch: frames per step.
+        captions: captions per step of the text tower.
+        bank: captions that teach the image tower.
+        lr: peak learning rate of AdamW, falling to zero as a cosine.
+        noise: added to the word vectors in training, relative to their length, so that a neighbourhood means the same.
+        shuffle: give each caption another caption's truth: a control that must come out worthless.
+        evaluate: measure the model in `out`, and controls trained for `steps`, instead of training it.
+        seed: of the frames, the captions and the weights.
+        num_threads: of torch.
+    """
+
+    out: str = "assets/clip"
+    words: str = ""
+    steps: int = 1600
+    text_steps: int = 1200
+    frames: int = 4000
+    batch: int = 128
+    captions: int = 160
+    bank: int = 2000
+    lr: float = 2e-3
+    noise: float = 0.5
+    shuffle: bool = False
+    evaluate: bool = False
+    seed: int = 0
+    num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "text_steps", "frames", "batch", "captions", "bank", "num_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is too small; give 1 or more")
+        if not 0 < self.lr < 1:
+            raise ValueError(f"lr={self.lr} is outside (0, 1); 0.002 trained the shipped model")
+        if self.noise < 0:
+            raise ValueError(f"noise={self.noise} is negative; give 0 or more")
+
+
+def model_config(vocab_size: int) -> dict[str, Any]:
+    """open_clip's description of the model: a ResNet of width 12 at 64 px, two text layers of width 96."""
+    return {
+        "embed_dim": 64,
+        "custom_text": True,
+        "vision_cfg": {"layers": [1, 1, 1, 1], "width": 12, "image_size": 64},
+        "text_cfg": {
+            "context_length": CONTEXT,
+            "vocab_size": vocab_size,
+            "width": WIDTH,
+            "heads": 4,
+            "layers": 2,
+            "tokenizer_kwargs": {"bpe_path": "bpe.txt.gz", "clean": "canonicalize"},
+        },
+    }
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """open_clip's tokenizer over the merges in `folder`."""
+    from open_clip.tokenizer import SimpleTokenizer
+
+    return SimpleTokenizer(bpe_path=str(folder / "bpe.txt.gz"), clean="canonicalize", context_length=CONTEXT)
+
+
+def encode_text(model: Any, tokens: Tensor, frozen: Tensor, noise: float, generator: Any) -> Tensor:
+    """open_clip's text tower with the rows `frozen` of its token table held still and shaken by `noise`."""
+    import torch
+    import torch.nn.functional as F
+
+    text = model.text
+    length = int((tokens != 0).sum(1).max())
+    tokens = tokens[:, :length]  # what follows the longest caption is padding, which a causal tower never reads
+    embedded = text.token_embedding(tokens)
+    still = frozen[tokens][..., None]
+    shaken = embedded.detach()
+    if noise:
+        spread = shaken.norm(dim=-1, keepdim=True) / shaken.shape[-1] ** 0.5
+        shaken = shaken + noise * spread * torch.randn(shaken.shape, generator=generator)
+    x = torch.where(still, shaken, embedded) + text.positional_embedding[:length]
+    x = text.ln_final(text.transformer(x, attn_mask=text.attn_mask[:length, :length]))
+    x = x[torch.arange(len(x)), tokens.argmax(1)] @ text.text_projection
+    return F.normalize(x, dim=-1)
+
+
+def train_text(model: Any, tokenize: Any, frozen: Tensor, grammar: Grammar, config: PretrainConfig) -> float:
+    """Fit the text tower to the world itself: sampled states get free embeddings, fitted along; returns the last loss.
+
+    No image is drawn, so the language, which needs many sentences, is learnt in a minute or two.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    generator = torch.Generator().manual_seed(config.seed)
+    rng = np.random.default_rng(config.seed + 1)
+    states = join([sample_states(rng, 200, world) for world in range(len(WORLDS))])
+    points = torch.nn.Parameter(0.1 * torch.randn(len(states), model.visual.output_dim, generator=generator))
+    optimiser, schedule = _optimiser(model.text, config.lr, config.text_steps, [points])
+    model.train()
+    losses: list[float] = []
+    for step in range(config.text_steps):
+        captions = grammar.draw(config.captions)
+        text = encode_text(model, tokenize([c.text for c in captions]), frozen, config.noise, generator)
+        loss = _loss(text, F.normalize(points, dim=-1), captions, states, rng if config.shuffle else None)
+        _descend(loss, optimiser, schedule, model.text)
+        losses.append(loss.item())
+        _report("text", step, config.text_steps, losses)
+    model.eval()
+    return float(np.mean(losses[-50:]))
+
+
+def train_image(
+    model: Any, tokenize: Any, frames: np.ndarray, states: States, grammar: Grammar, config: PretrainConfig
+) -> float:
+    """Fit the image tower to a bank of sentences that the finished text tower has read; returns the last loss."""
+    import torch
+
+    captions = grammar.draw(config.bank)
+    with torch.no_grad():
+        text = torch.cat(
+            [
+                model.encode_text(tokenize([c.text for c in captions[i : i + 250]]), normalize=True)
+                for i in range(0, len(captions), 250)
+            ]
+        )
+    rng = np.random.default_rng(config.seed + 4) if config.shuffle else None
+
+    def loss(image: Tensor, seen: States) -> Tensor:
+        return _loss(text, image / image.norm(dim=-1, keepdim=True), captions, seen, rng)
+
+    return fit_tower(model.visual, loss, frames, states, config)
+
+
+def fit_tower(
+    visual: Any, loss: Callable[[Tensor, States], Tensor], frames: np.ndarray, states: States, config: PretrainConfig
+) -> float:
+    """Descend `loss(features, states)` over augmented frames; returns its last mean."""
+    import torch
+
+    generator = torch.Generator().manual_seed(config.seed + 3)
+    rng = np.random.default_rng(config.seed + 3)
+    pixels = torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous()
+    mean, std = (torch.tensor(PREPROCESSING[name])[:, None, None] for name in ("mean", "std"))
+    optimiser, schedule = _optimiser(visual, config.lr, config.steps, [])
+    visual.to(memory_format=torch.channels_last).train()
+    losses: list[float] = []
+    for step in range(config.steps):
+        rows = rng.integers(len(frames), size=config.batch)
+        image = augment(pixels[torch.from_numpy(rows)].float() / 255, generator)
+        value = loss(visual(((image - mean) / std).contiguous(memory_format=torch.channels_last)), states[rows])
+        _descend(value, optimiser, schedule, visual)
+        losses.append(value.item())
+        _report("image", step, config.steps, losses)
+    visual.eval()
+    return float(np.mean(losses[-50:]))
+
+
+def _loss(
+    text: Tensor, image: Tensor, captions: list[Caption], states: States, rng: np.random.Generator | None
+) -> Tensor:
+    """Squared error of the cosines; pairs in which the caption is about the frame's world count three times."""
+    import torch
+
+    target, about = truth(captions, states)
+    if rng is not None:
+        order = rng.permutation(len(captions))
+        target, about = target[order], about[order]
+    weight = torch.from_numpy(np.where(about, 3.0, 1.0).astype(np.float32))
+    return (weight * (text @ image.T - (torch.from_numpy(target) - OFFSET)).square()).mean()
+
+
+def _optimiser(module: Any, lr: float, steps: int, free: list[Tensor]) -> tuple[Any, Any]:
+    import torch
+
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": 0.05},
+        {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    groups += [{"params": free, "weight_decay": 0.0, "lr": 5 * lr}] if free else []
+    optimiser = torch.optim.AdamW(groups, lr=lr)
+    warm = max(1, steps // 10)
+
+    def share(step: int) -> float:
+        return min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))))
+
+    return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, share)
+
+
+def _descend(loss: Tensor, optimiser: Any, schedule: Any, module: Any) -> None:
+    import torch
+
+    optimiser.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimiser.step()
+    schedule.step()
+
+
+def _report(tower: str, step: int, steps: int, losses: list[float]) -> None:
+    if (step + 1) % 100 == 0 or step + 1 == steps:
+        print(f"{tower} tower: step {step + 1}/{steps}, loss {np.mean(losses[-100:]):.4f}", flush=True)
+
+
+def prepare(config: PretrainConfig, words: list[str], vectors: np.ndarray, folder: Path) -> tuple[Any, Any, Tensor]:
+    """An untrained model whose words have their vectors: (model, tokenizer, mask of its token table's frozen rows)."""
+    import open_clip
+    import torch
+
+    vocabulary.write(folder, words)
+    tokenize = tokenizer_of(folder)
+    torch.manual_seed(config.seed)
+    description = model_config(tokenize.vocab_size)
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": description, "preprocess_cfg": PREPROCESSING}, indent=2) + "\n"
+    )
+    model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
+    rows = torch.tensor([tokenize.encode(word)[0] for word in words])
+    frozen = torch.zeros(tokenize.vocab_size, dtype=torch.bool)
+    frozen[rows] = True
+    with torch.no_grad():
+        model.text.token_embedding.weight[rows] = torch.from_numpy(vectors)
+    return model, tokenize, frozen
+
+
+def known_words(config: PretrainConfig) -> tuple[list[str], np.ndarray]:
+    """Words and vectors: from a sentence encoder, or those of the shipped model."""
+    if config.words:
+        return vocabulary.from_encoder(config.words, WIDTH, WORDS)
+    from safetensors.numpy import load_file
+
+    from rewards.vision.encoder import SHIPPED
+
+    if not (SHIPPED / "words.txt").is_file():
+        raise FileNotFoundError(f"{SHIPPED} has no words.txt to start from; give words=<folder of all-MiniLM-L6-v2>")
+    words, tokenize = vocabulary.read(SHIPPED), tokenizer_of(SHIPPED)
+    table = load_file(SHIPPED / "open_clip_model.safetensors")["text.token_embedding.weight"].astype(np.float32)
+    return words, table[[tokenize.encode(word)[0] for word in words]]
+
+
+def states_of(config: PretrainConfig) -> States:
+    """The training states, the same number for each world."""
+    rng = np.random.default_rng(config.seed)
+    return join([sample_states(rng, config.frames, world) for world in range(len(WORLDS))])
+
+
+def phrases() -> list[str]:
+    """Sentences the model was taught, one for each thing it knows to say: what a prompt is compared with."""
+    found = [text for group in BASELINES.values() for text in group]
+    for attribute in ATTRIBUTES.values():
+        subject = SUBJECTS[attribute.about][0][0]
+        found += [f"the {subject} is {predicate}" for predicate in attribute.said]
+        found += [f"the {subject} is not {attribute.said[0]}"]
+    found += [f"the {subject} is {ATTRIBUTES['up'].said[0]}" for subject in SUBJECTS["rod"][0]]
+    found += [f"the {subject} is {ATTRIBUTES['peak'].said[0]}" for subject in SUBJECTS["car"][0]]
+    return sorted(set(found))
+
+
+def save(model: Any, folder: Path) -> str:
+    """Write the weights in half precision and the known phrases; returns the sha256 of the weights."""
+    from safetensors.torch import save_file
+
+    path = folder / "open_clip_model.safetensors"
+    state = {name: value.half() if value.is_floating_point() else value for name, value in model.state_dict().items()}
+    save_file({name: value.contiguous() for name, value in state.items()}, str(path))
+    known = {"supervision": SUPERVISION, "near": NEAR, "words": vocabulary.training_words(), "phrases": phrases()}
+    (folder / "phrases.json").write_text(json.dumps(known, indent=0) + "\n")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def run(config: PretrainConfig, folder: Path) -> str:
+    """Draw frames, train, save into `folder`; returns the sha256 of the weights."""
+    import torch
+
+    torch.set_num_threads(config.num_threads)
+    torch.use_deterministic_algorithms(True)
+    words, vectors = known_words(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    model, tokenize, frozen = prepare(config, words, vectors, folder)
+    states = states_of(config)
+    print(f"drawing {len(states)} frames", flush=True)
+    frames = draw(states, model.visual.image_size, np.random.default_rng(config.seed))
+    seen = set(vocabulary.training_words())
+    grammar = Grammar(np.random.default_rng(config.seed + 2), [word for word in words if word not in seen])
+    train_text(model, tokenize, frozen, grammar, config)
+    train_image(model, tokenize, frames, states, grammar, config)
+    return save(model, folder)
+
+
+def parse(argv: list[str]) -> PretrainConfig:
+    """key=value arguments -> config.
+
+    Raises:
+        ValueError: for an unknown key or a value of another type.
+    """
+    kinds = {f.name: type(f.default) for f in fields(PretrainConfig)}
+    values: dict[str, Any] = {}
+    for argument in argv:
+        key, equals, text = argument.partition("=")
+        if not equals or key not in kinds:
+            raise ValueError(f"{argument!r} is not understood; write key=value with one of {', '.join(kinds)}")
+        kind = kinds[key]
+        try:
+            values[key] = (
+                text.lower() in ("true", "1", "yes")
+                if kind is bool
+                else kind(float(text))
+                if kind is int
+                else kind(text)
+            )
+        except ValueError as error:
+            raise ValueError(f"{key}={text} is not a number, which {key} must be") from error
+    return PretrainConfig(**values)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help", "help"} & set(argv):
+        print(__doc__, PretrainConfig.__doc__, sep="\n")
+        return 0
+    try:
+        config = parse(argv)
+        folder = Path(config.out)
+        if config.evaluate:
+            from runners.pretrain_eval import evaluate
+
+            evaluate(config)
+            return 0
+        print(f"sha256 of {folder / 'open_clip_model.safetensors'}: {run(config, folder)}")
+        return 0
+    except (ValueError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

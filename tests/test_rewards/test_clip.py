@@ -1,0 +1,267 @@
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import rewards
+from envs.transitions import Cursor, from_gym_step
+from envs.types import Transitions
+from rewards.vision import encoder as encoder_module
+from rewards.vision.clip import Clip, ClipConfig, goal_reward
+from rewards.vision.encoder import SHIPPED, Encoder
+
+UP = "pole vertically upright on top of the cart"
+SIZE = 64
+
+
+def build(**options):
+    return Clip(ClipConfig(**{"goal": UP, **options}), None, None)
+
+
+def batch_of(frames, extras=None):
+    n = len(frames) if frames is not None else len(next(iter(extras.values())))
+    zeros, no = np.zeros(n, np.float32), np.zeros(n, bool)
+    return Transitions(
+        zeros, zeros, zeros, zeros, no, no, ~no, np.zeros(n, np.int64), frame=frames, extras=extras or {}
+    )
+
+
+@pytest.fixture(scope="module")
+def poses():
+    """CartPole drawn by its own renderer, the pole turned clockwise from upright by these angles."""
+    import gymnasium as gym
+
+    from envs.classic import pose
+    from envs.render import frame
+
+    env = gym.make("CartPole-v1", render_mode="rgb_array")
+    env.reset(seed=0)
+    frames = []
+    for degrees in (0, 30, 90, 180):
+        pose(env, position=0.3, angle=np.deg2rad(degrees))
+        frames.append(frame(env, SIZE))
+    env.close()
+    return np.stack(frames)
+
+
+def by_the_matrix(s, g, b, alpha):
+    """The source's own form, with the k x k projection matrix."""
+    d = (g - b)[:, None]
+    p = alpha * (d @ d.T) / (d.T @ d) + (1 - alpha) * np.eye(len(g))
+    return 1 - 0.5 * np.square((s - g) @ p).sum(1)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
+def test_the_closed_form_equals_the_projection_matrix(alpha):
+    rng = np.random.default_rng(0)
+    s, g, b = (
+        x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (rng.normal(size=(7, 16)), *rng.normal(size=(2, 16)))
+    )
+    assert goal_reward(s, g, b, alpha) == pytest.approx(by_the_matrix(s, g, b, alpha), abs=1e-6)
+
+
+def test_the_closed_form_in_numbers_one_can_check_by_hand():
+    # g - b lies along (1, -1) / sqrt 2; for s = b it is all there is, for s = (-1, 0): s - g = (-2, 0), u^2 = 2, q = 4
+    g, b = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    s = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    assert goal_reward(s, g, b, 0.0).tolist() == pytest.approx([1, 0, -1])  # the cosine
+    assert goal_reward(s, g, b, 0.5).tolist() == pytest.approx([1, 0, 1 - (2 + 0.25 * 2) / 2])
+    assert goal_reward(s, g, b, 1.0).tolist() == pytest.approx([1, 0, 0])  # only the line counts
+
+
+def test_verbatim_prompts_rank_official_frames(poses):
+    upright, tilted, level, hanging = build().score(batch_of(poses))
+    assert upright > tilted + 0.05 > level + 0.1 and level > hanging
+    assert build(goal="the pole is hanging down").score(batch_of(poses)).argmax() == 3
+
+
+@pytest.mark.parametrize(
+    ("sentence", "best"),
+    [("the stick is vertical", 0), ("pole upright", 0), ("pole not upright", 3), ("the pole is not hanging down", 0)],
+)
+def test_a_held_out_synonym_and_a_denial_do_not_reverse_the_reward(poses, sentence, best):
+    score = build(goal=sentence).score(batch_of(poses))
+    assert score[best] > score[3 - best] + 0.1
+
+
+@pytest.mark.parametrize("sentence", ["qwv zzxk blorp", "a humanoid robot kneeling", "stock prices rose sharply"])
+def test_a_sentence_without_meaning_pays_about_the_same_everywhere(poses, sentence):
+    nonsense, sense = build(goal=sentence).score(batch_of(poses)), build().score(batch_of(poses))
+    assert np.ptp(nonsense) < 0.25 * np.ptp(sense)
+
+
+def test_the_untrained_control_cannot_tell_the_poses_apart(poses):
+    control = build(**Clip.control).score(batch_of(poses))
+    assert np.ptp(control) < 0.1 * np.ptp(build().score(batch_of(poses)))
+
+
+def test_an_embedding_scores_like_its_frame_and_another_sentence_needs_no_frame(poses, monkeypatch):
+    first, second = build(), build(goal="the pole is hanging down", baseline="pole", alpha=0.5)
+    kept = first.embed(batch_of(poses))
+    assert kept.dtype == np.float16 and kept.shape == (4, 64)
+    expected = [r.score(batch_of(poses)) for r in (first, second)]
+    monkeypatch.setattr(Encoder, "image", lambda *_: pytest.fail("the frames were looked at again"))
+    for reward, scores in zip((first, second), expected):
+        again = reward.score(batch_of(None, {"clip": kept}))
+        assert again.dtype == np.float32 and again.tolist() == scores.tolist()
+
+
+def test_several_sentences_are_averaged_to_length_one():
+    reward, parts = (
+        build(goal="pole upright | the rod is straight up"),
+        build().encoder.text(["pole upright", "the rod is straight up"]),
+    )
+    mean = parts.mean(0)
+    assert reward.goal == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
+
+
+def test_rows_do_not_depend_on_the_size_of_the_passes(poses):
+    many = np.concatenate([poses] * 5)
+    assert build(batch_size=3).score(batch_of(many)) == pytest.approx(build().score(batch_of(many)), abs=1e-3)
+
+
+def test_frames_of_another_size_are_resized(poses):
+    large = poses.repeat(2, axis=1).repeat(2, axis=2)
+    assert build().score(batch_of(large)) == pytest.approx(build().score(batch_of(poses)), abs=0.05)
+
+
+def test_no_frames_give_no_rewards_and_no_error(poses):
+    assert build().score(batch_of(poses[:0])).shape == (0,)
+
+
+def test_the_model_stays_out_of_checkpoints():
+    assert build().state_dict() == {}
+
+
+def test_the_registry_knows_it_as_a_goal_with_a_control():
+    assert rewards.get("clip") is Clip and Clip.role == "goal" and Clip.requires == {"frame"}
+
+
+def test_notes_say_what_supervised_the_model_and_warn_of_unknown_prompts():
+    known = build(goal="the pole is upright").notes()
+    assert len(known) == 1 and "in-domain" in known[0] and "simulator state" in known[0]
+    strange = build(goal="a wombat yodelling").notes()[1]
+    assert "'a wombat yodelling' is not like what this model was taught" in strange and "wombat, yodelling" in strange
+    assert build(**Clip.control).notes() == ["clip: untrained weights, a control whose reward means nothing"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"goal": ""}, "reward.clip.goal is empty"),
+        ({"goal": " | "}, "reward.clip.goal is empty"),
+        ({"goal": "up " * 200}, "reward.clip.goal has 600 characters, the limit is 500"),
+        ({"goal": "a b " * 60}, "tokens longer than lodestar reads"),
+        ({"alpha": 1.5}, r"reward.clip.alpha=1.5 is outside \[0, 1\]"),
+        ({"alpha": float("nan")}, "reward.clip.alpha=nan is outside"),
+        ({"alpha": 0.5}, "reward.clip.alpha=0.5 needs reward.clip.baseline"),
+        ({"alpha": 0.5, "baseline": UP}, "goal and baseline mean the same"),
+        ({"batch_size": 0}, "reward.clip.batch_size=0"),
+        ({"precision": "int8"}, "reward.clip.precision='int8' is none of fp32"),
+        ({"model": "ViT-B-23", "weights": "untrained"}, "no CLIP called 'ViT-B-23'; did you mean 'ViT-B-32'"),
+        ({"model": "ViT-B-32"}, "reward.clip.model='ViT-B-32' needs reward.clip.weights"),
+    ],
+)
+def test_bad_settings_are_refused_with_one_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        build(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_not_clips_are_refused_with_one_sentence(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    wrong = tmp_path / "policy.safetensors"
+    save_file({"mlp.weight": torch.zeros(2, 2)}, str(wrong))
+    broken = tmp_path / "broken.pt"
+    broken.write_bytes(b"not weights at all")
+    for path in (wrong, broken):
+        with pytest.raises(ValueError, match=f"{path.name} does not hold the weights of a CLIP") as caught:
+            build(weights=str(path))
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    with pytest.raises(FileNotFoundError, match=r"'nowhere.pt' does not exist"):
+        build(model="ViT-B-32", weights="nowhere.pt")
+    with pytest.raises(FileNotFoundError, match="it has no open_clip_config"):
+        build(weights=f"local-dir:{tmp_path}")
+
+
+def test_a_folder_elsewhere_loads_by_the_same_path(tmp_path, poses):
+    copy = tmp_path / "mine"
+    shutil.copytree(SHIPPED, copy)
+    for weights in (str(copy), f"local-dir:{copy}", str(copy / "open_clip_model.safetensors")):
+        assert build(weights=weights).score(batch_of(poses)).tolist() == build().score(batch_of(poses)).tolist()
+
+
+def test_a_model_absent_from_an_installation_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(encoder_module, "SHIPPED", tmp_path)
+    with pytest.raises(FileNotFoundError, match="the model that ships with Lodestar is not in"):
+        build()
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_missing_weights_without_a_network_are_one_sentence_within_three_seconds(offline):
+    """In a fresh process: nothing is cached, and the hub's address leads nowhere."""
+    code = (
+        "import time; from rewards.vision.encoder import Encoder; t = time.time()\n"
+        "try: Encoder('ViT-B-32', 'laion2b_s34b_b79k')\n"
+        "except FileNotFoundError as e: print(round(time.time() - t, 1), e)"
+    )
+    places = {"HF_HOME": "/nonexistent", "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}
+    places |= {"HF_HUB_OFFLINE": "1"} if offline else {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-c", code], env=places, capture_output=True, text=True, timeout=60)
+    seconds, _, sentence = done.stdout.strip().partition(" ")
+    assert float(seconds) < 3, done
+    assert "the weights 'laion2b_s34b_b79k' of 'ViT-B-32' are neither a file nor in the cache" in sentence
+    assert ("HF_HUB_OFFLINE" in sentence) == offline and "reward.clip.model=lodestar" in sentence
+
+
+def test_a_name_server_that_hangs_does_not_hold_us(monkeypatch):
+    import socket
+
+    monkeypatch.setattr(socket, "create_connection", lambda *a, **k: time.sleep(5))
+    start = time.time()
+    assert not encoder_module._reachable("https://huggingface.co")
+    assert time.time() - start < 2.5
+
+
+def test_a_bare_file_gets_the_preprocessing_of_its_kind():
+    """open_clip assumes OpenAI's mean for any bare file, which is wrong for SigLIP."""
+    assert encoder_module._preprocessing("ViT-B-16-SigLIP", __file__)["mean"] == [0.5, 0.5, 0.5]
+
+
+def test_a_transition_of_a_real_environment_is_paid():
+    from envs.make import make
+
+    env = make("CartPole-v1", frame_size=SIZE)
+    obs, _ = env.reset(seed=0)
+    next_obs, reward, terminated, truncated, info = env.step(0)
+    transition = from_gym_step(Cursor(1), obs, 0, reward, next_obs, terminated, truncated, info)
+    assert build().score(transition)[0] > 0.3
+    env.close()
+
+
+@pytest.mark.learn
+def test_a_public_architecture_loads_from_a_file_like_the_small_one(tmp_path, poses):
+    import open_clip
+    import torch
+
+    torch.manual_seed(3)
+    model = open_clip.create_model("ViT-B-32")
+    path = tmp_path / "vit.pt"
+    torch.save(model.state_dict(), path)
+    reward = build(model="ViT-B-32", weights=str(path), baseline="pole and cart", alpha=0.5)
+    assert reward.frame_size == 224 and reward.notes() == []
+    frames = poses.repeat(4, axis=1).repeat(4, axis=2)[:, :224, :224]
+    expected = model.eval().encode_image(
+        torch.from_numpy((frames / 255.0 - model.visual.image_mean) / model.visual.image_std)
+        .float()
+        .permute(0, 3, 1, 2),
+        normalize=True,
+    )
+    assert reward.embed(batch_of(frames)) == pytest.approx(expected.detach().numpy(), abs=2e-3)
+    with pytest.raises(ValueError, match="does not hold the weights of a CLIP of the kind 'ViT-B-16'"):
+        build(model="ViT-B-16", weights=str(path))
