@@ -76,14 +76,15 @@ class Count(Reward):
     ) -> None:
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
         self.kind = config.kind
+        self.lifetime = config.memory == "lifetime"
         # what an episode has seen cannot be told from a transition drawn out of a replay buffer
-        self.relabelable = config.memory == "lifetime"
+        self.relabelable = self.lifetime
         self.hash = Hash(observation_space, config.keys, config.bin)
         self.capacity = config.capacity or CAPACITY[config.memory]
-        self.table = Table(self.capacity if config.memory == "lifetime" else 0)
+        self.table = Table(self.capacity if self.lifetime else 0)
 
     def initial_memory(self, n: int) -> Memory:
-        if self.relabelable:
+        if self.lifetime:
             return None
         memory = {
             "cells": np.zeros((n, self.capacity), np.uint64),  # keys seen in this episode; 0 is an empty place
@@ -95,7 +96,7 @@ class Count(Reward):
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         keys = self.hash(batch.next_obs)
-        if self.relabelable:
+        if self.lifetime:
             return self._bonus(self.table.count(keys) + 1)
         rows = np.arange(len(keys))
         match = memory["cells"] == keys[:, None]
@@ -111,7 +112,7 @@ class Count(Reward):
         return self._bonus(visits), after
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        if not self.relabelable:
+        if not self.lifetime:
             return {}
         batch = batch.flatten()
         self.table.add(self.hash(batch.next_obs)[np.asarray(batch.valid)])

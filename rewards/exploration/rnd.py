@@ -6,7 +6,7 @@ Differences:
     an optimiser and a gradient clip of its own (the paper shares them with the policy);
     until the first update the bounds of the observation space stand in for the running statistics, where the paper
     steps the environment at random beforehand;
-    vectors pass two hidden layers instead of convolutions; 64 features instead of 512;
+    vectors pass dense layers instead of convolutions, one hidden layer in the target and two in the predictor;
     the stream ends with the episode unless `episodic=false` asks for the paper's value that crosses resets.
 Fails when: observations contain noise that no network can predict; or the world is so small that the predictor
 learns everything before the agent has found the task.

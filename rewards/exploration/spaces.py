@@ -63,9 +63,13 @@ class Layout:
     """
 
     def __init__(
-        self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int = 0, smallest_image: int = 36
+        self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int
     ) -> None:
-        """`channels` keeps that many of each image's channels, counted from the last; 0 keeps all."""
+        """Lay out `space`; the reward's name is for errors.
+
+        `channels` keeps that many of each image's channels, counted from the last; 0 keeps all. An image counts as one
+        if both of its sides have at least `smallest_image` pixels.
+        """
         self.spaces = parts(space, keys, reward)
         self.channels = channels
         self.images: dict[str, tuple[int, int, int]] = {}
