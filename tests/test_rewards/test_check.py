@@ -289,6 +289,7 @@ class Unrelated:
         next((getattr(v, "__name__", str(v)) for v in value.values()), "") if isinstance(value, dict) else ""
     ),
 )
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_broken_reward_is_named(members, words):
     with pytest.raises(RewardCheckError) as error:
         check_reward(broken(**members))
