@@ -136,8 +136,8 @@ class VectorRewardWrapper(VectorWrapper):
         self._obs: Any = None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
-        mask = (options or {}).get("reset_mask")
         require_media(self.driver.mix, infos)
         self.driver.begin(infos.get("frame"), infos.get("text"), None if mask is None else np.asarray(mask, bool))
         self._obs = copy.deepcopy(obs)
