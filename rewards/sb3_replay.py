@@ -38,6 +38,7 @@ class _Rewards:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         rows, columns = index
+        self.buffer.flush()  # before the columns are read
         return self.buffer.relabel(from_replay(self.buffer, *np.broadcast_arrays(rows, columns)), rows, columns)
 
     @property
@@ -140,8 +141,7 @@ class _Relabelling:
             self.columns[key][positions] = value
 
     def relabel(self, batch: Transitions, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """The mix's reward of entries of this buffer, as it stands now."""
-        self.flush()
+        """The mix's reward of entries of this buffer, already flushed, as it stands now."""
         return self.mix.combine(self._raw(batch, rows, columns), self.timesteps)
 
     def _raw(self, batch: Transitions, rows: np.ndarray, columns: np.ndarray) -> dict[str, np.ndarray]:
@@ -165,6 +165,7 @@ class _Relabelling:
 
     def _get_virtual_samples(self, batch_indices: np.ndarray, env_indices: np.ndarray, env: Any = None) -> Any:
         """HER: the environment pays its part for the new goal, the other streams are scored with it."""
+        self.flush()
         samples = super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
         batch = from_replay(self, batch_indices, env_indices).replace(
             obs={key: value.cpu().numpy() for key, value in samples.observations.items()},
