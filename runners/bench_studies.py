@@ -195,7 +195,7 @@ MOUNTAINCAR = Study(
     arms={
         "task": Arm({"task": {}}, until_solved=True),
         "rnd_faded": Arm({"task": {}, "rnd": {**_RND, "weight": "linear:1:0:200000"}}, steps=230_000),
-        "rnd_kept": Arm({"task": {}, "rnd": {**_RND, "weight": 1.0}}, seeds=3),
+        "rnd_kept": Arm({"task": {}, "rnd": {**_RND, "weight": 1.0}}, steps=500_000, seeds=3),
     },
     figures=_mountaincar_figures,
     threshold=-150.0,
