@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
 from envs.family import Family, Goal, entry
+from envs.render import before_opengl
 
 
 class OwnContext(gym.Wrapper, RecordConstructorArgs):
@@ -33,6 +34,7 @@ class OwnContext(gym.Wrapper, RecordConstructorArgs):
             model.mat_reflectance[:] = 0.0
 
     def render(self) -> Any:
+        before_opengl()
         renderer: Any = getattr(self.unwrapped, "mujoco_renderer", None)
         viewer = getattr(renderer, "viewer", None)
         if viewer is not None and self.render_mode != "human":

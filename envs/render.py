@@ -7,9 +7,14 @@ matters more to a reward than proportions do. Every renderer goes through the sa
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.util
 import os
 import sys
 import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -35,6 +40,19 @@ def prepare() -> str:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     names = ("MUJOCO_GL", "SDL_VIDEODRIVER")
     return ", ".join(f"{name}={os.environ.get(name) or 'the default'}" for name in names)
+
+
+@functools.cache
+def before_opengl() -> None:
+    """Load triton's compiler ahead of Mesa's; call it before the first OpenGL context.
+
+    Both bring a copy of LLVM whose symbols are unique in a process. When torch imports triton after Mesa has drawn, the
+    process dies of a segmentation fault; the other way round works. Loading the library takes a tenth of a second.
+    """
+    spec = importlib.util.find_spec("triton")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        with suppress(OSError):
+            ctypes.CDLL(str(Path(folder) / "_C" / "libtriton.so"))
 
 
 def frame(env: gym.Env, size: int) -> np.ndarray:

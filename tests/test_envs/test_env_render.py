@@ -100,3 +100,17 @@ def test_mujoco_frames_survive_the_closing_of_another_environment() -> None:
     np.testing.assert_array_equal(render.frame(first, 64), info["frame"])
     second.close()
     np.testing.assert_array_equal(render.frame(first, 64), info["frame"])
+
+
+def test_torch_can_compile_after_mujoco_has_drawn() -> None:
+    """Both bring an LLVM; in the wrong order the process dies (see `render.before_opengl`)."""
+    program = (
+        "from envs.make import make\n"
+        "try:\n    make('HalfCheetah-v5', frame_size=32).reset()\n"
+        "except Exception as error:\n    print('fine', error); raise SystemExit\n"  # no OpenGL on this machine
+        "import torch\n"
+        "torch.optim.Adam(torch.nn.Linear(2, 2).parameters())\n"
+        "print('fine')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.startswith("fine"), (result.returncode, result.stderr[-500:])
