@@ -1,7 +1,7 @@
 """Learning studies: the same agent with and without a learned reward, several seeds each, until a result shows.
 
-    keycorridor    MiniGrid-KeyCorridorS3R2-v0: does a first-visit bonus find what the task alone never pays for?
-    mountaincar    MountainCar-v0: how many steps until the flag, with the task alone, with RND faded out, with it kept?
+    keycorridor    MiniGrid-KeyCorridorS3R2-v0: does a first-visit bonus find what the task alone seldom pays for?
+    mountaincar    MountainCar-v0: how many steps until the flag, with no bonus, RND faded out, RND kept, RND as it comes?
 
 A run is judged by the task's own return and success over its last 100 episodes, never by the learned reward. Finished
 runs are kept in the CSV, so the same command goes on where it stopped.
@@ -196,6 +196,7 @@ MOUNTAINCAR = Study(
         "task": Arm({"task": {}}, until_solved=True),
         "rnd_faded": Arm({"task": {}, "rnd": {**_RND, "weight": "linear:1:0:200000"}}, steps=230_000),
         "rnd_kept": Arm({"task": {}, "rnd": {**_RND, "weight": 1.0}}, steps=500_000, seeds=3),
+        "rnd_default": Arm({"task": {}, "rnd": {}}, steps=230_000, seeds=1),
     },
     figures=_mountaincar_figures,
     threshold=-150.0,

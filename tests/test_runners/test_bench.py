@@ -128,7 +128,7 @@ def test_figures_of_the_studies_are_means_of_what_the_rows_say():
     assert figures == pytest.approx({"keycorridor_count": 0.8, "keycorridor_task": 0.0})
     rows = [row("task", solved_at=x) for x in (250_000, 300_000, 350_000, "", "")]
     rows += [row("rnd_faded", solved_at=x, final_return=-130) for x in (100_000, 110_000, 120_000, 130_000, 140_000)]
-    rows += [row("rnd_kept", solved_at=150_000)] * 5
+    rows += [row("rnd_kept", solved_at=150_000)] * 3 + [row("rnd_default")]
     figures = bench_studies.MOUNTAINCAR.figures(rows)
     assert figures["mountaincar_task_steps"] == 300_000  # never, or later than a run lasts: the last step
     assert figures["mountaincar_rnd_steps_ratio"] == pytest.approx(0.4)
