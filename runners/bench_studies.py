@@ -1,7 +1,7 @@
 """Learning studies: the same agent with and without a learned reward, several seeds each, until a result shows.
 
     keycorridor    MiniGrid-KeyCorridorS3R2-v0: does a first-visit bonus find what the task alone seldom pays for?
-    mountaincar    MountainCar-v0: how many steps until the flag, with no bonus, RND faded out, RND kept, RND as it comes?
+    mountaincar    MountainCar-v0: how many steps until the flag: no bonus, RND faded out, kept, as it comes?
 
 A run is judged by the task's own return and success over its last 100 episodes, never by the learned reward. Finished
 runs are kept in the CSV, so the same command goes on where it stopped.
