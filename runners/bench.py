@@ -1,6 +1,7 @@
 """Benchmarks and studies: what the README's numbers come from.
 
     python -m runners.bench foundation     what a learned reward costs, in frames per second with it over without
+    python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
@@ -23,18 +24,19 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     if not names or names[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if names else 2
-    from runners import bench_foundation, bench_studies, results
+    from functools import partial
+
+    from runners import bench_foundation, bench_studies, bench_upright, results
     from runners.config import unknown
 
+    table = {SPEED: bench_foundation.run, "upright": bench_upright.run}
+    table |= {name: partial(bench_studies.run, study) for name, study in bench_studies.STUDIES.items()}
     for name in names:
-        if name != SPEED and name not in bench_studies.STUDIES:
-            print(unknown("benchmark", name, [SPEED, *bench_studies.STUDIES]), file=sys.stderr)
+        if name not in table:
+            print(unknown("benchmark", name, table), file=sys.stderr)
             return 2
     for name in names:
-        if name == SPEED:
-            figures = bench_foundation.run(folder)
-        else:
-            figures = bench_studies.run(bench_studies.STUDIES[name], folder)
+        figures = table[name](folder)
         for target in dict.fromkeys([name, SPEED]):
             results.write_figures(folder / f"{target}.json", f"python -m runners.bench {name}", figures)
         for key, value in figures.items():
