@@ -42,7 +42,8 @@ class RNDConfig(RewardConfig):
         scale: the paper's `return` never drowns the task, and fades as the bonus does. `ema` keeps a vanishing bonus
             alive: it finds what is far away sooner, and needs a weight that ends, as in `linear:1:0:200000`. On
             MountainCar-v0 with PPO the mean return passed -150 after 128,000 steps with `ema` faded out (five seeds),
-            188,000 with these defaults (one seed), and in one seed of five within 300,000 without a bonus.
+            188,000 with these defaults (one seed), and in one seed of five within 300,000 without a bonus; `ema` with a
+            weight of 1 throughout fell back from -115 to -139 by 500,000 (three seeds).
         gamma: discount of the bonus.
         learning_rate: Adam step size.
         features: outputs of both networks, D [512].
