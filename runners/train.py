@@ -134,8 +134,10 @@ def build(config: TrainConfig) -> Parts:
     import agents
     import rewards
     from agents.sb3 import make_venv
+    from runners.memory import keep_freed_memory
 
     torch.set_num_threads(config.num_threads)
+    keep_freed_memory()
     device = find_device(config.device)
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
