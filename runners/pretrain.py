@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from rewards.vision.encoder import SHIPPED
 from runners import pretrain_words as vocabulary
 from runners.pretrain_captions import Caption, Grammar, truth
 from runners.pretrain_data import ATTRIBUTES, BASELINES, SUBJECTS, WORLDS, States, join, sample_states
@@ -72,14 +74,14 @@ class PretrainConfig:
 
     out: str = "assets/clip"
     words: str = ""
-    steps: int = 1600
-    text_steps: int = 1200
+    steps: int = 1400
+    text_steps: int = 1600
     frames: int = 4000
     batch: int = 128
     captions: int = 160
     bank: int = 2000
     lr: float = 2e-3
-    noise: float = 0.5
+    noise: float = 0.4
     shuffle: bool = False
     evaluate: bool = False
     seed: int = 0
@@ -228,9 +230,11 @@ def _loss(
 def _optimiser(module: Any, lr: float, steps: int, free: list[Tensor]) -> tuple[Any, Any]:
     import torch
 
+    # Decay would shrink the frozen rows of the token table, which get no gradient to hold them.
+    shrinks = [p.ndim > 1 and "token_embedding" not in name for name, p in module.named_parameters()]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": 0.05},
-        {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p, yes in zip(module.parameters(), shrinks) if yes], "weight_decay": 0.05},
+        {"params": [p for p, yes in zip(module.parameters(), shrinks) if not yes], "weight_decay": 0.0},
     ]
     groups += [{"params": free, "weight_decay": 0.0, "lr": 5 * lr}] if free else []
     optimiser = torch.optim.AdamW(groups, lr=lr)
@@ -262,7 +266,11 @@ def prepare(config: PretrainConfig, words: list[str], vectors: np.ndarray, folde
     import open_clip
     import torch
 
-    vocabulary.write(folder, words)
+    if config.words or not (SHIPPED / "bpe.txt.gz").is_file():
+        vocabulary.write(folder, words)
+    elif folder.resolve() != SHIPPED.resolve():
+        for name in ("words.txt", "bpe.txt.gz"):
+            shutil.copyfile(SHIPPED / name, folder / name)
     tokenize = tokenizer_of(folder)
     torch.manual_seed(config.seed)
     description = model_config(tokenize.vocab_size)
@@ -283,8 +291,6 @@ def known_words(config: PretrainConfig) -> tuple[list[str], np.ndarray]:
     if config.words:
         return vocabulary.from_encoder(config.words, WIDTH, WORDS)
     from safetensors.numpy import load_file
-
-    from rewards.vision.encoder import SHIPPED
 
     if not (SHIPPED / "words.txt").is_file():
         raise FileNotFoundError(f"{SHIPPED} has no words.txt to start from; give words=<folder of all-MiniLM-L6-v2>")
@@ -328,15 +334,13 @@ def run(config: PretrainConfig, folder: Path) -> str:
     import torch
 
     torch.set_num_threads(config.num_threads)
-    torch.use_deterministic_algorithms(True)
     words, vectors = known_words(config)
     folder.mkdir(parents=True, exist_ok=True)
     model, tokenize, frozen = prepare(config, words, vectors, folder)
     states = states_of(config)
     print(f"drawing {len(states)} frames", flush=True)
     frames = draw(states, model.visual.image_size, np.random.default_rng(config.seed))
-    seen = set(vocabulary.training_words())
-    grammar = Grammar(np.random.default_rng(config.seed + 2), [word for word in words if word not in seen])
+    grammar = Grammar(np.random.default_rng(config.seed + 2), vocabulary.far_words(words, vectors))
     train_text(model, tokenize, frozen, grammar, config)
     train_image(model, tokenize, frames, states, grammar, config)
     return save(model, folder)
@@ -348,7 +352,7 @@ def parse(argv: list[str]) -> PretrainConfig:
     Raises:
         ValueError: for an unknown key or a value of another type.
     """
-    kinds = {f.name: type(f.default) for f in fields(PretrainConfig)}
+    kinds: dict[str, Any] = {f.name: type(f.default) for f in fields(PretrainConfig)}
     values: dict[str, Any] = {}
     for argument in argv:
         key, equals, text = argument.partition("=")
@@ -356,15 +360,13 @@ def parse(argv: list[str]) -> PretrainConfig:
             raise ValueError(f"{argument!r} is not understood; write key=value with one of {', '.join(kinds)}")
         kind = kinds[key]
         try:
-            values[key] = (
-                text.lower() in ("true", "1", "yes")
-                if kind is bool
-                else kind(float(text))
-                if kind is int
-                else kind(text)
-            )
-        except ValueError as error:
-            raise ValueError(f"{key}={text} is not a number, which {key} must be") from error
+            if kind is bool:
+                values[key] = {"true": True, "false": False}[text.lower()]
+            else:
+                values[key] = int(float(text)) if kind is int else kind(text)
+        except (ValueError, KeyError) as error:
+            wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+            raise ValueError(f"{key}={text} is not {wanted}, which {key} must be") from error
     return PretrainConfig(**values)
 
 

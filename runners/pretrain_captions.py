@@ -11,6 +11,8 @@ from runners.pretrain_data import (
     ATTRIBUTES,
     BASELINES,
     CARTPOLE,
+    FRESH,
+    FRESH_SUBJECTS,
     MOUNTAINCAR,
     NEGATIONS,
     NEGATIONS_HELD_OUT,
@@ -68,29 +70,42 @@ class Grammar:
         rng: its random numbers.
         vocabulary: words for the sentences without meaning; in-domain words and their neighbours must not be among
             them.
-        held_out: None draws what training may see; "synonyms", "phrasings" or "pairs" draws only what it may not.
+        held_out: None draws what training may see; "synonyms", "fresh", "phrasings" or "pairs" only what it may not.
+        attributes: what `draw` speaks about.
     """
 
     def __init__(
-        self, rng: np.random.Generator, vocabulary: Sequence[str] = THINGS, held_out: str | None = None
+        self,
+        rng: np.random.Generator,
+        vocabulary: Sequence[str] = THINGS,
+        held_out: str | None = None,
+        attributes: Sequence[str] = tuple(ATTRIBUTES),
     ) -> None:
         self.rng = rng
+        self.attributes = tuple(attributes)
         self.vocabulary = list(vocabulary)
         self.held_out = held_out
 
     def pick(self, options: Sequence[str]) -> str:
-        return options[self.rng.integers(len(options))]
+        """One of several, all alike."""
+        return options[int(self.rng.integers(len(options)))]
 
     def subject(self, about: str) -> str:
+        """A name for a rod, cart or car."""
+        if self.held_out == "fresh":
+            return self.pick(FRESH_SUBJECTS[about])
         return self.pick(SUBJECTS[about][self.held_out == "synonyms"])
 
     def predicate(self, name: str) -> str:
+        """A way to say an attribute."""
+        if self.held_out == "fresh":
+            return self.pick(FRESH[name])
         return self.pick(ATTRIBUTES[name].held_out if self.held_out == "synonyms" else ATTRIBUTES[name].said)
 
-    def clause(self, name: str, *, subject: str | None = None, denied: bool = False) -> Caption:
+    def clause(self, name: str, *, denied: bool = False) -> Caption:
         """One claim about one subject."""
         about = ATTRIBUTES[name].about
-        s, p, t = subject or self.subject(about), self.predicate(name), self.pick(TAILS[about])
+        s, p, t = self.subject(about), self.predicate(name), self.pick(TAILS[about])
         t = "" if "cart" in s + p or (about == "rod" and name == "down") else t
         unseen = self.held_out == "phrasings"
         templates = (
@@ -157,19 +172,18 @@ class Grammar:
 
     def draw(self, count: int) -> list[Caption]:
         """A training batch: claims with their opposites beside them, denials, pairs, baselines, nothing."""
-        names = tuple(ATTRIBUTES)
         captions: list[Caption] = []
         while len(captions) < count:
-            kind, name = self.rng.random(), self.pick(names)
-            if kind < 0.5:
+            kind, name = self.rng.random(), self.pick(self.attributes)
+            if kind < 0.48:
                 captions.append(self.clause(name))
-                if name in OPPOSITE and self.rng.random() < 0.5:
+                if OPPOSITE.get(name) in self.attributes and self.rng.random() < 0.5:
                     captions.append(self.clause(OPPOSITE[name]))
-            elif kind < 0.65:
+            elif kind < 0.63:
                 captions.append(self.clause(name, denied=True))
-            elif kind < 0.75:
+            elif kind < 0.78:
                 captions.append(self.pair())
-            elif kind < 0.82:
+            elif kind < 0.84:
                 captions.append(self.baseline())
             else:
                 captions.append(self.nothing())

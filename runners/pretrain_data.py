@@ -80,10 +80,11 @@ ATTRIBUTES: dict[str, Attribute] = {
         "rod",
         lambda s: _near(s.angle, 0),
         _phrases(
-            "upright, standing upright, standing straight up, standing, pointing up, pointing upwards, straight up, in "
-            "the upright position, balanced upright, balanced, raised, standing tall, held up, perpendicular to the "
-            "ground, vertically balanced, pointing at the sky, pointing to the ceiling, aiming up, up in the air, on "
-            "end, up, held vertically, standing vertically"
+            "upright, standing upright, standing straight up, standing, pointing up, pointing upwards, straight up, "
+            "in the upright position, balanced upright, balanced, raised, standing tall, held up, perpendicular to "
+            "the ground, vertically balanced, pointing at the sky, pointing to the ceiling, aiming up, up in the "
+            "air, on end, up, held vertically, standing vertically, straight, upwards, facing up, sticking up, "
+            "stable and upright, in balance, perfectly balanced"
         ),
         _phrases("vertical, erect, pointing skyward, upended, straight and tall"),
     ),
@@ -91,9 +92,10 @@ ATTRIBUTES: dict[str, Attribute] = {
         "rod",
         lambda s: _near(s.angle, np.pi),
         _phrases(
-            "hanging down, hanging, pointing down, pointing downwards, straight down, upside down, lowered, "
-            "in the hanging position, below the axis, suspended, fallen down, pointing at the ground, down, at the "
-            "bottom, hanging vertically downwards, aiming down, sagging"
+            "hanging down, hanging, pointing down, pointing downwards, straight down, upside down, lowered, in the "
+            "hanging position, below the axis, suspended, fallen down, pointing at the ground, down, at the bottom, "
+            "hanging vertically downwards, aiming down, sagging, downwards, facing down, dropped, below, swinging "
+            "below, limp"
         ),
         _phrases("dangling, drooping, pointing at the floor, flipped over"),
     ),
@@ -104,28 +106,30 @@ ATTRIBUTES: dict[str, Attribute] = {
         ),
         _phrases(
             "horizontal, lying flat, parallel to the ground, flat, in a horizontal position, horizontally aligned, "
-            "lying on its side, pointing to the side"
+            "lying on its side, pointing to the side, lying down"
         ),
         _phrases("sideways, lying down flat, level with the ground"),
     ),
     "right": Attribute(
         "rod",
         lambda s: _near(s.angle, np.pi / 2),
-        _phrases("pointing right, pointing to the right, turned to the right, on the right side, aiming right"),
+        _phrases(
+            "pointing right, pointing to the right, turned to the right, on the right side, aiming right, facing right"
+        ),
         ("directed to the right",),
     ),
     "left": Attribute(
         "rod",
         lambda s: _near(s.angle, -np.pi / 2),
-        _phrases("pointing left, pointing to the left, turned to the left, on the left side, aiming left"),
+        _phrases("pointing left, pointing to the left, turned to the left, on the left side, aiming left, facing left"),
         ("directed to the left",),
     ),
     "lean_right": Attribute(
         "rod",
         lambda s: _bump(_turn(s.angle - 0.5), 0.3),
         _phrases(
-            "leaning right, leaning to the right, tilted to the right, tilting right, falling to the right, slanted to "
-            "the right"
+            "leaning right, leaning to the right, tilted to the right, tilting right, falling to the right, slanted "
+            "to the right"
         ),
         _phrases("inclined to the right, tipping right"),
     ),
@@ -148,32 +152,45 @@ ATTRIBUTES: dict[str, Attribute] = {
         "rod",
         lambda s: _step(np.cos(s.angle), 0.15),
         _phrases(
-            "above the cart, in the upper half, higher than the cart, above the axis, more upright than horizontal"
+            "above the cart, in the upper half, higher than the cart, above the axis, more upright than horizontal, "
+            "on the upper side"
         ),
         ("over the cart",),
     ),
     "below": Attribute(
         "rod",
         lambda s: _step(-np.cos(s.angle), 0.15),
-        _phrases("below the cart, in the lower half, lower than the cart, under the cart, beneath the axis"),
+        _phrases(
+            "below the cart, in the lower half, lower than the cart, under the cart, beneath the axis, on the lower "
+            "side"
+        ),
         ("underneath the cart",),
     ),
     "cart_left": Attribute(
         "cart",
         lambda s: _step(-s.x - 0.8, 0.3),
-        _phrases("on the left, on the left side, at the left edge, to the left, far left"),
+        _phrases(
+            "on the left, on the left side, at the left edge, to the left, far left, near the left border of the "
+            "picture"
+        ),
         ("at the left end",),
     ),
     "cart_right": Attribute(
         "cart",
         lambda s: _step(s.x - 0.8, 0.3),
-        _phrases("on the right, on the right side, at the right edge, to the right, far right"),
+        _phrases(
+            "on the right, on the right side, at the right edge, to the right, far right, near the right border of "
+            "the picture"
+        ),
         ("at the right end",),
     ),
     "cart_centre": Attribute(
         "cart",
         lambda s: _bump(s.x, 0.5),
-        _phrases("in the middle, in the center, centered, at the center of the track, near the middle"),
+        _phrases(
+            "in the middle, in the center, centered, at the center of the track, near the middle, halfway between the "
+            "edges"
+        ),
         _phrases("in the centre, midway"),
     ),
     "peak": Attribute(
@@ -181,8 +198,9 @@ ATTRIBUTES: dict[str, Attribute] = {
         lambda s: 0.6 * np.clip((s.x + 0.55) / 1.1, 0, 1) + 0.4 * _step(s.x - 0.42, 0.05),
         _phrases(
             "at the top of the mountain, at the top of the hill, on top of the hill, at the flag, next to the flag, "
-            "beside the yellow flag, on the peak, at the peak, at the goal, on the hilltop, near the yellow flag, at "
-            "the highest point on the right, at the top of the right hill, up at the flag, on top"
+            "beside the yellow flag, on the peak, at the peak, at the goal, on the hilltop, near the yellow flag, "
+            "at the highest point on the right, at the top of the right hill, up at the flag, on top, reaching the "
+            "flag, at the target, at its destination, touching the flag, by the flag, at the end of the road"
         ),
         _phrases("at the summit, on the mountaintop, at the crest of the hill, close to the flag, at the finish"),
     ),
@@ -191,7 +209,8 @@ ATTRIBUTES: dict[str, Attribute] = {
         lambda s: _bump(s.x + 0.52, 0.22),
         _phrases(
             "in the valley, at the bottom of the valley, at the bottom of the hill, at the bottom, at the lowest "
-            "point, between the hills, at the foot of the mountain, down in the valley, stuck in the valley"
+            "point, between the hills, at the foot of the mountain, at the foot of the hill, down in the valley, "
+            "stuck in the valley, in the hollow, in the trough, in the ditch"
         ),
         _phrases("in the dip, in the basin, at the base of the mountain"),
     ),
@@ -226,15 +245,37 @@ OPPOSITE = {one: other for pair in _PAIRS for one, other in (pair.split(), pair.
 # out.
 RODS = _phrases(
     "pole, rod, bar, beam, post, brown pole, wooden pole, thin pole, long rod, mast, pipe, staff, baton, wooden rod, "
-    "pole of the cart, pole on the cart, rod attached to the cart, pendulum, red pendulum, swinging rod, swinging arm, "
-    "arm, red bar, red rod, pendulum arm, pendulum rod, needle"
+    "pole of the cart, pole on the cart, rod attached to the cart, pendulum, red pendulum, swinging rod, swinging "
+    "arm, arm, red bar, red rod, pendulum arm, pendulum rod, needle, tube, cane, spear, plank, column, antenna, "
+    "lever, pencil, ruler, log, flagpole"
 )
 RODS_HELD_OUT = _phrases("stick, shaft, pillar, wand")
-CARTS = _phrases("cart, black cart, trolley, wagon, black box, sliding cart, platform")
+CARTS = _phrases("cart, black cart, trolley, wagon, black box, sliding cart, platform, block, box, sled, slider")
 CARTS_HELD_OUT = _phrases("carriage, buggy")
-CARS = _phrases("car, small car, toy car, black car, automobile, truck, little car, mountain car, van, taxi")
+CARS = _phrases(
+    "car, small car, toy car, black car, automobile, truck, little car, mountain car, van, taxi, lorry, bus, cab, "
+    "sedan, race car"
+)
 CARS_HELD_OUT = _phrases("vehicle, motorcar, jeep")
 SUBJECTS = {"rod": (RODS, RODS_HELD_OUT), "cart": (CARTS, CARTS_HELD_OUT), "car": (CARS, CARS_HELD_OUT)}
+# Written when training was over, to be measured once: the held-out lists above were known while the lexicon grew.
+FRESH = {
+    "up": _phrases("plumb, upstanding, pointed upward, skywards"),
+    "down": _phrases("hung downward, dangling down, pointed downward"),
+    "flat": _phrases("laid flat, parallel to the floor"),
+    "lean_right": _phrases("bent to the right, sloping right"),
+    "lean_left": _phrases("bent to the left, sloping left"),
+    "cart_left": ("at the leftmost position",),
+    "cart_right": ("at the rightmost position",),
+    "cart_centre": _phrases("dead center, central"),
+    "peak": _phrases("atop the hill, on the pinnacle, at the apex of the hill, alongside the flag"),
+    "valley": _phrases("in the gorge, at the lowest spot, in the canyon"),
+}
+FRESH_SUBJECTS = {
+    "rod": _phrases("broomstick, stake, pointer"),
+    "cart": _phrases("dolly, carrier"),
+    "car": _phrases("pickup, minivan, limousine"),
+}
 TAILS = {
     "rod": ("", "", "", "", " on the cart", " on top of the cart", " above the cart", " over the cart"),
     "cart": ("",),
@@ -310,8 +351,8 @@ VERBATIM = (
 THINGS = _phrases(
     "cat, dog, banana, house, tree, river, person, woman, king, book, guitar, pizza, ocean, cloud, bird, fish, phone, "
     "computer, window, shoe, apple, bread, doctor, school, music, market, garden, soldier, horse, elephant, bottle, "
-    "chair, table, camera, letter, moon, city, church, song, baby, robot, kitchen, airplane, boat, dragon, hat, train, "
-    "bank"
+    "chair, table, camera, letter, moon, city, church, song, baby, robot, kitchen, airplane, boat, dragon, hat, "
+    "train, bank"
 )
 QUALITIES = _phrases(
     "purple, happy, expensive, delicious, angry, ancient, loud, wet, famous, tired, democratic, sweet, hungry, green, "

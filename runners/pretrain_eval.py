@@ -24,6 +24,7 @@ from runners.pretrain_captions import Caption, Grammar, truth
 from runners.pretrain_data import (
     ATTRIBUTES,
     CARTPOLE,
+    FRESH,
     MOUNTAINCAR,
     PENDULUM,
     VERBATIM,
@@ -79,18 +80,19 @@ def clip_score(folder: Path, weights: str = "") -> Score:
 
 def split_captions() -> dict[str, list[Caption]]:
     """Split -> sentences; `states` holds sentences as in training."""
-    names = list(ATTRIBUTES)
 
     def clauses(held_out: str | None, denied: bool = False) -> list[Caption]:
         grammar = Grammar(np.random.default_rng(1), held_out=held_out)
-        return [grammar.clause(name, denied=denied) for _ in range(10) for name in names]
+        known = tuple(FRESH) if held_out == "fresh" else tuple(ATTRIBUTES)
+        return [grammar.clause(name, denied=denied) for _ in range(10) for name in known]
 
     pairs = Grammar(np.random.default_rng(1), held_out="pairs")
     return {
         "states": clauses(None),
         "denials": clauses(None, denied=True),
-        "phrasings": clauses("phrasings") + clauses("phrasings", denied=True)[: len(names)],
+        "phrasings": clauses("phrasings") + clauses("phrasings", denied=True)[: len(ATTRIBUTES)],
         "synonyms": clauses("synonyms"),
+        "synonyms_fresh": clauses("fresh"),
         "pairs": [pairs.pair() for _ in range(100)],
     }
 
@@ -244,7 +246,8 @@ def evaluate(config: PretrainConfig) -> dict[str, float]:
         "untrained", "states", measure(clip_score(folder, "untrained"), captions["states"], frames, states)
     )
     with tempfile.TemporaryDirectory() as scratch:
-        shuffled = dataclasses.replace(config, shuffle=True, evaluate=False, seed=config.seed + 1)
+        shuffled = dataclasses.replace(config, shuffle=True, seed=config.seed + 1)
+        shuffled.steps, shuffled.text_steps = config.steps // 3 + 1, config.text_steps // 3 + 1  # nothing to learn
         run(shuffled, Path(scratch))
         figures["shuffled"] = note(
             "shuffled captions", "states", measure(clip_score(Path(scratch)), captions["states"], frames, states)
@@ -259,11 +262,8 @@ def evaluate(config: PretrainConfig) -> dict[str, float]:
     plain = [_plain(name) for name in ATTRIBUTES]
     figures["regressor"] = note("regressor, no language", "states", measure(without_language, plain, frames, states))
     note("regressor, no language", "policy-visited frames", measure(without_language, plain, policy_frames, on_policy))
-    note(
-        "lodestar",
-        "states, one sentence an attribute",
-        measure(trained, [c for c in captions["states"]][: len(plain)], frames, states),
-    )
+    alike = captions["states"][: len(plain)]  # one sentence an attribute, as the regressor has one output
+    note("lodestar", "states, one sentence an attribute", measure(trained, alike, frames, states))
     table = RESULTS / "clip_splits.csv"
     table.unlink(missing_ok=True)
     append_rows(table, rows)

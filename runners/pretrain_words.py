@@ -74,15 +74,18 @@ def from_encoder(path: str, width: int, count: int) -> tuple[list[str], np.ndarr
     # BERT's vocabulary is sorted by frequency; what comes before "the" are symbols.
     ranked = sorted(encoder.tokenizer.get_vocab().items(), key=lambda item: item[1])
     start = next(i for i, (word, _) in enumerate(ranked) if word == "the")
-    known = [w for w, _ in ranked[start:] if w.isascii() and w.isalpha() and len(w) > 1]
     ours = training_words()
-    vectors = encoder.encode(known, normalize_embeddings=True, batch_size=256)
-    nearness = (vectors @ encoder.encode(ours, normalize_embeddings=True).T).copy()
-    nearness.partition(nearness.shape[1] - 4, axis=1)
-    order = np.argsort(-nearness[:, -4:].mean(1), kind="stable")
-    words = list(dict.fromkeys([*ours, *known[: count // 2], *(known[i] for i in order)]))[:count]
-    views = [_in_context(encoder, words, context) for context in CONTEXTS]
-    return words, reduce(np.stack(views), width)
+    known = list(dict.fromkeys([*ours, *(w for w, _ in ranked[start:] if w.isascii() and w.isalpha() and len(w) > 1)]))
+    near = np.zeros(len(known))
+    for context in CONTEXTS[1:3]:
+        view = _in_context(encoder, known, context)
+        view = view - view.mean(0)
+        view /= np.linalg.norm(view, axis=1, keepdims=True)
+        near += (view @ view[: len(ours)].T).max(1)
+    closest = np.argsort(-near, kind="stable")
+    frequent = known[len(ours) : len(ours) + count // 2]
+    words = list(dict.fromkeys([*ours, *frequent, *(known[i] for i in closest)]))[:count]
+    return words, reduce(np.stack([_in_context(encoder, words, context) for context in CONTEXTS]), width)
 
 
 def _in_context(encoder: object, words: list[str], context: str) -> np.ndarray:
@@ -101,6 +104,16 @@ def reduce(views: np.ndarray, width: int) -> np.ndarray:
     left, singular, _ = np.linalg.svd(joined, full_matrices=False)
     vectors = left[:, :width] * singular[:width]
     return (LENGTH * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def far_words(words: list[str], vectors: np.ndarray) -> list[str]:
+    """The half of the words that is least like any word of a caption: what sentences without meaning are made of.
+
+    Were a neighbour of a caption's word among them, training would teach that synonyms mean nothing.
+    """
+    ours = set(training_words())
+    near = (vectors @ vectors[[word in ours for word in words]].T).max(1)
+    return [word for word, value in zip(words, near) if value < np.median(near)]
 
 
 def build_merges(words: Sequence[str], shared: int = 1500) -> list[Merge]:

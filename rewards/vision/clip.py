@@ -83,6 +83,7 @@ class Clip(Reward):
     """
 
     Config = ClipConfig
+    config: ClipConfig
     requires = frozenset({"frame"})
     role = "goal"
     embedding = "clip"
@@ -112,7 +113,7 @@ class Clip(Reward):
         self.frame_size = self.encoder.size
         self.goal = self._mean(config.goal, "goal")
         self.baseline = self._mean(config.baseline, "baseline") if _sentences(config.baseline) else None
-        if config.alpha > 0 and np.allclose(self.goal, self.baseline, atol=1e-4):
+        if config.alpha > 0 and self.baseline is not None and np.allclose(self.goal, self.baseline, atol=1e-4):
             raise ValueError(
                 f"goal and baseline mean the same ({config.goal!r}, {config.baseline!r}); change one or set alpha=0"
             )
@@ -135,11 +136,11 @@ class Clip(Reward):
     def notes(self) -> list[str]:
         """What supervised the model, and which sentence lies far from anything it was taught."""
         if self.config.weights == UNTRAINED:
-            return ["clip: untrained weights, a control whose reward means nothing"]
+            return ["untrained weights, a control whose reward means nothing"]
         known = self.encoder.trained_on
         if known is None:
             return []
-        lines = [f"clip: {known['supervision']}"]
+        lines = [known["supervision"]]
         for sentence in _sentences(self.config.goal):
             lines += self._unfamiliar(sentence, known)
         return lines
@@ -153,7 +154,7 @@ class Clip(Reward):
             return []
         unknown = f", which lacks the word{'s' * (len(new) > 1)} {', '.join(new)}" if new else ""
         return [
-            f"clip: {sentence!r} is not like what this model was taught{unknown}; the nearest phrase it knows is "
+            f"{sentence!r} is not like what this model was taught{unknown}; the nearest phrase it knows is "
             f"{known['phrases'][best]!r} (similarity {closeness[best]:.2f}); look at the reward before trusting it"
         ]
 

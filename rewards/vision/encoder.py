@@ -191,6 +191,7 @@ def _cached(model: str, weights: str, urls: Path) -> bool:
 def _create(model: str, weights: str, folder: Path | None, torch: Any) -> Any:
     import open_clip
 
+    options: dict[str, Any]
     if folder is None:
         if model not in open_clip.list_models():
             near = difflib.get_close_matches(model, [LODESTAR, *open_clip.list_models()], n=1)
@@ -252,7 +253,11 @@ def _tokenizer(model: str, folder: Path | None) -> Any:
     import open_clip
 
     if folder is None:
-        return open_clip.get_tokenizer(model)
+        try:
+            return open_clip.get_tokenizer(model)
+        except Exception as error:  # some models take a tokenizer from the hub
+            reason = " ".join(str(error).split())[:160]
+            raise FileNotFoundError(f"the tokenizer of {model!r} could not be had: {reason}") from error
     config = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]
     merges = (config.get("tokenizer_kwargs") or {}).get("bpe_path")
     # open_clip takes the path literally; in a folder that may lie anywhere it means a file beside the config.

@@ -145,7 +145,7 @@ def test_notes_say_what_supervised_the_model_and_warn_of_unknown_prompts():
     assert len(known) == 1 and "in-domain" in known[0] and "simulator state" in known[0]
     strange = build(goal="a wombat yodelling").notes()[1]
     assert "'a wombat yodelling' is not like what this model was taught" in strange and "wombat, yodelling" in strange
-    assert build(**Clip.control).notes() == ["clip: untrained weights, a control whose reward means nothing"]
+    assert build(**Clip.control).notes() == ["untrained weights, a control whose reward means nothing"]
 
 
 @pytest.mark.parametrize(
