@@ -267,5 +267,8 @@ def evaluate(config: PretrainConfig) -> dict[str, float]:
     table = RESULTS / "clip_splits.csv"
     table.unlink(missing_ok=True)
     append_rows(table, rows)
-    write_figures(RESULTS / "clip_splits.json", "python -m runners.pretrain evaluate=true", figures)
+    default = PretrainConfig()
+    given = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(default, f.name)]
+    command = " ".join(["python -m runners.pretrain", *(f"{name}={getattr(config, name)}" for name in given)])
+    write_figures(RESULTS / "clip_splits.json", command.replace("True", "true"), figures)
     return figures
