@@ -67,13 +67,12 @@ def clip_score(folder: Path, weights: str = "") -> Score:
     from rewards.vision.encoder import Encoder
 
     encoder = Encoder(f"local-dir:{folder}", weights)
-    seen: dict[int, np.ndarray] = {}
+    last: list[np.ndarray] = []  # the frames seen last, held so that no others can take their place, and embeddings
 
     def score(sentences: Sequence[str], frames: np.ndarray) -> np.ndarray:
-        if id(frames) not in seen:
-            seen.clear()
-            seen[id(frames)] = encoder.image(frames, 256).astype(np.float32)
-        return encoder.text(list(sentences)) @ seen[id(frames)].T
+        if not last or last[0] is not frames:
+            last[:] = [frames, encoder.image(frames, 256).astype(np.float32)]
+        return encoder.text(list(sentences)) @ last[1].T
 
     return score
 
