@@ -183,6 +183,13 @@ def test_a_miniature_beats_the_untrained_model(miniature):
     assert trained.min() > 0.7 and trained.mean() > untrained.mean() + 0.3
 
 
+def test_other_frames_are_never_scored_by_the_last_ones_embeddings(miniature):
+    score = clip_score(miniature)
+    frames = draw(sample_states(np.random.default_rng(1), 4, PENDULUM), 64, np.random.default_rng(1))
+    themes = [score(["the pendulum is upright"], theme(frames)) for theme in THEMES_HELD_OUT.values()]  # temporaries
+    assert len({values.tobytes() for values in themes}) == len(themes)
+
+
 def test_a_trained_folder_is_a_model_like_any_other(miniature):
     from rewards.vision.clip import Clip, ClipConfig
 
