@@ -225,9 +225,9 @@ def evaluate(config: PretrainConfig) -> dict[str, float]:
     }
     for world, (prompt, attribute) in GOALS.items():
         claim = Caption(prompt, (world,), ((attribute, False),))
-        figures[f"verbatim_{WORLDS[world].lower()}"] = note(
-            "lodestar", f"verbatim: {prompt}", measure(trained, [claim], frames, states)
-        )
+        kind = "held-out prompt" if prompt in VERBATIM else "prompt that training can draw"
+        value = note("lodestar", f"{kind}: {prompt}", measure(trained, [claim], frames, states))
+        figures[f"goal_{WORLDS[world].lower()}"] = value
     correlations, spreads = meaningless(trained, frames, states)
     figures["gibberish"] = note("lodestar", "gibberish: |correlation| with the goal", correlations)
     figures["gibberish_spread"] = note("lodestar", "gibberish: spread over the goal prompt's", spreads)
