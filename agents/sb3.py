@@ -314,63 +314,58 @@ class RecurrentPPO(SB3Agent):
     lstm = True
 
 
-class DQN(SB3Agent):
+class OffPolicyAgent(SB3Agent):
+    """An agent with a replay buffer: the reward is computed when transitions are sampled."""
+
+    driver = "relabel"
+    n_envs = 1
+
+
+class DQN(OffPolicyAgent):
     """Deep Q-learning (Mnih et al. 2015); discrete actions."""
 
     Config = DQNConfig
-    driver = "relabel"
     actions = (spaces.Discrete,)
-    n_envs = 1
     algorithm = _load("stable_baselines3", "DQN")
 
 
-class QRDQN(SB3Agent):
+class QRDQN(OffPolicyAgent):
     """Quantile-regression DQN (Dabney et al. 2018, arXiv 1710.10044); discrete actions."""
 
     Config = QRDQNConfig
-    driver = "relabel"
     actions = (spaces.Discrete,)
-    n_envs = 1
     algorithm = _load("sb3_contrib", "QRDQN")
 
 
-class SAC(SB3Agent):
+class SAC(OffPolicyAgent):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); continuous actions."""
 
     Config = SACConfig
-    driver = "relabel"
     actions = (spaces.Box,)
-    n_envs = 1
     algorithm = _load("stable_baselines3", "SAC")
 
 
-class TD3(SB3Agent):
+class TD3(OffPolicyAgent):
     """Twin delayed DDPG (Fujimoto et al. 2018, arXiv 1802.09477); continuous actions."""
 
     Config = TD3Config
-    driver = "relabel"
     actions = (spaces.Box,)
-    n_envs = 1
     algorithm = _load("stable_baselines3", "TD3")
 
 
-class TQC(SB3Agent):
+class TQC(OffPolicyAgent):
     """Truncated quantile critics (Kuznetsov et al. 2020, arXiv 2005.04269); continuous actions."""
 
     Config = TQCConfig
-    driver = "relabel"
     actions = (spaces.Box,)
-    n_envs = 1
     algorithm = _load("sb3_contrib", "TQC")
 
 
-class CrossQ(SB3Agent):
+class CrossQ(OffPolicyAgent):
     """Batch normalisation in the critics, no targets (Bhatt et al. 2024, arXiv 1902.05605); continuous actions."""
 
     Config = CrossQConfig
-    driver = "relabel"
     actions = (spaces.Box,)
-    n_envs = 1
     algorithm = _load("sb3_contrib", "CrossQ")
 
 

@@ -153,10 +153,7 @@ class RewardCallback(BaseCallback):
                 if key not in seen or seen[key].shape[1:] != value.shape:
                     seen[key] = np.empty((len(seen["done"]), *value.shape), value.dtype)
                 seen[key][t] = value
-        if self._wants_frames:
-            cursor.frame = frames(infos)
-        if self._wants_texts:
-            cursor.text = texts(infos)
+            setattr(cursor, field, now)
         if dones.any():
             resets = self._inner.reset_infos
             step = cursor.step

@@ -145,13 +145,13 @@ class _Relabelling:
         return self.mix.combine(self._raw(batch, rows, columns), self.timesteps)
 
     def _raw(self, batch: Transitions, rows: np.ndarray, columns: np.ndarray) -> dict[str, np.ndarray]:
-        flat = batch.replace(extras=dict(batch.extras))
+        flat = batch.flatten()  # n-step windows are no rollout: rows need not follow one another
         raw = {}
         for name, stream in self.mix.streams.items():
             if name in self._episodic:
                 raw[name] = self.columns[f"score/{name}"][rows, columns]
             else:
-                raw[name] = stream.score(flat.flatten(), None)[0].reshape(batch.shape)
+                raw[name] = stream.score(flat, None)[0].reshape(batch.shape)
         return raw
 
     def _learn(self) -> None:

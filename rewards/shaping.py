@@ -1,8 +1,8 @@
 """Ways to turn a score into a reward that an agent cannot farm.
 
 A score that says "this looks good" and is paid at every step makes staying there the best plan: an optimal policy
-then never finishes a task that ends. On a 12 x 12 grid with a decoy (exact optimal policies, weight 1) the goal was
-reached from all states with `potential`, `delta` and `clip`, and from none with the bare score or its sigmoid.
+then never finishes a task that ends. `potential`, `delta` and `clip` remove the reason to stay; a sigmoid, though
+bounded, does not.
 
 Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al. 2024,
 arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid).
