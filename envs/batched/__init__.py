@@ -1,0 +1,93 @@
+"""Environments as array programs: N of them step at once, on NumPy or torch arrays, and answer as the originals do.
+
+    env = envs.batched.make("MiniGrid-DoorKey-8x8-v0", 64)
+    obs, infos = env.reset()
+    obs, rewards, terminations, truncations, infos = env.step(env.action_space.sample())
+
+    base.py        BatchedEnv: seeds, time limits, returns, SAME_STEP resets, snapshots; the same for all families
+    arrays.py      the few words that NumPy and torch spell differently
+    classic.py     CartPole, MountainCar, Pendulum, Acrobot
+    minigrid.py    MiniGrid's rules and its view, as tables
+    levels.py      MiniGrid's level generators, as array programs
+
+Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
+are others. There are no frames and no captions. Importing this package imports neither torch nor a simulator.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from envs.batched.base import BatchedEnv
+
+_CLASSIC = {
+    "CartPole-v0": "CartPole",
+    "CartPole-v1": "CartPole",
+    "lodestar/CartPoleUpright-v0": "CartPoleUpright",
+    "MountainCar-v0": "MountainCar",
+    "MountainCarContinuous-v0": "MountainCarContinuous",
+    "Pendulum-v1": "Pendulum",
+    "Acrobot-v1": "Acrobot",
+}
+_GRIDS = {
+    "Empty": ("-5x5-v0", "-6x6-v0", "-8x8-v0", "-16x16-v0", "-Random-5x5-v0", "-Random-6x6-v0"),
+    "DoorKey": ("-5x5-v0", "-6x6-v0", "-8x8-v0", "-16x16-v0"),
+    "FourRooms": ("-v0",),
+    "KeyCorridor": ("S3R1-v0", "S3R2-v0", "S3R3-v0", "S4R3-v0", "S5R3-v0", "S6R3-v0"),
+    "MultiRoom": ("-N2-S4-v0", "-N4-S5-v0", "-N4-S5-v1", "-N6-v0"),
+}
+_TABLE = {  # id -> module:Class
+    **{env_id: f"envs.batched.classic:{name}" for env_id, name in _CLASSIC.items()},
+    **{f"MiniGrid-{name}{size}": "envs.batched.minigrid:MiniGrid" for name, sizes in _GRIDS.items() for size in sizes},
+}
+IDS = tuple(_TABLE)
+
+
+def knows(env_id: str) -> bool:
+    """Whether `make` can make `env_id`."""
+    return env_id in _TABLE
+
+
+def make(
+    env_id: str,
+    n: int,
+    *,
+    seed: int = 0,
+    max_episode_steps: int | None = None,
+    array: str = "numpy",
+    device: str = "cpu",
+    **options: Any,
+) -> BatchedEnv:
+    """Make `n` environments that step as one array program.
+
+    Args:
+        env_id: one of `IDS`.
+        n: how many, at least 1.
+        seed: the first reset without a seed of its own acts as `reset(seed=seed)`.
+        max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
+        array: "numpy", or "torch" for tensors on `device`.
+        device: where the tensors live, such as "cpu" or "cuda".
+        **options: those of the family's adapter, such as MiniGrid's `mission`.
+
+    Raises:
+        ValueError: if the id, an option, `n` or the device is none that there is.
+    """
+    from envs.batched.arrays import Arrays
+    from envs.make import make as make_one
+
+    if not knows(env_id):
+        raise ValueError(f"no array program knows {env_id!r}; use envs.make.make_vec, or one of {', '.join(IDS)}")
+    if n < 1:
+        raise ValueError(f"n={n} environments make no vector; give at least 1")
+    media = sorted({"frame_size", "text", "render_mode", "adapt"} & set(options))
+    if media:
+        raise ValueError(f"{media[0]}={options[media[0]]!r} needs envs.make.make_vec; array programs only step")
+    arrays = Arrays(array, device)
+    original = make_one(env_id, max_episode_steps=max_episode_steps, **options)
+    module, _, name = _TABLE[env_id].partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)(original, n, seed, arrays)
+    finally:
+        original.close()

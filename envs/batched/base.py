@@ -1,0 +1,215 @@
+"""What all array programs share: seeds, time limits, returns, automatic resets and snapshots.
+
+A family says how `count` episodes begin, how all environments move one step, and what an observation looks like;
+nothing here or there loops over environments. Episodes begin from a pool of starts that is drawn from one random
+stream, many at a time and in order, so a reset is a copy of rows.
+
+Differences from N environments side by side: they share one random stream, so a seed says how all of them begin, not
+each; a list of seeds is one seed made of many numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from envs.batched.arrays import Arrays
+from envs.types import Array
+
+Step = tuple[Array, Array, Array, Array, dict[str, Any]]
+
+
+class BatchedEnv(VectorEnv):
+    """N environments stepped as one array program, in SAME_STEP auto-reset mode.
+
+    Where an episode ended, `obs` is the next one's first; `infos` then has `final_obs` (N, ...), the bool (N,) masks
+    `_final_obs` and `_final_info`, and `final_info` = {"episode": {"r": float64 (N,), "l": int64 (N,)}, "is_success":
+    bool (N,)}, of which only the rows of the masks mean anything. In all other steps `infos` is empty. What `step`
+    returns is valid until the next step.
+
+    Args:
+        original: one environment from `envs.make.make`: its spaces, limits and constants are taken over.
+        n: how many environments, N.
+        seed: of the first reset.
+        arrays: which arrays to compute with.
+
+    Attributes:
+        state: name -> (N, ...), all that the dynamics know of the present.
+        world: `original` without wrappers, closed; only its constants are read.
+        max_steps: steps after which an episode is truncated.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    world: Any
+
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
+        self.spec, self.world = original.spec, original.unwrapped
+        self.num_envs = n
+        self.single_observation_space = original.observation_space
+        self.single_action_space = original.action_space
+        self.observation_space = batch_space(original.observation_space, n)
+        self.action_space = batch_space(original.action_space, n)
+        self.arrays, self.xp = arrays, arrays.xp
+        self.state: dict[str, Array] = {}
+        limits = (getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None))
+        self.max_steps: int = min(limit for limit in limits if limit is not None)
+        self.np_random = np.random.default_rng(seed)
+        self._pool: dict[str, Array] = {}
+        self._pool_size = self._used = max(256, 2 * n)
+        self._pool_rng: Any = None  # the random stream before it made the pool, which is all a snapshot needs of it
+        shape = self.observation_space.shape
+        self._obs = arrays.array(np.zeros(shape, np.float32))
+        self._final_obs = arrays.array(np.zeros(shape, np.float32))
+        self._actions = arrays.array(np.zeros(self.action_space.shape, original.action_space.dtype))
+        self._rewards = arrays.array(np.zeros(n, np.float32))
+        self._returns = arrays.array(np.zeros(n, np.float64))
+        self._steps = arrays.array(np.zeros(n, np.int64))
+
+    @abstractmethod
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        """How `count` episodes begin: the entries of `state`, (count, ...)."""
+
+    @abstractmethod
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        """Move `state` on in place; rewards float (N,) and terminations bool (N,)."""
+
+    @abstractmethod
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        """Write the observations of K states into `out`, float32 (K, D)."""
+
+    @abstractmethod
+    def _success(self, terminated: Array) -> Array:
+        """Whether the episodes that end now succeeded, bool (N,)."""
+
+    @abstractmethod
+    def _read(self, original: Any) -> dict[str, Any]:
+        """The entries of `state` for one of the original environments, unwrapped."""
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Begin new episodes: everywhere, or in the rows of `options["reset_mask"]`, bool (N,).
+
+        Raises:
+            ValueError: if there are other options, or the mask has another shape.
+            RuntimeError: if the first reset of all is a masked one.
+        """
+        unknown = sorted(set(options or {}) - {"reset_mask"})
+        if unknown:
+            raise ValueError(f"option {unknown[0]!r} is unknown to array programs; the only one is 'reset_mask'")
+        mask = np.ones(self.num_envs, bool)
+        if options and "reset_mask" in options:
+            if not self.state:
+                raise RuntimeError("no episode has begun yet; call reset() without a mask first")
+            mask = self.arrays.numpy(self.xp.asarray(options["reset_mask"]))
+            if mask.shape != (self.num_envs,):
+                raise ValueError(f"reset_mask has shape {mask.shape}; give one bool for each of {self.num_envs}")
+        if seed is not None:
+            self.np_random = np.random.default_rng(seed)
+            self._used = self._pool_size
+        self._begin(self.arrays.array(np.flatnonzero(mask)))
+        return self._obs, {}
+
+    def step(self, actions: Array) -> Step:
+        """Move all environments one step.
+
+        Raises:
+            RuntimeError: before the first reset.
+        """
+        if not self.state:
+            raise RuntimeError("no episode has begun yet; call reset() first")
+        self._steps += 1
+        rewards, terminated = self._advance(self.arrays.like(actions, self._actions))
+        self._returns += rewards
+        self._rewards[...] = rewards
+        truncated = self._steps >= self.max_steps
+        ended = terminated | truncated
+        self._observe(self.state, self._obs)
+        infos = self._end(ended, terminated) if ended.any() else {}
+        return self._obs, self._rewards, terminated, truncated, infos
+
+    def _end(self, ended: Array, terminated: Array) -> dict[str, Any]:
+        rows = self.xp.where(ended)[0]
+        self._final_obs[rows] = self._obs[rows]
+        episode = {"r": self._returns * ended, "l": self._steps * ended}
+        final = {"episode": episode, "is_success": self._success(terminated) & ended}
+        self._begin(rows)
+        return {"final_obs": self._final_obs, "_final_obs": ended, "final_info": final, "_final_info": ended}
+
+    def _begin(self, rows: Array) -> None:
+        count = len(rows)
+        fresh = self._draw(count)
+        if not self.state:
+            self.state = {key: self.xp.zeros_like(value) for key, value in fresh.items()}
+        for key, value in fresh.items():
+            self.state[key][rows] = value
+        self._steps[rows] = 0
+        self._returns[rows] = 0.0
+        first = self.xp.empty_like(self._obs[:count])
+        self._observe(fresh, first)
+        self._obs[rows] = first
+
+    def _draw(self, count: int) -> dict[str, Array]:
+        """The next `count` starts of the pool, which is made anew when it holds fewer."""
+        if self._used + count > self._pool_size:
+            self._refill()
+        self._used += count
+        return {key: value[self._used - count : self._used] for key, value in self._pool.items()}
+
+    def _refill(self) -> None:
+        self._pool_rng = copy.deepcopy(self.np_random.bit_generator.state)
+        starts = self._generate(self.np_random, self._pool_size)
+        self._pool = {key: self.arrays.array(value) for key, value in starts.items()}
+        self._used = 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data from which `restore` goes on, bit for bit.
+
+        Raises:
+            RuntimeError: before the first reset.
+        """
+        if not self.state:
+            raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
+        return {
+            "state": {key: self.arrays.numpy(value) for key, value in self.state.items()},
+            "steps": self.arrays.numpy(self._steps),
+            "returns": self.arrays.numpy(self._returns),
+            "rng": copy.deepcopy(self._pool_rng),
+            "used": self._used,
+        }
+
+    def restore(self, state: dict[str, Any]) -> Array:
+        """Come to the state in which `snapshot` was taken, of this id and N; returns its observations.
+
+        Raises:
+            ValueError: if it was taken of another number of environments.
+        """
+        if len(state["steps"]) != self.num_envs:
+            raise ValueError(
+                f"the snapshot holds {len(state['steps'])} environments, not {self.num_envs}; make as many"
+            )
+        self.np_random.bit_generator.state = copy.deepcopy(state["rng"])
+        self._refill()
+        self._used = int(state["used"])
+        return self._set(state["state"], state["steps"], state["returns"])
+
+    def load(self, originals: Sequence[gym.Env]) -> Array:
+        """Take over the states of N environments from `envs.make.make` that were just reset; returns observations."""
+        states = [self._read(original.unwrapped) for original in originals]
+        self._refill()
+        zeros = np.zeros(self.num_envs)
+        return self._set({key: np.stack([state[key] for state in states]) for key in states[0]}, zeros, zeros)
+
+    def _set(self, state: dict[str, np.ndarray], steps: np.ndarray, returns: np.ndarray) -> Array:
+        self.state = {key: self.arrays.array(value) for key, value in state.items()}
+        self._steps = self.arrays.array(steps, np.int64)
+        self._returns = self.arrays.array(returns, np.float64)
+        self._observe(self.state, self._obs)
+        return self._obs
