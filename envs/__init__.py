@@ -3,6 +3,8 @@
     types.py         Transitions, the one batch type; axis letters; the Scorer and Agent protocols
     transitions.py   builders of Transitions from Gymnasium and Stable-Baselines3 steps
     make.py          make(), make_vec(): an id -> a ready environment; goals(), families()
+    vector.py        environments side by side in this process; the slots they share
+    workers.py       the same in worker processes
     wrappers.py      episode statistics, the journal behind exact resume, frames and captions in info
     render.py        frame(): one guarded path to an image
     family.py        what each of the next files declares

@@ -19,9 +19,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envs import render
 from envs.family import Family, Goal, families, family_of
+from envs.vector import InProcess
+from envs.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer
 
 __all__ = ["Family", "Goal", "families", "goals", "make", "make_vec", "spec_of"]
+
+BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async", "vector_entry_point")
 
 
 def make(
@@ -93,6 +97,7 @@ def make_vec(
     seed: int = 0,
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     backend: str = "sync",
+    processes: int | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
     """Make `n` environments that step together; number i is seeded with `seed + i`.
@@ -100,19 +105,74 @@ def make_vec(
     Args:
         env_id: as in `make`.
         n: how many, at least 1.
-        seed: of the first one.
+        seed: of the first one; an array program, which shares one stream of random numbers, is seeded with it.
         autoreset_mode: when an environment whose episode ended is reset; see Gymnasium.
-        backend: "sync" steps them in this process, "async" each in its own.
+        backend: what steps them.
+            "gym": this process, with as little around the environments as can be; see `envs.vector`.
+            "workers": `processes` processes, half of the environments at a time; see `envs.workers`.
+            "batched": one array program for all, where `envs.batched` has one; its random numbers are its own.
+            "auto": "batched" where that answers everything asked for, else "gym"; "sync" in the other reset modes.
+            "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
+            "vector_entry_point": what the id is registered with; its observations are not adapted.
+        processes: for "workers"; None for one per usable core.
         **kwargs: as in `make`.
+
+    Raises:
+        ValueError: as `make`, and if the backend is unknown or cannot do what is asked for.
     """
     if n < 1:
         raise ValueError(f"n={n} environments make no vector; give at least 1")
-    if backend not in ("sync", "async"):
-        raise ValueError(f'backend={backend!r} is unknown; give "sync" or "async"')
-    functions = [functools.partial(make, env_id, seed=seed + i, **kwargs) for i in range(n)]
-    if backend == "sync":
-        return SyncVectorEnv(functions, autoreset_mode=autoreset_mode)
-    return AsyncVectorEnv(functions, autoreset_mode=autoreset_mode)
+    if backend not in BACKENDS:
+        known = ", ".join(f'"{name}"' for name in BACKENDS)
+        raise ValueError(f"backend={backend!r} is unknown; give one of {known}")
+    kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) != ("text", False)}
+    same_step = autoreset_mode == AutoresetMode.SAME_STEP
+    if backend == "auto":
+        backend = "sync" if not same_step else "batched" if _is_batched(env_id, set(kwargs)) else "gym"
+    if not same_step and backend in ("gym", "workers", "batched"):
+        raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
+    if processes is not None and backend != "workers":
+        raise ValueError(f'processes={processes} is for backend="workers", not "{backend}"; leave it out')
+    if backend == "batched":
+        return _make_batched(env_id, n, seed, kwargs)
+    if backend == "vector_entry_point":
+        return _make_registered(env_id, n, seed, autoreset_mode, kwargs)
+    makers = [functools.partial(make, env_id, seed=seed + i, **kwargs) for i in range(n)]
+    if backend == "gym":
+        return InProcess(makers)
+    if backend == "workers":
+        return Workers(makers, processes)
+    return (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(makers, autoreset_mode=autoreset_mode)
+
+
+def _is_batched(env_id: str, arguments: set[str]) -> bool:
+    """Whether there is an array program that understands all the arguments."""
+    from envs import batched
+
+    options = {"max_episode_steps", "array", "device"}
+    return batched.knows(env_id) and arguments <= options | family_of(spec_of(env_id)).options
+
+
+def _make_batched(env_id: str, n: int, seed: int, arguments: dict[str, Any]) -> VectorEnv:
+    from envs import batched
+
+    media = [key for key in ("frame_size", "text") if key in arguments]
+    if media:
+        raise ValueError(f'{media[0]}={arguments[media[0]]!r} needs environments that can be seen; use backend="gym"')
+    return batched.make(env_id, n, seed=seed, **arguments)
+
+
+def _make_registered(env_id: str, n: int, seed: int, mode: AutoresetMode, arguments: dict[str, Any]) -> VectorEnv:
+    spec = spec_of(env_id)
+    if spec.vector_entry_point is None:
+        raise ValueError(f'{env_id} is registered without a vector_entry_point; use backend="auto"')
+    made = gym.make_vec(spec, num_envs=n, vectorization_mode="vector_entry_point", **arguments)
+    if made.metadata.get("autoreset_mode") != mode:
+        theirs = made.metadata.get("autoreset_mode")
+        made.close()
+        raise ValueError(f"the vector_entry_point of {env_id} resets in {theirs}; ask for that, not for {mode}")
+    made.np_random = seeding.np_random(seed)[0]
+    return made
 
 
 def goals(env_id: str) -> list[Goal]:

@@ -24,6 +24,7 @@ from envs import render
 from envs.family import family_of
 
 Step = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
+_NUMBERS = (int, np.generic)  # immutable
 
 
 class PlainObservation(gym.ObservationWrapper, RecordConstructorArgs):
@@ -129,8 +130,9 @@ class Journal(gym.Wrapper, RecordConstructorArgs):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Step:
-        # A copy: agents may hand out a view of a buffer they overwrite.
-        self._actions.append(copy.deepcopy(action))
+        if not isinstance(action, _NUMBERS):  # a copy: agents may hand out a view of a buffer they overwrite
+            action = action.copy() if isinstance(action, np.ndarray) else copy.deepcopy(action)
+        self._actions.append(action)
         return self.env.step(action)
 
     def snapshot(self) -> dict[str, Any]:
@@ -192,8 +194,8 @@ class Observer(gym.Wrapper, RecordConstructorArgs):
     def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False) -> None:
         RecordConstructorArgs.__init__(self, frame_size=frame_size, text=text)
         super().__init__(env)
-        self._frame_size = frame_size
-        self._caption = family_of(env.spec).caption if text else None
+        self.frame_size = frame_size
+        self.caption = family_of(env.spec).caption if text else None
         self._memory: dict[str, Any] = {}
         self._text: str | None = None
 
@@ -215,14 +217,14 @@ class Observer(gym.Wrapper, RecordConstructorArgs):
         obs, info = self.env.get_wrapper_attr("restore")(state)
         self._memory.clear()
         self._show(info)
-        if self._caption is not None and state.get("text") is not None:
+        if self.caption is not None and state.get("text") is not None:
             # An event told at that step cannot be told from the state alone.
             self._text = info["text"] = state["text"]
         return obs, info
 
     def _show(self, info: dict[str, Any]) -> dict[str, Any]:
-        if self._frame_size is not None:
-            info["frame"] = render.frame(self.env, self._frame_size)
-        if self._caption is not None:
-            self._text = info["text"] = self._caption(self.env, self._memory)
+        if self.frame_size is not None:
+            info["frame"] = render.frame(self.env, self.frame_size)
+        if self.caption is not None:
+            self._text = info["text"] = self.caption(self.env, self._memory)
         return info

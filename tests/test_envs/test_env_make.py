@@ -139,7 +139,7 @@ def test_an_environment_need_not_know_render_mode() -> None:
 def test_bad_vectors_are_refused_with_a_sentence() -> None:
     with pytest.raises(ValueError, match="n=0 environments make no vector; give at least 1"):
         make_vec("CartPole-v1", 0)
-    with pytest.raises(ValueError, match='backend=\'threads\' is unknown; give "sync" or "async"'):
+    with pytest.raises(ValueError, match='backend=\'threads\' is unknown; give one of "auto", "gym", "workers"'):
         make_vec("CartPole-v1", 1, backend="threads")
 
 
