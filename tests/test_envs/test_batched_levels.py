@@ -1,0 +1,111 @@
+"""The levels that array programs generate: solvable, and as often here and there as MiniGrid's own."""
+
+import numpy as np
+import pytest
+
+from envs import batched
+from envs.batched import levels
+from envs.make import make
+
+EMPTY, WALL, DOOR, KEY, BALL, GOAL = 1, 2, 4, 5, 6, 8  # MiniGrid's objects
+SPAN = levels.COLOURS * levels.STATES
+SOLVABLE = [name for name in batched.IDS if any(word in name for word in ("DoorKey", "KeyCorr", "MultiRoom", "Four"))]
+
+
+def draw(env_id, count, seed=0):
+    return levels.generate(make(env_id).unwrapped, np.random.default_rng(seed), count)
+
+
+def reach(start, passable):
+    """Bool (P, H, W): the cells that one gets to from those of `start` through those that are `passable`."""
+    while True:
+        wider = start.copy()
+        for axis in (1, 2):
+            for by in (-1, 1):
+                wider |= np.roll(start, by, axis)  # the border is wall, so nothing comes round
+        wider &= passable | start
+        if np.array_equal(wider, start):
+            return start
+        start = wider
+
+
+@pytest.mark.parametrize("env_id", SOLVABLE)
+def test_every_level_can_be_solved(env_id):
+    level = draw(env_id, 50)
+    grid, rows = level["grid"], np.arange(50)
+    kind, colour, state = grid // SPAN, grid // levels.STATES % levels.COLOURS, grid % levels.STATES
+    agent = np.zeros(grid.shape, bool)
+    agent[rows, level["y"], level["x"]] = True
+    assert (kind[agent] == EMPTY).all()
+    locked = (kind == DOOR) & (state == levels.LOCKED)
+    before = reach(agent, (kind != WALL) & ~locked)
+    prize = (kind == GOAL) | (kind == BALL)
+    assert (prize.sum((1, 2)) == 1).all()
+    if locked.any():
+        assert (locked.sum((1, 2)) == 1).all()
+        assert not (before & prize).any()  # the door is needed
+        key = kind == KEY
+        assert (key.sum((1, 2)) == 1).all()
+        assert (before & key).sum() == 50  # and its key can be had
+        assert np.array_equal(colour[key], colour[locked])
+    assert (reach(before, kind != WALL) & prize).sum() == 50
+
+
+def features(grid, x, y, direction):
+    """How often each object stands in each cell, the agent where and facing where, and how many doors there are."""
+    kind = grid.astype(int) // SPAN
+    where = {thing: (kind == thing).mean(0) for thing in (EMPTY, WALL, DOOR, KEY, BALL, GOAL)}
+    agent = np.zeros((4, *grid.shape[1:]))
+    np.add.at(agent, (direction, y, x), 1 / len(grid))
+    doors = np.bincount((kind == DOOR).sum((1, 2)), minlength=12) / len(grid)
+    codes = np.bincount(grid.ravel(), minlength=levels.CODES) / len(grid)
+    return {**where, "agent": agent, "doors": doors, "door colours": codes[DOOR * SPAN : (DOOR + 1) * SPAN] / 4}
+
+
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "MiniGrid-Empty-Random-5x5-v0",
+        "MiniGrid-DoorKey-6x6-v0",
+        "MiniGrid-KeyCorridorS3R3-v0",
+        "MiniGrid-KeyCorridorS4R3-v0",
+        "MiniGrid-MultiRoom-N4-S5-v1",
+        "MiniGrid-FourRooms-v0",
+    ],
+)
+def test_things_stand_where_minigrid_puts_them_as_often(env_id):
+    count, inner, grids, places = 500, make(env_id).unwrapped, [], []
+    inner.reset(seed=0)
+    for _ in range(count):
+        inner._gen_grid(inner.width, inner.height)
+        things = np.array([(1, 0, 0) if thing is None else thing.encode() for thing in inner.grid.grid])
+        grids.append(levels.code(*things.T).reshape(inner.height, inner.width))
+        places.append((*inner.agent_pos, inner.agent_dir))
+    theirs = features(np.array(grids), *np.array(places).T)
+    level = draw(env_id, 4000)
+    ours = features(level["grid"], level["x"], level["y"], level["direction"])
+    for name in theirs:
+        # 500 draws: the standard deviation of a frequency is at most 0.025, four of them where hundreds are compared
+        scale = np.sqrt(np.maximum(ours[name] * (1 - ours[name]), 0.002) / count)
+        assert (abs(theirs[name] - ours[name]) / scale).max() < 4.5, name
+
+
+def test_keycorridor_tells_the_colour_of_its_ball():
+    level = draw("MiniGrid-KeyCorridorS3R2-v0", 300)
+    kind = level["grid"] // SPAN
+    assert np.array_equal((level["grid"] // levels.STATES % levels.COLOURS)[kind == BALL], level["mission"])
+    assert set(level["mission"]) == set(range(6))
+
+
+def test_six_rooms_have_five_doors_of_more_than_one_colour():
+    level = draw("MiniGrid-MultiRoom-N6-v0", 100)
+    doors = [row[(row // SPAN) == DOOR] for row in level["grid"]]
+    assert {len(row) for row in doors} == {5}
+    assert all(len(set(row)) > 1 for row in doors)
+
+
+def test_a_level_is_drawn_from_the_seed_alone():
+    for env_id in ("MiniGrid-KeyCorridorS3R3-v0", "MiniGrid-MultiRoom-N6-v0"):
+        one, same, other = draw(env_id, 20), draw(env_id, 20), draw(env_id, 20, seed=1)
+        assert all(np.array_equal(one[key], same[key]) for key in one)
+        assert not np.array_equal(one["grid"], other["grid"])
