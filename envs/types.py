@@ -132,6 +132,30 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
+class StreamScorer(Scorer, Protocol):
+    """A scorer whose rewards are told apart: for an agent with a value, a discount and an end for each of them."""
+
+    streams: Mapping[
+        str, Any
+    ]  # name -> something with `gamma`, and `episodic`: whether its return ends with the episode
+
+    def embed(self, batch: Transitions) -> Transitions:
+        """The batch with frames reduced to what will be read of them."""
+
+    def score(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
+        """Raw scores by stream, leading shape of the batch."""
+
+    def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
+        """The rewards that each stream's value is about."""
+
+    def weights(self, timesteps: Any) -> dict[str, Any]:
+        """How much each stream's advantage counts after `timesteps` environment steps."""
+
+    def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any) -> dict[str, float]:
+        """Learn from fresh transitions, each handed in once; returns metrics by tag."""
+
+
+@runtime_checkable
 class Agent(Protocol):
     """Stable-Baselines3's four verbs; its algorithms fit as they are."""
 

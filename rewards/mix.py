@@ -84,7 +84,7 @@ class Stream:
             raise ValueError(f"reward.{name}.{error}") from None
         self.episodic = config.episodic
         self.scale = make_scale(config.scale, self.gamma, config.episodic)
-        self.scaled = config.scale != "none"
+        self.has_scale = config.scale != "none"
         self.warmup, self.freeze = config.warmup, config.freeze
         self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
         self.compares = config.shape in ("potential", "delta")  # needs the score of obs as well
@@ -154,25 +154,26 @@ class Stream:
             before[fresh] = _values(self.reward.score(batch[fresh].at_obs()))
         return before
 
+    def scaled(self, raw: np.ndarray) -> np.ndarray:
+        """raw / scale; zero while a scaled stream warms up."""
+        if not self.has_scale:
+            return raw
+        return np.zeros_like(raw) if self.scale.count < self.warmup else raw / np.float32(self.scale.value)
+
     def weighted(self, raw: np.ndarray, timesteps: Any) -> np.ndarray:
-        """weight * raw / scale; zero while a scaled stream warms up."""
-        weight = self.weight(timesteps)
-        if not self.scaled:
-            return raw * weight
-        if self.scale.count < self.warmup:
-            return np.zeros_like(raw)
-        return raw * (weight / self.scale.value)
+        """weight * raw / scale."""
+        return self.scaled(raw) * self.weight(timesteps)
 
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
         """Let the reward learn and its scale move."""
-        if self.scaled and not (self.freeze and self.scale.count >= self.freeze):
+        if self.has_scale and not (self.freeze and self.scale.count >= self.freeze):
             self.scale.update(raw, batch.ended, batch.valid)
         return self.reward.update(batch)
 
     def __str__(self) -> str:
         text = self.name if str(self.weight.spec) in ("1", "1.0") else f"{self.weight.spec} * {self.name}"
         details = [] if self.shape == "none" else [self.shape]
-        details += [f"/ {self.reward.config.scale}"] if self.scaled else []
+        details += [f"/ {self.reward.config.scale}"] if self.has_scale else []
         details += [] if self.episodic else ["non-episodic"]
         return text + (f" ({', '.join(details)})" if details else "")
 
@@ -255,6 +256,14 @@ class Mix:
                 after[name] = kept
         return raw, after
 
+    def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
+        return {name: stream.scaled(raw[name]) for name, stream in self.streams.items()}
+
+    def weights(self, timesteps: Any) -> dict[str, Any]:
+        """Each stream's weight after `timesteps` environment steps; an array gives arrays."""
+        return {name: stream.weight(timesteps) for name, stream in self.streams.items()}
+
     def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
         """Each stream's weighted, scaled reward."""
         return {name: stream.weighted(raw[name], timesteps) for name, stream in self.streams.items()}
@@ -288,7 +297,7 @@ class Mix:
         for name, stream in self.streams.items():
             for key, value in stream.update(batch, raw[name]).items():
                 metrics[f"{name}/{key}"] = float(value)
-            if stream.scaled:
+            if stream.has_scale:
                 metrics[f"reward/{name}_scale"] = stream.scale.value
         return metrics
 

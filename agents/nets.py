@@ -1,0 +1,340 @@
+"""Policy and value networks of our own agents: any observation in, a distribution over actions and K values out.
+
+    Inputs        an observation space as one flat float32 vector and a set of images
+    Actions       an action space as a distribution: categoricals, or a Gaussian
+    ActorCritic   separate networks for policy and values; pixels share a convolutional trunk; a GRU if asked for
+
+Sources: layer sizes, orthogonal initialisation and activations are those of Stable-Baselines3's PPO, the convolutions
+Mnih et al. 2015's. Differences: a value head of K outputs; small images get small convolutions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from envs.types import Obs
+
+CLIP = 10.0  # standard deviations at which a normalised observation is cut
+
+
+class Inputs:
+    """What a network reads of an observation space.
+
+    Attributes:
+        size: length D of the flat part: boxes ravelled, Discrete and MultiDiscrete one-hot.
+        images: key -> (C, H, W) of the uint8 entries with three axes; the key of a bare image is "".
+
+    Raises:
+        ValueError: for a space without an array form.
+    """
+
+    def __init__(self, space: spaces.Space) -> None:
+        parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+        self.bare = not isinstance(space, spaces.Dict)
+        self.images: dict[str, tuple[int, ...]] = {}
+        self.flat: dict[str, tuple[str, np.ndarray, int]] = {}  # key -> kind, sizes of its one-hots, length
+        for key, part in parts.items():
+            if isinstance(part, spaces.Box) and part.dtype == np.uint8 and len(part.shape) == 3:
+                self.images[key] = tuple(part.shape)
+            elif isinstance(part, spaces.Box | spaces.MultiBinary):
+                self.flat[key] = ("numbers", np.zeros(0, int), int(np.prod(part.shape)))
+            elif isinstance(part, spaces.Discrete | spaces.MultiDiscrete):
+                sizes = np.atleast_1d(part.n if isinstance(part, spaces.Discrete) else part.nvec.ravel()).astype(int)
+                self.flat[key] = ("one-hot", sizes, int(sizes.sum()))
+            else:
+                raise ValueError(
+                    f"PPO cannot read observations from {part}; wrap the environment so that it gives numbers "
+                    "(gymnasium.wrappers.FlattenObservation, FilterObservation)"
+                )
+        self.starts = {key: np.asarray(getattr(part, "start", 0)).ravel() for key, part in parts.items()}
+        self.size = sum(length for _, _, length in self.flat.values())
+
+    def vector(self, obs: Obs, leading: int = 1) -> np.ndarray:
+        """The flat part, float32 (*leading axes, D); a view where the observation is that already."""
+        columns = []
+        for key, (kind, sizes, length) in self.flat.items():
+            value = np.asarray(obs if self.bare else obs[key])
+            shape = value.shape[:leading]
+            if kind == "numbers":
+                columns.append(value.reshape(*shape, length).astype(np.float32, copy=False))
+                continue
+            index = value.reshape(*shape, -1) - self.starts[key] + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+            hot = np.zeros((*shape, length), np.float32)
+            np.put_along_axis(hot, index.astype(np.int64), 1.0, axis=-1)
+            columns.append(hot)
+        if len(columns) == 1:
+            return columns[0]
+        if columns:
+            return np.concatenate(columns, axis=-1)
+        value = np.asarray(obs if self.bare else next(iter(obs.values())))
+        return np.zeros((*value.shape[:leading], 0), np.float32)
+
+    def pixels(self, obs: Obs) -> dict[str, np.ndarray]:
+        """The images, uint8."""
+        return {key: np.asarray(obs if self.bare else obs[key]) for key in self.images}
+
+
+class Actions:
+    """A distribution for an action space: one categorical for each number to choose, or a diagonal Gaussian.
+
+    Attributes:
+        outputs: how many numbers the policy network gives, and how many random ones are drawn for an action.
+        choices: numbers an action is made of.
+
+    Raises:
+        ValueError: for a space that is neither discrete nor a bounded or unbounded Box of floats.
+    """
+
+    def __init__(self, space: spaces.Space) -> None:
+        self.space = space
+        self.gaussian = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+        self.sizes: list[int] = []
+        self.start: np.ndarray = np.zeros(1, np.int64)
+        if isinstance(space, spaces.Discrete):
+            self.sizes, self.start = [int(space.n)], np.array([space.start])
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.sizes, self.start = [int(n) for n in space.nvec.ravel()], np.asarray(space.start).ravel()
+        elif isinstance(space, spaces.MultiBinary):
+            self.sizes = [2] * int(np.prod(space.shape))
+        elif not self.gaussian:
+            raise ValueError(f"PPO cannot choose actions from {space}; give Discrete, MultiDiscrete or a Box of floats")
+        self.shape = tuple(space.shape or ())
+        self.dtype = space.dtype
+        self.choices = len(self.sizes) if self.sizes else int(np.prod(self.shape))
+        self.outputs = sum(self.sizes) if self.sizes else self.choices
+        self.columns = [slice(end - n, end) for n, end in zip(self.sizes, np.cumsum(self.sizes).tolist())]
+        if self.gaussian:
+            assert isinstance(space, spaces.Box)
+            self.low, self.high = space.low.ravel(), space.high.ravel()
+            self.bounded = bool(np.isfinite(self.low).any() or np.isfinite(self.high).any())
+
+    def draw(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        """Random numbers for `sample`, float32 (*leading, outputs)."""
+        shape = (*leading, self.outputs)
+        if self.gaussian:
+            return rng.standard_normal(shape, np.float32)
+        return -np.log(rng.standard_exponential(shape, np.float32))  # Gumbel: the largest of logits + noise is a sample
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Chosen numbers (B, choices) -> what the environment takes, (B, *shape); a Gaussian is clipped to the Box."""
+        if self.gaussian:
+            action = np.clip(action, self.low, self.high) if self.bounded else action
+        else:
+            action = action + self.start
+        return action.reshape(len(action), *self.shape).astype(self.dtype, copy=False)
+
+    def sample(self, outputs: Tensor, log_std: Tensor | None, noise: Tensor) -> Tensor:
+        """Actions (B, choices), a function of the noise drawn for them."""
+        return outputs + log_std.exp() * noise if log_std is not None else self.mode(outputs + noise)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The likeliest actions (B, choices)."""
+        if self.gaussian:
+            return outputs
+        return torch.stack([logits.argmax(-1) for logits in outputs.split(self.sizes, dim=-1)], -1)
+
+    def log_prob(self, outputs: Tensor, log_std: Tensor | None, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of `action` (B, choices), and the distribution's entropy; both (B,)."""
+        if log_std is not None:
+            scaled = (action - outputs) * torch.exp(-log_std)
+            constant = 0.5 * math.log(2 * math.pi)
+            log_prob = (-0.5 * scaled.square() - log_std - constant).sum(-1)
+            return log_prob, (log_std.sum() + self.choices * (0.5 + constant)).expand_as(log_prob)
+        logs = [torch.log_softmax(logits, -1) for logits in outputs.split(self.sizes, dim=-1)]
+        taken = [log.gather(-1, action[..., i : i + 1].long()).squeeze(-1) for i, log in enumerate(logs)]
+        return torch.stack(taken).sum(0), -torch.stack([(log.exp() * log).sum(-1) for log in logs]).sum(0)
+
+
+class ActorCritic(nn.Module):
+    """Policy outputs and K values from an observation.
+
+    Args:
+        inputs: from `Inputs(observation_space)`.
+        actions: from `Actions(action_space)`.
+        net_arch: units of the hidden layers of each network.
+        streams: number of values K.
+        gru: units of a recurrent layer in front of both networks; 0 for none.
+        normalize_obs: whether the flat part is centred, divided by its standard deviation, and cut at `CLIP`.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        actions: Actions,
+        net_arch: list[int],
+        streams: int,
+        gru: int = 0,
+        normalize_obs: bool = False,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.actions, self.normalize_obs = inputs, actions, normalize_obs
+        self.convolutions = nn.ModuleDict({f"image_{key}": _convolutions(s) for key, s in inputs.images.items()})
+        width = inputs.size + sum(512 for _ in inputs.images)
+        self.gru = None
+        if gru:
+            self.before = nn.Sequential(_linear(width, gru, math.sqrt(2)), nn.Tanh())
+            self.gru = nn.GRU(gru, gru)
+            width = gru
+        self.pi, self.vf = _hidden(width, net_arch), _hidden(width, net_arch)
+        last = net_arch[-1] if net_arch else width
+        self.pi_head = _linear(last, actions.outputs, 0.01)
+        self.vf_head = _linear(last, streams, 1.0)
+        self.log_std = nn.Parameter(torch.zeros(actions.outputs)) if actions.gaussian else None
+        self.obs_mean: Tensor
+        self.obs_scale: Tensor
+        self.register_buffer("obs_mean", torch.zeros(inputs.size))
+        self.register_buffer("obs_scale", torch.ones(inputs.size))  # multiplies: 1 / standard deviation
+
+    @property
+    def is_mlp(self) -> bool:
+        """Whether the whole network is two stacks of fully connected layers of equal widths on the flat vector."""
+        return self.gru is None and not self.inputs.images and len(self.pi) > 0
+
+    def ordered(self) -> list[nn.Parameter]:
+        """All parameters; those of the two stacks alternate, so that a layer of both lies in one piece of memory."""
+        pairs = [
+            (p, v)
+            for a, b in zip(self.pi, self.vf)
+            if len(list(a.parameters()))
+            for p, v in zip(a.parameters(), b.parameters())
+        ]
+        stacks = [x for pair in pairs for x in pair]
+        known = {id(x) for x in stacks}
+        return [*stacks, *(x for x in self.parameters() if id(x) not in known)]
+
+    def features(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
+        """Normalised flat part and convolved images, (B, F)."""
+        if self.normalize_obs:
+            vector = ((vector - self.obs_mean) * self.obs_scale).clamp(-CLIP, CLIP)
+        parts = [vector] if self.inputs.size else []
+        parts += [self.convolutions[f"image_{key}"](image.float() / 255.0) for key, image in pixels.items()]
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Policy outputs (B, outputs) and values (B, K)."""
+        return self.pi_head(self.pi(features)), self.vf_head(self.vf(features))
+
+    def forward(self, vector: Tensor, pixels: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Policy outputs and values of flat rows, without recurrence."""
+        return self.heads(self.features(vector, pixels))
+
+    def unroll(self, features: Tensor, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the GRU along time.
+
+        Args:
+            features: (T, B, F).
+            hidden: (B, units) before the first row.
+            starts: bool (T, B), rows at which an episode begins: the state is emptied before them.
+
+        Returns:
+            (T, B, units) and the state after the last row.
+        """
+        assert self.gru is not None
+        x = self.before(features)
+        cuts = [0, *(1 + torch.nonzero(starts[1:].any(1)).flatten()).tolist(), len(x)]
+        outputs = []
+        for begin, end in itertools.pairwise(cuts):  # between two cuts nobody resets: one call
+            hidden = torch.where(starts[begin][:, None], 0.0, hidden)
+            out, last = self.gru(x[begin:end], hidden[None])
+            outputs.append(out)
+            hidden = last[0]
+        return torch.cat(outputs), hidden
+
+
+def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _hidden(width: int, net_arch: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for units in net_arch:
+        layers += [_linear(width, units, math.sqrt(2)), nn.Tanh()]
+        width = units
+    return nn.Sequential(*layers)
+
+
+def _convolutions(shape: tuple[int, ...]) -> nn.Module:
+    """(C, H, W) -> 512 features: three convolutions from 36 pixels on, two small ones below."""
+    channels, side = shape[0], min(shape[1:])
+    if side >= 36:
+        kernels = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    else:
+        kernels = [(32, min(3, side), 1), (64, min(3, max(side - 2, 1)), 1)]
+    layers: list[nn.Module] = []
+    for units, kernel, stride in kernels:
+        layers += [nn.Conv2d(channels, units, kernel, stride), nn.ReLU()]
+        channels = units
+    layers.append(nn.Flatten())
+    with torch.no_grad():
+        width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, math.sqrt(2))
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers, _linear(width, 512, math.sqrt(2)), nn.ReLU())
+
+
+class Flat:
+    """All parameters of a module as one vector, their gradients as another: one call clips, one call steps.
+
+    The module's parameters become views, in the order given; whatever writes into one writes into the other.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        device = parameters[0].device
+        self.value = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.grad = torch.zeros_like(self.value)
+        self.mean, self.square = torch.zeros_like(self.value), torch.zeros_like(self.value)  # Adam's moments
+        self.steps = torch.zeros((), device=device)
+        begin = 0
+        for p in parameters:
+            end = begin + p.numel()
+            p.data = self.value[begin:end].view_as(p)
+            p.grad = self.grad[begin:end].view_as(p)
+            begin = end
+
+    def step(self, learning_rate: float, max_grad_norm: float) -> None:
+        """Clip the gradient to a norm, then Adam (Kingma & Ba 2015) with epsilon 1e-5."""
+        if self.value.device.type == "cpu":
+            grad = self.grad.numpy()
+            norm = math.sqrt(grad.dot(grad))
+            if norm > max_grad_norm:
+                grad *= max_grad_norm / (norm + 1e-6)
+        else:
+            norm = torch.linalg.vector_norm(self.grad)
+            self.grad.mul_(torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0))
+        self.steps += 1
+        with torch.no_grad():
+            torch._fused_adam_(
+                [self.value],
+                [self.grad],
+                [self.mean],
+                [self.square],
+                [],
+                [self.steps],
+                lr=learning_rate,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=1e-5,
+                amsgrad=False,
+                maximize=False,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's moments and step count; the parameters belong to the module."""
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            getattr(self, name).copy_(torch.as_tensor(value))

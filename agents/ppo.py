@@ -1,0 +1,356 @@
+"""Proximal policy optimisation with a value, a discount and an end for every reward stream; fast on one core.
+
+    collect a rollout -> score it once -> one advantage a stream -> add them by weight -> minibatches -> rewards learn
+
+A learned bonus and the task are different returns: curiosity should not end with an episode, the task must. So each
+stream of the reward has a value head of its own, and the policy follows A = sum_k weight_k A_k.
+
+Source: Schulman et al. 2017, arXiv 1707.06347; streams as in Burda et al. 2018, arXiv 1810.12894, section 2.3.
+Differences: Stable-Baselines3's defaults; advantages are normalised over the rollout, not the minibatch; a stream
+that has only ever paid zero does not move the policy, because normalising would turn its value's noise into a
+direction. Small networks are computed by hand (`agents.fused`), everything else by torch (`agents.learner`).
+Fails when: the reward needs more exploration than noise and bonuses give; off-policy agents use fewer steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+
+from agents.advantages import advantages
+from agents.collector import Collector
+from agents.fused import Fused
+from agents.learner import Eager, Losses
+from agents.nets import Actions, ActorCritic, Flat, Inputs
+from agents.task import TaskScorer
+from agents.verbs import OwnAgent, is_single
+from envs.types import Obs, map_obs
+
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "learning_rate": (1e-12, 1, "a number in (0, 1]"),
+    "gamma": (1e-12, 1, "a discount in (0, 1]"),
+    "gae_lambda": (0, 1, "a number in [0, 1]"),
+    "clip_range": (1e-12, 1, "a number in (0, 1]"),
+    "entropy_weight": (0, 10, "a number in [0, 10]"),
+    "value_weight": (0, 1e3, "a number in [0, 1000]"),
+    "max_grad_norm": (1e-12, 1e9, "a positive number"),
+    "n_steps": (1, 1e7, "a positive number of steps"),
+    "n_epochs": (1, 1e4, "a positive number of epochs"),
+    "batch_size": (1, 1e9, "a positive number of transitions"),
+    "gru": (0, 1e5, "a number of units, or 0 for none"),
+    "net_arch": (1, 1e6, "positive layer widths"),
+}
+
+
+@dataclass
+class PPOConfig:
+    """Defaults are Stable-Baselines3's, but for the length of a rollout."""
+
+    learning_rate: float = 3e-4  # of Adam, in (0, 1]
+    gamma: float = 0.99  # discount in (0, 1], of every stream that has none of its own
+    net_arch: list[int] = field(default_factory=lambda: [64, 64])  # units of the hidden layers
+    n_steps: int = (
+        256  # steps of each environment between two updates; SB3 2048 for one environment, here 8 run side by side
+    )
+    batch_size: int = 64  # transitions a minibatch; must divide n_steps * n_envs
+    n_epochs: int = 10  # passes over a rollout
+    gae_lambda: float = 0.95  # in [0, 1]
+    clip_range: float = 0.2  # of the policy's ratio
+    entropy_weight: float = 0.0  # of the entropy bonus
+    value_weight: float = 0.5  # of the value loss
+    max_grad_norm: float = 0.5
+    anneal: bool = False  # whether the learning rate falls to 0 over training
+    normalize_obs: bool = False  # centre observations and divide by their running standard deviation
+    gru: int = 0  # units of a recurrent layer, for observations that hide the state; 0 for none
+    path: str = "auto"  # auto (by hand in NumPy where the network allows it) or eager (torch's autograd)
+
+    def __post_init__(self) -> None:
+        for name, (low, high, words) in _RANGES.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, list) else [value]:
+                if not low <= number <= high:
+                    raise ValueError(f"agent.{name}={value} is out of range; give {words}")
+        if self.path not in ("auto", "eager"):
+            raise ValueError(f"agent.path={self.path!r} is unknown; give auto or eager")
+
+
+class PPO(OwnAgent):
+    """Stable-Baselines3's verbs over a Gymnasium vector environment.
+
+    Args:
+        envs: a `gymnasium.vector.VectorEnv` that resets by itself; `envs.make.make_vec` makes fast ones.
+        config: a `PPOConfig`.
+        scorer: what pays: a `rewards.mix.Mix`, or None for the task's own reward.
+        seed: of the weights, the actions and the order of minibatches.
+        device: as torch writes it.
+
+    Raises:
+        ValueError: for spaces it cannot take, and rollouts that do not divide into minibatches.
+    """
+
+    Config: ClassVar[type[PPOConfig]] = PPOConfig
+    driver: ClassVar[str] = "scorer"
+    n_envs: ClassVar[int] = 8
+
+    def __init__(
+        self, envs: Any, config: PPOConfig | None = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__()
+        self.config = config = PPOConfig() if config is None else config
+        self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
+        self.scorer = TaskScorer(config.gamma) if scorer is None else scorer
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+        self.rows_a_batch = self._divide(config, envs.num_envs)
+        streams = list(self.scorer.streams.values())
+        self._gamma = np.array([stream.gamma for stream in streams], np.float32)
+        self._episodic = np.array([stream.episodic for stream in streams], bool)
+        inputs, actions = Inputs(self.observation_space), Actions(self.action_space)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.policy = ActorCritic(
+                inputs, actions, list(config.net_arch), len(streams), config.gru, config.normalize_obs
+            ).to(self.device)
+        self.flat = Flat(self.policy.ordered())
+        self.losses = Losses(
+            config.learning_rate, config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm
+        )
+        fast = config.path == "auto" and self.device.type == "cpu" and self.policy.is_mlp
+        self.learner: Any = (Fused if fast else Eager)(self.policy, self.flat, self.losses)
+        media = self.scorer.requires & {"frame", "text"}
+        self.collector = Collector(envs, self.learner, config.n_steps, len(streams), media, seed)
+        self.ep_info_buffer, self.ep_success_buffer = self.collector.episodes, self.collector.successes
+        self.memory = self.scorer.initial_memory(envs.num_envs)
+        self.seen = np.zeros(len(streams), bool)  # streams that have paid something other than zero
+        self.obs_statistics = RunningMeanStd(shape=(inputs.size,))
+        self.rng = np.random.default_rng([seed, 2])
+        self.seconds = self.collector.seconds  # where time went: environment, inference, reward, update
+
+    @classmethod
+    def build(cls, config: PPOConfig, envs: Any, *, seed: int, device: str = "cpu", scorer: Any = None) -> PPO:
+        """The agent of a run."""
+        return cls(envs, config, scorer=scorer, seed=seed, device=device)
+
+    @classmethod
+    def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Refuse spaces the agent cannot handle.
+
+        Raises:
+            ValueError: naming the space.
+        """
+        Inputs(observation_space)
+        Actions(action_space)
+
+    @staticmethod
+    def _divide(config: PPOConfig, n: int) -> int:
+        """Rows of a minibatch; for a recurrent policy, environments."""
+        size = n * config.n_steps
+        if config.gru:
+            columns = max(config.batch_size // config.n_steps, 1)
+            if n % columns:
+                raise ValueError(
+                    f"agent.batch_size={config.batch_size} takes whole sequences of {columns} environments, which do "
+                    f"not divide {n}; give agent.n_steps={config.n_steps} times a divisor of {n}"
+                )
+            return columns
+        if size % config.batch_size or size < 2:
+            near = [b for b in range(2, size + 1) if size % b == 0] or [2]
+            best = min(near, key=lambda b: abs(math.log(b / config.batch_size)))
+            raise ValueError(
+                f"n_envs * agent.n_steps = {n} * {config.n_steps} = {size} transitions do not divide into minibatches "
+                f"of agent.batch_size={config.batch_size}; give {best}, or another divisor of {size}"
+            )
+        return config.batch_size
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: Any = None,
+        log_interval: int | None = 1,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        tb_log_name: str = "PPO",
+    ) -> PPO:
+        """Act and learn for `total_timesteps` environment steps, summed over environments, in whole rollouts.
+
+        Raises:
+            FloatingPointError: if the environment or a reward gives a number that is none; no weight has moved then.
+        """
+        callback = self._begin(int(total_timesteps), callback, reset_num_timesteps, progress_bar)
+
+        def on_step(step: Any) -> bool:
+            self.num_timesteps += self.envs.num_envs
+            callback.update_locals({"rewards": step[1], "dones": step[2] | step[3], "infos": step[4]})
+            return callback.on_step()
+
+        iteration = 0
+        while self.num_timesteps < self._total_timesteps:
+            self.collector.begin()
+            callback.on_rollout_start()
+            if not self.collector.collect(on_step):
+                break
+            self._learn_from_rollout(callback)
+            iteration += 1
+            if log_interval is not None and iteration % log_interval == 0:
+                self.dump_logs(iteration)
+        callback.on_training_end()
+        return self
+
+    def _learn_from_rollout(self, callback: Any) -> None:
+        """Score, estimate advantages, update the policy, let the rewards learn."""
+        clock = time.perf_counter()
+        collector, rollout = self.collector, self.collector.rollout
+        self._refuse_nonsense()
+        batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
+        raw, self.memory = self.scorer.score(batch, self.memory)
+        rewards = np.stack(list(self.scorer.scaled(raw).values()), -1)
+        timesteps = self.num_timesteps - batch.valid.size + rollout.n * np.arange(rollout.length)[:, None]
+        weights = np.stack([np.broadcast_to(w, batch.shape) for w in self.scorer.weights(timesteps).values()], -1)
+        scored = time.perf_counter()
+        collector.evaluate()
+        advantage = advantages(
+            rewards,
+            collector.values,
+            collector.last_values,
+            batch.terminated,
+            batch.truncated,
+            batch.valid,
+            self._gamma,
+            self.config.gae_lambda,
+            self._episodic,
+        )
+        self.seen |= rewards.any(axis=(0, 1))
+        self._update(advantage, weights, batch.valid)
+        updated = time.perf_counter()
+        callback.update_locals({"batch": batch, "raw": raw, "advantages": advantage})
+        callback.on_rollout_end()
+        metrics = self.scorer.update(batch, raw, timesteps)
+        for tag, value in metrics.items():
+            self.logger.record(tag, value)
+        if self.config.normalize_obs:
+            self._watch(batch.valid)
+        collector.roll()
+        self.seconds["update"] += updated - scored
+        self.seconds["reward"] += scored - clock + time.perf_counter() - updated
+
+    def _refuse_nonsense(self) -> None:
+        """Stop before a number that is none reaches a weight."""
+        rollout = self.collector.rollout
+        for name, value in (("reward", rollout.reward), ("observation", self.collector.vector)):
+            if np.isfinite(value.sum(dtype=np.float64)) or np.isfinite(value).all():
+                continue
+            t, column = np.argwhere(~np.isfinite(value))[0][:2]
+            row = max(int(t) - (name == "observation"), 0)
+            bad = value[t, column][~np.isfinite(value[t, column])].flat[0]
+            raise FloatingPointError(
+                f"environment {column} gave the {name} {bad} at step {rollout.steps()[row, column]} of its episode "
+                "(stream task); no weight has moved"
+            )
+
+    def _update(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
+        """Minibatches over the rollout."""
+        collector, config = self.collector, self.config
+        returns = advantage + collector.values[:-1]
+        total = np.einsum("tnk,tnk,k->tn", advantage, weights, self.seen.astype(np.float32))
+        spread = float(total[valid].std())
+        total = (total - total[valid].mean()) / (spread + 1e-8) if spread > 1e-8 else np.zeros_like(total)
+        numbers = np.concatenate(
+            [collector.log_prob[..., None], total[..., None], returns], -1, dtype=np.float32, casting="same_kind"
+        )
+        batch = collector.batch(numbers)
+        if config.anneal:
+            self.losses.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
+        rows = np.arange(valid.shape[1]) if config.gru else np.flatnonzero(valid)
+        measured: list[dict[str, float]] = []
+        for epoch in range(config.n_epochs):
+            order = self.rng.permutation(rows)
+            last = epoch == config.n_epochs - 1
+            for begin in range(0, len(order), self.rows_a_batch):
+                result = self.learner.update(batch, order[begin : begin + self.rows_a_batch], last)
+                if last:
+                    measured.append(result)
+        self._n_updates += config.n_epochs
+        self._record(measured, returns[valid], collector.values[:-1][valid])
+
+    def _record(self, measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray) -> None:
+        for key in measured[0]:
+            self.logger.record(f"train/{key}", float(np.mean([m[key] for m in measured])))
+        for column, name in enumerate(self.scorer.streams):
+            variance = returns[:, column].var()
+            explained = 1 - (returns[:, column] - values[:, column]).var() / variance if variance > 0 else np.nan
+            suffix = f"_{name}" if len(self.scorer.streams) > 1 else ""
+            self.logger.record(f"train/explained_variance{suffix}", float(explained))
+        if self.policy.log_std is not None:
+            self.logger.record("train/std", float(self.policy.log_std.detach().exp().mean()))
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/learning_rate", self.losses.learning_rate)
+
+    def _watch(self, valid: np.ndarray) -> None:
+        """Let the statistics of the observations move: between two rollouts, so that a rollout has one meaning."""
+        rows = self.collector.vector[:-1][valid]
+        self.obs_statistics.update(rows.astype(np.float64))
+        with torch.no_grad():
+            mean, scale = self.obs_statistics.mean, 1 / np.sqrt(self.obs_statistics.var + 1e-8)
+            self.policy.obs_mean.copy_(torch.as_tensor(mean))
+            self.policy.obs_scale.copy_(torch.as_tensor(scale))
+
+    def predict(
+        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[np.ndarray, Any]:
+        """Actions for one observation or a batch (B, ...), and the state of a recurrent policy, (B, units).
+
+        `episode_start`, bool (B,), empties that state.
+        """
+        inputs, actions = self.policy.inputs, self.policy.actions
+        to = functools.partial(torch.as_tensor, device=self.device)
+        single = is_single(observation, self.observation_space)
+        rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
+        with torch.no_grad():
+            vector, pixels = to(inputs.vector(rows)), {key: to(image) for key, image in inputs.pixels(rows).items()}
+            features = self.policy.features(vector, pixels)
+            if self.policy.gru is not None:
+                n = len(features)
+                hidden = torch.zeros(n, self.policy.gru.hidden_size) if state is None else state
+                starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool)
+                out, after = self.policy.unroll(features[None], to(hidden), to(starts)[None])
+                features, state = out[0], after.cpu().numpy()
+            outputs, _ = self.policy.heads(features)
+            if deterministic:
+                action = actions.mode(outputs)
+            else:
+                action = actions.sample(outputs, self.policy.log_std, to(actions.draw(self.rng, len(outputs))))
+        taken = actions.to_env(action.cpu().numpy())
+        return (taken[0] if single else taken), state
+
+    def get_state(self) -> dict[str, Any]:
+        """All that it takes to go on exactly here, between two rollouts; no pickle."""
+        return {
+            "modules": {"policy": self.policy.state_dict()},
+            "optimizer": self.flat.state_dict(),
+            "counters": {"timesteps": self.num_timesteps, "updates": self._n_updates},
+            "collector": self.collector.state_dict(),
+            "memory": copy.deepcopy(self.memory),
+            "seen": self.seen,
+            "observations": {name: getattr(self.obs_statistics, name) for name in ("mean", "var", "count")},
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned into an agent built with the same configuration."""
+        self.policy.load_state_dict(state["modules"]["policy"])
+        self.flat.load_state_dict(state["optimizer"])
+        self.num_timesteps, self._n_updates = state["counters"]["timesteps"], state["counters"]["updates"]
+        self.collector.load_state_dict(state["collector"])
+        self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
+        self.seen = np.array(state["seen"])
+        for name, value in state["observations"].items():
+            setattr(self.obs_statistics, name, value)
+        self.rng.bit_generator.state = state["rng"]

@@ -1,0 +1,62 @@
+"""The reward of an agent that was given none: the task's own, as the only stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envs.types import Memory, Transitions
+
+
+@dataclass
+class TaskStream:
+    """How the stream is discounted."""
+
+    gamma: float
+    episodic: bool = True
+
+
+class TaskScorer:
+    """A `StreamScorer` of one stream, `task`."""
+
+    requires: frozenset[str] = frozenset({"reward"})
+    relabelable, differentiable = True, False
+
+    def __init__(self, gamma: float) -> None:
+        self.streams = {"task": TaskStream(gamma)}
+
+    def initial_memory(self, n: int) -> Memory:
+        """None to speak of."""
+        return {}
+
+    def embed(self, batch: Transitions) -> Transitions:
+        """The batch as it is."""
+        return batch
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, Any], Memory]:
+        """The environment's reward, 0 in rows that are no transitions."""
+        return {"task": np.where(batch.valid, batch.reward, np.float32(0))}, memory
+
+    def scaled(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """As it is."""
+        return raw
+
+    def weights(self, timesteps: Any) -> dict[str, Any]:
+        """One."""
+        return {"task": 1.0}
+
+    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[Any, Memory]:
+        """The `Scorer` protocol."""
+        return self.score(batch)[0]["task"], memory
+
+    def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any = 0) -> dict[str, float]:
+        """Nothing learns."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""

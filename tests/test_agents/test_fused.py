@@ -1,0 +1,129 @@
+"""The step written by hand against its twin in autograd: same weights, same numbers."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from agents.fused import Fused
+from agents.learner import Batch, Eager, Losses
+from agents.nets import Actions, ActorCritic, Flat, Inputs
+
+OBS = spaces.Box(-1, 1, (5,), np.float32)
+ACTIONS = {
+    "discrete": spaces.Discrete(4, start=2),
+    "multi-discrete": spaces.MultiDiscrete([3, 2, 4]),
+    "multi-binary": spaces.MultiBinary(3),
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+}
+
+
+def learner(cls, action_space, streams=3, entropy_weight=0.02, normalize_obs=False, net_arch=(16, 16)):
+    torch.manual_seed(0)
+    net = ActorCritic(Inputs(OBS), Actions(action_space), list(net_arch), streams, normalize_obs=normalize_obs)
+    net.obs_mean += 0.3
+    net.obs_scale *= 20.0
+    return cls(net, Flat(net.ordered()), Losses(1e-3, 0.2, entropy_weight, 0.5, 0.5))
+
+
+def rollout(twin, rows=60, seed=0):
+    """Random observations, the actions taken there, old log-probabilities a little off, and what to learn."""
+    rng = np.random.default_rng(seed)
+    vector = rng.normal(size=(rows, 5)).astype(np.float32)
+    action, values, log_prob = twin.act(vector, {}, twin.actions.draw(rng, rows))
+    numbers = np.concatenate(
+        [
+            log_prob[:, None] + 0.3 * rng.normal(size=(rows, 1)),
+            rng.normal(size=(rows, 1)),
+            values + rng.normal(size=values.shape),
+        ],
+        1,
+    ).astype(np.float32)
+    return Batch(vector, {}, action, numbers)
+
+
+@pytest.mark.parametrize("normalize_obs", [False, True])
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.05])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, normalize_obs):
+    settings = {"entropy_weight": entropy_weight, "normalize_obs": normalize_obs}
+    twin, hand = learner(Eager, ACTIONS[kind], **settings), learner(Fused, ACTIONS[kind], **settings)
+    batch = rollout(twin)
+    before = twin.flat.value.clone()
+    rng = np.random.default_rng(1)
+    for number in range(30):
+        rows = rng.permutation(60)[: 20 if number % 3 else 7]
+        theirs, ours = twin.update(batch, rows, True), hand.update(batch, rows, True)
+        np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-3, atol=2e-5)
+    assert (twin.flat.value - before).abs().max() > 0.01
+    torch.testing.assert_close(hand.flat.value, twin.flat.value, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("net_arch", [(16,), (16, 8), (8, 16, 12)])
+def test_every_depth_has_the_gradient_of_autograd(net_arch):
+    twin, hand = (learner(c, ACTIONS["discrete"], net_arch=net_arch) for c in (Eager, Fused))
+    batch = rollout(twin)
+    for x in (twin, hand):
+        x.losses.max_grad_norm = 1e9
+        x.update(batch, np.arange(40))
+    torch.testing.assert_close(hand.flat.grad, twin.flat.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_the_same_noise_chooses_the_same_actions_and_the_same_values_come_out(kind):
+    twin, hand = learner(Eager, ACTIONS[kind]), learner(Fused, ACTIONS[kind])
+    rng = np.random.default_rng(2)
+    vector, noise = rng.normal(size=(2000, 5)).astype(np.float32), twin.actions.draw(rng, 2000)
+    action, values, log_prob = twin.act(vector, {}, noise)
+    np.testing.assert_allclose(hand.act(vector, {}, noise), action, atol=1e-5)
+    ours = hand.evaluate(vector, {}, action[:1500])
+    np.testing.assert_allclose(ours[0], values, atol=1e-5)
+    np.testing.assert_allclose(ours[1], log_prob[:1500], atol=1e-5)
+
+
+def test_actions_are_drawn_with_the_policy_s_probabilities():
+    actions = Actions(spaces.MultiDiscrete([2, 3]))
+    logits = torch.log(torch.tensor([0.2, 0.8, 0.5, 0.1, 0.4])).expand(200_000, 5)
+    noise = torch.as_tensor(actions.draw(np.random.default_rng(0), 200_000))
+    drawn = actions.sample(logits, None, noise)
+    np.testing.assert_allclose(torch.bincount(drawn[:, 0]) / 200_000, [0.2, 0.8], atol=0.005)
+    np.testing.assert_allclose(torch.bincount(drawn[:, 1]) / 200_000, [0.5, 0.1, 0.4], atol=0.005)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multi-discrete", "box"])
+def test_log_probability_and_entropy_are_those_of_torch_distributions(kind):
+    actions = Actions(ACTIONS[kind])
+    outputs = torch.randn(10, actions.outputs)
+    if kind == "box":
+        log_std = torch.tensor([-0.5, 0.3])
+        action = torch.randn(10, 2)
+        normal = torch.distributions.Normal(outputs, log_std.exp())
+        expected, entropy = normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
+    else:
+        log_std = None
+        parts = [torch.distributions.Categorical(logits=x) for x in outputs.split(actions.sizes, -1)]
+        action = torch.stack([p.sample() for p in parts], -1)
+        expected = sum(p.log_prob(a) for p, a in zip(parts, action.T))
+        entropy = sum(p.entropy() for p in parts)
+    got = actions.log_prob(outputs, log_std, action)
+    torch.testing.assert_close(got[0], expected)
+    torch.testing.assert_close(got[1], entropy)
+
+
+def test_adam_on_the_flat_vector_is_torch_s_adam():
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    flat = Flat(list(ours.parameters()))
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-5)
+    for number in range(20):
+        x = torch.randn(8, 4) * (number + 1)
+        for net in (ours, theirs):
+            for p in net.parameters():
+                p.grad.zero_() if p.grad is not None else None
+            net(x).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        flat.step(0.01, 0.5)
+        adam.step()
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
