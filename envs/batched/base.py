@@ -118,15 +118,19 @@ class BatchedEnv(VectorEnv):
         return self._obs, {}
 
     def step(self, actions: Array) -> Step:
-        """Move all environments one step.
+        """Move all environments one step; whether the actions are in their space is not looked at.
 
         Raises:
             RuntimeError: before the first reset.
+            ValueError: if there is not one action for each environment.
         """
         if not self.state:
             raise RuntimeError("no episode has begun yet; call reset() first")
+        actions = self.arrays.like(actions, self._actions)
+        if actions.shape != self._actions.shape:
+            raise ValueError(f"actions have shape {tuple(actions.shape)}; give {tuple(self._actions.shape)}")
         self._steps += 1
-        rewards, terminated = self._advance(self.arrays.like(actions, self._actions))
+        rewards, terminated = self._advance(actions)
         self._returns += rewards
         self._rewards[...] = rewards
         truncated = self._steps >= self.max_steps

@@ -55,8 +55,7 @@ class MiniGrid(BatchedEnv):
         self._rules = array(_rules(getattr(self.world, "obj_type", None)))
         self._held = array(_held())
         self._pixels, self._words = array(_one_hot()), array(_words(original))
-        self._light = array(_transparent()[None] << np.arange(self._size)[:, None]).reshape(-1)
-        self._column = array(np.repeat(np.arange(self._size), self._size) * CODES)
+        self._clear, self._place = array(_transparent()), array(_places(self._size))
         self._seen, self._beam, self._bits = (array(table) for table in _shadows(self._size))
         self._compass = array(np.eye(4, dtype=np.float32))
 
@@ -119,7 +118,8 @@ class MiniGrid(BatchedEnv):
     def _visible(self, view: Array) -> Array:
         """Which cells of a view (K, 49) no wall and no closed door hides, uint8 (K, 49) in {0, 1}."""
         size, gather = self._size, self.arrays.gather
-        clear = gather(self._light, view + self._column).reshape(-1, size, size).sum(1)  # (K, rows), bits are columns
+        # (K, rows), whose bits are the columns: a product of whole numbers below 128, exact in any precision
+        clear = self.arrays.like(gather(self._clear, view) @ self._place, self._base)
         beam = 1 << (size // 2 + size)
         seen = self.xp.empty_like(clear)
         for row in range(size - 1, -1, -1):
@@ -190,9 +190,15 @@ def _rules(prize: str | None) -> np.ndarray:
 
 
 def _transparent() -> np.ndarray:
-    """int64 (CODES,) in {0, 1}: whether one sees what is behind a cell."""
+    """float32 (CODES,) in {0, 1}: whether one sees what is behind a cell."""
     kind, state = _kinds(), np.arange(CODES) % STATES
-    return ((kind != OBJECT_TO_IDX["wall"]) & ((kind != DOOR) | (state == 0))).astype(np.int64)
+    return ((kind != OBJECT_TO_IDX["wall"]) & ((kind != DOOR) | (state == 0))).astype(np.float32)
+
+
+def _places(size: int) -> np.ndarray:
+    """float32 (size * size, size): what a cell adds to the number of its row, 2 to the power of its column."""
+    column, row = np.divmod(np.arange(size * size), size)
+    return np.where(row[:, None] == np.arange(size), 2.0 ** column[:, None], 0.0).astype(np.float32)
 
 
 def _shadows(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -194,6 +194,8 @@ def test_misuse_is_answered_too():
         with pytest.raises(RuntimeError, match="call reset"):
             call()
     env.reset()
+    with pytest.raises(ValueError, match=r"actions have shape \(2, 1\); give \(2,\)"):
+        env.step([[0], [1]])
     with pytest.raises(ValueError, match=r"shape \(3,\); give one bool for each of 2"):
         env.reset(options={"reset_mask": np.ones(3, bool)})
     with pytest.raises(ValueError, match="option 'low' is unknown"):
