@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 TABLE: dict[str, str] = {
-    "ppo": "agents.sb3:PPO",
+    "ppo": "agents.ppo:PPO",
+    "sb3_ppo": "agents.sb3:PPO",
     "a2c": "agents.sb3:A2C",
     "dqn": "agents.sb3:DQN",
     "sac": "agents.sb3:SAC",

@@ -1,7 +1,7 @@
-"""All that a Stable-Baselines3 model needs to go on exactly where it stood: arrays and numbers, no pickle.
+"""All that a model needs to go on exactly where it stood: arrays and numbers, no pickle.
 
-SB3's own zip leaves out what happened since the last reset and the replay buffer; two runs that part at a save then
-differ.
+Our own agents say it themselves. SB3's own zip leaves out what happened since the last reset and the replay buffer; two
+runs that part at a save then differ.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _WINDOWS = ("ep_info_buffer", "ep_success_buffer")
 
 def get_state(model: Any) -> dict[str, Any]:
     """Weights, optimisers, counters, the current observation, random numbers, the replay buffer's filled part."""
+    if hasattr(model, "get_state"):
+        return model.get_state()
     modules, variables = model._get_torch_save_params()
     state: dict[str, Any] = {
         "modules": {name: _attribute(model, name).state_dict() for name in modules},
@@ -47,6 +49,9 @@ def get_state(model: Any) -> dict[str, Any]:
 
 def set_state(model: Any, state: dict[str, Any]) -> None:
     """Restore what `get_state` returned into a model built with the same configuration."""
+    if hasattr(model, "set_state"):
+        model.set_state(state)
+        return
     for name, value in state["modules"].items():
         _attribute(model, name).load_state_dict(value)
     for name, value in state["variables"].items():

@@ -36,7 +36,7 @@ class TrainConfig:
     total_timesteps: float = 100_000  # environment steps, summed over environments; 1e6 is fine
     max_episode_steps: int | None = None  # truncate episodes here; null keeps the environment's own limit
     n_envs: int = 0  # environments side by side; 0 takes the agent's own number
-    processes: bool = False  # each environment in a process of its own; pays where a step takes a millisecond or more
+    backend: str = "auto"  # what steps them: batched (array programs of ours), gym (this process), workers, auto
     device: str = "auto"  # as torch writes it; auto takes a GPU if there is one
     num_threads: int = 1  # of torch; small networks get slower with more
     root: str = "runs"  # folder that runs are written to
@@ -62,7 +62,9 @@ class TrainConfig:
             raise UsageError(f"seed={self.seed} is out of range; give less than 2147483648")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise UsageError(f"max_episode_steps={self.max_episode_steps} is out of range; give 1 or more, or null")
-        for name, choices in (("resume", ("auto", "never", "must")), ("control", ("auto", "none"))):
+        backends = ("auto", "batched", "gym", "workers")
+        choice = {"resume": ("auto", "never", "must"), "control": ("auto", "none"), "backend": backends}
+        for name, choices in choice.items():
             if getattr(self, name) not in choices:
                 raise UsageError(unknown(name, getattr(self, name), choices))
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):

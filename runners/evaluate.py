@@ -190,11 +190,9 @@ def _number(value: Any) -> str:
 
 
 def load_run(run: Path) -> tuple[TrainConfig, Any, Mix]:
-    """A trained run at its newest checkpoint: its configuration, its policy as an SB3 model, its mix."""
-    import agents
-    import agents.sb3
-    import rewards
+    """A trained run at its newest checkpoint: its configuration, its agent, its mix."""
     from runners import checkpoint
+    from runners.train import build
 
     if not (run / "config.yaml").exists():
         raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
@@ -203,15 +201,15 @@ def load_run(run: Path) -> tuple[TrainConfig, Any, Mix]:
     if found is None:
         raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
     state = found[0]
-    venv = agents.sb3.make_venv(config.env, 1, config.seed, max_episode_steps=config.max_episode_steps)
     options = config.agent
+    config.n_envs, config.backend, config.device = 1, "gym", "cpu"
     if hasattr(options, "buffer_size"):
-        options.buffer_size = 1  # nothing will be stored
-    model = agents.get(config.agent_name).build(options, venv, seed=config.seed, device="cpu")
+        options.buffer_size = 1  # nothing will be learnt
+    if hasattr(options, "n_steps") and hasattr(options, "batch_size"):
+        options.batch_size = options.n_steps
+    parts = build(config)
+    model, mix = parts.model, parts.mix
     model.policy.load_state_dict(state["agent"]["modules"]["policy"])
-    mix = rewards.make(
-        config.reward, venv.observation_space, venv.action_space, gamma=options.gamma, seed=config.seed, device="cpu"
-    )
     mix.load_state_dict(state["mix"])
     return config, model, mix
 

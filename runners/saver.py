@@ -59,12 +59,12 @@ class Saver(BaseCallback):
 
     def capture(self) -> dict[str, Any]:
         """Everything the run needs to go on from here; valid between two rollouts."""
-        venv = self.training_env
+        venv: Any = self.training_env
         return {
             "agent": get_state(self.model),
             "mix": self.mix.state_dict(),
             "driver": self.driver.state_dict() if hasattr(self.driver, "state_dict") else None,
-            "envs": venv.env_method("snapshot"),
+            "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
             "random": random_state(),
             "log": {"rows": self._logged, "pending": _numbers(self.logger.name_to_value)},
         }
@@ -75,8 +75,12 @@ class Saver(BaseCallback):
         self.mix.load_state_dict(state["mix"])
         if state["driver"] is not None:
             self.driver.load_state_dict(state["driver"])
-        for index, snapshot in enumerate(state["envs"]):
-            self.training_env.env_method("restore", snapshot, indices=index)
+        venv: Any = self.training_env
+        if hasattr(venv, "restore"):
+            venv.restore(state["envs"])
+        else:
+            for index, snapshot in enumerate(state["envs"]):
+                venv.env_method("restore", snapshot, indices=index)
         self._logged = state["log"]["rows"]
         for tag, value in state["log"]["pending"].items():
             self.logger.record(tag, value)

@@ -119,10 +119,10 @@ def train(work: Work, signals: Signals) -> int:
 class Parts:
     """What learns, what pays it, and where."""
 
-    venv: Any  # SB3 VecEnv
+    venv: Any  # a Gymnasium vector, or an SB3 VecEnv
     mix: Mix
-    model: Any  # SB3 algorithm
-    driver: Any  # the callback that feeds the mix
+    model: Any
+    driver: Any  # the callback that feeds the mix; None for an agent that does so itself
     n_envs: int
     device: str
 
@@ -130,40 +130,46 @@ class Parts:
 def build(config: TrainConfig) -> Parts:
     """Environments, mix and agent, and the driver that the agent takes a reward through."""
     import torch
+    from stable_baselines3.common.utils import set_random_seed
 
     import agents
     import rewards
-    from agents.sb3 import make_venv
+    from envs.make import make
     from runners.memory import keep_freed_memory
 
     torch.set_num_threads(config.num_threads)
     keep_freed_memory()
+    set_random_seed(config.seed)
     device = find_device(config.device)
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
-    spaces = make_venv(config.env, 1, config.seed, max_episode_steps=config.max_episode_steps)
-    agent.check(spaces.observation_space, spaces.action_space)
-    mix = rewards.make(
-        config.reward,
-        spaces.observation_space,
-        spaces.action_space,
-        gamma=config.agent.gamma,
-        seed=config.seed,
-        device=device,
-    )
-    spaces.close()
-    venv = make_venv(
-        config.env,
-        n_envs,
-        config.seed,
-        processes=config.processes,
-        max_episode_steps=config.max_episode_steps,
-        frame_size=mix.frame_size,
-        text="text" in mix.requires,
-    )
+    one = make(config.env, max_episode_steps=config.max_episode_steps)
+    observation_space, action_space = one.observation_space, one.action_space
+    one.close()
+    agent.check(observation_space, action_space)
+    gamma = config.agent.gamma
+    mix = rewards.make(config.reward, observation_space, action_space, gamma=gamma, seed=config.seed, device=device)
+    venv = make_envs(config, agent.driver, n_envs, mix)
+    if agent.driver == "scorer":  # it takes the mix itself
+        model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)
+        return Parts(venv, mix, model, None, n_envs, device)
     driver, buffer = make_driver(agent.driver, mix, venv)
     model = agent.build(config.agent, venv, seed=config.seed, device=device, buffer=buffer)
     return Parts(venv, mix, model, driver, n_envs, device)
+
+
+def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix) -> Any:
+    """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
+    from agents.sb3 import make_venv
+    from envs.make import make_vec
+
+    options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
+    options["text"] = "text" in mix.requires
+    if driver == "scorer":
+        return make_vec(config.env, n, seed=config.seed, backend=config.backend, **options)
+    if config.backend == "batched":
+        raise UsageError(f"backend=batched does not fit agent={config.agent_name}; use agent=ppo, or backend=auto")
+    return make_venv(config.env, n, config.seed, processes=config.backend == "workers", **options)
 
 
 def find_device(wanted: str) -> str:
@@ -223,7 +229,7 @@ def start_control(config: TrainConfig, work: Work) -> Control | None:
 
 
 def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
-    """SB3's learn, for as many steps as are left."""
+    """For as many steps as are left."""
     from stable_baselines3.common.callbacks import CallbackList
 
     work.phase = "training"
@@ -232,7 +238,7 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
         parts.model.num_timesteps = work.step  # the rest is restored at the first rollout
         parts.model.learn(
             left,
-            callback=CallbackList([saver, parts.driver]),
+            callback=CallbackList([saver] if parts.driver is None else [saver, parts.driver]),
             log_interval=None,  # the saver writes the rows
             reset_num_timesteps=work.step == 0,
         )

@@ -9,9 +9,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted import FRAME, ScriptedWorld, script
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
+from agents.ppo import PPO as FastPPO
+from agents.ppo import PPOConfig
 from envs.types import Transitions
 from rewards.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
 from rewards.wrappers import RewardWrapper, VectorRewardWrapper
@@ -141,6 +144,29 @@ def test_the_rollout_callback_pays_what_the_single_wrapper_pays(case):
 
     model.train = lambda: None
     model.learn(N * T, callback=Spy(mix))
+    compare(paid, reference(case))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_our_ppo_is_paid_what_the_single_wrapper_pays(case, mode):
+    mix = case()
+    mix.update = lambda *args: {}  # compare before anything learns
+    vec = SyncVectorEnv([lambda i=i: ScriptedWorld(i) for i in range(N)], autoreset_mode=mode)
+    model = FastPPO(vec, PPOConfig(n_steps=T // 2, batch_size=N * T // 2, n_epochs=1), scorer=mix)
+    model.learner.act = lambda vector, *rest: script(vector)[:, None]
+    paid = {}
+
+    class Spy(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):
+            batch = self.locals["batch"]
+            total = mix.combine(self.locals["raw"], 0)
+            for t, i in np.argwhere(batch.valid):
+                paid[int(i), int(batch.obs[t, i, 1]), int(batch.obs[t, i, 0])] = total[t, i]
+
+    model.learn(N * T, callback=Spy())
     compare(paid, reference(case))
 
 

@@ -165,7 +165,8 @@ def test_not_a_number_stops_before_anything_is_learnt_from_it(tmp_path, capsys):
     assert main(arguments) == 4
     error = capsys.readouterr().err
     assert (
-        "the reward 'task' gave nan for environment 0 at step 19 of its episode" in error and "Traceback" not in error
+        "environment 0 gave the reward nan at step 19 of its episode (stream task)" in error
+        and "Traceback" not in error
     )
     assert (_status(tmp_path / "run")["state"], _status(tmp_path / "run")["exit_code"]) == ("failed", 4)
     (state, step) = checkpoint.load(tmp_path / "run" / "checkpoints")
