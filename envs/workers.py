@@ -5,13 +5,13 @@ actions of one group, every worker steps the other. The numbers are those of `en
 number of processes.
 
     actions, observations, rewards, flags, frames   one block of anonymous shared memory; nothing is left in /dev/shm
-    commands, replies, texts                        a pipe per worker; whoever waits sleeps
+    commands, replies, texts                        two pipes per worker; whoever waits sleeps
 
 Differences from Gymnasium's AsyncVectorEnv: two groups, workers with several environments each, and a worker that
 raises or dies is one sentence at once.
 
-Limits: it pays where the environments of a worker take longer than a round trip, some 50 microseconds; a simulator's
-own crash takes the whole vector with it.
+Limits: it pays where a worker's environments take much longer than waking it, 10 to 50 microseconds a group; a crash of
+one simulator ends the whole vector; Linux and macOS only.
 """
 
 from __future__ import annotations
@@ -32,12 +32,45 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from envs.vector import Maker, Slots, SlotVectorEnv, Stepper
 
-QUIET, ENDED, FAILED = b"\0", b"\1", b"\2"  # how a worker's reply begins
+REQUEST = b"\xff"  # what a worker is told: a group to step, as one byte, or this and a request of `Stepper.ask`
+QUIET, ENDED, FAILED = b"\0", b"\1", b"\2"  # how it replies
 ALIGNMENT = 64  # bytes; no two arrays share a cache line
 
 
 class WorkerError(RuntimeError):
     """An environment in a worker process raised, or the process died; the original traceback is among the notes."""
+
+
+class Line:
+    """One end of two pipes: single bytes, which cost a third of a message, and messages after some of them."""
+
+    def __init__(self, reader: Connection, writer: Connection) -> None:
+        self._reader, self._writer = reader, writer
+
+    def put(self, byte: bytes, message: Any = None) -> None:
+        data = None if message is None else pickle.dumps(message)  # first, so that nothing is said if it fails
+        os.write(self._writer.fileno(), byte)
+        if data is not None:
+            self._writer.send_bytes(data)
+
+    def take(self) -> bytes:
+        """The next byte; waits for it.
+
+        Raises:
+            EOFError: if the other end is gone.
+        """
+        byte = os.read(self._reader.fileno(), 1)
+        if not byte:
+            raise EOFError
+        return byte
+
+    def message(self) -> Any:
+        """What came after the byte."""
+        return pickle.loads(self._reader.recv_bytes())
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
 
 
 class Block:
@@ -68,7 +101,7 @@ class Workers(SlotVectorEnv):
         processes: how many workers, at least 1; no more than environments are started. None for one per usable core.
 
     Raises:
-        ValueError: if there are no makers or no processes.
+        ValueError: if there are no makers or no processes, or on Windows.
         WorkerError: if an environment cannot be made in a worker.
     """
 
@@ -77,6 +110,8 @@ class Workers(SlotVectorEnv):
         processes = _cores() if processes is None else processes
         if processes < 1 or n < 1:
             raise ValueError(f"{n} environments in processes={processes} make no vector; give at least 1 of both")
+        if os.name != "posix":
+            raise ValueError(f'workers need Linux or macOS, not {os.name!r}; use backend="gym"')
         self.processes = min(processes, n)
         half = (n + 1) // 2
         groups = (slice(0, half), slice(half, n)) if n > 1 else (slice(0, 1),)
@@ -89,35 +124,36 @@ class Workers(SlotVectorEnv):
         memory = context.RawArray("b", block.size)
         self._describe(one, n, groups, Slots.like(one, n, Block(memory)))
         one.close()
-        self._pipes: list[Connection] = []
+        self._lines: list[Line] = []
         self._processes: list[BaseProcess] = []
         for worker in range(self.processes):
-            ours, theirs = context.Pipe()
+            (hears, replies), (obeys, commands) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+            theirs = Line(obeys, replies)
             mine: Any = {row: makers[row] for row in range(worker, n, self.processes)}
             shares = [share(group, worker, self.processes) for group in groups]
             arguments = (theirs, CloudpickleWrapper(mine), n, shares, memory)
             process = context.Process(target=_work, args=arguments, daemon=True, name=f"environments-{worker}")
             process.start()
             theirs.close()  # or the end of the worker would not end the pipe
-            self._pipes.append(ours)
+            self._lines.append(Line(hears, commands))
             self._processes.append(process)
         # Also when this object is forgotten, and at exit before multiprocessing waits for its children.
-        self._stop = Finalize(self, _stop, (self._pipes, self._processes), exitpriority=10)
+        self._stop = Finalize(self, _stop, (self._lines, self._processes), exitpriority=10)
         self._members = [
             [w for w in range(self.processes) if range(n)[share(group, w, self.processes)]] for group in groups
         ]
         for worker in range(self.processes):
-            self._receive(worker)
+            self._receive(worker, False)
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         parts: dict[int, dict[int, tuple[Any, ...]]] = {}
         for row, values in arguments.items():
             parts.setdefault(row % self.processes, {})[row] = values
         for worker, part in parts.items():
-            self._post(worker, pickle.dumps((method, part)))
+            self._post(worker, REQUEST, (method, part))
         results: dict[int, Any] = {}
         for worker in parts:
-            results |= pickle.loads(self._receive(worker)[1:])
+            results |= self._receive(worker, True)[1]
         return results
 
     def _start(self, group: int) -> None:
@@ -128,31 +164,35 @@ class Workers(SlotVectorEnv):
         ended = False
         slots = self._slots
         for worker in self._members[group]:
-            reply = self._receive(worker)
-            ended |= reply[:1] == ENDED
+            reply, texts = self._receive(worker, slots.text is not None)
+            ended |= reply == ENDED
             if slots.text is not None and slots.final_text is not None:
                 rows = share(self.groups[group], worker, self.processes)
-                slots.text[rows], slots.final_text[rows] = pickle.loads(reply[1:])
+                slots.text[rows], slots.final_text[rows] = texts
         return ended
 
-    def _post(self, worker: int, message: bytes) -> None:
+    def _post(self, worker: int, byte: bytes, message: Any = None) -> None:
         try:
-            self._pipes[worker].send_bytes(message)
+            self._lines[worker].put(byte, message)
         except OSError:
             self._lost(worker)
 
-    def _receive(self, worker: int) -> bytes:
+    def _receive(self, worker: int, more: bool) -> tuple[bytes, Any]:
+        """A worker's reply, and the message after it if there is `more`."""
+        line = self._lines[worker]
+        message: Any = None
         try:
-            reply = self._pipes[worker].recv_bytes()
+            reply = line.take()
+            if more or reply == FAILED:
+                message = line.message()
         except (EOFError, OSError):
             self._lost(worker)
-        if reply[:1] == FAILED:
+        if reply == FAILED:
             self.close()
-            sentence, original = pickle.loads(reply[1:])
-            error = WorkerError(sentence)
-            error.add_note(f"The traceback in the worker process:\n{original}")
+            error = WorkerError(message[0])
+            error.add_note(f"The traceback in the worker process:\n{message[1]}")
             raise error
-        return reply
+        return reply, message
 
     def _lost(self, worker: int) -> NoReturn:
         process = self._processes[worker]
@@ -176,10 +216,10 @@ def _cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _stop(pipes: list[Connection], processes: list[BaseProcess]) -> None:
+def _stop(lines: list[Line], processes: list[BaseProcess]) -> None:
     """A worker ends when its pipe does, once it has finished its step."""
-    for pipe in pipes:
-        pipe.close()
+    for line in lines:
+        line.close()
     for process in processes:
         process.join(5)
         if process.is_alive():
@@ -187,8 +227,8 @@ def _stop(pipes: list[Connection], processes: list[BaseProcess]) -> None:
             process.join()
 
 
-def _work(pipe: Connection, makers: Any, n: int, shares: list[slice], memory: Any) -> None:
-    """The life of a worker: make environments, then do as the pipe says until it ends."""
+def _work(line: Line, makers: Any, n: int, shares: list[slice], memory: Any) -> None:
+    """The life of a worker: make environments, then do as it is told until the line ends."""
     # Whoever sent these to the whole process group means the parent, which may still want to save its state.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -200,33 +240,30 @@ def _work(pipe: Connection, makers: Any, n: int, shares: list[slice], memory: An
         slots = Slots.like(envs[row], n, Block(memory))
         stepper = Stepper(envs, slots, shares)
     except Exception as error:
-        pipe.send_bytes(_failure(row, error))
+        line.put(FAILED, _account(row, error))
         return
-    reply = QUIET
     try:
+        line.put(QUIET)
         while True:
-            pipe.send_bytes(reply)
-            message = pipe.recv_bytes()
+            byte = line.take()
+            request = line.message() if byte == REQUEST else None
             try:
-                reply = _obey(stepper, slots, shares, message)
+                line.put(*_obey(stepper, slots, shares, byte, request))
             except Exception as error:
-                reply = _failure(stepper.row, error)
-    except (EOFError, OSError):  # the parent closed the pipe, or is gone
+                line.put(FAILED, _account(stepper.row, error))
+    except (EOFError, OSError):  # the parent closed the line, or is gone
         stepper.close()
 
 
-def _obey(stepper: Stepper, slots: Slots, shares: list[slice], message: bytes) -> bytes:
-    """A message is a group to step in one byte, or a pickled request of `Stepper.ask`."""
-    if len(message) > 1:
-        return QUIET + pickle.dumps(stepper.ask(*pickle.loads(message)))
-    group = message[0]
+def _obey(stepper: Stepper, slots: Slots, shares: list[slice], byte: bytes, request: Any) -> tuple[bytes, Any]:
+    if byte == REQUEST:
+        return QUIET, stepper.ask(*request)
+    group = byte[0]
     reply = ENDED if stepper.step(group) else QUIET
-    if slots.text is not None and slots.final_text is not None:
-        rows = shares[group]
-        reply += pickle.dumps((slots.text[rows], slots.final_text[rows]))
-    return reply
+    if slots.text is None or slots.final_text is None:
+        return reply, None
+    return reply, (slots.text[shares[group]], slots.final_text[shares[group]])
 
 
-def _failure(row: int, error: Exception) -> bytes:
-    sentence = f"environment {row} raised {type(error).__name__}: {error}"
-    return FAILED + pickle.dumps((sentence, traceback.format_exc()))
+def _account(row: int, error: Exception) -> tuple[str, str]:
+    return f"environment {row} raised {type(error).__name__}: {error}", traceback.format_exc()

@@ -175,10 +175,18 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def _unsendable() -> gym.Env:
+    env = make("CartPole-v1")
+    env.unwrapped.secret = (x for x in "generators cannot be pickled")
+    return env
+
+
 def test_one_environment_is_one_group_and_no_process_is_idle() -> None:
-    many = Workers(_makers("CartPole-v1", 1), 8)
+    many = Workers([_unsendable], 8)
     assert many.groups == (slice(0, 1),) and many.processes == 1
     assert many.get_attr("gravity") == (9.8,)
+    with pytest.raises(WorkerError, match=r"environment 0 raised .*pickle"):  # and no worker that waits for ever
+        many.get_attr("secret")
     many.close()
     many.close()
     with pytest.raises(ValueError, match="4 environments in processes=0 make no vector; give at least 1 of both"):
