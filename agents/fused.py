@@ -17,7 +17,7 @@ test compares them. It knows CPUs and networks of fully connected layers; everyt
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,29 +36,33 @@ class Fused:
     def __init__(self, net: ActorCritic, flat: Flat, losses: Losses) -> None:
         self.net, self.flat, self.losses = net, flat, losses
         self.actions = net.actions
-        layers = [layer for layer in net.pi.children() if isinstance(layer, torch.nn.Linear)]
-        begin, self.layers = 0, []
         value, grad = flat.value.numpy(), flat.grad.numpy()
-        for layer in layers:
+        self.layers: list[_Layer] = []
+        begin = 0
+        for layer in (layer for layer in net.pi.children() if isinstance(layer, torch.nn.Linear)):
             units, width = layer.weight.shape
-            weight, bias = slice(begin, begin + 2 * units * width), begin + 2 * units * width
-            begin = bias + 2 * units
-            self.layers.append(
-                [x[weight].reshape(2, units, width) for x in (value, grad)]
-                + [x[bias:begin].reshape(2, 1, units) for x in (value, grad)]
+            middle, end = begin + 2 * units * width, begin + 2 * units * (width + 1)
+            weight, weight_grad = (x[begin:middle].reshape(2, units, width) for x in (value, grad))
+            bias, bias_grad = (x[middle:end].reshape(2, units) for x in (value, grad))
+            self.layers.append(_Layer(weight, weight.transpose(0, 2, 1), weight_grad, bias[:, None], bias_grad))
+            begin = end
+        self.heads = []
+        for head in (net.pi_head, net.vf_head):
+            weight, weight_grad, bias, bias_grad = (
+                x.detach().numpy()  # type: ignore[union-attr]
+                for p in (head.weight, head.bias)
+                for x in (p, p.grad)
             )
-        self.heads = [
-            [x.detach().numpy() for x in (head.weight, head.weight.grad, head.bias, head.bias.grad)]  # type: ignore[union-attr]
-            for head in (net.pi_head, net.vf_head)
-        ]
-        self.log_std = None if net.log_std is None else net.log_std.detach().numpy()
+            self.heads.append(_Layer(weight, weight.T, weight_grad, bias[:, None], bias_grad))
+        self.log_std = None if net.log_std is None else net.log_std.detach().numpy()[:, None]
         self.log_std_grad = None if net.log_std is None else net.log_std.grad.numpy()  # type: ignore[union-attr]
         self.mean, self.scale = net.obs_mean.numpy(), net.obs_scale.numpy()
         self._memory: dict[int, _Memory] = {}
 
     def _of(self, rows: int) -> _Memory:
         if rows not in self._memory:
-            self._memory[rows] = _Memory(rows, [w.shape[1] for w, *_ in self.layers], self.actions.outputs, self)
+            units = [layer.weight.shape[1] for layer in self.layers]
+            self._memory[rows] = _Memory(rows, units, self.actions.outputs, self.net.vf_head.out_features)
         return self._memory[rows]
 
     def prepare(self, vector: np.ndarray) -> np.ndarray:
@@ -69,17 +73,15 @@ class Fused:
 
     def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray) -> np.ndarray:
         """Actions (B, choices) for observations (B, D): the policy's network alone."""
-        memory = self._of(len(vector))
         h = self.prepare(vector)
-        for (weight, _, bias, _), hidden in zip(self.layers, memory.hidden):
-            h = np.matmul(h, weight[0].T, out=hidden[0])
-            h += bias[0]
+        for layer, hidden in zip(self.layers, self._of(len(vector)).hidden):
+            h = np.matmul(h, layer.turned[0], out=hidden[0])
+            h += layer.bias[0]
             np.tanh(h, out=h)
-        weight, _, bias, _ = self.heads[0]
-        outputs = np.matmul(h, weight.T, out=memory.outputs)
-        outputs += bias
+        outputs = np.matmul(h, self.heads[0].turned)
+        outputs += self.heads[0].bias[:, 0]
         if self.log_std is not None:
-            return outputs + np.exp(self.log_std) * noise
+            return outputs + np.exp(self.log_std[:, 0]) * noise
         outputs += noise
         if len(self.actions.columns) == 1:
             return outputs.argmax(-1)[:, None]
@@ -94,106 +96,107 @@ class Fused:
             end = min(begin + ROWS, rows)
             memory = self._of(end - begin)
             self._forward(self.prepare(vector[begin:end]), memory)
-            values[begin:end] = memory.values
+            values[begin:end] = memory.values.T
             if begin < len(log_prob):
-                known = min(end, len(log_prob)) - begin
                 assert action is not None
-                log_prob[begin : begin + known] = self._distribution(memory, action[begin : begin + known], known)
+                taken = np.zeros((end - begin, action.shape[1]), action.dtype)
+                known = min(end, len(log_prob)) - begin
+                taken[:known] = action[begin : begin + known]
+                log_prob[begin : begin + known] = self._distribution(memory, taken)[:known]
         return values, log_prob
 
     def _forward(self, vector: np.ndarray, memory: _Memory) -> None:
         h = vector
-        for (weight, _, bias, _), hidden in zip(self.layers, memory.hidden):
-            np.matmul(h, weight.transpose(0, 2, 1), out=hidden)
-            hidden += bias
+        for layer, hidden in zip(self.layers, memory.hidden):
+            np.matmul(h, layer.turned, out=hidden)
+            hidden += layer.bias
             np.tanh(hidden, out=hidden)
             h = hidden
-        for (weight, _, bias, _), side, out in zip(self.heads, h, (memory.outputs, memory.values)):
-            np.matmul(side, weight.T, out=out)
-            out += bias
+        for layer, side, out in zip(self.heads, memory.turned, (memory.outputs, memory.values)):
+            np.matmul(layer.weight, side, out=out)
+            out += layer.bias
 
-    def _distribution(self, memory: _Memory, action: np.ndarray, rows: int) -> np.ndarray:
-        """Log-probabilities of `action` (rows, choices); for categoricals `outputs` become log p."""
-        outputs = memory.outputs[:rows]
+    def _distribution(self, memory: _Memory, action: np.ndarray) -> np.ndarray:
+        """Log-probabilities (B,) of `action` (B, choices); for categoricals `outputs` become log p."""
+        outputs, scratch = memory.outputs, memory.scratch
         if self.log_std is not None:
-            scaled = np.subtract(action, outputs, out=memory.scratch[:rows])
+            scaled = np.subtract(action.T, outputs, out=scratch)
             scaled *= np.exp(-self.log_std)
             constant = float(self.log_std.sum()) + 0.5 * math.log(2 * math.pi) * self.actions.choices
-            return np.einsum("ij,ij->i", scaled, scaled) * np.float32(-0.5) - np.float32(constant)
-        log_prob: Any = 0.0
-        for choice, columns in enumerate(self.actions.columns):
-            logits = outputs[:, columns]
-            logits -= logits.max(-1, keepdims=True)
-            e = np.exp(logits, out=memory.scratch[:rows, columns])
-            logits -= np.log(e.sum(-1, keepdims=True))
-            log_prob = log_prob + logits[memory.rows[:rows], action[:, choice]]
+            return np.square(scaled).sum(0) * np.float32(-0.5) - np.float32(constant)
+        log_prob: Any = None
+        for choice, rows in enumerate(self.actions.columns):
+            logits = outputs[rows]
+            logits -= logits.max(0)
+            logits -= np.log(np.exp(logits, out=scratch[rows]).sum(0))
+            part = outputs.take(self._places(memory, action, choice))
+            log_prob = part if log_prob is None else log_prob + part
         return log_prob
 
-    def update(self, batch: Batch, rows: np.ndarray, measure: bool = False) -> dict[str, float]:
+    def _places(self, memory: _Memory, action: np.ndarray, choice: int) -> np.ndarray:
+        """Where the chosen outputs lie in the flattened (outputs, B)."""
+        return (action[:, choice] + self.actions.columns[choice].start) * len(memory.ones) + memory.columns
+
+    def update(self, batch: Batch, rows: np.ndarray | slice, measure: bool = False) -> dict[str, float]:
         """One gradient step on the rows (B,) of a rollout; with `measure`, also what it looked like before it."""
-        memory = self._of(len(rows))
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        memory = self._of(count)
         vector, action, numbers = memory.take(batch, rows)
         vector = self.prepare(vector)
         self._forward(vector, memory)
-        log_prob = self._distribution(memory, action, len(rows))
-        old, advantage, returns = numbers[:, 0], numbers[:, 1], numbers[:, 2:]
-        log_ratio = log_prob - old
+        log_ratio = self._distribution(memory, action)
+        log_ratio -= numbers[:, 0]
         ratio = np.exp(log_ratio)
-        clip = self.losses.clip_range
-        free = np.where(advantage > 0, ratio < 1 + clip, ratio > 1 - clip)
+        advantage = numbers[:, 1]
         slope = advantage * ratio
-        slope *= free
-        slope *= -1.0 / len(rows)  # d L / d log p
-        error = np.subtract(memory.values, returns, out=memory.errors)
+        # The clip holds where the surrogate has grown by more than clip_range: a step further pays nothing.
+        free = slope - advantage <= self.losses.clip_range * np.abs(advantage)
+        error = np.subtract(memory.values, numbers[:, 2:].T, out=memory.errors)
         measured = self._measure(memory, log_ratio, ratio, advantage, error) if measure else {}
+        slope *= free
+        slope *= -1.0 / count  # d L / d log p
         d_outputs = self._d_outputs(memory, action, slope)
-        error *= 2.0 * self.losses.value_weight / len(rows)
+        error *= 2.0 * self.losses.value_weight / count
         self._backward(vector, memory, d_outputs, error)
         self.flat.step(self.losses.learning_rate, self.losses.max_grad_norm)
         return measured
 
     def _d_outputs(self, memory: _Memory, action: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Gradient of the loss with respect to the policy's outputs (B, outputs); overwrites the scratch memory."""
-        weight = self.losses.entropy_weight
-        if self.log_std is not None:
-            scaled = memory.scratch  # (a - mean) / sigma, left there by _distribution
+        """Gradient of the loss with respect to the policy's outputs (outputs, B); overwrites the scratch memory."""
+        weight, out = self.losses.entropy_weight, memory.scratch
+        if self.log_std is not None:  # the scratch holds (a - mean) / sigma
             assert self.log_std_grad is not None
-            np.matmul(slope, scaled * scaled - 1.0, out=self.log_std_grad)
+            np.matmul(out * out - 1.0, slope, out=self.log_std_grad)
             if weight:
                 self.log_std_grad -= weight
-            scaled *= np.exp(-self.log_std)
-            scaled *= slope[:, None]
-            return scaled
-        out = memory.scratch
-        log_p = memory.outputs
-        p = np.exp(log_p, out=memory.probabilities)
-        np.multiply(p, -slope[:, None], out=out)
-        for choice, columns in enumerate(self.actions.columns):
-            out[memory.rows, columns.start + action[:, choice]] += slope
+            out *= np.exp(-self.log_std)
+            out *= slope
+            return out
+        p = np.exp(memory.outputs, out=memory.probabilities)
+        np.multiply(p, -slope, out=out)
+        flat = out.reshape(-1)
+        for choice, rows in enumerate(self.actions.columns):
+            flat[self._places(memory, action, choice)] += slope
             if weight:
-                side, log = p[:, columns], log_p[:, columns]
-                entropy = -np.einsum("ij,ij->i", side, log)
-                out[:, columns] += (weight / len(slope)) * side * (log + entropy[:, None])
+                side, log = p[rows], memory.outputs[rows]
+                out[rows] += (weight / len(slope)) * side * (log - (side * log).sum(0))
         return out
 
     def _backward(self, vector: np.ndarray, memory: _Memory, d_outputs: np.ndarray, d_values: np.ndarray) -> None:
-        last = memory.hidden[-1]
-        back = memory.back[-1]
-        for (weight, weight_grad, _, bias_grad), h, out, d in zip(self.heads, last, back, (d_outputs, d_values)):
-            np.matmul(d.T, h, out=weight_grad)
-            np.matmul(memory.ones, d, out=bias_grad)
-            np.matmul(d, weight, out=out)
+        for layer, h, out, d in zip(self.heads, memory.hidden[-1], memory.back[-1], (d_outputs, d_values)):
+            np.matmul(d, h, out=layer.weight_grad)
+            np.matmul(d, memory.ones, out=layer.bias_grad)
+            np.matmul(d.T, layer.weight, out=out)
         for number in range(len(self.layers) - 1, -1, -1):
-            weight, weight_grad, _, bias_grad = self.layers[number]
-            hidden, back = memory.hidden[number], memory.back[number]
+            layer, hidden, back = self.layers[number], memory.hidden[number], memory.back[number]
             np.multiply(hidden, hidden, out=hidden)
             np.subtract(1.0, hidden, out=hidden)
             back *= hidden
             below = memory.hidden[number - 1] if number else vector
-            np.matmul(back.transpose(0, 2, 1), below, out=weight_grad)
-            np.matmul(memory.ones, back, out=bias_grad[:, 0])
+            np.matmul(memory.back_turned[number], below, out=layer.weight_grad)
+            np.matmul(memory.ones, back, out=layer.bias_grad)
             if number:
-                np.matmul(back, weight, out=memory.back[number - 1])
+                np.matmul(back, layer.weight, out=memory.back[number - 1])
 
     def _measure(self, memory: _Memory, log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
         clip = self.losses.clip_range
@@ -211,21 +214,35 @@ class Fused:
         }
 
 
+class _Layer(NamedTuple):
+    """Views of the parameters of a layer: of both networks (2, units, inputs), or of a head (outputs, inputs)."""
+
+    weight: np.ndarray
+    turned: np.ndarray  # its last two axes exchanged
+    weight_grad: np.ndarray
+    bias: np.ndarray
+    bias_grad: np.ndarray
+
+
 class _Memory:
     """What a batch of B rows needs on its way through the network and back."""
 
-    def __init__(self, rows: int, units: list[int], outputs: int, fused: Fused) -> None:
+    def __init__(self, rows: int, units: list[int], outputs: int, streams: int) -> None:
         self.hidden = [np.empty((2, rows, n), np.float32) for n in units]
+        self.turned = self.hidden[-1].transpose(0, 2, 1)
         self.back = [np.empty((2, rows, n), np.float32) for n in units]
-        self.outputs, self.scratch, self.probabilities = (np.empty((rows, outputs), np.float32) for _ in range(3))
-        self.values, self.errors = (np.empty((rows, fused.net.vf_head.out_features), np.float32) for _ in range(2))
+        self.back_turned = [back.transpose(0, 2, 1) for back in self.back]
+        self.outputs, self.scratch, self.probabilities = (np.empty((outputs, rows), np.float32) for _ in range(3))
+        self.values, self.errors = (np.empty((streams, rows), np.float32) for _ in range(2))
         self.ones = np.ones(rows, np.float32)
-        self.rows = np.arange(rows)
+        self.columns = np.arange(rows)
         self._taken: list[np.ndarray] = []
 
-    def take(self, batch: Batch, rows: np.ndarray) -> list[np.ndarray]:
-        """The rows of a batch, copied: observations, actions, and (old log-probability, advantage, returns)."""
+    def take(self, batch: Batch, rows: np.ndarray | slice) -> list[np.ndarray]:
+        """The rows of a batch: observations, actions, and (old log-probability, advantage, returns)."""
         sources = (batch.vector, batch.action, batch.numbers)
+        if isinstance(rows, slice):
+            return [x[rows] for x in sources]
         if not self._taken:
             self._taken = [np.empty((len(rows), *x.shape[1:]), x.dtype) for x in sources]
         for source, target in zip(sources, self._taken):

@@ -40,6 +40,11 @@ class Batch:
     starts: Any = None  # bool (T, N), recurrent only: an episode begins here
     hidden: Any = None  # float32 (N, units), recurrent only: before the first row
 
+    def take(self, rows: np.ndarray) -> Batch:
+        """Some rows, copied."""
+        pixels = {key: image[rows] for key, image in self.pixels.items()}
+        return Batch(self.vector[rows], pixels, self.action[rows], self.numbers[rows])
+
 
 class Eager:
     """Acts, evaluates and learns with torch; on the CPU it takes and gives NumPy arrays."""
@@ -126,7 +131,7 @@ class Eager:
         return measured
 
     def _flat_rows(self, batch: Batch, rows: Any) -> tuple[Tensor, ...]:
-        index = self.tensor(rows)
+        index = rows if isinstance(rows, slice) else self.tensor(rows)
         vector, pixels = self._rows(batch.vector, batch.pixels)
         outputs, values = self.net(vector[index], {key: image[index] for key, image in pixels.items()})
         return outputs, values, self.tensor(batch.action)[index], self.tensor(batch.numbers)[index]

@@ -296,6 +296,7 @@ class Flat:
         self.grad = torch.zeros_like(self.value)
         self.mean, self.square = torch.zeros_like(self.value), torch.zeros_like(self.value)  # Adam's moments
         self.steps = torch.zeros((), device=device)
+        self._numpy = (self.grad.numpy(), self.steps.numpy()) if device.type == "cpu" else None
         begin = 0
         for p in parameters:
             end = begin + p.numel()
@@ -305,31 +306,31 @@ class Flat:
 
     def step(self, learning_rate: float, max_grad_norm: float) -> None:
         """Clip the gradient to a norm, then Adam (Kingma & Ba 2015) with epsilon 1e-5."""
-        if self.value.device.type == "cpu":
-            grad = self.grad.numpy()
+        if self._numpy is None:
+            norm = torch.linalg.vector_norm(self.grad)
+            self.grad.mul_(torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0))
+            self.steps += 1
+        else:  # a call into torch costs more than the arithmetic
+            grad, steps = self._numpy
             norm = math.sqrt(grad.dot(grad))
             if norm > max_grad_norm:
                 grad *= max_grad_norm / (norm + 1e-6)
-        else:
-            norm = torch.linalg.vector_norm(self.grad)
-            self.grad.mul_(torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0))
-        self.steps += 1
-        with torch.no_grad():
-            torch._fused_adam_(
-                [self.value],
-                [self.grad],
-                [self.mean],
-                [self.square],
-                [],
-                [self.steps],
-                lr=learning_rate,
-                beta1=0.9,
-                beta2=0.999,
-                weight_decay=0.0,
-                eps=1e-5,
-                amsgrad=False,
-                maximize=False,
-            )
+            steps += 1
+        torch._fused_adam_(
+            [self.value],
+            [self.grad],
+            [self.mean],
+            [self.square],
+            [],
+            [self.steps],
+            lr=learning_rate,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-5,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments and step count; the parameters belong to the module."""

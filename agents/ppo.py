@@ -51,6 +51,9 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 }
 
 
+MEASURED = 8  # minibatches of the last epoch whose losses are logged
+
+
 @dataclass
 class PPOConfig:
     """Defaults are Stable-Baselines3's, but for the length of a rollout."""
@@ -269,13 +272,20 @@ class PPO(OwnAgent):
         if config.anneal:
             self.losses.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
         rows = np.arange(valid.shape[1]) if config.gru else np.flatnonzero(valid)
+        narrow = not config.gru and not batch.pixels and batch.vector.size < 2**18
         measured: list[dict[str, float]] = []
+        often = max(len(rows) // self.rows_a_batch // MEASURED, 1)
         for epoch in range(config.n_epochs):
-            order = self.rng.permutation(rows)
+            order: Any = self.rng.permutation(rows)
             last = epoch == config.n_epochs - 1
+            shuffled = batch
+            if narrow:  # all at once is cheaper than a minibatch at a time, as long as it stays in the cache
+                shuffled = batch.take(order)
             for begin in range(0, len(order), self.rows_a_batch):
-                result = self.learner.update(batch, order[begin : begin + self.rows_a_batch], last)
-                if last:
+                end = min(begin + self.rows_a_batch, len(order))
+                measure = last and begin // self.rows_a_batch % often == 0
+                result = self.learner.update(shuffled, slice(begin, end) if narrow else order[begin:end], measure)
+                if measure:
                     measured.append(result)
         self._n_updates += config.n_epochs
         self._record(measured, returns[valid], collector.values[:-1][valid])

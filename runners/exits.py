@@ -103,12 +103,15 @@ def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
     return FAILED, ""
 
 
+_STEPS = ("step", "reset", "render", "frame", "send", "recv")
+
+
 def _owner(error: BaseException) -> tuple[int, str] | None:
     """Whose code raised: the innermost call that was a reward's or an environment's."""
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(("envs.", "gymnasium.")) and frame.f_code.co_name in ("step", "reset", "render", "frame"):
+        if module.startswith(("envs.", "gymnasium.")) and frame.f_code.co_name in _STEPS:
             found = (ENVIRONMENT, "the environment")
         elif module.startswith("rewards.") and frame.f_code.co_name in ("score", "update", "embed"):
             found = (REWARD, "the reward")
