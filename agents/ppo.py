@@ -74,6 +74,7 @@ class PPOConfig:
     anneal: bool = False  # whether the learning rate falls to 0 over training
     normalize_obs: bool = False  # centre observations and divide by their running standard deviation
     gru: int = 0  # units of a recurrent layer, for observations that hide the state; 0 for none
+    streams: str = "separate"  # a value for every reward stream; sum: one value of their weighted sum
     path: str = "auto"  # auto (by hand in NumPy where the network allows it) or eager (torch's autograd)
 
     def __post_init__(self) -> None:
@@ -82,8 +83,9 @@ class PPOConfig:
             for number in value if isinstance(value, list) else [value]:
                 if not low <= number <= high:
                     raise ValueError(f"agent.{name}={value} is out of range; give {words}")
-        if self.path not in ("auto", "eager"):
-            raise ValueError(f"agent.path={self.path!r} is unknown; give auto or eager")
+        for name, choices in {"path": ("auto", "eager"), "streams": ("separate", "sum")}.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"agent.{name}={getattr(self, name)!r} is unknown; give {' or '.join(choices)}")
 
 
 class PPO(OwnAgent):
@@ -113,7 +115,10 @@ class PPO(OwnAgent):
         self.scorer = TaskScorer(config.gamma) if scorer is None else scorer
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.rows_a_batch = self._divide(config, envs.num_envs)
-        streams = list(self.scorer.streams.values())
+        self.streams = dict(self.scorer.streams)
+        if config.streams == "sum":
+            self.streams = dict(TaskScorer(config.gamma).streams)
+        streams = list(self.streams.values())
         self._gamma = np.array([stream.gamma for stream in streams], np.float32)
         self._episodic = np.array([stream.episodic for stream in streams], bool)
         inputs, actions = Inputs(self.observation_space), Actions(self.action_space)
@@ -217,6 +222,8 @@ class PPO(OwnAgent):
         rewards = np.stack(list(self.scorer.scaled(raw).values()), -1)
         timesteps = self.num_timesteps - batch.valid.size + rollout.n * np.arange(rollout.length)[:, None]
         weights = np.stack([np.broadcast_to(w, batch.shape) for w in self.scorer.weights(timesteps).values()], -1)
+        if self.config.streams == "sum":
+            rewards, weights = (rewards * weights).sum(-1, keepdims=True), np.ones_like(weights[..., :1])
         scored = time.perf_counter()
         collector.evaluate()
         advantage = advantages(
@@ -293,10 +300,10 @@ class PPO(OwnAgent):
     def _record(self, measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray) -> None:
         for key in measured[0]:
             self.logger.record(f"train/{key}", float(np.mean([m[key] for m in measured])))
-        for column, name in enumerate(self.scorer.streams):
+        for column, name in enumerate(self.streams):
             variance = returns[:, column].var()
             explained = 1 - (returns[:, column] - values[:, column]).var() / variance if variance > 0 else np.nan
-            suffix = f"_{name}" if len(self.scorer.streams) > 1 else ""
+            suffix = f"_{name}" if len(self.streams) > 1 else ""
             self.logger.record(f"train/explained_variance{suffix}", float(explained))
         if self.policy.log_std is not None:
             self.logger.record("train/std", float(self.policy.log_std.detach().exp().mean()))

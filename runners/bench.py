@@ -1,12 +1,16 @@
 """Benchmarks and studies: what the README's numbers come from.
 
     python -m runners.bench foundation     what a learned reward costs, in frames per second with it over without
+    python -m runners.bench ppo            our PPO beside Stable-Baselines3's: speed, and where time goes
+    python -m runners.bench peers          our PPO beside other libraries', each in an environment of its own
+    python -m runners.bench ppo_learning   our PPO and Stable-Baselines3's learn five tasks, five seeds: an hour
+    python -m runners.bench ppo_streams    a bonus that ends with the episode, or does not, or has no value of its own
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
-Results go to assets/results/NAME.csv, one row a run, and to NAME.json; the figures of a study join those of
-foundation.json. An interrupted study goes on where it stopped.
+Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
+foundation.json and ppo.json. An interrupted study goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "assets" / "results"
-SPEED = "foundation"
+COLLECTED = {"ppo": "ppo", "peers": "ppo", "ppo_learning": "ppo", "ppo_streams": "ppo"}  # the rest: foundation
 
 
 def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
@@ -26,10 +30,11 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
         return 0 if names else 2
     from functools import partial
 
-    from runners import bench_foundation, bench_studies, bench_upright, results
+    from runners import bench_foundation, bench_ppo, bench_ppo_learning, bench_studies, bench_upright, results
     from runners.config import unknown
 
-    table = {SPEED: bench_foundation.run, "upright": bench_upright.run}
+    table = {"foundation": bench_foundation.run, "upright": bench_upright.run, "ppo": bench_ppo.run}
+    table |= {"ppo_learning": bench_ppo_learning.learning, "ppo_streams": bench_ppo_learning.streams}
     table |= {name: partial(bench_studies.run, study) for name, study in bench_studies.STUDIES.items()}
     for name in names:
         if name not in table:
@@ -37,7 +42,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
             return 2
     for name in names:
         figures = table[name](folder)
-        for target in dict.fromkeys([name, SPEED]):
+        for target in dict.fromkeys([name, COLLECTED.get(name, "foundation")]):
             results.write_figures(folder / f"{target}.json", f"python -m runners.bench {name}", figures)
         for key, value in figures.items():
             print(f"{key:<40}{value:10.3f}")

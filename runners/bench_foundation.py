@@ -1,29 +1,24 @@
 """What a learned reward costs: frames per second with it over without it, measured side by side.
 
-The variants of a group take turns (A B C A B C ...), so that a busy neighbour disturbs all alike; a figure is the
-median over rounds of the ratio within a round. Frames are counted against the process's own CPU time, which on one
-thread is the wall time of an idle machine. Freed memory is kept: page faults, which depend on what ran before, would
+Turns and medians as in `runners.measure`. Freed memory is kept: page faults, which depend on what ran before, would
 decide otherwise.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners.measure import Measure, interleave, ratio
 from runners.memory import keep_freed_memory
 
 PPO_FRAMES = 8_192  # four rollouts of 8 x 256
 SAC_FRAMES = 400
 CLIP_BATCH, CLIP_BATCHES = 64, 4
-
-Measure = Callable[[], tuple[int, Callable[[], Any]]]  # builds everything; returns frames and what is to be timed
 
 
 def run(folder: Path) -> dict[str, float]:
@@ -36,7 +31,8 @@ def run(folder: Path) -> dict[str, float]:
     path.unlink(missing_ok=True)
     figures: dict[str, float] = {}
     for group, (rounds, bare, variants) in _groups().items():
-        figures |= _interleave(path, group, rounds, bare, variants)
+        rates = interleave(path, group, rounds, {"bare": bare, **variants})["cpu"]
+        figures |= {name: ratio(rates, name, "bare") for name in variants}
     return figures
 
 
@@ -47,27 +43,6 @@ def _groups() -> dict[str, tuple[int, Measure, dict[str, Measure]]]:
         "clip": (51, _clip_encoder, {"clip_encoder_ratio": _clip_reward}),
         "sac": (5, _sac, {"sac_relabel_ratio": _sac_relabel}),
     }
-
-
-def _interleave(path: Path, group: str, rounds: int, bare: Measure, variants: dict[str, Measure]) -> dict[str, float]:
-    """Each variant's speed over the bare one's; a first round warms up and is thrown away."""
-    ratios: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(rounds + 1):
-        rates = {}
-        for name, measure in {"bare": bare, **variants}.items():
-            frames, work = measure()
-            wall, cpu = time.perf_counter(), time.process_time()
-            work()
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            rates[name] = frames / cpu
-            row = {"group": group, "variant": name, "round": turn, "frames": frames, "seconds": round(wall, 4)}
-            row |= {"cpu_seconds": round(cpu, 4), "frames_per_cpu_second": round(rates[name], 1)}
-            if turn > 0:
-                results.append_rows(path, [row])
-        for name in variants:
-            if turn > 0:
-                ratios[name].append(rates[name] / rates["bare"])
-    return {name: float(np.median(values)) for name, values in ratios.items()}
 
 
 def _mix(venv: Any, names: list[str]) -> Any:

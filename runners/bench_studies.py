@@ -81,7 +81,7 @@ def train(study: Study, name: str, seed: int) -> tuple[dict[str, Any], list[dict
     config = PPOConfig(**study.agent)
     mix = rewards.make(configs, venv.observation_space, venv.action_space, gamma=config.gamma, seed=seed)
     model = PPO.build(config, venv, seed=seed, device="cpu")
-    watch = _watch(study.threshold, arm.until_solved)
+    watch = make_watch(study.threshold, arm.until_solved)
     start = time.perf_counter()
     model.learn(arm.steps, callback=[RewardCallback(mix), watch])
     seconds = time.perf_counter() - start
@@ -98,11 +98,12 @@ def train(study: Study, name: str, seed: int) -> tuple[dict[str, Any], list[dict
         "final_success": round(watch.curve[-1]["success"], 4),
         "seconds": round(seconds, 1),
     }
-    curve = [{"arm": name, "seed": seed, **point} for point in _thin(watch.curve, 10_000)]
+    curve = [{"arm": name, "seed": seed, **point} for point in thin(watch.curve, 10_000)]
     return row, curve
 
 
-def _watch(threshold: float, until_solved: bool) -> Any:
+def make_watch(threshold: float, until_solved: bool) -> Any:
+    """A callback with the run's curve, and when it first succeeded and first had a mean return above `threshold`."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
@@ -115,15 +116,16 @@ def _watch(threshold: float, until_solved: bool) -> Any:
             self.solved_at: int | str = ""
 
         def _on_step(self) -> bool:
-            if self.first_success == "" and any(info.get("is_success") for info in self.locals["infos"]):
-                self.first_success = self.num_timesteps
             return not (until_solved and self.solved_at != "")
 
         def _on_rollout_end(self) -> None:
-            episodes = [episode["r"] for episode in self.model.ep_info_buffer or ()][-WINDOW:]
+            model: Any = self.model
+            success = list(model.ep_success_buffer or ())[-WINDOW:]
+            if self.first_success == "" and any(success):
+                self.first_success = self.num_timesteps
+            episodes = [episode["r"] for episode in model.ep_info_buffer or ()][-WINDOW:]
             if not episodes:
                 return
-            success = list(self.model.ep_success_buffer or ())[-WINDOW:]
             mean = float(np.mean(episodes))
             point = {"steps": self.num_timesteps, "return": mean, "success": float(np.mean(success or [0.0]))}
             self.curve.append(point)
@@ -133,7 +135,7 @@ def _watch(threshold: float, until_solved: bool) -> Any:
     return Watch()
 
 
-def _thin(curve: list[dict[str, float]], every: int) -> list[dict[str, float]]:
+def thin(curve: list[dict[str, float]], every: int) -> list[dict[str, float]]:
     """The last point of each `every` steps, rounded."""
     kept = {int(point["steps"]) // every: point for point in curve}
     return [{key: round(value, 4) for key, value in point.items()} for point in kept.values()]

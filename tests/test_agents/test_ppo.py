@@ -126,6 +126,15 @@ def test_streams_have_values_of_their_own():
     np.testing.assert_allclose(model.policy(torch.zeros(1, 1), {})[1].detach()[0], [1.0, 2.0], atol=0.1)
 
 
+def test_one_value_of_the_sum_is_the_value_of_the_weighted_rewards():
+    made = vector(*[lambda: Toy(spaces.Box(0, 0, (1,), np.float32), spaces.Discrete(1), reward=1.0, length=1)] * 8)
+    half = {"task": rewards.get("task").Config(weight=0.5), "count": rewards.get("count").Config(weight=0.0)}
+    mix = rewards.make(half, made.single_observation_space, made.single_action_space, gamma=0.9, seed=0)
+    config = PPOConfig(n_steps=32, batch_size=64, learning_rate=5e-3, net_arch=[16], streams="sum")
+    model = PPO(made, config, scorer=mix, seed=0).learn(8 * 32 * 20)
+    np.testing.assert_allclose(model.policy(torch.zeros(1, 1), {})[1].detach(), [[0.5]], atol=0.05)
+
+
 def test_a_recurrent_policy_remembers_what_the_observation_no_longer_shows():
     class Cue(gym.Env):
         """The first observation says which action is right two steps later; nothing else does."""

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from runners import bench, bench_foundation, bench_studies, results
+from runners import bench, bench_foundation, bench_studies, measure, results
 from runners.bench_studies import Arm, Study
 
 
@@ -39,21 +39,21 @@ def test_rows_are_appended_under_one_header(tmp_path):
 
 def test_variants_take_turns_and_the_figure_is_the_median_of_the_rounds_ratios(tmp_path, monkeypatch):
     turns, seconds, clock = [], {"bare": [9, 1, 2, 3], "with": [9, 2, 8, 4]}, [0.0]
-    monkeypatch.setattr(bench_foundation.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(measure, "_cpu", lambda: clock[0])
 
     def variant(name):
-        def measure():
+        def build():
             def work():
                 turns.append(name)
                 clock[0] += seconds[name][turns.count(name) - 1]
 
             return 12, work
 
-        return measure
+        return build
 
-    figures = bench_foundation._interleave(tmp_path / "x.csv", "g", 3, variant("bare"), {"with": variant("with")})
+    rates = measure.interleave(tmp_path / "x.csv", "g", 3, {name: variant(name) for name in ("bare", "with")})
     assert turns == ["bare", "with"] * 4
-    assert figures == {"with": 0.5}  # of 1/2, 2/8, 3/4; the first round is thrown away
+    assert measure.ratio(rates["cpu"], "with", "bare") == 0.5  # of 1/2, 2/8, 3/4; the first round is thrown away
     rows = results.read_rows(tmp_path / "x.csv")
     assert [row["frames_per_cpu_second"] for row in rows] == ["12.0", "6.0", "6.0", "1.5", "4.0", "3.0"]
 
