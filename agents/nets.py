@@ -120,7 +120,8 @@ class Actions:
         shape = (*leading, self.outputs)
         if self.gaussian:
             return rng.standard_normal(shape, np.float32)
-        return -np.log(rng.standard_exponential(shape, np.float32))  # Gumbel: the largest of logits + noise is a sample
+        waiting = np.maximum(rng.standard_exponential(shape, np.float32), np.float32(1e-30))
+        return -np.log(waiting)  # Gumbel: the largest of logits + noise is a sample
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """Chosen numbers (B, choices) -> what the environment takes, (B, *shape); a Gaussian is clipped to the Box."""

@@ -56,7 +56,7 @@ MOUNTAINCAR = Task(
 KEYCORRIDOR = Task("MiniGrid-KeyCorridorS3R2-v0", 300_000, 16, {**MINIGRID, "net_arch": [128, 128]}, "success", True)
 BONUS = {
     "mountaincar": (MOUNTAINCAR, {**_RND, "weight": "linear:1:0:200000"}),
-    "keycorridor": (KEYCORRIDOR, {**_RND, "weight": 0.01}),
+    "keycorridor": (KEYCORRIDOR, {"scale": "ema", "weight": 0.01}),
 }
 ARMS: dict[str, tuple[list[str], dict[str, Any], str]] = {  # rewards, changes to the bonus, values
     "task": (["task"], {}, "separate"),
