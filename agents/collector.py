@@ -55,22 +55,24 @@ class Collector:
         self.hidden: Any = None  # (N, units) before the rollout's first row
         self.began = False
 
-    def begin(self) -> None:
-        """Reset the environments, the first time."""
+    def begin(self) -> bool:
+        """Reset the environments, the first time and after a rollout that was stopped; whether that was done."""
         if self.began:
-            return
+            return False
         obs, infos = self.envs.reset(seed=self.seed)
         self.rollout.begin(obs, infos)
         self.starts[0] = True
         if self.recurrent:
             self.learner.start(self.rollout.n)
+        self.running[:] = 0
         self.began = True
+        return True
 
-    def collect(self, on_step: Callable[[Any], bool]) -> bool:
+    def collect(self, on_step: Callable[[int], bool]) -> bool:
         """Fill the rollout; while one group of environments steps, the policy looks at the other.
 
         Args:
-            on_step: called after each step of all environments with what the last group returned; False stops.
+            on_step: called with the row in which all environments have just stepped; False stops.
         """
         rollout, stepper = self.rollout, self.stepper
         groups, length = stepper.groups, rollout.length
@@ -80,7 +82,6 @@ class Collector:
         self._read(0, slice(0, rollout.n), map_obs(lambda x: x[0], rollout.obs))
         now = time.perf_counter()
         environment = inference = 0.0
-        step: Any = None
         for t in range(length + 1):
             for number, group in enumerate(groups):
                 if t > 0:
@@ -96,7 +97,7 @@ class Collector:
                     before, now = now, time.perf_counter()
                     inference += now - before
                     stepper.send(rollout.action[t, group], number)
-            if t > 0 and not on_step(step):
+            if t > 0 and not on_step(t - 1):
                 self._abandon(t)
                 return False
         self.seconds["environment"] += environment
@@ -132,11 +133,10 @@ class Collector:
             self.last_values[t - 1, columns] = values
 
     def _abandon(self, t: int) -> None:
-        """Stop in the middle: what was collected is dropped, and the next rollout begins at the current observation."""
-        for number, group in enumerate(self.stepper.groups):
-            if t < self.rollout.length and len(self.stepper.groups) > 1:
-                step = self.stepper.recv(number)  # already on its way
-                self.rollout.write(t, group, *step)
+        """Stop in the middle: what was collected is dropped."""
+        for number in range(len(self.stepper.groups) if t < self.rollout.length else 0):
+            self.stepper.recv(number)  # already on its way
+        self.rollout.finals.clear()
         self.began = False
 
     def batch(self, numbers: np.ndarray) -> Batch:

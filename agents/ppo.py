@@ -194,14 +194,19 @@ class PPO(OwnAgent):
         """
         callback = self._begin(int(total_timesteps), callback, reset_num_timesteps, progress_bar)
 
-        def on_step(step: Any) -> bool:
-            self.num_timesteps += self.envs.num_envs
-            callback.update_locals({"rewards": step[1], "dones": step[2] | step[3], "infos": step[4]})
+        rollout = self.collector.rollout
+
+        def on_step(t: int) -> bool:
+            self.num_timesteps += rollout.n
+            callback.update_locals(
+                {"rewards": rollout.reward[t], "dones": rollout.terminated[t] | rollout.truncated[t]}
+            )
             return callback.on_step()
 
         iteration = 0
         while self.num_timesteps < self._total_timesteps:
-            self.collector.begin()
+            if self.collector.begin():
+                self.memory = self.scorer.initial_memory(rollout.n)
             callback.on_rollout_start()
             if not self.collector.collect(on_step):
                 break
@@ -295,6 +300,11 @@ class PPO(OwnAgent):
                 if measure:
                     measured.append(result)
         self._n_updates += config.n_epochs
+        if not np.isfinite(measured[-1]["value_loss"]) or not bool(torch.isfinite(self.flat.value.sum())):
+            raise FloatingPointError(
+                f"the loss of the policy became {measured[-1]['value_loss']} after {self.num_timesteps:,} steps; lower "
+                f"agent.learning_rate={config.learning_rate}, or scale the reward"
+            )
         self._record(measured, returns[valid], collector.values[:-1][valid])
 
     def _record(self, measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray) -> None:

@@ -19,7 +19,7 @@ Memory = Any  # a dict of arrays with leading axis N, or None
 
 def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
     """Apply `function` to an observation, or to each entry of a dict observation."""
-    if isinstance(obs, Mapping):
+    if isinstance(obs, dict):
         return {key: map_obs(function, value) for key, value in obs.items()}
     return function(obs)
 
@@ -58,11 +58,11 @@ class Transitions:
 
     def map(self, function: Callable[[Array], Array]) -> Transitions:
         """Apply `function` to every array of the batch; absent fields stay absent."""
-        values: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            values[f.name] = None if value is None else map_obs(function, value)
-        return Transitions(**values)
+        mapped: list[Any] = []
+        for name in _NAMES:
+            value = getattr(self, name)
+            mapped.append(None if value is None else map_obs(function, value))
+        return Transitions(*mapped)
 
     def __getitem__(self, index: Any) -> Transitions:
         """Index the leading axes of every field: `batch[t]`, `batch[mask]`, `batch[rows]`."""
@@ -90,6 +90,9 @@ class Transitions:
             if not key.startswith("obs_") and f"obs_{key}" not in self.extras:
                 del extras[key]  # it describes next_obs, which is gone
         return self.replace(next_obs=self.obs, frame=self.obs_frame, text=self.obs_text, extras=extras)
+
+
+_NAMES = tuple(f.name for f in fields(Transitions))
 
 
 def stack(batches: list[Transitions]) -> Transitions:

@@ -126,6 +126,13 @@ class Reward(ABC):
         """Memory for `n` environments whose episodes begin; None for a reward without memory."""
         return None
 
+    def prepare(self, batch: Transitions) -> Transitions:
+        """What does not depend on the memory, for all rows at once, as extras that `score` looks for.
+
+        A reward with a memory is asked step by step along a rollout; this is called once before, with shape (T, N).
+        """
+        return batch
+
     def embed(self, batch: Transitions) -> np.ndarray:
         """The embedding (N, D) of `batch.frame`; only for rewards that name one in `embedding`."""
         raise TypeError(f"{type(self).__name__} names no embedding, so there is nothing to embed")

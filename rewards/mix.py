@@ -10,6 +10,8 @@ watched `warmup` transitions: that is what makes the wrapper, the rollout and th
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import deque
 from typing import Any
 
@@ -90,15 +92,19 @@ class Stream:
     def _scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """Walk along time; memory of an ended episode is reset, rows that are no transitions leave it alone."""
         if len(batch.shape) == 1:
-            scored, after = self.reward.score(batch, memory)
-            if not batch.valid.all():
-                after = merge_memory(after, memory, ~batch.valid)
-            if batch.ended.any():
-                after = merge_memory(after, self.reward.initial_memory(batch.shape[0]), batch.ended)
-            return _values(scored), after
+            raw, memory = self._scan(batch.map(lambda x: x[None]), memory)
+            return raw[0], memory
+        batch = self.reward.prepare(batch)
         raw = np.empty(batch.shape, np.float32)
-        for t in range(batch.shape[0]):
-            raw[t], memory = self._scan(batch[t], memory)
+        valid, ended = batch.valid, batch.ended
+        for t, (whole, ends) in enumerate(zip(valid.all(axis=1), ended.any(axis=1))):
+            scored, after = self.reward.score(batch[t], memory)
+            raw[t] = _values(scored)
+            if not whole:
+                after = merge_memory(after, memory, ~valid[t])
+            if ends:
+                after = merge_memory(after, self.reward.initial_memory(batch.shape[1]), ended[t])
+            memory = after
         return raw, memory
 
     def _score_obs(self, batch: Transitions, next_score: np.ndarray) -> np.ndarray:
@@ -293,16 +299,22 @@ class _Ledger:
         metrics: dict[str, float] = {}
         if not valid.any():
             return metrics
-        sizes = {name: float(np.abs(part[valid]).mean()) for name, part in parts.items()}
+        pick = np.ravel if valid.all() else functools.partial(np.compress, valid.ravel())
+        sizes = {name: float(np.abs(pick(part)).mean()) for name, part in parts.items()}
         everything = sum(sizes.values())
-        task = batch.reward[valid]
+        task = pick(batch.reward).astype(np.float64)
+        task -= task.mean()
         for name, value in raw.items():
-            metrics[f"reward/{name}"] = float(value[valid].mean())
+            rows = pick(value).astype(np.float64)
+            mean = rows.mean()
+            metrics[f"reward/{name}"] = float(mean)
             metrics[f"reward/{name}_share"] = sizes[name] / everything if everything > 0 else 0.0
-            if name != "task" and value[valid].std() > 1e-12 and task.std() > 1e-12:
-                metrics[f"reward/{name}_corr"] = float(np.corrcoef(value[valid], task)[0, 1])
-        total = np.sum(list(parts.values()), axis=0)
-        metrics["reward/total"] = float(total[valid].mean())
+            rows -= mean
+            norm = math.sqrt(rows.dot(rows) * task.dot(task))
+            if name != "task" and norm > 1e-12 * len(rows):
+                metrics[f"reward/{name}_corr"] = float(rows.dot(task)) / norm
+        total = functools.reduce(np.add, parts.values())
+        metrics["reward/total"] = float(pick(total).mean())
         self._episodes(np.where(valid, total, 0.0), batch.ended)
         if self.returns:
             metrics["rollout/ep_learned_mean"] = float(np.mean(self.returns))

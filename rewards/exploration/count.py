@@ -94,8 +94,12 @@ class Count(Reward):
             memory["visits"] = np.zeros((n, self.capacity), np.int64)
         return memory
 
+    def prepare(self, batch: Transitions) -> Transitions:
+        keys = self.hash(batch.flatten().next_obs).reshape(batch.shape)
+        return batch.replace(extras={**batch.extras, "count_keys": keys})
+
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
-        keys = self.hash(batch.next_obs)
+        keys = batch.extras["count_keys"] if "count_keys" in batch.extras else self.hash(batch.next_obs)
         if self.lifetime:
             return self._bonus(self.table.count(keys) + 1)
         rows = np.arange(len(keys))

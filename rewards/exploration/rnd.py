@@ -107,7 +107,7 @@ class RND(Reward):
         self.target = _Net(self.layout, [width, config.features], generator).to(device)
         self.predictor = _Net(self.layout, [width, width, config.features], generator).to(device)
         self.target.requires_grad_(False)
-        self.optimizer = torch.optim.Adam(self.predictor.parameters(), lr=config.learning_rate)
+        self.optimizer = torch.optim.Adam(self.predictor.parameters(), lr=config.learning_rate, fused=True)
         self.statistics = RunningMeanStd((self.layout.size,))
         self.statistics.mean, self.statistics.var = self.layout.prior()
         self.rng = np.random.default_rng(seed)  # of the minibatches; the global generators stay untouched
@@ -126,6 +126,9 @@ class RND(Reward):
         for i in range(0, len(x), ROWS):  # in float64, hence in pieces
             self.statistics.update(x[i : i + ROWS])
         x = self._whiten(x)
+        inputs = torch.from_numpy(x).to(self.device)
+        with torch.no_grad():
+            targets = torch.cat([self.target(inputs[i : i + ROWS]) for i in range(0, len(x), ROWS)])
         size, share = self.settings.batch_size, self.settings.update_proportion
         losses = []
         for _ in range(self.settings.epochs):
@@ -134,11 +137,12 @@ class RND(Reward):
                 rows = order[i : i + size]
                 rows = rows if share == 1 else rows[self.rng.random(len(rows)) < share]
                 if len(rows):
-                    losses.append(self._learn(x[rows]))
+                    index = torch.from_numpy(rows).to(self.device)
+                    losses.append(self._learn(inputs[index], targets[index]))
         return {"loss": float(torch.stack(losses).mean())} if losses else {}
 
-    def _learn(self, x: np.ndarray) -> torch.Tensor:
-        loss = self._error(x).mean()
+    def _learn(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = (self.predictor(inputs) - targets).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.predictor.parameters(), self.settings.max_grad_norm)

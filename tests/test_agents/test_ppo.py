@@ -334,6 +334,12 @@ def test_spaces_it_cannot_take_are_named(obs, action, sentence):
         PPO.check(obs, action)
 
 
+def test_a_loss_that_is_no_number_ends_training_in_a_sentence():
+    made = vector(*[lambda: Toy(spaces.Box(-1, 1, (2,), np.float32), reward=3e38)] * 2)
+    with np.errstate(all="ignore"), pytest.raises(FloatingPointError, match="the loss of the policy became"):
+        PPO(made, PPOConfig(**SMALL), seed=0).learn(200)
+
+
 @pytest.mark.parametrize("what", ["reward", "observation"])
 def test_a_number_that_is_none_is_named_and_moves_no_weight(what):
     class Broken(Toy):

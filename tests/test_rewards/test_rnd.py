@@ -92,13 +92,13 @@ def test_update_proportion_is_the_share_of_each_minibatch_that_is_learnt_from(mo
     learnt = []
     rnd = make(update_proportion=0.25, batch_size=100, epochs=2)
     learn = rnd._learn
-    monkeypatch.setattr(rnd, "_learn", lambda x: learnt.append(len(x)) or learn(x))
+    monkeypatch.setattr(rnd, "_learn", lambda x, y: learnt.append(len(x)) or learn(x, y))
     rnd.update(points(1000, 0.0))
     assert len(learnt) == 20  # as many steps as without it
     assert sum(learnt) / 2000 == pytest.approx(0.25, abs=0.04)
     learnt.clear()
     whole = make(batch_size=100)
-    monkeypatch.setattr(whole, "_learn", lambda x: learnt.append(len(x)) or torch.zeros(()))
+    monkeypatch.setattr(whole, "_learn", lambda x, y: learnt.append(len(x)) or torch.zeros(()))
     whole.update(points(250, 0.0))
     assert learnt == [100, 100, 50]
 

@@ -1,0 +1,54 @@
+"""TorchRL's parts in the loop of its tutorial, not compiled; eight environments in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DISTRIBUTION = "torchrl"
+
+
+def train(rollouts: int, laps: Any) -> None:
+    """See `drive`."""
+    import torch
+    from tensordict.nn import TensorDictModule
+    from torch import nn
+    from torchrl.collectors import Collector
+    from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+    from torchrl.envs import GymEnv, SerialEnv
+    from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    def net(outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+
+    envs = SerialEnv(8, lambda: GymEnv("CartPole-v1"))
+    policy = TensorDictModule(net(2), in_keys=["observation"], out_keys=["logits"])
+    actor = ProbabilisticActor(
+        policy, spec=envs.action_spec, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+    )
+    critic = ValueOperator(net(1), in_keys=["observation"])
+    laps.watch(critic.module[-1])
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=True)
+    loss_module = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, loss_critic_type="l2")
+    optimizer = torch.optim.Adam(loss_module.parameters(), lr=3e-4)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(2048), sampler=SamplerWithoutReplacement(), batch_size=64)
+    collector = Collector(envs, actor, frames_per_batch=2048, total_frames=rollouts * 2048)
+    for rollout in collector:
+        with torch.no_grad():
+            advantage(rollout)
+        buffer.empty()
+        buffer.extend(rollout.reshape(-1))
+        for _ in range(10):
+            for minibatch in buffer:
+                losses = loss_module(minibatch)
+                loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+                loss.backward()
+                nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+        laps()
+    collector.shutdown()
