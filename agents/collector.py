@@ -6,12 +6,14 @@ computed for the whole rollout at once. A recurrent one remembers its state and 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from agents.learner import Batch
 from envs.rollout import OneGroup, Rollout
@@ -32,8 +34,10 @@ class Collector:
         seconds: where time went.
     """
 
-    def __init__(self, envs: Any, learner: Any, length: int, streams: int, media: frozenset[str], seed: int) -> None:
-        self.envs, self.learner, self.seed = envs, learner, seed
+    def __init__(
+        self, envs: Any, learner: Any, length: int, streams: int, media: frozenset[str], seed: int, sequence: int
+    ) -> None:
+        self.envs, self.learner, self.seed, self.sequence = envs, learner, seed, sequence
         self.inputs, self.actions = learner.net.inputs, learner.net.actions
         self.recurrent = learner.net.gru is not None
         self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
@@ -52,7 +56,7 @@ class Collector:
         self.successes: deque[float] = deque(maxlen=WINDOW)
         self.seconds = dict.fromkeys(("environment", "inference", "reward", "update"), 0.0)
         self.rng = np.random.default_rng([seed, 1])
-        self.hidden: Any = None  # (N, units) before the rollout's first row
+        self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
         self.began = False
 
     def begin(self) -> bool:
@@ -78,7 +82,7 @@ class Collector:
         groups, length = stepper.groups, rollout.length
         noise = self.actions.draw(self.rng, length, rollout.n)
         if self.recurrent:
-            self.hidden = self.learner.hidden.clone()
+            self.hidden = [self.learner.hidden.clone() for _ in range(length // self.sequence)]
         self._read(0, slice(0, rollout.n), map_obs(lambda x: x[0], rollout.obs))
         now = time.perf_counter()
         environment = inference = 0.0
@@ -112,6 +116,8 @@ class Collector:
     def _act(self, t: int, group: slice, noise: np.ndarray) -> None:
         pixels = self.inputs.pixels(map_obs(lambda x: x[t, group], self.rollout.obs)) if self.inputs.images else {}
         vector = self.vector[t, group]
+        if self.recurrent and t % self.sequence == 0:
+            self.hidden[t // self.sequence][group] = self.learner.hidden[group]
         if self.learner.deferred:
             action = self.learner.act(vector, pixels, noise)
         else:
@@ -145,7 +151,12 @@ class Collector:
         vector, chosen = self.vector[:length], self.chosen
         pixels = self.inputs.pixels(map_obs(lambda x: x[:length], self.rollout.obs))
         if self.recurrent:
-            return Batch(vector, pixels, chosen, numbers, self.rollout.valid, self.starts[:length], self.hidden)
+            cut = functools.partial(_sequences, length=self.sequence)
+            images = {key: cut(image) for key, image in pixels.items()}
+            batch = Batch(cut(vector), images, cut(chosen), cut(numbers))
+            batch.valid, batch.starts = cut(self.rollout.valid), cut(self.starts[:length])
+            batch.hidden = self.learner.tensor(torch.cat(self.hidden))
+            return batch
         flat = [x.reshape(length * n, *x.shape[2:]) for x in (vector, chosen, numbers)]
         images = {key: image.reshape(length * n, *image.shape[2:]) for key, image in pixels.items()}
         return Batch(flat[0], images, flat[1], flat[2])
@@ -227,6 +238,13 @@ class Collector:
             self.learner.start(self.rollout.n)
             self.learner.hidden.copy_(self.learner.tensor(state["hidden"]))
         self.began = bool(state["began"])
+
+
+def _sequences(x: np.ndarray, length: int) -> np.ndarray:
+    """(T, N, ...) -> (length, T / length * N, ...): sequences side by side, those of the first steps first."""
+    count, n = len(x) // length, x.shape[1]
+    parts = x.reshape(count, length, *x.shape[1:]).swapaxes(0, 1)
+    return np.ascontiguousarray(parts).reshape(length, count * n, *x.shape[2:])
 
 
 def _concatenate(obs: list[Any]) -> Any:

@@ -3,7 +3,7 @@
 For 64 units and 64 rows a matrix product takes microseconds, and torch's autograd spends more time on its books than on
 arithmetic. Here the policy's and the values' networks lie in one stack of weights (2, units, inputs), so that one call
 serves both; every result goes into memory that was allocated once; gradients are the closed forms below, written into
-the vector that `Flat` hands to Adam.
+the vector that `Flat` hands to Adam. Inputs that were never anything but 0 are left out of an update.
 
     categorical   d log p(a) / d logits = onehot(a) - p          d H / d logits = -p (log p + H)
     Gaussian      d log p(a) / d mean = (a - mean) / sigma^2     d log p(a) / d log sigma = ((a - mean) / sigma)^2 - 1
@@ -16,6 +16,7 @@ test compares them. It knows CPUs and networks of fully connected layers; everyt
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import torch
 from agents.learner import Batch, Losses
 from agents.nets import CLIP, ActorCritic, Flat
 
+WIDE = 64  # inputs from which on it pays to leave out those that are never used
 ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into the cache
 
 
@@ -36,28 +38,65 @@ class Fused:
     def __init__(self, net: ActorCritic, flat: Flat, losses: Losses) -> None:
         self.net, self.flat, self.losses = net, flat, losses
         self.actions = net.actions
-        value, grad = flat.value.numpy(), flat.grad.numpy()
-        self.layers: list[_Layer] = []
-        begin = 0
-        for layer in (layer for layer in net.pi.children() if isinstance(layer, torch.nn.Linear)):
-            units, width = layer.weight.shape
-            middle, end = begin + 2 * units * width, begin + 2 * units * (width + 1)
-            weight, weight_grad = (x[begin:middle].reshape(2, units, width) for x in (value, grad))
-            bias, bias_grad = (x[middle:end].reshape(2, units) for x in (value, grad))
-            self.layers.append(_Layer(weight, weight.transpose(0, 2, 1), weight_grad, bias[:, None], bias_grad))
-            begin = end
-        self.heads = []
-        for head in (net.pi_head, net.vf_head):
-            weight, weight_grad, bias, bias_grad = (
-                x.detach().numpy()  # type: ignore[union-attr]
-                for p in (head.weight, head.bias)
-                for x in (p, p.grad)
-            )
-            self.heads.append(_Layer(weight, weight.T, weight_grad, bias[:, None], bias_grad))
-        self.log_std = None if net.log_std is None else net.log_std.detach().numpy()[:, None]
-        self.log_std_grad = None if net.log_std is None else net.log_std.grad.numpy()  # type: ignore[union-attr]
         self.mean, self.scale = net.obs_mean.numpy(), net.obs_scale.numpy()
         self._memory: dict[int, _Memory] = {}
+        self._kept: torch.Tensor | None = None  # of the parameters that an update moves, if not all
+        self._use(flat, net.inputs.size)
+
+    def _use(self, flat: Flat, width: int) -> None:
+        """Look at the parameters in `flat`, those of a network with `width` inputs; their order is `net.ordered`'s."""
+        self.used = flat
+        value, grad = flat.value.numpy(), flat.grad.numpy()
+        begin = 0
+
+        def take(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+            nonlocal begin
+            end = begin + math.prod(shape)
+            views = value[begin:end].reshape(shape), grad[begin:end].reshape(shape)
+            begin = end
+            return views
+
+        self.layers: list[_Layer] = []
+        for layer in (layer for layer in self.net.pi.children() if isinstance(layer, torch.nn.Linear)):
+            units = layer.out_features
+            (weight, weight_grad), (bias, bias_grad) = take(2, units, width), take(2, units)
+            self.layers.append(_Layer(weight, weight.transpose(0, 2, 1), weight_grad, bias[:, None], bias_grad))
+            width = units
+        self.log_std = self.log_std_grad = None
+        if self.net.log_std is not None:
+            log_std, self.log_std_grad = take(self.actions.outputs)
+            self.log_std = log_std[:, None]
+        self.heads = []
+        for head in (self.net.pi_head, self.net.vf_head):
+            (weight, weight_grad), (bias, bias_grad) = take(head.out_features, width), take(head.out_features)
+            self.heads.append(_Layer(weight, weight.T, weight_grad, bias[:, None], bias_grad))
+
+    def begin_update(self, batch: Batch) -> Batch:
+        """The batch without inputs that have been 0 in every observation so far: their weights do not move.
+
+        Worlds that are written one-hot, such as MiniGrid, use a third of their inputs. An input counts as used if it is
+        not 0 here, or if Adam remembers a gradient.
+        """
+        size, units = self.net.inputs.size, self.layers[0].weight.shape[1]
+        if size < WIDE or self.net.normalize_obs:
+            return batch
+        first = slice(0, 2 * units * size)
+        moved = (self.flat.mean[first] != 0) | (self.flat.square[first] != 0)
+        used = batch.vector.any(axis=0) | moved.view(2 * units, size).any(0).numpy()
+        if used.mean() > 0.75:
+            return batch
+        places = np.ones(len(self.flat.value), bool)
+        places[first] = np.tile(used, 2 * units)
+        self._kept = torch.from_numpy(np.flatnonzero(places))
+        self._use(self.flat.part(self._kept), int(used.sum()))
+        return dataclasses.replace(batch, vector=np.ascontiguousarray(batch.vector[:, used]))
+
+    def end_update(self) -> None:
+        """Put the parameters that moved back among the others."""
+        if self._kept is not None:
+            self.flat.put(self._kept, self.used)
+            self._kept = None
+            self._use(self.flat, self.net.inputs.size)
 
     def _of(self, rows: int) -> _Memory:
         if rows not in self._memory:
@@ -158,7 +197,7 @@ class Fused:
         d_outputs = self._d_outputs(memory, action, slope)
         error *= 2.0 * self.losses.value_weight / count
         self._backward(vector, memory, d_outputs, error)
-        self.flat.step(self.losses.learning_rate, self.losses.max_grad_norm)
+        self.used.step(self.losses.learning_rate, self.losses.max_grad_norm)
         return measured
 
     def _d_outputs(self, memory: _Memory, action: np.ndarray, slope: np.ndarray) -> np.ndarray:
@@ -243,7 +282,7 @@ class _Memory:
         sources = (batch.vector, batch.action, batch.numbers)
         if isinstance(rows, slice):
             return [x[rows] for x in sources]
-        if not self._taken:
+        if not self._taken or self._taken[0].shape[1] != batch.vector.shape[1]:
             self._taken = [np.empty((len(rows), *x.shape[1:]), x.dtype) for x in sources]
         for source, target in zip(sources, self._taken):
             np.take(source, rows, axis=0, out=target, mode="clip")

@@ -30,15 +30,15 @@ class Losses:
 
 @dataclass
 class Batch:
-    """A rollout as rows to learn from: M = T * N, or for a recurrent policy (T, N) with its states."""
+    """A rollout as rows to learn from: M = T * N, or for a recurrent policy (T, M) sequences with their states."""
 
     vector: Any  # float32 (M, D), not normalised
     pixels: dict[str, Any]  # uint8 (M, C, H, W)
     action: Any  # (M, choices): int64, or float32 for a Gaussian
     numbers: Any  # float32 (M, 2 + K): log-probability when acting, advantage, returns
-    valid: Any = None  # bool (T, N), recurrent only
-    starts: Any = None  # bool (T, N), recurrent only: an episode begins here
-    hidden: Any = None  # float32 (N, units), recurrent only: before the first row
+    valid: Any = None  # bool (T, M), recurrent only
+    starts: Any = None  # bool (T, M), recurrent only: an episode begins here
+    hidden: Any = None  # float32 (M, units), recurrent only: before the first row
 
     def take(self, rows: np.ndarray) -> Batch:
         """Some rows, copied."""
@@ -60,6 +60,13 @@ class Eager:
     def tensor(self, x: Any) -> Tensor:
         """On the policy's device; shares memory where it is there already."""
         return torch.as_tensor(x, device=self.device)
+
+    def begin_update(self, batch: Batch) -> Batch:
+        """The batch as `update` wants it."""
+        return batch
+
+    def end_update(self) -> None:
+        """Nothing was set aside."""
 
     def start(self, n: int) -> None:
         """Empty the recurrent state of N environments."""
@@ -105,7 +112,7 @@ class Eager:
         return values.cpu().numpy(), log_prob.cpu().numpy()
 
     def update(self, batch: Batch, rows: Any, measure: bool = False) -> dict[str, float]:
-        """One gradient step on some rows, or for a recurrent policy on the whole sequences of some environments."""
+        """One gradient step on some rows, or for a recurrent policy on some sequences."""
         self.flat.grad.zero_()
         take = self._sequences if self.net.gru is not None else self._flat_rows
         outputs, values, action, numbers = take(batch, rows)

@@ -286,24 +286,41 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
 
 
 class Flat:
-    """All parameters of a module as one vector, their gradients as another: one call clips, one call steps.
+    """All parameters of a network as one vector, their gradients as another: one call clips, one call steps.
 
-    The module's parameters become views, in the order given; whatever writes into one writes into the other.
+    Args:
+        value: float32 (P,), used as it is.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        device = parameters[0].device
-        self.value = torch.cat([p.detach().reshape(-1) for p in parameters])
-        self.grad = torch.zeros_like(self.value)
-        self.mean, self.square = torch.zeros_like(self.value), torch.zeros_like(self.value)  # Adam's moments
-        self.steps = torch.zeros((), device=device)
-        self._numpy = (self.grad.numpy(), self.steps.numpy()) if device.type == "cpu" else None
+    def __init__(self, value: Tensor) -> None:
+        self.value, self.grad = value, torch.zeros_like(value)
+        self.mean, self.square = torch.zeros_like(value), torch.zeros_like(value)  # Adam's moments
+        self.steps = torch.zeros((), device=value.device)
+        self._numpy = (self.grad.numpy(), self.steps.numpy()) if value.device.type == "cpu" else None
+
+    @classmethod
+    def over(cls, parameters: list[nn.Parameter]) -> Flat:
+        """Of a module, whose parameters become views in this order; whatever writes into one writes into the other."""
+        flat = cls(torch.cat([p.detach().reshape(-1) for p in parameters]))
         begin = 0
         for p in parameters:
             end = begin + p.numel()
-            p.data = self.value[begin:end].view_as(p)
-            p.grad = self.grad[begin:end].view_as(p)
+            p.data = flat.value[begin:end].view_as(p)
+            p.grad = flat.grad[begin:end].view_as(p)
             begin = end
+        return flat
+
+    def part(self, places: Tensor) -> Flat:
+        """Some of the parameters with their moments, copied."""
+        part = Flat(self.value[places])
+        part.mean, part.square = self.mean[places], self.square[places]
+        part.steps.copy_(self.steps)
+        return part
+
+    def put(self, places: Tensor, part: Flat) -> None:
+        """Write back what `part` gave."""
+        self.value[places], self.mean[places], self.square[places] = part.value, part.mean, part.square
+        self.steps.copy_(part.steps)
 
     def step(self, learning_rate: float, max_grad_norm: float) -> None:
         """Clip the gradient to a norm, then Adam (Kingma & Ba 2015) with epsilon 1e-5."""

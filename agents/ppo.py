@@ -47,6 +47,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "n_epochs": (1, 1e4, "a positive number of epochs"),
     "batch_size": (1, 1e9, "a positive number of transitions"),
     "gru": (0, 1e5, "a number of units, or 0 for none"),
+    "sequence": (1, 1e5, "a positive number of steps"),
     "net_arch": (1, 1e6, "positive layer widths"),
 }
 
@@ -74,6 +75,7 @@ class PPOConfig:
     anneal: bool = False  # whether the learning rate falls to 0 over training
     normalize_obs: bool = False  # centre observations and divide by their running standard deviation
     gru: int = 0  # units of a recurrent layer, for observations that hide the state; 0 for none
+    sequence: int = 32  # steps a recurrent policy is trained through at once; must divide n_steps
     streams: str = "separate"  # a value for every reward stream; sum: one value of their weighted sum
     path: str = "auto"  # auto (by hand in NumPy where the network allows it) or eager (torch's autograd)
 
@@ -127,14 +129,15 @@ class PPO(OwnAgent):
             self.policy = ActorCritic(
                 inputs, actions, list(config.net_arch), len(streams), config.gru, config.normalize_obs
             ).to(self.device)
-        self.flat = Flat(self.policy.ordered())
+        self.flat = Flat.over(self.policy.ordered())
         self.losses = Losses(
             config.learning_rate, config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm
         )
         fast = config.path == "auto" and self.device.type == "cpu" and self.policy.is_mlp
         self.learner: Any = (Fused if fast else Eager)(self.policy, self.flat, self.losses)
         media = self.scorer.requires & {"frame", "text"}
-        self.collector = Collector(envs, self.learner, config.n_steps, len(streams), media, seed)
+        sequence = config.sequence if config.gru else config.n_steps
+        self.collector = Collector(envs, self.learner, config.n_steps, len(streams), media, seed, sequence)
         self.ep_info_buffer, self.ep_success_buffer = self.collector.episodes, self.collector.successes
         self.memory = self.scorer.initial_memory(envs.num_envs)
         self.seen = np.zeros(len(streams), bool)  # streams that have paid something other than zero
@@ -159,16 +162,15 @@ class PPO(OwnAgent):
 
     @staticmethod
     def _divide(config: PPOConfig, n: int) -> int:
-        """Rows of a minibatch; for a recurrent policy, environments."""
+        """Rows of a minibatch; for a recurrent policy, sequences."""
         size = n * config.n_steps
         if config.gru:
-            columns = max(config.batch_size // config.n_steps, 1)
-            if n % columns:
-                raise ValueError(
-                    f"agent.batch_size={config.batch_size} takes whole sequences of {columns} environments, which do "
-                    f"not divide {n}; give agent.n_steps={config.n_steps} times a divisor of {n}"
-                )
-            return columns
+            for name, whole in (("n_steps", config.n_steps), ("batch_size", config.batch_size)):
+                if whole % config.sequence:
+                    raise ValueError(
+                        f"agent.{name}={whole} does not divide into sequences of agent.sequence={config.sequence}; "
+                        f"give agent.sequence={math.gcd(config.n_steps, config.batch_size)}"
+                    )
         if size % config.batch_size or size < 2:
             near = [b for b in range(2, size + 1) if size % b == 0] or [2]
             best = min(near, key=lambda b: abs(math.log(b / config.batch_size)))
@@ -176,7 +178,7 @@ class PPO(OwnAgent):
                 f"n_envs * agent.n_steps = {n} * {config.n_steps} = {size} transitions do not divide into minibatches "
                 f"of agent.batch_size={config.batch_size}; give {best}, or another divisor of {size}"
             )
-        return config.batch_size
+        return config.batch_size // config.sequence if config.gru else config.batch_size
 
     def learn(
         self,
@@ -280,10 +282,10 @@ class PPO(OwnAgent):
         numbers = np.concatenate(
             [collector.log_prob[..., None], total[..., None], returns], -1, dtype=np.float32, casting="same_kind"
         )
-        batch = collector.batch(numbers)
+        batch = self.learner.begin_update(collector.batch(numbers))
         if config.anneal:
             self.losses.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
-        rows = np.arange(valid.shape[1]) if config.gru else np.flatnonzero(valid)
+        rows = np.arange(batch.valid.shape[1]) if config.gru else np.flatnonzero(valid)
         narrow = not config.gru and not batch.pixels and batch.vector.size < 2**18
         measured: list[dict[str, float]] = []
         often = max(len(rows) // self.rows_a_batch // MEASURED, 1)
@@ -299,6 +301,7 @@ class PPO(OwnAgent):
                 result = self.learner.update(shuffled, slice(begin, end) if narrow else order[begin:end], measure)
                 if measure:
                     measured.append(result)
+        self.learner.end_update()
         self._n_updates += config.n_epochs
         if not np.isfinite(measured[-1]["value_loss"]) or not bool(torch.isfinite(self.flat.value.sum())):
             raise FloatingPointError(

@@ -18,18 +18,18 @@ ACTIONS = {
 }
 
 
-def learner(cls, action_space, streams=3, entropy_weight=0.02, normalize_obs=False, net_arch=(16, 16)):
+def learner(cls, action_space, streams=3, entropy_weight=0.02, normalize_obs=False, net_arch=(16, 16), obs=OBS):
     torch.manual_seed(0)
-    net = ActorCritic(Inputs(OBS), Actions(action_space), list(net_arch), streams, normalize_obs=normalize_obs)
+    net = ActorCritic(Inputs(obs), Actions(action_space), list(net_arch), streams, normalize_obs=normalize_obs)
     net.obs_mean += 0.3
     net.obs_scale *= 20.0
-    return cls(net, Flat(net.ordered()), Losses(1e-3, 0.2, entropy_weight, 0.5, 0.5))
+    return cls(net, Flat.over(net.ordered()), Losses(1e-3, 0.2, entropy_weight, 0.5, 0.5))
 
 
-def rollout(twin, rows=60, seed=0):
+def rollout(twin, rows=60, seed=0, vector=None):
     """Random observations, the actions taken there, old log-probabilities a little off, and what to learn."""
     rng = np.random.default_rng(seed)
-    vector = rng.normal(size=(rows, 5)).astype(np.float32)
+    vector = rng.normal(size=(rows, 5)).astype(np.float32) if vector is None else vector
     action, values, log_prob = twin.act(vector, {}, twin.actions.draw(rng, rows))
     numbers = np.concatenate(
         [
@@ -57,6 +57,29 @@ def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, no
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-3, atol=2e-5)
     assert (twin.flat.value - before).abs().max() > 0.01
     torch.testing.assert_close(hand.flat.value, twin.flat.value, rtol=0, atol=2e-5)
+
+
+def test_leaving_out_inputs_that_are_never_used_changes_nothing():
+    """One-hot observations that use more inputs from rollout to rollout, and once fewer."""
+    twin, hand = (learner(c, ACTIONS["discrete"], obs=spaces.Box(0, 1, (90,), np.float32)) for c in (Eager, Fused))
+    rng = np.random.default_rng(0)
+    widths = []
+    for inputs in (20, 50, 30, 90, 40):
+        vector = np.zeros((60, 90), np.float32)
+        vector[np.arange(60), rng.integers(0, inputs, 60)] = 1
+        batch = rollout(twin, vector=vector)
+        narrow = hand.begin_update(batch)
+        widths.append(narrow.vector.shape[1])
+        for number in range(10):
+            rows = rng.permutation(60)[:20]
+            twin.update(batch, rows)
+            hand.update(narrow, rows if number % 2 else rows.copy())
+        hand.end_update()
+        torch.testing.assert_close(hand.flat.value, twin.flat.value, rtol=0, atol=2e-5)
+        torch.testing.assert_close(hand.flat.square, twin.flat.square, rtol=1e-3, atol=1e-9)
+        np.testing.assert_allclose(hand.evaluate(vector, {}, None)[0], twin.evaluate(vector, {}, None)[0], atol=1e-4)
+    assert widths[0] <= 20 < widths[1] <= 50 and widths == sorted(widths) and widths[-1] > 50
+    assert hand.flat.steps == 50
 
 
 @pytest.mark.parametrize("net_arch", [(16,), (16, 8), (8, 16, 12)])
@@ -114,7 +137,7 @@ def test_adam_on_the_flat_vector_is_torch_s_adam():
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
     theirs.load_state_dict(ours.state_dict())
-    flat = Flat(list(ours.parameters()))
+    flat = Flat.over(list(ours.parameters()))
     adam = torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-5)
     for number in range(20):
         x = torch.randn(8, 4) * (number + 1)

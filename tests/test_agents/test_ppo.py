@@ -13,7 +13,7 @@ import envs.make
 import rewards
 from agents.ppo import PPO, PPOConfig
 
-SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [16]}
+SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [16], "sequence": 8}
 
 
 def vector(*makers, mode=AutoresetMode.SAME_STEP):
@@ -153,8 +153,8 @@ def test_a_recurrent_policy_remembers_what_the_observation_no_longer_shows():
             return np.zeros(1, np.float32), float(right), self.k == 3, False, {}
 
     made = vector(*[Cue] * 16)
-    config = PPOConfig(n_steps=15, batch_size=60, n_epochs=4, learning_rate=1e-2, net_arch=[16], gru=16)
-    model = PPO(made, config, seed=0).learn(16 * 15 * 40)
+    config = PPOConfig(n_steps=16, batch_size=64, n_epochs=4, learning_rate=1e-2, net_arch=[16], gru=16, sequence=8)
+    model = PPO(made, config, seed=0).learn(16 * 16 * 40)
     assert np.mean([e["r"] for e in model.ep_info_buffer]) > 0.9
     state, wins = None, 0
     for episode in range(20):
@@ -192,7 +192,7 @@ CHOICES = {
 @pytest.mark.parametrize("kind", SPACES)
 def test_it_reads_every_kind_of_observation(kind, gru):
     made = vector(*[lambda: Toy(SPACES[kind], reward=float)] * 2)
-    config = PPOConfig(n_steps=8, batch_size=8, n_epochs=1, net_arch=[8], gru=gru)
+    config = PPOConfig(n_steps=8, batch_size=8, n_epochs=1, net_arch=[8], gru=gru, sequence=4)
     model = PPO(made, config, seed=0)
     before = weights(model)
     model.learn(32)
@@ -313,7 +313,7 @@ def test_continued_from_its_state_it_ends_with_the_same_weights(changes):
             {"batch_size": 48},
             "4 \\* 16 = 64 transitions do not divide into minibatches of agent.batch_size=48; give 64",
         ),
-        ({"gru": 8, "batch_size": 48}, "3 environments, which do not divide 4"),
+        ({"gru": 8, "sequence": 5}, "agent.n_steps=16 does not divide into sequences of agent.sequence=5; give"),
     ],
 )
 def test_bad_settings_are_one_sentence_at_construction(changes, sentence):
