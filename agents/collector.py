@@ -35,17 +35,17 @@ class Collector:
     """
 
     def __init__(
-        self, envs: Any, learner: Any, length: int, streams: int, media: frozenset[str], seed: int, sequence: int
+        self, envs: Any, learner: Any, length: int, streams: int, requires: frozenset[str], seed: int, sequence: int
     ) -> None:
         self.envs, self.learner, self.seed, self.sequence = envs, learner, seed, sequence
         self.inputs, self.actions = learner.net.inputs, learner.net.actions
         self.recurrent = learner.net.gru is not None
         self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
-        self.rollout = Rollout(length, envs, media)
+        self.rollout = Rollout(length, envs, requires & {"frame", "text"})
         n = envs.num_envs
         flat = self.inputs.vector(self.rollout.obs, 2)
         self._shared = isinstance(self.rollout.obs, np.ndarray) and np.shares_memory(flat, self.rollout.obs)
-        self.vector = flat  # the observations themselves, where they are flat float32 numbers
+        self.vector: Any = flat  # the observations themselves, where they are flat float32 numbers
         self.chosen = np.zeros((length, n, self.actions.choices), np.float32 if self.actions.gaussian else np.int64)
         self.values = np.zeros((length + 1, n, streams), np.float32)
         self.log_prob = np.zeros((length, n), np.float32)

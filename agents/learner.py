@@ -77,6 +77,18 @@ class Eager:
         return self.tensor(vector), {key: self.tensor(image) for key, image in pixels.items()}
 
     @torch.no_grad()
+    def choose(self, vector: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (B, choices), values (B, K), log-probabilities (B,) without leaving the device."""
+        outputs, values = self.net(vector, {})
+        action = self.actions.sample(outputs, self.net.log_std, noise)
+        return action, values, self.actions.log_prob(outputs, self.net.log_std, action)[0]
+
+    @torch.no_grad()
+    def value(self, vector: Tensor) -> Tensor:
+        """Values (B, K) without leaving the device."""
+        return self.net(vector, {})[1]
+
+    @torch.no_grad()
     def act(self, vector: Any, pixels: Any, noise: Any, group: slice = slice(None), starts: Any = None) -> Any:
         """Actions (B, choices), values (B, K), log-probabilities (B,) of a group of environments.
 

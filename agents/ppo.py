@@ -28,6 +28,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from agents.advantages import advantages
 from agents.collector import Collector
+from agents.device import DeviceCollector
 from agents.fused import Fused
 from agents.learner import Eager, Losses
 from agents.nets import Actions, ActorCritic, Flat, Inputs
@@ -133,11 +134,15 @@ class PPO(OwnAgent):
         self.losses = Losses(
             config.learning_rate, config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm
         )
-        fast = config.path == "auto" and self.device.type == "cpu" and self.policy.is_mlp
+        on_device = getattr(getattr(envs, "arrays", None), "is_torch", False)
+        fast = config.path == "auto" and not on_device and self.device.type == "cpu" and self.policy.is_mlp
         self.learner: Any = (Fused if fast else Eager)(self.policy, self.flat, self.losses)
-        media = self.scorer.requires & {"frame", "text"}
-        sequence = config.sequence if config.gru else config.n_steps
-        self.collector = Collector(envs, self.learner, config.n_steps, len(streams), media, seed, sequence)
+        settings = (envs, self.learner, config.n_steps, len(streams), self.scorer.requires, seed)
+        self.collector: Collector
+        if on_device:
+            self.collector = DeviceCollector(*settings)
+        else:
+            self.collector = Collector(*settings, config.sequence if config.gru else config.n_steps)
         self.ep_info_buffer, self.ep_success_buffer = self.collector.episodes, self.collector.successes
         self.memory = self.scorer.initial_memory(envs.num_envs)
         self.seen = np.zeros(len(streams), bool)  # streams that have paid something other than zero
@@ -262,7 +267,10 @@ class PPO(OwnAgent):
         """Stop before a number that is none reaches a weight."""
         rollout = self.collector.rollout
         for name, value in (("reward", rollout.reward), ("observation", self.collector.vector)):
-            if np.isfinite(value.sum(dtype=np.float64)) or np.isfinite(value).all():
+            if math.isfinite(float(value.sum())):
+                continue
+            value = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+            if np.isfinite(value).all():
                 continue
             t, column = np.argwhere(~np.isfinite(value))[0][:2]
             row = max(int(t) - (name == "observation"), 0)
@@ -286,7 +294,7 @@ class PPO(OwnAgent):
         if config.anneal:
             self.losses.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
         rows = np.arange(batch.valid.shape[1]) if config.gru else np.flatnonzero(valid)
-        narrow = not config.gru and not batch.pixels and batch.vector.size < 2**18
+        narrow = not config.gru and not batch.pixels and math.prod(batch.vector.shape) < 2**18
         measured: list[dict[str, float]] = []
         often = max(len(rows) // self.rows_a_batch // MEASURED, 1)
         for epoch in range(config.n_epochs):
@@ -325,8 +333,9 @@ class PPO(OwnAgent):
 
     def _watch(self, valid: np.ndarray) -> None:
         """Let the statistics of the observations move: between two rollouts, so that a rollout has one meaning."""
-        rows = self.collector.vector[:-1][valid]
-        self.obs_statistics.update(rows.astype(np.float64))
+        vector = self.collector.vector[:-1]
+        rows = np.asarray(vector.cpu() if isinstance(vector, torch.Tensor) else vector, np.float64)[valid]
+        self.obs_statistics.update(rows)
         with torch.no_grad():
             mean, scale = self.obs_statistics.mean, 1 / np.sqrt(self.obs_statistics.var + 1e-8)
             self.policy.obs_mean.copy_(torch.as_tensor(mean))

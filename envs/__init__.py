@@ -3,6 +3,8 @@
     types.py         Transitions, the one batch type; axis letters; the Scorer and Agent protocols
     transitions.py   builders of Transitions from Gymnasium and Stable-Baselines3 steps
     make.py          make(), make_vec(): an id -> a ready environment; goals(), families()
+    batched/         classic control and grids as array programs: all environments in one step, NumPy or torch
+    rollout.py       T steps of N environments, written in place, and the Transitions they make
     vector.py        environments side by side in this process; the slots they share
     workers.py       the same in worker processes
     wrappers.py      episode statistics, the journal behind exact resume, frames and captions in info

@@ -31,6 +31,7 @@ class Task:
     n_envs: int = 8
     settings: dict[str, Any] = field(default_factory=dict)
     judged_by: str = "return"
+    threshold: float = float("inf")  # mean return that counts as solved
     batched: bool = False
 
 
@@ -43,20 +44,22 @@ MINIGRID = {
     "net_arch": [64, 64],
 }
 TASKS = {
-    "cartpole": Task("CartPole-v1", 100_000, batched=True),
-    "acrobot": Task("Acrobot-v1", 100_000, batched=True),
-    "minigrid_doorkey6": Task("MiniGrid-DoorKey-6x6-v0", 150_000, 16, MINIGRID, "success", batched=True),
+    "cartpole": Task("CartPole-v1", 50_000, batched=True),
+    "acrobot": Task("Acrobot-v1", 50_000, batched=True),
+    "minigrid_doorkey6": Task("MiniGrid-DoorKey-6x6-v0", 100_000, 16, MINIGRID, "success", batched=True),
     "halfcheetah": Task("HalfCheetah-v5", 200_000),
     "pendulum": Task("Pendulum-v1", 100_000, 4, {"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3}, batched=True),
 }
 _RND = {"scale": "ema", "learning_rate": 1e-4, "epochs": 4, "batch_size": 64}
 MOUNTAINCAR = Task(
-    "MountainCar-v0", 230_000, 16, {"n_steps": 128, "learning_rate": 5e-4, "ent_coef": 0.01}, batched=True
+    "MountainCar-v0", 230_000, 16, {"n_steps": 128, "learning_rate": 5e-4, "ent_coef": 0.01}, "return", -150.0, True
 )
-KEYCORRIDOR = Task("MiniGrid-KeyCorridorS3R2-v0", 300_000, 16, {**MINIGRID, "net_arch": [128, 128]}, "success", True)
+KEYCORRIDOR = Task(
+    "MiniGrid-KeyCorridorS3R2-v0", 300_000, 16, {**MINIGRID, "net_arch": [128, 128]}, "success", batched=True
+)
 BONUS = {
     "mountaincar": (MOUNTAINCAR, {**_RND, "weight": "linear:1:0:200000"}),
-    "keycorridor": (KEYCORRIDOR, {"scale": "ema", "weight": 0.01}),
+    "keycorridor": (KEYCORRIDOR, {"scale": "ema", "weight": "linear:0.003:0:200000"}),
 }
 ARMS: dict[str, tuple[list[str], dict[str, Any], str]] = {  # rewards, changes to the bonus, values
     "task": (["task"], {}, "separate"),
@@ -141,7 +144,7 @@ def _train_sb3(task: Task, seed: int) -> tuple[Any, int]:
     settings = {"net_arch": [64, 64], **task.settings}
     venv = make_venv(task.env_id, task.n_envs, 1000 * seed)
     model = PPO.build(PPOConfig(**settings), venv, seed=seed, device="cpu")
-    watch = make_watch(-150.0, False)
+    watch = make_watch(task.threshold, False)
     model.learn(task.steps, callback=watch)
     venv.close()
     return watch, model.num_timesteps
@@ -166,7 +169,7 @@ def _train_ours(
     spaces = envs.single_observation_space, envs.single_action_space
     mix = rewards.make(configs, *spaces, gamma=config.gamma, seed=seed)
     model = PPO(envs, config, scorer=mix, seed=seed)
-    watch = make_watch(-150.0, False)
+    watch = make_watch(task.threshold, False)
     model.learn(task.steps, callback=watch)
     envs.close()
     return watch, model.num_timesteps

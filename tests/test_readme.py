@@ -33,7 +33,8 @@ def test_the_files_it_shows_exist():
 
 
 def test_the_numbers_are_those_of_the_results():
-    figures = json.loads((ROOT / "assets/results/foundation.json").read_text())["figures"]
+    files = [ROOT / f"assets/results/{name}.json" for name in ("foundation", "ppo")]
+    figures = {key: value for file in files for key, value in json.loads(file.read_text())["figures"].items()}
     rows = re.findall(r"\| `(\w+)` \| ([-\d.]+) \|", README)
     assert len(rows) >= 12
     for key, shown in rows:
