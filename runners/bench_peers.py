@@ -5,8 +5,9 @@
     peer_rllte_rnd    the same with random network distillation on both sides
 
 Ours and theirs take turns; a figure is the median over rounds of the ratio of neighbours. The environments are made
-with `uv` on first use, under $LODESTAR_PEERS or runs/peers, and kept. A library that cannot be installed or does not
-run is skipped with a sentence. What is measured, and how it is checked, says `runners/peers/drive.py`.
+with `uv` on first use (7 GB), under $LODESTAR_PEERS or runs/peers, and kept. A library that cannot be
+installed or does not run is skipped with a sentence. What is measured, and how it is checked, says
+`runners/peers/drive.py`.
 
 Left out: CleanRL and PufferLib, whose packages of today (1.2, 3.0) fail to build what they depend on.
 """
@@ -64,7 +65,11 @@ PEERS = (
 
 
 def run(folder: Path, peers: Sequence[Peer] = PEERS, home: Path | None = None) -> dict[str, float]:
-    """Measure all that can be measured; writes a row for every measurement."""
+    """Measure all that can be measured; writes a row for every measurement.
+
+    Raises:
+        RuntimeError: if ours does not run.
+    """
     home = home or Path(os.environ.get("LODESTAR_PEERS", ROOT / "runs" / "peers"))
     path = folder / "peers.csv"
     path.unlink(missing_ok=True)
@@ -77,15 +82,16 @@ def run(folder: Path, peers: Sequence[Peer] = PEERS, home: Path | None = None) -
     ratios: dict[str, list[float]] = {}
     for turn in range(1, ROUNDS + 1):
         for peer in [peer for peer in peers if peer.name in pythons]:
+            ours = _measure(Path(sys.executable), peer.ours)
             try:
-                pair = [_measure(Path(sys.executable), peer.ours), _measure(pythons[peer.name], peer.script)]
+                theirs = _measure(pythons[peer.name], peer.script)
             except RuntimeError as error:
                 _skip(peer, error)
                 del pythons[peer.name]
                 continue
-            rows = [{"peer": name, "round": turn, **row} for name, row in zip((peer.ours, peer.name), pair)]
+            rows = [{"peer": name, "round": turn, **row} for name, row in ((peer.ours, ours), (peer.name, theirs))]
             results.append_rows(path, [_ordered(row) for row in rows])
-            ratios.setdefault(peer.name, []).append(pair[0]["rate"] / pair[1]["rate"])
+            ratios.setdefault(peer.name, []).append(ours["rate"] / theirs["rate"])
     return {f"peer_{name}": float(np.median(ratios[name])) for name in ratios if name in pythons}
 
 

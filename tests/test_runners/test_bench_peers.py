@@ -94,6 +94,16 @@ def test_a_figure_is_the_median_of_the_ratios_of_neighbours_and_a_peer_that_fail
     assert [row["frames_per_cpu_second"] for row in rows if row["peer"] == "slow"] == ["6.0", "1.5", "4.0"]
 
 
+def test_ours_that_does_not_run_is_an_error_and_no_skipped_peer(tmp_path, monkeypatch):
+    def call(command, settings=None):
+        raise RuntimeError("TypeError: ours")
+
+    monkeypatch.setattr(bench_peers, "_call", call)
+    monkeypatch.setattr(bench_peers, "_environment", lambda home, requirements: home)
+    with pytest.raises(RuntimeError, match="TypeError: ours"):
+        bench_peers.run(tmp_path, [Peer("some", ("some==1",), "some_ppo")], tmp_path)
+
+
 FAKE = """
 DISTRIBUTION = "numpy"
 def train(rollouts, laps):
