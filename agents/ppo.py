@@ -32,7 +32,7 @@ from agents.device import DeviceCollector
 from agents.fused import Fused
 from agents.learner import Eager, Losses
 from agents.nets import Actions, ActorCritic, Flat, Inputs
-from agents.task import TaskScorer
+from agents.task import TaskScorer, checked
 from agents.verbs import OwnAgent, is_single
 from envs.types import Obs, map_obs
 
@@ -63,16 +63,14 @@ class PPOConfig:
     learning_rate: float = 3e-4  # of Adam, in (0, 1]
     gamma: float = 0.99  # discount in (0, 1], of every stream that has none of its own
     net_arch: list[int] = field(default_factory=lambda: [64, 64])  # units of the hidden layers
-    n_steps: int = (
-        256  # steps of each environment between two updates; SB3 2048 for one environment, here 8 run side by side
-    )
+    n_steps: int = 256  # steps of each environment between two updates (SB3 2048, for one environment)
     batch_size: int = 64  # transitions a minibatch; must divide n_steps * n_envs
     n_epochs: int = 10  # passes over a rollout
     gae_lambda: float = 0.95  # in [0, 1]
     clip_range: float = 0.2  # of the policy's ratio
     entropy_weight: float = 0.0  # of the entropy bonus
     value_weight: float = 0.5  # of the value loss
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = 0.5  # longer gradients are shortened to it
     anneal: bool = False  # whether the learning rate falls to 0 over training
     normalize_obs: bool = False  # centre observations and divide by their running standard deviation
     gru: int = 0  # units of a recurrent layer, for observations that hide the state; 0 for none
@@ -92,7 +90,7 @@ class PPOConfig:
 
 
 class PPO(OwnAgent):
-    """Stable-Baselines3's verbs over a Gymnasium vector environment.
+    """Proximal policy optimisation with a value for every reward stream, over a Gymnasium vector environment.
 
     Args:
         envs: a `gymnasium.vector.VectorEnv` that resets by itself; `envs.make.make_vec` makes fast ones.
@@ -115,7 +113,7 @@ class PPO(OwnAgent):
         super().__init__()
         self.config = config = PPOConfig() if config is None else config
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
-        self.scorer = TaskScorer(config.gamma) if scorer is None else scorer
+        self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.rows_a_batch = self._divide(config, envs.num_envs)
         self.streams = dict(self.scorer.streams)
@@ -231,7 +229,11 @@ class PPO(OwnAgent):
         self._refuse_nonsense()
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
         raw, self.memory = self.scorer.score(batch, self.memory)
-        rewards = np.stack(list(self.scorer.scaled(raw).values()), -1)
+        scaled = self.scorer.scaled(raw)
+        missing = [name for name in self.scorer.streams if name not in scaled]
+        if missing:
+            raise ValueError(f"the reward has no score for its stream {missing[0]!r}, only for {sorted(scaled)}")
+        rewards = np.stack([scaled[name] for name in self.scorer.streams], -1)
         timesteps = self.num_timesteps - batch.valid.size + rollout.n * np.arange(rollout.length)[:, None]
         weights = np.stack([np.broadcast_to(w, batch.shape) for w in self.scorer.weights(timesteps).values()], -1)
         if self.config.streams == "sum":

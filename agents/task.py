@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.types import Memory, Transitions
+from envs.types import Memory, StreamScorer, Transitions
 
 
 @dataclass
@@ -60,3 +60,17 @@ class TaskScorer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to restore."""
+
+
+def checked(scorer: Any) -> Any:
+    """The scorer itself.
+
+    Raises:
+        ValueError: if it is none, or has no streams.
+    """
+    if not isinstance(scorer, StreamScorer) or not scorer.streams:
+        raise ValueError(
+            f"scorer={scorer!r} has no streams that can be told apart; give what rewards.make returns, or None for the "
+            "task's own reward"
+        )
+    return scorer

@@ -57,7 +57,7 @@ MOUNTAINCAR = Task(
 KEYCORRIDOR = Task(
     "MiniGrid-KeyCorridorS3R2-v0", 300_000, 16, {**MINIGRID, "net_arch": [128, 128]}, "success", batched=True
 )
-BONUS = {
+BONUS: dict[str, tuple[Task, dict[str, Any]]] = {
     "mountaincar": (MOUNTAINCAR, {**_RND, "weight": "linear:1:0:200000"}),
     "keycorridor": (KEYCORRIDOR, {"scale": "ema", "weight": "linear:0.003:0:200000"}),
 }

@@ -210,7 +210,8 @@ def _default(value: ast.expr) -> str:
             else str(value.value)
         )
     text = ast.unparse(value)
-    return "[]" if text == "field(default_factory=list)" else text
+    factory = re.fullmatch(r"field\(default_factory=(?:list|lambda: (.*))\)", text)
+    return text if factory is None else (factory.group(1) or "[]").replace(" ", "")
 
 
 def _tree(module: str) -> ast.Module:

@@ -120,6 +120,7 @@ def test_streams_have_values_of_their_own():
         scaled = staticmethod(lambda raw: raw)
         weights = staticmethod(lambda timesteps: {"ends": 1.0, "goes_on": 1.0})
         update = staticmethod(lambda batch, raw, timesteps: {})
+        total = None  # nobody asks
 
     config = PPOConfig(n_steps=32, batch_size=64, learning_rate=5e-3, net_arch=[16], gae_lambda=0.0)
     model = PPO(made, config, scorer=Twice(), seed=0).learn(8 * 32 * 30)
@@ -319,6 +320,16 @@ def test_continued_from_its_state_it_ends_with_the_same_weights(changes):
 def test_bad_settings_are_one_sentence_at_construction(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         agent(**changes)
+
+
+def test_a_reward_without_streams_and_a_stream_without_scores_are_named():
+    with pytest.raises(ValueError, match=r"has no streams that can be told apart; give what rewards\.make"):
+        agent(scorer="rnd")
+    made = cartpole()
+    mix = rewards.make(["task", "count"], made.single_observation_space, made.single_action_space, seed=0)
+    mix.scaled = lambda raw: {"task": raw["task"]}
+    with pytest.raises(ValueError, match="no score for its stream 'count', only for"):
+        PPO(made, PPOConfig(**SMALL), scorer=mix).learn(64)
 
 
 @pytest.mark.parametrize(
