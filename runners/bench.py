@@ -30,11 +30,23 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
         return 0 if names else 2
     from functools import partial
 
-    from runners import bench_foundation, bench_ppo, bench_ppo_learning, bench_studies, bench_upright, results
+    from runners import (
+        bench_foundation,
+        bench_peers,
+        bench_ppo,
+        bench_ppo_learning,
+        bench_studies,
+        bench_upright,
+        results,
+    )
     from runners.config import unknown
 
     table = {"foundation": bench_foundation.run, "upright": bench_upright.run, "ppo": bench_ppo.run}
-    table |= {"ppo_learning": bench_ppo_learning.learning, "ppo_streams": bench_ppo_learning.streams}
+    table |= {
+        "peers": bench_peers.run,
+        "ppo_learning": bench_ppo_learning.learning,
+        "ppo_streams": bench_ppo_learning.streams,
+    }
     table |= {name: partial(bench_studies.run, study) for name, study in bench_studies.STUDIES.items()}
     for name in names:
         if name not in table:

@@ -120,7 +120,7 @@ def test_streams_have_values_of_their_own():
         scaled = staticmethod(lambda raw: raw)
         weights = staticmethod(lambda timesteps: {"ends": 1.0, "goes_on": 1.0})
         update = staticmethod(lambda batch, raw, timesteps: {})
-        total = None  # nobody asks
+        total = staticmethod(lambda batch, memory, timesteps: (batch.reward, memory))
 
     config = PPOConfig(n_steps=32, batch_size=64, learning_rate=5e-3, net_arch=[16], gae_lambda=0.0)
     model = PPO(made, config, scorer=Twice(), seed=0).learn(8 * 32 * 30)
