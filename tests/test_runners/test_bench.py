@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from runners import bench, bench_foundation, bench_studies, measure, results
-from runners.bench_studies import Arm, Study
+from runners import results
+from runners.bench import __main__ as bench
+from runners.bench import foundation, measure, studies
+from runners.bench.studies import Arm, Study
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_on_each_side():
@@ -60,16 +62,14 @@ def test_variants_take_turns_and_the_figure_is_the_median_of_the_rounds_ratios(t
 
 @pytest.mark.parametrize("relabel", [False, True], ids=["bare", "relabelled"])
 def test_sac_is_measured_on_as_many_frames_as_it_says(relabel, monkeypatch):
-    monkeypatch.setattr(bench_foundation, "SAC_FRAMES", 110)
-    frames, work = bench_foundation._learn_sac(relabel)
+    monkeypatch.setattr(foundation, "SAC_FRAMES", 110)
+    frames, work = foundation._learn_sac(relabel)
     assert work().num_timesteps == frames == 110
 
 
-@pytest.mark.parametrize(
-    "measure", [bench_foundation._ppo, bench_foundation._ppo_callback, bench_foundation._ppo_wrapper]
-)
+@pytest.mark.parametrize("measure", [foundation._ppo, foundation._ppo_callback, foundation._ppo_wrapper])
 def test_ppo_is_measured_on_as_many_frames_as_it_says(measure, monkeypatch):
-    monkeypatch.setattr(bench_foundation, "PPO_FRAMES", 2048)
+    monkeypatch.setattr(foundation, "PPO_FRAMES", 2048)
     frames, work = measure()
     assert work().num_timesteps == frames == 2048
 
@@ -87,7 +87,7 @@ def tiny(figures=lambda rows: {"runs": len(rows)}):
 def studied(tmp_path_factory):
     """A study of two seeds and two arms, and its figures."""
     folder = tmp_path_factory.mktemp("studied")
-    return folder, bench_studies.run(tiny(), folder)
+    return folder, studies.run(tiny(), folder)
 
 
 def test_a_study_writes_a_row_for_every_run_and_stops_an_arm_that_is_asked_no_more(studied):
@@ -109,11 +109,11 @@ def test_an_interrupted_study_goes_on_where_it_stopped(studied, tmp_path, monkey
     rows = results.read_rows(folder / "tiny.csv")
     results.append_rows(tmp_path / "tiny.csv", rows[:3])
     trained = []
-    train = bench_studies.train
+    train = studies.train
     monkeypatch.setattr(
-        bench_studies, "train", lambda study, arm, seed: trained.append((arm, seed)) or train(study, arm, seed)
+        studies, "train", lambda study, arm, seed: trained.append((arm, seed)) or train(study, arm, seed)
     )
-    bench_studies.run(tiny(), tmp_path)
+    studies.run(tiny(), tmp_path)
     assert trained == [("count", 1)]
     again = results.read_rows(tmp_path / "tiny.csv")[3]
     assert {**again, "seconds": ""} == {**rows[3], "seconds": ""}  # and the run repeats to the last digit
@@ -124,12 +124,12 @@ def test_figures_of_the_studies_are_means_of_what_the_rows_say():
         return {"arm": arm, "solved_at": "", "final_return": -200, "best_return": -120, "final_success": 0, **values}
 
     rows = [row("count", final_success=x) for x in (0.0, 0.7, 0.8, 0.9, 1.0)] + [row("task")] * 5
-    figures = bench_studies.KEYCORRIDOR.figures(rows)
+    figures = studies.KEYCORRIDOR.figures(rows)
     assert figures == pytest.approx({"keycorridor_count": 0.8, "keycorridor_task": 0.0})
     rows = [row("task", solved_at=x) for x in (250_000, 300_000, 350_000, "", "")]
     rows += [row("rnd_faded", solved_at=x, final_return=-130) for x in (100_000, 110_000, 120_000, 130_000, 140_000)]
     rows += [row("rnd_kept", solved_at=150_000)] * 3 + [row("rnd_default")]
-    figures = bench_studies.MOUNTAINCAR.figures(rows)
+    figures = studies.MOUNTAINCAR.figures(rows)
     assert figures["mountaincar_task_steps"] == 300_000  # never, or later than a run lasts: the last step
     assert figures["mountaincar_rnd_steps_ratio"] == pytest.approx(0.4)
     assert figures["mountaincar_rnd_faded_final_return"] == -130
@@ -137,9 +137,9 @@ def test_figures_of_the_studies_are_means_of_what_the_rows_say():
 
 
 def test_the_command_writes_the_figures_where_the_readme_looks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_foundation, "run", lambda folder: {"rnd_callback_ratio": 0.9})
-    monkeypatch.setitem(bench_studies.STUDIES, "tiny", tiny())
-    monkeypatch.setattr(bench_studies, "run", lambda study, folder: {"tiny_score": 0.5})
+    monkeypatch.setattr(foundation, "run", lambda folder: {"rnd_callback_ratio": 0.9})
+    monkeypatch.setitem(studies.STUDIES, "tiny", tiny())
+    monkeypatch.setattr(studies, "run", lambda study, folder: {"tiny_score": 0.5})
     assert bench.main(["foundation", "tiny"], tmp_path) == 0
     assert json.loads((tmp_path / "foundation.json").read_text())["figures"] == {
         "rnd_callback_ratio": 0.9,

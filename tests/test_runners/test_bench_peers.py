@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from runners import bench_peers, results
-from runners.bench_peers import PEERS, SCRIPTS, Peer
+from runners import results
+from runners.bench import peers as bench_peers
+from runners.bench.peers import PEERS, SCRIPTS, Peer
 
 SCRIPTS_OF_PEERS = sorted({script for peer in PEERS for script in (peer.script, peer.ours)})
 

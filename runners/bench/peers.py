@@ -7,7 +7,7 @@
 Ours and theirs take turns; a figure is the median over rounds of the ratio of neighbours. The environments are made
 with `uv` on first use (7 GB), under $LODESTAR_PEERS or runs/peers, and kept. A library that cannot be
 installed or does not run is skipped with a sentence. What is measured, and how it is checked, says
-`runners/peers/drive.py`.
+`runners/bench/drivers/drive.py`.
 
 Left out: CleanRL and PufferLib, whose packages of today (1.2, 3.0) fail to build what they depend on.
 """
@@ -28,8 +28,8 @@ import numpy as np
 
 from runners import results
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ROOT / "runners" / "peers"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).resolve().parent / "drivers"
 ROUNDS, ROLLOUTS = 3, 8  # rollouts of 2,048 frames
 LIMIT = 600  # seconds for an installation or a run
 # One thread, and freed memory is kept, as in our own runs.
@@ -44,7 +44,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Peer:
-    """A library: its name, what to install, the script in `runners/peers`, and ours that it is measured against."""
+    """A library: its name, what to install, the script in `drivers`, and ours that it is measured against."""
 
     name: str
     requirements: tuple[str, ...]

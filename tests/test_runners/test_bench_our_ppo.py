@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from runners import bench_ppo, bench_ppo_learning, results
-from runners.bench_ppo_learning import ARMS, Task
+from runners import results
+from runners.bench import ppo as bench_ppo
+from runners.bench import ppo_learning as bench_ppo_learning
+from runners.bench.ppo_learning import ARMS, Task
 
 TINY = Task("CartPole-v1", 512, 2, {"n_steps": 64, "n_epochs": 1, "ent_coef": 0.01}, batched=True)
 

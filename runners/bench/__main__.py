@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "assets" / "results"
+FOLDER = Path(__file__).resolve().parents[2] / "assets" / "results"
 COLLECTED = {"ppo": "ppo", "peers": "ppo", "ppo_learning": "ppo", "ppo_streams": "ppo"}  # the rest: foundation
 
 
@@ -30,24 +30,13 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
         return 0 if names else 2
     from functools import partial
 
-    from runners import (
-        bench_foundation,
-        bench_peers,
-        bench_ppo,
-        bench_ppo_learning,
-        bench_studies,
-        bench_upright,
-        results,
-    )
+    from runners import results
+    from runners.bench import foundation, peers, ppo, ppo_learning, studies, upright
     from runners.config import unknown
 
-    table = {"foundation": bench_foundation.run, "upright": bench_upright.run, "ppo": bench_ppo.run}
-    table |= {
-        "peers": bench_peers.run,
-        "ppo_learning": bench_ppo_learning.learning,
-        "ppo_streams": bench_ppo_learning.streams,
-    }
-    table |= {name: partial(bench_studies.run, study) for name, study in bench_studies.STUDIES.items()}
+    table = {"foundation": foundation.run, "upright": upright.run, "ppo": ppo.run, "peers": peers.run}
+    table |= {"ppo_learning": ppo_learning.learning, "ppo_streams": ppo_learning.streams}
+    table |= {name: partial(studies.run, study) for name, study in studies.STUDIES.items()}
     for name in names:
         if name not in table:
             print(unknown("benchmark", name, table), file=sys.stderr)

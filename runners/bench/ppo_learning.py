@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from runners import results
-from runners.bench_studies import make_watch, thin
+from runners.bench.studies import make_watch, thin
 
 SEEDS = 5
 

@@ -1,7 +1,7 @@
 """What a learned reward costs: frames per second with it over without it, measured side by side.
 
-Turns and medians as in `runners.measure`. Freed memory is kept: page faults, which depend on what ran before, would
-decide otherwise.
+Turns and medians as in `runners.bench.measure`. Freed memory is kept: page faults, which depend on what ran before,
+would decide otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.measure import Measure, interleave, ratio
+from runners.bench.measure import Measure, interleave, ratio
 from runners.memory import keep_freed_memory
 
 PPO_FRAMES = 8_192  # four rollouts of 8 x 256

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from runners import results
-from runners.measure import Measure, Rates, interleave, ratio
+from runners.bench.measure import Measure, Rates, interleave, ratio
 from runners.memory import keep_freed_memory
 
 TASKS = {"cartpole": "CartPole-v1", "minigrid": "MiniGrid-DoorKey-6x6-v0", "halfcheetah": "HalfCheetah-v5"}
