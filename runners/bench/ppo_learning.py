@@ -59,7 +59,7 @@ KEYCORRIDOR = Task(
 )
 BONUS: dict[str, tuple[Task, dict[str, Any]]] = {
     "mountaincar": (MOUNTAINCAR, {**_RND, "weight": "linear:1:0:200000"}),
-    "keycorridor": (KEYCORRIDOR, {"scale": "ema", "weight": "linear:0.003:0:200000"}),
+    "keycorridor": (KEYCORRIDOR, {"weight": 0.1}),
 }
 ARMS: dict[str, tuple[list[str], dict[str, Any], str]] = {  # rewards, changes to the bonus, values
     "task": (["task"], {}, "separate"),
