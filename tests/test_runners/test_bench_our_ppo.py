@@ -34,11 +34,14 @@ def test_the_bound_is_less_than_the_time_of_a_real_run():
 def test_the_learning_study_runs_each_arm_once_and_judges_by_the_task(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_ppo_learning, "TASKS", {"tiny": TINY})
     monkeypatch.setattr(bench_ppo_learning, "SEEDS", 2)
-    figures = bench_ppo_learning.learning(tmp_path)
+    figures = bench_ppo_learning.learning(tmp_path := tmp_path / "results")
     rows = results.read_rows(tmp_path / "ppo_learning.csv")
     assert [(row["arm"], row["seed"]) for row in rows] == [(a, s) for s in "01" for a in ("ours", "batched", "sb3")]
     assert {row["steps"] for row in rows} == {"512"}
-    assert set(figures) == {"return_tiny_ours", "return_tiny_batched", "return_tiny_sb3"}
+    keys = ("return_tiny_ours", "return_tiny_batched", "return_tiny_sb3")
+    assert set(figures) == {key + end for key in keys for end in ("", "_low", "_high")}
+    assert all(figures[f"{key}_low"] <= figures[key] <= figures[f"{key}_high"] for key in keys)
+    assert (tmp_path.parent / "figures" / "ppo_learning.png").stat().st_size > 1000
     for arm in ("ours", "batched", "sb3"):
         returns = [float(row["return"]) for row in rows if row["arm"] == arm]
         assert figures[f"return_tiny_{arm}"] == pytest.approx(np.mean(returns))
@@ -50,6 +53,6 @@ def test_the_arms_of_the_streams_study_differ_in_the_bonus_alone(tmp_path, monke
     monkeypatch.setattr(bench_ppo_learning, "BONUS", {"tiny": (TINY, {"warmup": 0})})
     monkeypatch.setattr(bench_ppo_learning, "SEEDS", 1)
     figures = bench_ppo_learning.streams(tmp_path)
-    assert set(figures) == {f"streams_tiny_{arm}" for arm in ARMS}
+    assert set(figures) == {f"streams_tiny_{arm}{end}" for arm in ARMS for end in ("", "_low", "_high")}
     rows = results.read_rows(tmp_path / "ppo_streams.csv")
     assert [row["arm"] for row in rows] == list(ARMS)
