@@ -114,6 +114,9 @@ class Rollout:
 
     def _show(self, row: int, group: slice, infos: Mapping[str, Any]) -> None:
         for name in self.media:
+            if name not in infos:
+                option = "text=True" if name == "text" else "frame_size=..."
+                raise ValueError(f'the reward reads a {name}, but infos["{name}"] is missing; make them with {option}')
             value = np.asarray(infos[name], object) if name == "text" else np.asarray(infos[name])
             if name not in self.shown:
                 shape = (self.length + 1, self.n, *value.shape[1:])

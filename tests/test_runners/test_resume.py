@@ -82,7 +82,10 @@ def _assert_same_run(first, second):
     [
         pytest.param([*PPO, "reward=task"], 1000, id="ppo-task"),
         pytest.param([*PPO, "reward=rnd"], 1500, id="ppo-rnd"),
-        pytest.param([*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"], 1000, id="ppo-side-critic"),
+        pytest.param([*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"], 1000, id="ppo-streams"),
+        pytest.param([*PPO, "reward=count", "backend=gym", "agent.gru=8"], 1000, id="ppo-gru"),
+        pytest.param([*PPO, "reward=task", "backend=workers"], 1000, id="ppo-workers"),
+        pytest.param([*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"], 1000, id="sb3-critic"),
         pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
         pytest.param(CLIP, 256, id="ppo-clip"),
     ],
