@@ -21,6 +21,7 @@ import numpy as np
 from runners import results
 from runners.bench.studies import make_watch, thin
 from runners.evaluate import interval
+from runners.memory import keep_freed_memory
 
 SEEDS = 5
 
@@ -162,6 +163,7 @@ def _draw(folder: Path, study: str, tasks: dict[str, tuple[Task, str]]) -> None:
 
 
 def _run(folder: Path, study: str, runs: dict[tuple[str, str, int], Any]) -> list[dict[str, Any]]:
+    keep_freed_memory()
     path = folder / f"{study}.csv"
     rows = results.read_rows(path)
     finished = {(row["task"], row["arm"], int(row["seed"])) for row in rows}
