@@ -8,7 +8,7 @@ from runners.bench import ppo as bench_ppo
 from runners.bench import ppo_learning as bench_ppo_learning
 from runners.bench.ppo_learning import ARMS, Task
 
-TINY = Task("CartPole-v1", 512, 2, {"n_steps": 64, "n_epochs": 1, "ent_coef": 0.01}, batched=True)
+TINY = Task("CartPole-v1", 512, 2, {"n_steps": 64, "n_epochs": 1, "ent_coef": 0.01}, batched=True, seeds=2)
 
 
 @pytest.mark.parametrize("agent", ["ours", "sb3"])
@@ -33,7 +33,6 @@ def test_the_bound_is_less_than_the_time_of_a_real_run():
 
 def test_the_learning_study_runs_each_arm_once_and_judges_by_the_task(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_ppo_learning, "TASKS", {"tiny": TINY})
-    monkeypatch.setattr(bench_ppo_learning, "SEEDS", 2)
     figures = bench_ppo_learning.learning(tmp_path := tmp_path / "results")
     rows = results.read_rows(tmp_path / "ppo_learning.csv")
     assert [(row["arm"], row["seed"]) for row in rows] == [(a, s) for s in "01" for a in ("ours", "batched", "sb3")]
