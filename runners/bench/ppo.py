@@ -5,8 +5,8 @@
     batched_ratio_<task>   64 environments, ours as an array program, Stable-Baselines3's as Gymnasium's
     rnd_ratio, streams3_ratio   ours with RND, and with RND and counts, over ours without
     rest_share             what is neither environment, inference, reward nor update, of our time; the worst task
-    bound_share_<task>     time of the bare environments and of the networks' matrix products alone, over all of ours; can
-                           pass 1 in worlds written one-hot, of which ours leaves out the inputs that are never used
+    bound_share_<task>     time of the bare environments and of the networks' matrix products alone, over all of ours;
+                           can pass 1 in worlds written one-hot, whose unused inputs ours leaves out
 
 Where time goes is written to ppo_shares.csv and drawn in figures/ppo_time.png.
 """
