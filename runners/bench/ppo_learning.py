@@ -139,13 +139,15 @@ def _draw(folder: Path, study: str, tasks: dict[str, tuple[Task, str]]) -> None:
     rows = results.read_rows(folder / f"{study}_curves.csv")
     figure, panels = plt.subplots(1, len(tasks), figsize=(2.9 * len(tasks), 2.7), layout="constrained", squeeze=False)
     handles = {}
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
     for panel, (name, (task, column)) in zip(panels[0], tasks.items()):
-        arms = list(dict.fromkeys(row["arm"] for row in rows if row["task"] == name))
         for arm, colour in zip(arms, ("#2c6e9b", "#4c956c", "#c44536", "#e09f3e")):
             points: dict[int, list[float]] = {}
             for row in rows:
                 if (row["task"], row["arm"]) == (name, arm):
                     points.setdefault(int(float(row["steps"])) // 10_000, []).append(float(row[column]))
+            if not points:
+                continue
             steps = sorted(points)
             handles[arm] = panel.plot(
                 [10 * x for x in steps], [np.mean(points[x]) for x in steps], color=colour, label=arm
