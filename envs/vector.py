@@ -18,6 +18,7 @@ observations also a Dict of them). They bring `make`'s `EpisodeStatistics`, and 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -221,17 +222,17 @@ class SlotVectorEnv(VectorEnv):
         self._views = [slots.view(rows) for rows in groups] if len(groups) > 1 else [slots]
         self._sent: deque[int] = deque()
 
+    @abstractmethod
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Have the environments of some rows do a `Stepper`'s method."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _start(self, group: int) -> None:
         """The actions of a group are in its slots."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _wait(self, group: int) -> bool:
         """Fill the slots of a group; returns whether an episode ended."""
-        raise NotImplementedError
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
