@@ -26,6 +26,7 @@ import torch
 from agents.learner import Batch, Losses
 from agents.nets import CLIP, ActorCritic, Flat
 
+SIZES = 16  # of batches whose memory is kept
 WIDE = 64  # inputs from which on it pays to leave out those that are never used
 ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into the cache
 
@@ -100,6 +101,8 @@ class Fused:
 
     def _of(self, rows: int) -> _Memory:
         if rows not in self._memory:
+            if len(self._memory) > SIZES:  # the last minibatch of a NEXT_STEP rollout has another size each time
+                self._memory.clear()
             units = [layer.weight.shape[1] for layer in self.layers]
             self._memory[rows] = _Memory(rows, units, self.actions.outputs, self.net.vf_head.out_features)
         return self._memory[rows]

@@ -25,7 +25,6 @@ class OwnAgent:
     """
 
     Config: ClassVar[type[Any]]
-    _stats_window_size = 100
     envs: Any
     config: Any
     scorer: Any

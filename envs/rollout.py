@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from envs.types import Array, Obs, Transitions, map_obs
+from envs.types import Array, Obs, Transitions, map_obs, put
 
 Final = tuple[int, np.ndarray, Obs]  # time, columns (M,), their last observations (M, ...)
 
@@ -62,7 +62,7 @@ class Rollout:
 
     def begin(self, obs: Obs, infos: Mapping[str, Any]) -> None:
         """Episodes begin in all environments."""
-        _put(self.obs, 0, obs)
+        put(self.obs, 0, obs)
         self.first_step[:] = 0
         self.resetting[:] = False
         self._show(0, slice(None), infos)
@@ -78,7 +78,7 @@ class Rollout:
         infos: Mapping[str, Any],
     ) -> None:
         """Step t of the environments in `group`, as `VectorEnv.step` returned it; copied."""
-        _put(self.obs, (t + 1, group), obs)
+        put(self.obs, (t + 1, group), obs)
         self.reward[t, group] = rewards
         self.terminated[t, group] = terminations
         self.truncated[t, group] = truncations
@@ -145,10 +145,10 @@ class Rollout:
         if self.same_step and self.finals and "next_obs" in requires:
             if self._next_obs is None:
                 self._next_obs = map_obs(np.empty_like, next_obs)
-            _put(self._next_obs, slice(None), next_obs)
+            put(self._next_obs, slice(None), next_obs)
             next_obs = self._next_obs
             for t, columns, last in self.finals:
-                _put(next_obs, (t, columns), last)
+                put(next_obs, (t, columns), last)
         shown: dict[str, Any] = {}
         for name, value in self.shown.items():
             shown[name] = value[1:].copy()
@@ -173,7 +173,7 @@ class Rollout:
         steps = self.steps()[-1] + 1
         reset = self.ended[-1] if self.same_step else ~self.valid[-1]
         self.first_step = np.where(reset, 0, steps)
-        _put(self.obs, 0, map_obs(lambda x: x[-1], self.obs))
+        put(self.obs, 0, map_obs(lambda x: x[-1], self.obs))
         for value in self.shown.values():
             value[0] = value[-1]
         self.finals.clear()
@@ -191,7 +191,7 @@ class Rollout:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._show(0, slice(None), state["shown"])
-        _put(self.obs, 0, state["obs"])
+        put(self.obs, 0, state["obs"])
         self.first_step, self.resetting = np.array(state["first_step"]), np.array(state["resetting"])
 
 
@@ -201,14 +201,6 @@ def _allocate(leading: tuple[int, ...], space: spaces.Space) -> Any:
     if space.shape is None or space.dtype is None:
         raise ValueError(f"{space} has no array form; wrap the environment so that it gives numbers")
     return np.zeros((*leading, *space.shape), space.dtype)
-
-
-def _put(target: Obs, index: Any, value: Obs) -> None:
-    if isinstance(target, Mapping):
-        for key in target:
-            _put(target[key], index, value[key])
-    else:
-        target[index] = value
 
 
 def _rows(final_obs: Any, rows: np.ndarray) -> Obs:

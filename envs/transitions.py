@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from envs.types import Array, Obs, Transitions, map_obs
+from envs.types import Array, Obs, Transitions, map_obs, put
 
 
 class Cursor:
@@ -108,7 +108,7 @@ def from_vector_step(
         rows = np.flatnonzero(ended)
         successor = map_obs(np.copy, next_obs)
         for row in map(int, rows):  # only where an episode ended: rare
-            _put(successor, row, _entry(infos["final_obs"], row))
+            put(successor, row, _entry(infos["final_obs"], row))
         final = infos.get("final_info", {})
         frame, text = _merge(frame, final.get("frame"), ended), _merge(text, final.get("text"), ended)
     batch = Transitions(
@@ -154,7 +154,7 @@ def from_sb3_step(
         for row in map(int, np.flatnonzero(dones)):
             truncated[row] = infos[row].get("TimeLimit.truncated", False)
             if infos[row].get("terminal_observation") is not None:
-                _put(successor, row, infos[row]["terminal_observation"])
+                put(successor, row, infos[row]["terminal_observation"])
     batch = Transitions(
         obs=obs,
         action=np.asarray(actions),
@@ -200,7 +200,7 @@ def from_rollout_buffer(
     obs = buffer.observations
     next_obs = _shift(obs, new_obs)
     for (t, n), value in final_obs.items():
-        _put(next_obs, (t, n), value)
+        put(next_obs, (t, n), value)
     step = np.empty(dones.shape, np.int64)
     step[0] = first_step
     for t in range(1, len(dones)):
@@ -344,15 +344,6 @@ def _shift(obs: Obs, new_obs: Obs) -> Obs:
     out[:-1] = obs[1:]
     out[-1] = np.asarray(new_obs).reshape(obs.shape[1:])
     return out
-
-
-def _put(obs: Obs, index: Any, value: Obs) -> None:
-    """obs[index] = value, into each entry of a dict observation."""
-    if isinstance(obs, Mapping):
-        for key in obs:
-            _put(obs[key], index, value[key])
-    else:
-        obs[index] = value
 
 
 def _entry(obs: Any, row: int) -> Obs:

@@ -24,6 +24,15 @@ def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
     return function(obs)
 
 
+def put(obs: Obs, index: Any, value: Obs) -> None:
+    """obs[index] = value, into each entry of a dict observation."""
+    if isinstance(obs, Mapping):
+        for key, part in obs.items():
+            put(part, index, value[key])
+    else:
+        obs[index] = value
+
+
 @dataclass(frozen=True, eq=False)
 class Transitions:
     """A batch of transitions with leading shape (N,), or (T, N) when it is a rollout in time order.

@@ -30,7 +30,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs.types import Obs, map_obs
+from envs.types import Obs, map_obs, put
 from envs.wrappers import Observer
 
 Maker = Callable[[], gym.Env]
@@ -94,14 +94,6 @@ def _allocate(space: spaces.Space, n: int, new: New, composite: bool = True) -> 
     return new((n, *space.shape), space.dtype)
 
 
-def _put(obs: Obs, row: int, value: Obs) -> None:
-    if isinstance(obs, Mapping):
-        for key, part in obs.items():
-            _put(part, row, value[key])
-    else:
-        obs[row] = value
-
-
 def _media(frame: np.ndarray | None, text: np.ndarray | None) -> dict[str, Any]:
     return {key: value for key, value in (("frame", frame), ("text", text)) if value is not None}
 
@@ -146,7 +138,7 @@ class Stepper:
                 if flat:
                     obs[row] = value
                 else:
-                    _put(obs, row, value)
+                    put(obs, row, value)
                 if media:
                     self._show(row, info)
         except Exception:
@@ -158,7 +150,7 @@ class Stepper:
     def _end(self, row: int, obs: Obs, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
         slots = self._slots
         slots.terminated[row], slots.truncated[row] = terminated, truncated
-        _put(slots.final_obs, row, obs)
+        put(slots.final_obs, row, obs)
         slots.episode_return[row], slots.episode_length[row] = info["episode"]["r"], info["episode"]["l"]
         slots.success[row] = 1 + info["is_success"] if "is_success" in info else 0
         if slots.final_frame is not None:
@@ -184,13 +176,13 @@ class Stepper:
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> str | None:
         """Begin an episode; returns the text, which shared memory cannot hold."""
         obs, info = self._envs[row].reset(seed=seed, options=options)
-        _put(self._slots.obs, row, obs)
+        put(self._slots.obs, row, obs)
         return self._show(row, info)
 
     def restore(self, row: int, state: dict[str, Any]) -> str | None:
         """Come back to a snapshot; returns the text."""
         obs, info = self._envs[row].get_wrapper_attr("restore")(state)
-        _put(self._slots.obs, row, obs)
+        put(self._slots.obs, row, obs)
         return self._show(row, info)
 
     def call(self, row: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
