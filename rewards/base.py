@@ -21,7 +21,7 @@ Rules that `rewards.check.check_reward` enforces:
 A reward with a memory of the episode (counts, nearest neighbours) defines `initial_memory(n)`, takes `score(batch,
 memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it,
 hands it back at the next step and resets the rows whose episode ended. `score` must not write into the memory it was
-given.
+given. Where a whole rollout can be scored faster than step by step, `scan` says how.
 
 A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
 `embedding` and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
@@ -126,12 +126,26 @@ class Reward(ABC):
         """Memory for `n` environments whose episodes begin; None for a reward without memory."""
         return None
 
-    def prepare(self, batch: Transitions) -> Transitions:
-        """What does not depend on the memory, for all rows at once, as extras that `score` looks for.
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Score a rollout (T, N) along time; only asked of rewards with a memory.
 
-        A reward with a memory is asked step by step along a rollout; this is called once before, with shape (T, N).
+        Memory of an ended episode starts afresh, rows that are no transitions leave it alone. Override it where a
+        whole rollout can be scored at once; the answer must be the one that `score` gives step by step.
+
+        Returns:
+            float32 (T, N), rows that are not ready 0; and the memory for the step after. `memory` is not written into.
         """
-        return batch
+        raw = np.empty(batch.shape, np.float32)
+        valid, ended = batch.valid, batch.ended
+        for t, (whole, ends) in enumerate(zip(valid.all(axis=1), ended.any(axis=1))):
+            scored, after = self.score(batch[t], memory)
+            raw[t] = values_of(scored)
+            if not whole:
+                after = merge_memory(after, memory, ~valid[t])
+            if ends:
+                after = merge_memory(after, self.initial_memory(batch.shape[1]), ended[t])
+            memory = after
+        return raw, memory
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """The embedding (N, D) of `batch.frame`; only for rewards that name one in `embedding`."""
@@ -159,6 +173,22 @@ class Reward(ABC):
             )
         for name in own:
             _set_state(getattr(self, name), state[name])
+
+
+def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
+    """A copy of `memory` whose rows in `mask` (N,) come from `other`."""
+    merged = {}
+    for key, value in memory.items():
+        merged[key] = value.copy()
+        merged[key][mask] = other[key][mask]
+    return merged
+
+
+def values_of(scored: Any) -> np.ndarray:
+    """The float32 array inside whatever `score` returned; rows that are not ready are 0."""
+    if isinstance(scored, Scored):
+        return np.where(scored.ready, scored.value, np.float32(0)).astype(np.float32, copy=False)
+    return np.asarray(scored, np.float32)
 
 
 def _has_state(value: Any) -> bool:

@@ -258,6 +258,19 @@ class _Check:
                 "score mixes the memories of environments: exchanging two of them does not exchange their scores",
             )
             memory = after
+        given = self.reward.initial_memory(envs)
+        kept = copy.deepcopy(given)
+        whole, end = self.reward.scan(self.rollout, given)
+        self.that(_same(given, kept), "scan wrote into the memory it was given; return a changed copy instead")
+        plain, plain_end = Reward.scan(self.reward, self.rollout, given)
+        self.that(
+            whole.dtype == np.float32 and np.allclose(whole, plain, RTOL, ATOL),
+            "scan of a rollout differs from score step by step, with the memory of ended episodes made afresh",
+        )
+        self.that(
+            all(np.allclose(end[key], plain_end[key], RTOL, ATOL) for key in plain_end),
+            "scan leaves another memory behind than score step by step",
+        )
 
     def check_update(self) -> None:
         for batch in (self.rollout, self.flat, self.flat[:1]):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from envs.types import Memory, Transitions
-from rewards.base import Reward, RewardConfig, Scored
+from rewards.base import Reward, RewardConfig, merge_memory, values_of
 from rewards.scale import SCALES, make_scale
 from rewards.schedule import Schedule
 from rewards.shaping import SHAPES, clip, delta, potential, sigmoid
@@ -68,7 +68,7 @@ class Stream:
         if self.has_memory:
             raw, memory = self._scan(batch, memory)
         else:
-            raw = _values(self.reward.score(batch.flatten())).reshape(batch.shape)
+            raw = values_of(self.reward.score(batch.flatten())).reshape(batch.shape)
         if not np.isfinite(raw).all():
             where = np.argwhere(~np.isfinite(raw))[0]
             raise FloatingPointError(
@@ -94,18 +94,7 @@ class Stream:
         if len(batch.shape) == 1:
             raw, memory = self._scan(batch.map(lambda x: x[None]), memory)
             return raw[0], memory
-        batch = self.reward.prepare(batch)
-        raw = np.empty(batch.shape, np.float32)
-        valid, ended = batch.valid, batch.ended
-        for t, (whole, ends) in enumerate(zip(valid.all(axis=1), ended.any(axis=1))):
-            scored, after = self.reward.score(batch[t], memory)
-            raw[t] = _values(scored)
-            if not whole:
-                after = merge_memory(after, memory, ~valid[t])
-            if ends:
-                after = merge_memory(after, self.reward.initial_memory(batch.shape[1]), ended[t])
-            memory = after
-        return raw, memory
+        return self.reward.scan(batch, memory)
 
     def _score_obs(self, batch: Transitions, next_score: np.ndarray) -> np.ndarray:
         """The score of `obs`: along a rollout it is the previous row's, so only first rows are asked for."""
@@ -115,7 +104,7 @@ class Stream:
             before[1:] = next_score[:-1]
             fresh[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
         if fresh.any():
-            before[fresh] = _values(self.reward.score(batch[fresh].at_obs()))
+            before[fresh] = values_of(self.reward.score(batch[fresh].at_obs()))
         return before
 
     def scaled(self, raw: np.ndarray) -> np.ndarray:
@@ -337,22 +326,6 @@ class _Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.running = np.array(state["running"])
         self.returns = deque(state["returns"], maxlen=100)
-
-
-def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
-    """A copy of `memory` whose rows in `mask` (N,) come from `other`."""
-    merged = {}
-    for key, value in memory.items():
-        merged[key] = value.copy()
-        merged[key][mask] = other[key][mask]
-    return merged
-
-
-def _values(scored: Any) -> np.ndarray:
-    """The float32 array inside whatever `score` returned."""
-    if isinstance(scored, Scored):
-        return np.where(scored.ready, scored.value, np.float32(0)).astype(np.float32, copy=False)
-    return np.asarray(scored, np.float32)
 
 
 def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:

@@ -94,9 +94,9 @@ class Count(Reward):
             memory["visits"] = np.zeros((n, self.capacity), np.int64)
         return memory
 
-    def prepare(self, batch: Transitions) -> Transitions:
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         keys = self.hash(batch.flatten().next_obs).reshape(batch.shape)
-        return batch.replace(extras={**batch.extras, "count_keys": keys})
+        return super().scan(batch.replace(extras={**batch.extras, "count_keys": keys}), memory)
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         keys = batch.extras["count_keys"] if "count_keys" in batch.extras else self.hash(batch.next_obs)

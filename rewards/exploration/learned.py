@@ -1,0 +1,327 @@
+"""What bonuses that learn have in common: inputs, networks, an optimiser and passes over minibatches.
+
+A bonus of this kind builds its networks in `__init__` from `self.net(...)`, names them once to `self.train_on(...)`,
+and says what one minibatch costs in `loss`. `update` does the rest: observations move the statistics, whitened rows go
+through `epochs` passes of minibatches, the gradient is shortened, Adam steps.
+
+    x = self.inputs(obs)                 whitened rows, float32 tensor (N, size), on the device
+    a = self.actions(action)             float32 tensor (N, A): one-hot, or scaled to [-1, 1]
+    self.columns(batch)                  the tensors that a minibatch is cut from, in the order that `loss` takes them
+
+Differences from the papers that the bonuses come from: an optimiser and a gradient clip of their own (papers often
+share them with the policy); until the first update the bounds of the observation space stand in for the running
+statistics, where papers step the environment at random beforehand; vectors pass dense layers instead of convolutions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import skip_init
+
+from envs.types import Array, Obs, Transitions
+from rewards.base import Reward, RewardConfig
+from rewards.exploration.spaces import Layout
+from rewards.scale import RunningMeanStd
+
+CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
+IMAGE = 36  # pixels; the smallest image that they take
+ROWS = 512  # images looked at a time, to bound memory
+
+
+@dataclass
+class LearnedConfig(RewardConfig):
+    """Settings of every bonus that learns.
+
+    Attributes:
+        gamma: discount of the bonus.
+        normalize_obs: `running` whitens by the mean and deviation of what was seen, clipped at 5; `bounds` by those of
+            the observation space, which never move, and leaves alone what has no bounds.
+        learning_rate: Adam step size.
+        features: size of the embedding, or of the networks' outputs, D.
+        hidden: width of the hidden layers.
+        update_proportion: share of each minibatch that is learnt from, in (0, 1]. Lower it when environments are added,
+            so that what a network sees stays the same.
+        epochs: passes over the transitions of one update.
+        batch_size: transitions in a minibatch.
+        max_grad_norm: the gradient is shortened to this length.
+        keys: entries of a Dict observation to look at; empty looks at all.
+        channels: channels of an image to look at, counted from the last; 0 looks at all. A stack of grey frames wants
+            1: the bonus is for what the step showed.
+    """
+
+    scale: str = "return"
+    gamma: float | None = 0.99
+    normalize_obs: str = "running"
+    learning_rate: float = 1e-3
+    features: int = 64
+    hidden: int = 64
+    update_proportion: float = 1.0
+    epochs: int = 1
+    batch_size: int = 256
+    max_grad_norm: float = 0.5
+    keys: list[str] = field(default_factory=list)
+    channels: int = 0
+
+    @property
+    def name(self) -> str:
+        """The reward's name, for errors."""
+        return type(self).__name__.removesuffix("Config").lower()
+
+    def __post_init__(self) -> None:
+        self.share("update_proportion", above=0)
+        self.positive("learning_rate", "max_grad_norm")
+        self.at_least(1, "features", "hidden", "epochs", "batch_size")
+        self.at_least(0, "channels")
+        self.one_of("normalize_obs", "running", "bounds")
+
+    def positive(self, *names: str) -> None:
+        """Raise ValueError unless each field is above 0 and finite."""
+        for name in names:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be above 0 and finite")
+
+    def at_least(self, low: float, *names: str) -> None:
+        """Raise ValueError unless each field is at least `low`."""
+        for name in names:
+            if not getattr(self, name) >= low:
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be at least {low}")
+
+    def share(self, *names: str, above: float | None = None) -> None:
+        """Raise ValueError unless each field is a share: in [0, 1], or above `above` and at most 1."""
+        for name in names:
+            value = getattr(self, name)
+            if not (value >= 0 if above is None else above < value) or value > 1:
+                wanted = "[0, 1]" if above is None else f"({above}, 1]"
+                raise ValueError(f"reward {self.name}: {name}={value} is no share; give a number in {wanted}")
+
+    def one_of(self, name: str, *known: str) -> None:
+        """Raise ValueError unless the field is one of `known`."""
+        if getattr(self, name) not in known:
+            raise ValueError(f"reward {self.name}: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+
+
+class Learned(Reward):
+    """Base class of bonuses that learn from transitions, one by one."""
+
+    Config: ClassVar[type[RewardConfig]] = LearnedConfig
+
+    def __init__(
+        self,
+        config: Any,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.settings = config
+        name = config.name
+        self.layout = Layout(observation_space, config.keys, name, channels=config.channels, smallest_image=IMAGE)
+        self.statistics = RunningMeanStd((self.layout.size,))
+        self.statistics.mean, self.statistics.var = self.layout.prior()
+        self.rng = np.random.default_rng(seed)  # of the minibatches; the global generators stay untouched
+        self.generator = torch.Generator().manual_seed(seed)  # of the weights, when they are built
+        if "action" in self.requires:
+            self.actions = ActionCode(action_space, name, device)
+
+    def net(self, *widths: int, extra: int = 0) -> Net:
+        """A fresh network from whitened rows, and `extra` numbers beside them, through layers of `widths`."""
+        return Net(self.layout, widths, self.generator, extra).to(self.device)
+
+    def head(self, inputs: int, *widths: int) -> nn.Sequential:
+        """Fresh dense layers from `inputs` numbers through `widths`, ReLU between."""
+        return dense(inputs, widths, self.generator).to(self.device)
+
+    def train_on(self, *modules: nn.Module, learning_rate: float | None = None) -> None:
+        """Make the optimiser of everything that `loss` moves."""
+        self.trained = [parameter for module in modules for parameter in module.parameters()]
+        rate = learning_rate or self.settings.learning_rate
+        self.optimizer = torch.optim.Adam(self.trained, lr=rate, fused=True)
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Losses of one minibatch by name: their sum is descended, each is logged."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it learns; define loss()")
+
+    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+        """What `loss` takes for the rows of a flat batch: tensors with leading axis N."""
+        return (self.inputs(batch.next_obs),)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        batch = batch.flatten()
+        if not np.all(batch.valid):
+            batch = batch[np.asarray(batch.valid)]
+        if len(batch.step) == 0:
+            return {}
+        self.watch(batch)
+        return self.fit(self.columns(batch))
+
+    def watch(self, batch: Transitions) -> None:
+        """Let the statistics move, once for each transition."""
+        if self.settings.normalize_obs == "running":
+            x = self.rows(batch.next_obs)
+            for i in range(0, len(x), ROWS):  # in float64, hence in pieces
+                self.statistics.update(x[i : i + ROWS])
+
+    def fit(self, columns: tuple[torch.Tensor, ...]) -> dict[str, float]:
+        """Passes over minibatches; the mean of each loss."""
+        size, share = self.settings.batch_size, self.settings.update_proportion
+        sums: dict[str, torch.Tensor] = {}
+        count = 0
+        for _ in range(self.settings.epochs):
+            order = self.rng.permutation(len(columns[0]))
+            for i in range(0, len(order), size):
+                rows = order[i : i + size]
+                rows = rows if share == 1 else rows[self.rng.random(len(rows)) < share]
+                if len(rows):
+                    index = torch.from_numpy(rows).to(self.device)
+                    losses = self.loss(*(column[index] for column in columns))
+                    self.descend(sum(losses.values()))
+                    count += 1
+                    for name, value in losses.items():
+                        sums[name] = value.detach() + sums[name] if name in sums else value.detach()
+        return {name: float(value) / count for name, value in sums.items()}
+
+    def descend(self, loss: Any) -> None:
+        """One step of the optimiser."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained, self.settings.max_grad_norm)
+        self.optimizer.step()
+
+    def rows(self, obs: Obs) -> np.ndarray:
+        """Observations (N, ...) -> float32 (N, size), as they are.
+
+        Raises:
+            FloatingPointError: if one is not finite.
+        """
+        x = self.layout.flatten(obs)
+        if not math.isfinite(x.sum()) and not np.isfinite(x).all():
+            row, column = np.argwhere(~np.isfinite(x))[0]
+            raise FloatingPointError(
+                f"reward {self.settings.name} was given an observation with {x[row, column]} at place {column} "
+                f"(row {row} of the batch); nothing has been learnt from it, mend the environment"
+            )
+        return x
+
+    def inputs(self, obs: Obs) -> torch.Tensor:
+        """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
+        x = self.rows(obs)
+        x = (x - self.statistics.mean.astype(np.float32)) * (1 / self.statistics.std).astype(np.float32)
+        return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
+
+    def in_pieces(self, function: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:
+        """`function` of whole columns without gradients; images go in pieces, to bound memory."""
+        rows = ROWS if self.layout.images else max(len(columns[0]), 1)
+        with torch.no_grad():
+            pieces = [function(*(c[i : i + rows] for c in columns)) for i in range(0, len(columns[0]), rows)]
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+class Net(nn.Module):
+    """Rows of a `Layout` -> features: convolutions on its images, dense layers on everything and on what is added."""
+
+    def __init__(self, layout: Layout, widths: Any, generator: torch.Generator, extra: int = 0) -> None:
+        super().__init__()
+        self.split = [layout.vector, *(int(np.prod(shape)) for shape in layout.images.values())]
+        self.shapes = list(layout.images.values())
+        self.trunks = nn.ModuleList(_trunk(channels, generator) for channels, _, _ in self.shapes)
+        self.dense = dense(layout.vector + sum(map(_outputs, self.shapes)) + extra, widths, generator)
+
+    def forward(self, x: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+        if self.shapes:
+            vector, *images = x.split(self.split, dim=1)
+            seen = [trunk(image.unflatten(1, shape)) for trunk, image, shape in zip(self.trunks, images, self.shapes)]
+            x = torch.cat([vector, *seen], dim=1)
+        return self.dense(torch.cat([x, *extra], dim=1) if extra else x)
+
+
+def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
+    """Dense layers of `widths` with ReLU between, orthogonal, without a draw from torch's global generator."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [skip_init(nn.Linear, inputs, width), nn.ReLU()]
+        inputs = width
+    return _initialise(nn.Sequential(*layers[:-1]), generator)
+
+
+def _trunk(channels: int, generator: torch.Generator) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for filters, width, stride in CONVOLUTIONS:
+        layers += [skip_init(nn.Conv2d, channels, filters, width, stride), nn.LeakyReLU()]
+        channels = filters
+    return _initialise(nn.Sequential(*layers, nn.Flatten()), generator)
+
+
+def _initialise(layers: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
+    for module in layers:
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            nn.init.orthogonal_(module.weight, math.sqrt(2), generator=generator)
+            nn.init.zeros_(cast(torch.Tensor, module.bias))
+    return layers
+
+
+def _outputs(shape: tuple[int, int, int]) -> int:
+    """Numbers that leave a trunk for an image (C, H, W)."""
+    filters, height, width = shape
+    for filters, size, stride in CONVOLUTIONS:  # noqa: B007
+        height, width = (height - size) // stride + 1, (width - size) // stride + 1
+    return filters * height * width
+
+
+class ActionCode:
+    """Actions as numbers for a network, and the loss of a network that guesses them.
+
+    Discrete, MultiDiscrete and MultiBinary become one-hot blocks, guessed by cross-entropy; a Box is scaled from its
+    bounds to [-1, 1], or taken as it is where it has none, and guessed by squared error.
+    """
+
+    def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:
+        self.device = device
+        self.blocks: list[int] = []
+        match space:
+            case gym.spaces.Discrete():
+                self.blocks, self.start = [int(space.n)], np.array([int(space.start)])
+            case gym.spaces.MultiDiscrete():
+                self.blocks, self.start = space.nvec.ravel().tolist(), np.asarray(space.start).ravel()
+            case gym.spaces.MultiBinary():
+                self.blocks = [2] * int(np.prod(space.shape))
+                self.start = np.zeros(len(self.blocks), np.int64)
+            case gym.spaces.Box():
+                low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
+                bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
+                self.middle = np.where(bounded, (low + high) / 2, 0).astype(np.float32)
+                self.half = np.where(bounded, (high - low) / 2, 1).astype(np.float32)
+            case _:
+                raise ValueError(
+                    f"reward {reward} cannot read the action space {space}; it takes Discrete, MultiDiscrete, "
+                    "MultiBinary or Box"
+                )
+        self.size = sum(self.blocks) if self.blocks else len(self.middle)
+        self._offsets = np.cumsum([0, *self.blocks[:-1]])
+
+    def __call__(self, action: Array) -> torch.Tensor:
+        """Actions (N, ...) -> float32 (N, size)."""
+        action = np.asarray(action).reshape(len(action), -1)
+        if not self.blocks:
+            code = (action.astype(np.float32) - self.middle) / self.half
+        else:
+            code = np.zeros((len(action), self.size), np.float32)
+            np.put_along_axis(code, action.astype(np.int64) - self.start + self._offsets, 1.0, axis=1)
+        return torch.from_numpy(code).to(self.device)
+
+    def loss(self, guess: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
+        """Guesses (N, size) against codes (N, size): mean over rows, sum over blocks."""
+        if not self.blocks:
+            return (guess - code).square().mean()
+        guesses, codes = guess.split(self.blocks, dim=1), code.split(self.blocks, dim=1)
+        return cast(torch.Tensor, sum(cross_entropy(g, c.argmax(dim=1)) for g, c in zip(guesses, codes)))
