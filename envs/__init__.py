@@ -10,7 +10,7 @@
     wrappers.py      episode statistics, the journal behind exact resume, frames and captions in info
     render.py        frame(): one guarded path to an image
     family.py        what each of the next files declares
-    classic.py mujoco.py minigrid.py nethack.py driving.py
+    classic.py mujoco.py minigrid.py nethack.py driving.py exploration.py
                      one file per family: ids, observation handling, captions, goals
     words.py         hashed_words(): a sentence as a vector, for observations with text
     probe.py         five tiny worlds that isolate one part of an agent each
@@ -26,6 +26,8 @@ _TASKS = {  # id -> entry point, steps until truncation, constructor arguments
     "CartPoleUpright-v0": ("envs.classic:CartPoleUpright", 200, {}),
     "MountainCarGoal-v0": ("envs.classic:MountainCarGoal", 200, {}),
     "PendulumUpright-v0": ("envs.classic:PendulumUpright", 200, {}),
+    "NoisyRooms-v0": ("envs.exploration:NoisyRooms", 200, {}),
+    "DeepSea-v0": ("envs.exploration:DeepSea", None, {}),
     "ProbeValue-v0": ("envs.probe:Probe", None, {"kind": "value"}),
     "ProbeObservation-v0": ("envs.probe:Probe", None, {"kind": "observation"}),
     "ProbeDiscount-v0": ("envs.probe:Probe", None, {"kind": "discount"}),

@@ -93,7 +93,7 @@ class Family:
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 
 
-FILES = ("classic", "mujoco", "minigrid", "nethack", "driving", "probe")
+FILES = ("classic", "mujoco", "minigrid", "nethack", "driving", "exploration", "probe")
 OTHER = Family(
     name="other",
     description="any other Gymnasium id, or module:Id-v0",

@@ -149,7 +149,7 @@ def _is_batched(env_id: str, arguments: set[str]) -> bool:
     """Whether there is an array program that understands all the arguments."""
     from envs import batched
 
-    options = {"max_episode_steps", "array", "device"}
+    options = {"max_episode_steps", "array", "device"} | batched.arguments(env_id)
     return batched.knows(env_id) and arguments <= options | family_of(spec_of(env_id)).options
 
 

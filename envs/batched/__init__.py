@@ -9,6 +9,7 @@
     classic.py     CartPole, MountainCar, Pendulum, Acrobot
     minigrid.py    MiniGrid's rules and its view, as tables
     levels.py      MiniGrid's level generators, as array programs
+    exploration.py worlds of cells, with their noise
 
 Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
 are others. There are no frames and no captions. Importing this package imports neither torch nor a simulator.
@@ -38,9 +39,14 @@ _GRIDS = {
     "KeyCorridor": ("S3R1-v0", "S3R2-v0", "S3R3-v0", "S4R3-v0", "S5R3-v0", "S6R3-v0"),
     "MultiRoom": ("-N2-S4-v0", "-N4-S5-v0", "-N4-S5-v1", "-N6-v0"),
 }
+_CELLS = {  # id -> class, and the arguments of its original that it heeds
+    "lodestar/NoisyRooms-v0": ("NoisyRooms", frozenset({"rooms", "noise", "bits", "code", "dense_size"})),
+    "lodestar/DeepSea-v0": ("DeepSea", frozenset({"size", "stochastic", "mapping_seed"})),
+}
 _TABLE = {  # id -> module:Class
     **{env_id: f"envs.batched.classic:{name}" for env_id, name in _CLASSIC.items()},
     **{f"MiniGrid-{name}{size}": "envs.batched.minigrid:MiniGrid" for name, sizes in _GRIDS.items() for size in sizes},
+    **{env_id: f"envs.batched.exploration:{name}" for env_id, (name, _) in _CELLS.items()},
 }
 IDS = tuple(_TABLE)
 
@@ -48,6 +54,11 @@ IDS = tuple(_TABLE)
 def knows(env_id: str) -> bool:
     """Whether `make` can make `env_id`."""
     return env_id in _TABLE
+
+
+def arguments(env_id: str) -> frozenset[str]:
+    """The arguments of the environment itself that its array program heeds too."""
+    return _CELLS[env_id][1] if env_id in _CELLS else frozenset()
 
 
 def make(
@@ -69,7 +80,7 @@ def make(
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         array: "numpy", or "torch" for tensors on `device`.
         device: where the tensors live, such as "cpu" or "cuda".
-        **options: those of the family's adapter, such as MiniGrid's `mission`.
+        **options: those of the family's adapter, such as MiniGrid's `mission`, and `arguments(env_id)`.
 
     Raises:
         ValueError: if the id, an option, `n` or the device is none that there is.

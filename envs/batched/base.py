@@ -11,6 +11,7 @@ each; a list of seeds is one seed made of many numbers.
 from __future__ import annotations
 
 import copy
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +60,7 @@ class BatchedEnv(VectorEnv):
         self.arrays, self.xp = arrays, arrays.xp
         self.state: dict[str, Array] = {}
         limits = (getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None))
-        self.max_steps: int = min(limit for limit in limits if limit is not None)
+        self.max_steps = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         self.np_random = np.random.default_rng(seed)
         self._pool: dict[str, Array] = {}
         self._pool_size = self._used = max(256, 2 * n)

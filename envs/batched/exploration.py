@@ -1,0 +1,156 @@
+"""Worlds of cells as array programs: the tables of `envs.exploration`, looked up for all environments at once.
+
+Source: `envs.exploration`. Chance within episodes (noise, drift) comes from a random stream of its own, beside the one
+that episodes begin from, and is drawn on the host wherever the arrays live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from envs.batched.arrays import Arrays
+from envs.batched.base import BatchedEnv, Step
+from envs.exploration import PERIOD, START, STAY, first_noise, next_noise
+from envs.types import Array
+
+
+class Cells(BatchedEnv):
+    """What both worlds have in common: `state["cell"]` int64 (N,), and chance within episodes.
+
+    Beside what is said in `BatchedEnv`, `infos["cell"]` int64 (N,) is there at every reset and step: the cell that the
+    step reached, also where the episode ended there and another began.
+
+    Attributes:
+        n_cells: cells are numbered from 0 to n_cells - 1.
+    """
+
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
+        super().__init__(original, n, seed, arrays)
+        self.n_cells: int = self.world.n_cells
+        self._chance = self.np_random.spawn(1)[0]
+        self._rows = arrays.array(np.arange(n))
+        self._reached = arrays.array(np.zeros(n, np.int64))
+        self._leads = arrays.array(self.world.leads.ravel())
+        self._choices = self.world.leads.shape[1]
+        self._never = arrays.array(np.zeros(n, bool))
+
+    @property
+    def cell(self) -> Array:
+        """Where the agents are now, int64 (N,): the cells of the observations last returned."""
+        return self.state["cell"]
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        obs, infos = super().reset(seed=seed, options=options)
+        if seed is not None:
+            self._chance = self.np_random.spawn(1)[0]
+        self._reached[...] = self.cell
+        return obs, {**infos, "cell": self._reached}
+
+    def step(self, actions: Array) -> Step:
+        answer = super().step(actions)
+        answer[-1]["cell"] = self._reached
+        return answer
+
+    def _go(self, choices: Array) -> None:
+        """Move every agent to where its choice, an int (N,), leads from its cell."""
+        cell = self.state["cell"]
+        cell[...] = self._reached[...] = self.arrays.gather(self._leads, cell * self._choices + choices)
+
+    def _mark(self, cell: Array, out: Array) -> None:
+        """Write K cells into `out`, float32 (K, n_cells), as one-hot rows."""
+        out[...] = 0.0
+        out[self._rows[: len(cell)], cell] = 1.0
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**super().snapshot(), "chance": self._chance.bit_generator.state}
+
+    def restore(self, state: dict[str, Any]) -> Array:
+        obs = super().restore(state)
+        self._chance.bit_generator.state = state["chance"]
+        return obs
+
+
+class NoisyRooms(Cells):
+    """`envs.exploration.NoisyRooms`; beside the cell, `state` holds `noise` float32 (N, bits) and `arrived` bool (N,).
+
+    `arrived`: whether the last room was entered in this episode.
+    """
+
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
+        super().__init__(original, n, seed, arrays)
+        world = self.world
+        self.room_of = world.room_of
+        self._last = (world.rooms - 1) * PERIOD
+        self._uniform = np.zeros((n, world.bits), np.float32)
+        self._codes = None if world.codes is None else arrays.array(world.codes)
+        self._width = self._obs.shape[1] - world.bits
+
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        return {
+            "cell": np.full(count, START),
+            "noise": first_noise(self.world.kind, rng, (count, self.world.bits)),
+            "arrived": np.full(count, self.world.rooms == 1),
+        }
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        state, kind = self.state, self.world.kind
+        self._go(actions)
+        state["arrived"] |= self._reached >= self._last
+        if kind != "off":
+            noise = state["noise"]
+            self._chance.random(dtype=np.float32, out=self._uniform)
+            noise[...] = next_noise(kind, noise, self.arrays.like(self._uniform, noise), (actions == STAY)[:, None])
+        return self._never, self._never
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        if self._codes is None:
+            self._mark(state["cell"], out[:, : self._width])
+        else:
+            out[:, : self._width] = self.arrays.gather(self._codes, state["cell"])
+        out[:, self._width :] = state["noise"]
+
+    def _success(self, terminated: Array) -> Array:
+        return self.state["arrived"]
+
+    def _read(self, original: Any) -> dict[str, Any]:
+        return {"cell": original.cell, "noise": original.noise, "arrived": original.arrived}
+
+
+class DeepSea(Cells):
+    """`envs.exploration.DeepSea`; the cell is all there is."""
+
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
+        super().__init__(original, n, seed, arrays)
+        self._right, self._pays = arrays.array(self.world.right), arrays.array(self.world.pays.ravel())
+        self._treasure = self._never
+
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        return {"cell": np.zeros(count, np.int64)}
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        world, cell = self.world, self.state["cell"]
+        right = actions == self.arrays.gather(self._right, cell)
+        landed, last = cell >= world.bottom, cell == self.n_cells - 1
+        self._treasure = right & last
+        rewards, drift = self.arrays.gather(self._pays, 2 * cell + right), 2 * right
+        if world.stochastic:
+            corner = (cell == world.bottom) | last
+            rewards = rewards + corner * self.arrays.array(self._chance.normal(size=self.num_envs))
+            drift = right * (1 + self.arrays.array(self._chance.random(self.num_envs) >= 1 / world.size))
+        self._go(drift)
+        return rewards, landed
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        self._mark(state["cell"], out)
+
+    def _success(self, terminated: Array) -> Array:
+        return self._treasure
+
+    def _read(self, original: Any) -> dict[str, Any]:
+        return {"cell": original.cell}
