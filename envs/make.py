@@ -1,6 +1,7 @@
 """An id becomes a ready environment.
 
-    gymnasium.make -> what the family repairs -> its observation adapter -> EpisodeStatistics -> Journal -> Observer
+    gymnasium.make -> what the family repairs -> its observation adapter -> what disturbs -> EpisodeStatistics
+        -> Journal -> Observer
 
 `make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them.
 """
@@ -18,6 +19,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs import render
+from envs.disturb import disturb
 from envs.family import Family, Goal, families, family_of
 from envs.vector import InProcess
 from envs.workers import Workers
@@ -37,6 +39,8 @@ def make(
     seed: int | None = None,
     max_episode_steps: int | None = None,
     adapt: bool = True,
+    sticky: float | None = None,
+    noisy_tv: str | None = None,
     **kwargs: Any,
 ) -> gym.Env:
     """Make one environment.
@@ -49,6 +53,8 @@ def make(
         seed: the first reset without a seed of its own acts as `reset(seed=seed)`; also seeds the action space.
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         adapt: whether observations are adapted to Stable-Baselines3.
+        sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.disturb`.
+        noisy_tv: "always" or "on_demand", noise in the observation; see `envs.disturb`.
         **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
 
     Raises:
@@ -81,6 +87,7 @@ def make(
     env = family.repair(env)
     if adapt:
         env = family.adapt(env, **options)
+    env = disturb(env, sticky=sticky, noisy_tv=noisy_tv)
     env = Journal(EpisodeStatistics(env))
     if frame_size is not None or text:
         env = Observer(env, frame_size, text)
@@ -156,9 +163,10 @@ def _is_batched(env_id: str, arguments: set[str]) -> bool:
 def _make_batched(env_id: str, n: int, seed: int, arguments: dict[str, Any]) -> VectorEnv:
     from envs import batched
 
-    media = [key for key in ("frame_size", "text") if key in arguments]
-    if media:
-        raise ValueError(f'{media[0]}={arguments[media[0]]!r} needs environments that can be seen; use backend="gym"')
+    for key in ("frame_size", "text", "sticky", "noisy_tv"):
+        if key in arguments:
+            needs = "environments that can be seen" if key in ("frame_size", "text") else "single environments"
+            raise ValueError(f'{key}={arguments[key]!r} needs {needs}; use backend="gym"')
     return batched.make(env_id, n, seed=seed, **arguments)
 
 

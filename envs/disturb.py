@@ -1,0 +1,159 @@
+"""Two disturbances that tell exploration methods apart, for any environment: sticky actions and a noisy television.
+
+Source: Machado, Bellemare, Talvitie, Veness, Hausknecht, Bowling 2018, "Revisiting the Arcade Learning Environment"
+    (arXiv 1709.06009, section 5): with probability p the environment repeats the action before instead of the one
+    given, so that no memorised sequence of actions works. The first action of an episode is never replaced.
+    Gymnasium's own `StickyAction` does exactly that and is what `disturb` uses.
+    Burda, Edwards, Pathak, Storkey, Darrell, Efros 2018, "Large-Scale Study of Curiosity-Driven Learning" (arXiv
+    1808.04355, section 5): a part of the observation is noise, which a curious agent may watch for ever.
+    Jarrett et al. 2023, "Curiosity in Hindsight" (arXiv 2211.10515): noise that depends on the action or does not.
+
+Differences: the sources' televisions show pictures; ours shows uniform noise, in every kind of observation.
+
+Both draw from the environment's own `np_random`, so a seed fixes them and the `Journal` plays them again. Frames and
+captions in `info` show the world without the television.
+
+When it fails: `StickyAction` holds on to the very action it is given; outside of `make`, whose `Journal` hands down
+copies, do not overwrite an array that was passed to `step`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.wrappers import StickyAction
+
+from envs.wrappers import Step
+
+MODES = ("always", "on_demand")
+
+
+def disturb(env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None = None) -> gym.Env:
+    """Wrap an environment into what is asked for; the television is outside, its button never sticks.
+
+    Args:
+        env: with adapted observations, unless no television is asked for.
+        sticky: probability in [0, 1) that the previous action is repeated; the usual value is 0.25. None for never.
+        noisy_tv: "always" or "on_demand", see `NoisyTV`; None for no television.
+
+    Raises:
+        ValueError: if a value is out of range, or the environment's spaces do not suit the television.
+    """
+    if sticky is not None:
+        if not 0 <= sticky < 1:
+            raise ValueError(f"sticky={sticky} is out of range; give a probability of 0 or more and less than 1")
+        env = StickyAction(env, sticky)
+    return env if noisy_tv is None else NoisyTV(env, mode=noisy_tv)
+
+
+class NoisyTV(gym.Wrapper, RecordConstructorArgs):
+    """A part of the observation is noise that nobody can predict and that tells nothing about the task.
+
+        flat float Box (D,)    becomes (D + size,): `size` numbers, uniform in [0, 1), are appended
+        uint8 image            the `size` x `size` pixels in the lower right corner are replaced, all channels
+        Dict                   gets an entry "tv": float32 (size,), uniform in [0, 1)
+
+    With mode "always" every observation has fresh noise. With "on_demand" only the observation after the action that
+    watches has; all others, the first included, show zeros.
+
+    Watching never helps and never costs more than a step: without `action`, a Discrete space gets one further action,
+    the last, which does to the world what the environment's first action does and switches the television on. So
+    whatever could be reached still can, the best return stays as it was, and only an agent that likes noise prefers
+    the new action to its twin. With `action`, that existing action watches; give one that does little.
+
+    Args:
+        env: one with such an observation.
+        mode: "always" or "on_demand".
+        action: the existing Discrete action that watches; None adds one. Only for "on_demand".
+        size: how many numbers, or the side of the patch in pixels; at least 1.
+
+    Raises:
+        ValueError: if an argument is out of range or the spaces do not suit.
+    """
+
+    def __init__(self, env: gym.Env, *, mode: str = "always", action: int | None = None, size: int = 16) -> None:
+        RecordConstructorArgs.__init__(self, mode=mode, action=action, size=size)
+        super().__init__(env)
+        if mode not in MODES:
+            raise ValueError(f'noisy_tv={mode!r} is unknown; give "always" or "on_demand"')
+        if size < 1:
+            raise ValueError(f"size={size} is too small for a television; give at least 1")
+        self.observation_space, self.screen = _furnish(env.observation_space, size)
+        corner = (slice(-size, None), slice(-size, None))
+        self._corner = corner if _channels_last(env.observation_space) else (slice(None), *corner)
+        self._always = mode == "always"
+        self._watch, self._extra = self._button(action)
+
+    def _button(self, action: int | None) -> tuple[int | None, bool]:
+        """The action that watches, and whether it is a new one."""
+        if self._always:
+            if action is not None:
+                raise ValueError(f'action={action} is for mode "on_demand", not for "always"; leave it out')
+            return None, False
+        space = self.env.action_space
+        if not isinstance(space, spaces.Discrete):
+            raise ValueError(f'mode "on_demand" needs Discrete actions, not {space}; use "always"')
+        first, n = int(space.start), int(space.n)
+        if action is None:
+            self.action_space = spaces.Discrete(n + 1, start=first)
+            return first + n, True
+        if not first <= action < first + n:
+            raise ValueError(f"action={action} is out of range; give one of {first} to {first + n - 1}, or None")
+        return action, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._show(self._always)
+        return self.observation(obs), info
+
+    def step(self, action: Any) -> Step:
+        watching = self._always or int(action) == self._watch
+        if self._extra and watching:
+            action = self.env.action_space.start  # type: ignore[attr-defined]
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._show(watching)
+        return self.observation(obs), reward, terminated, truncated, info
+
+    def _show(self, noise: bool) -> None:
+        if not noise:
+            self.screen.fill(0)
+        elif self.screen.dtype == np.uint8:
+            self.screen[...] = self.np_random.integers(256, size=self.screen.shape, dtype=np.uint8)
+        else:
+            self.np_random.random(out=self.screen, dtype=self.screen.dtype)
+
+    def observation(self, obs: Any) -> Any:
+        """An observation of the wrapped environment with what the screen shows now."""
+        if isinstance(obs, dict):
+            return {**obs, "tv": self.screen.copy()}
+        if self.screen.ndim == 1:
+            return np.concatenate([obs, self.screen])
+        obs = obs.copy()
+        obs[self._corner] = self.screen
+        return obs
+
+
+def _channels_last(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[-1] in (1, 3, 4)
+
+
+def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
+    """The space with a television in it, and the screen."""
+    if isinstance(space, spaces.Dict) and "tv" not in space.spaces:
+        tv = spaces.Box(0.0, 1.0, (size,), np.float32)
+        return spaces.Dict({**space.spaces, "tv": tv}), np.zeros(size, np.float32)
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype in (np.float32, np.float64):
+        dtype: Any = space.dtype
+        low, high = (np.append(edge, np.full(size, end, dtype)) for edge, end in ((space.low, 0), (space.high, 1)))
+        return spaces.Box(low, high, dtype=dtype), np.zeros(size, dtype)
+    if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
+        last = _channels_last(space)
+        height, width = space.shape[:2] if last else space.shape[1:]
+        if size > min(height, width):
+            raise ValueError(f"size={size} does not fit into pictures of {height} x {width}; give {min(height, width)}")
+        return space, np.zeros((size, size, space.shape[2]) if last else (space.shape[0], size, size), np.uint8)
+    raise ValueError(f"a television does not suit {space}; it needs flat float, uint8 image or Dict observations")
