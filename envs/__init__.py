@@ -26,6 +26,8 @@ _TASKS = {  # id -> entry point, steps until truncation, constructor arguments
     "CartPoleUpright-v0": ("envs.classic:CartPoleUpright", 200, {}),
     "MountainCarGoal-v0": ("envs.classic:MountainCarGoal", 200, {}),
     "PendulumUpright-v0": ("envs.classic:PendulumUpright", 200, {}),
+    "MountainCarSparse-v0": ("envs.classic:MountainCarSparse", 200, {}),
+    "PendulumSparse-v0": ("envs.classic:PendulumSparse", 200, {}),
     "NoisyRooms-v0": ("envs.exploration:NoisyRooms", 200, {}),
     "DeepSea-v0": ("envs.exploration:DeepSea", None, {}),
     "ProbeValue-v0": ("envs.probe:Probe", None, {"kind": "value"}),

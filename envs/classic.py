@@ -1,16 +1,21 @@
-"""Classic control: Gymnasium's own ids, and three tasks whose reward is the truth about a goal.
+"""Classic control: Gymnasium's own ids, three tasks whose reward is the truth about a goal, and two to explore for.
 
     lodestar/CartPoleUpright-v0   the pole may turn the full circle; 1 per step while within 12 degrees of upright
     lodestar/MountainCarGoal-v0   the car stays where it reaches the flag; 1 per step spent there
     lodestar/PendulumUpright-v0   1 per step while the pendulum is within 12 degrees of upright
+    lodestar/MountainCarSparse-v0 MountainCar-v0, but 1 for reaching the flag and 0 for every other step
+    lodestar/PendulumSparse-v0    starts hanging still; 1 per step while nearly upright and slow
 
-All three last 200 steps and never terminate: an episode that ends at success or failure would tell a learned reward
-what it is meant to find out. Frames come from Gymnasium's own renderers. `pose` sets any state, for frames of it.
+The first three last 200 steps and never terminate: an episode that ends at success or failure would tell a learned
+reward what it is meant to find out. The two sparse ones also stop after 200 steps; random play did not find their
+reward in 1000 episodes, which is what a bonus for exploration is for. Frames come from Gymnasium's own renderers.
+`pose` sets any state, for frames of it.
 
 Observations (float32; Gymnasium's own ids keep theirs):
     CartPoleUpright (5,)   cart position m, velocity m/s, cos angle, sin angle, angular velocity rad/s
     MountainCarGoal (2,)   position in [-1.2, 0.6], velocity / 0.07, in [-1, 1]
-    PendulumUpright (3,)   cos angle, sin angle, angular velocity in [-8, 8] rad/s
+    PendulumUpright (3,)   cos angle, sin angle, angular velocity in [-8, 8] rad/s; PendulumSparse too
+    MountainCarSparse (2,) position in [-1.2, 0.6], velocity in [-0.07, 0.07], as Gymnasium has it
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ from envs.family import Family, Goal, entry
 
 UPRIGHT = math.radians(12)  # CartPole-v1's own limit
 FLAG = 0.45  # position on MountainCar's track from which the drawn car overlaps the flag, which stands at 0.5
+# PendulumSparse: how far from hanging still it starts, rad and rad/s; what is paid, cosine and rad/s; how often, steps.
+NEARLY_DOWN, NEARLY_UP, SLOW, HELD = 0.1, 0.95, 1.0, 50
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
@@ -132,6 +139,41 @@ class PendulumUpright(PendulumEnv):
         if mode == "human":
             self.render()
         return obs, float(is_upright(self.state[0])), False, False, {}
+
+
+class MountainCarSparse(MountainCarEnv):
+    """Drive an underpowered car to the flag at 0.5, with no word on the way about how it goes.
+
+    Actions: 0 pushes left, 1 nothing, 2 right. Reward: 1.0 at the step that reaches the flag, which terminates.
+    """
+
+    def step(self, action: Any) -> Step:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(terminated), terminated, truncated, info
+
+
+class PendulumSparse(PendulumUpright):
+    """Swing a pendulum up from rest and stop it there.
+
+    Starts within 0.1 rad and 0.1 rad/s of hanging still. An episode succeeds if 50 of its steps are paid.
+
+    Actions: a torque in [-2, 2]. Reward: 1.0 iff cos(angle) > 0.95 and |angular velocity| < 1 rad/s after the step.
+    """
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed, options={"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN})  # half-widths about upright
+        self.state[0] += math.pi
+        return self._get_obs(), {}
+
+    def step(self, u: Any) -> Step:
+        obs, *_ = super().step(u)
+        angle, velocity = self.state
+        return obs, float(math.cos(angle) > NEARLY_UP and abs(velocity) < SLOW), False, False, {}
 
 
 class Canvas(gym.Wrapper, RecordConstructorArgs):
@@ -280,8 +322,10 @@ _GOALS = {  # by the class name in the entry point: an environment need not be m
     "MountainCarEnv": _CAR,
     "Continuous_MountainCarEnv": _CAR,
     "MountainCarGoal": _CAR,
+    "MountainCarSparse": _CAR,
     "PendulumEnv": _PENDULUM,
     "PendulumUpright": _PENDULUM,
+    "PendulumSparse": _PENDULUM,
     "AcrobotEnv": _ACROBOT,
 }
 
@@ -296,8 +340,12 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
         return episode_return >= 180  # of 200 steps
     if isinstance(inner, CartPoleEnv):
         return not terminated
+    if isinstance(inner, PendulumSparse):
+        return episode_return >= HELD
     if isinstance(inner, PendulumEnv):
         return _pole_is_upright(env)
+    if isinstance(inner, MountainCarSparse):
+        return terminated
     if isinstance(inner, MountainCarEnv | Continuous_MountainCarEnv):
         return _car_is_at_flag(env)
     return terminated if isinstance(inner, AcrobotEnv) else None
@@ -310,6 +358,8 @@ FAMILY = Family(
         "lodestar/CartPoleUpright-v0",
         "lodestar/MountainCarGoal-v0",
         "lodestar/PendulumUpright-v0",
+        "lodestar/MountainCarSparse-v0",
+        "lodestar/PendulumSparse-v0",
         "CartPole-v1",
         "MountainCar-v0",
         "MountainCarContinuous-v0",

@@ -272,7 +272,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
 
 FAMILY = Family(
     name="exploration",
-    description="exploration: rooms with endless noise, and a treasure that only deep exploration finds",
+    description="rooms with endless noise, and a treasure that only deep exploration finds",
     ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"),
     knows=lambda spec: entry(spec).startswith("envs.exploration:"),
     caption=_caption,

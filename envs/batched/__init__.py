@@ -31,6 +31,8 @@ _CLASSIC = {
     "MountainCarContinuous-v0": "MountainCarContinuous",
     "Pendulum-v1": "Pendulum",
     "Acrobot-v1": "Acrobot",
+    "lodestar/MountainCarSparse-v0": "MountainCarSparse",
+    "lodestar/PendulumSparse-v0": "PendulumSparse",
 }
 _GRIDS = {
     "Empty": ("-5x5-v0", "-6x6-v0", "-8x8-v0", "-16x16-v0", "-Random-5x5-v0", "-Random-6x6-v0"),

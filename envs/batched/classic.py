@@ -14,12 +14,12 @@ import numpy as np
 
 from envs.batched.arrays import Arrays
 from envs.batched.base import BatchedEnv
-from envs.classic import FLAG, UPRIGHT
+from envs.classic import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT
 from envs.types import Array
 
 
 class Classic(BatchedEnv):
-    """What the five have in common: a state vector, `state["x"]` (N, D), that begins uniformly within `START`."""
+    """What all of them have in common: a state vector, `state["x"]` (N, D), that begins uniformly within `START`."""
 
     START: tuple[tuple[float, ...], tuple[float, ...]]  # low, high
     DTYPE: type = np.float64
@@ -114,6 +114,17 @@ class MountainCar(Classic):
         return self.state["x"][:, 0] >= FLAG
 
 
+class MountainCarSparse(MountainCar):
+    """`envs.classic.MountainCarSparse`: 1 for the step that arrives."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, arrived = super()._advance(actions)
+        return 1.0 * arrived, arrived
+
+    def _success(self, terminated: Array) -> Array:
+        return terminated
+
+
 class MountainCarContinuous(MountainCar):
     """Gymnasium's MountainCarContinuous, where fuel is paid for by the action as it was given.
 
@@ -156,6 +167,20 @@ class Pendulum(Classic):
 
     def _success(self, terminated: Array) -> Array:
         return abs(self._wrapped()) < UPRIGHT
+
+
+class PendulumSparse(Pendulum):
+    """`envs.classic.PendulumSparse`: starts hanging still, 1 while nearly upright and slow."""
+
+    START = ((math.pi - NEARLY_DOWN, -NEARLY_DOWN), (math.pi + NEARLY_DOWN, NEARLY_DOWN))
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, never = super()._advance(actions)
+        theta, theta_dot = self.state["x"].T
+        return 1.0 * ((self.xp.cos(theta) > NEARLY_UP) & (abs(theta_dot) < SLOW)), never
+
+    def _success(self, terminated: Array) -> Array:
+        return self._returns >= HELD
 
 
 class Acrobot(Classic):
