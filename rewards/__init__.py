@@ -24,6 +24,11 @@ TABLE: dict[str, str] = {
     "task": "rewards.task:Task",
     "count": "rewards.exploration.count:Count",
     "rnd": "rewards.exploration.rnd:RND",
+    "rdd": "rewards.exploration.rdd:RDD",
+    "forward": "rewards.exploration.forward:Forward",
+    "hindsight": "rewards.exploration.hindsight:Hindsight",
+    "icm": "rewards.exploration.icm:ICM",
+    "disagreement": "rewards.exploration.disagreement:Disagreement",
     "clip": "rewards.vision.clip:Clip",
 }
 GROUP = "lodestar_rl.rewards"

@@ -215,8 +215,11 @@ class Learned(Reward):
 
     def inputs(self, obs: Obs) -> torch.Tensor:
         """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
-        x = self.rows(obs)
-        x = (x - self.statistics.mean.astype(np.float32)) * (1 / self.statistics.std).astype(np.float32)
+        return self.whiten(self.rows(obs))
+
+    def whiten(self, rows: np.ndarray) -> torch.Tensor:
+        """Rows (N, size) -> what networks see of them."""
+        x = (rows - self.statistics.mean.astype(np.float32)) * (1 / self.statistics.std).astype(np.float32)
         return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
 
     def in_pieces(self, function: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,92 @@
+"""Disagreement: pay where an ensemble of forward models does not agree.
+
+Each member predicts the next observation's features; what all have learnt they agree about, and what nobody can foresee
+they learn to predict by the same mean, so that noise stops paying.
+Source: Pathak, Gandhi, Gupta 2019, arXiv 1906.04161, section 3.
+Differences: the features are those of a frozen random network, the paper's choice for Atari; members differ in their
+initial weights and in a random share of the rows they learn from, one draw for each member and minibatch; the reward
+is not differentiated through.
+Fails when: noise has too many outcomes to be averaged soon, or the members share their mistakes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from envs.types import Memory, Transitions
+from rewards.exploration.learned import Learned, LearnedConfig
+
+
+@dataclass
+class DisagreementConfig(LearnedConfig):
+    """Settings of disagreement; the paper's value in brackets where it differs.
+
+    Attributes:
+        members: forward models, K.
+        bootstrap: share of a minibatch that each member learns from, in (0, 1] [1].
+    """
+
+    members: int = 5
+    bootstrap: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(2, "members")
+        self.share("bootstrap", above=0)
+
+
+class Disagreement(Learned):
+    """r(s, a) = mean over D of the variance over K of f_k(phi(s), a), where f_k(phi(s), a) predicts phi(s')."""
+
+    Config = DisagreementConfig
+    requires = frozenset({"obs", "action", "next_obs"})
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
+        sizes = (config.features + self.actions.size, config.hidden, config.features)
+        self.ensemble = Ensemble([self.head(sizes[0], *sizes[1:]) for _ in range(config.members)])
+        self.train_on(self.ensemble)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        x, action = self.inputs(batch.obs), self.actions(batch.action)
+        return self.in_pieces(self.variance, x, action).cpu().numpy()
+
+    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+        one = self.in_pieces(self.encoder, self.inputs(batch.obs))
+        two = self.in_pieces(self.encoder, self.inputs(batch.next_obs))
+        return torch.cat([one, self.actions(batch.action)], dim=1), two
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        inputs, target = columns
+        errors = (self.ensemble(inputs) - target).square().mean(dim=2)  # (K, B)
+        share = self.settings.bootstrap
+        if share < 1:
+            taken = self.rng.random(tuple(errors.shape), dtype=np.float32) < share
+            errors = errors * torch.from_numpy(taken).to(errors.device) / share
+        return {"loss": errors.mean(dim=1).sum()}
+
+    def variance(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """Whitened rows (N, size) and actions (N, A) -> variance over members, mean over features (N,)."""
+        return self.ensemble(torch.cat([self.encoder(x), action], dim=1)).var(dim=0, unbiased=False).mean(dim=1)
+
+
+class Ensemble(nn.Module):
+    """K networks of one shape as one: two matrix products for all of them. (B, inputs) -> (K, B, outputs)."""
+
+    def __init__(self, members: list[nn.Sequential]) -> None:
+        super().__init__()
+        layers = [[module for module in member if isinstance(module, nn.Linear)] for member in members]
+        self.weights = nn.ParameterList(torch.stack([m.weight.detach().T for m in level]) for level in zip(*layers))
+        self.biases = nn.ParameterList(torch.stack([m.bias.detach()[None] for m in level]) for level in zip(*layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.expand(len(self.weights[0]), *x.shape)
+        for level, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            x = torch.baddbmm(bias, x.relu() if level else x, weight)
+        return x

@@ -1,0 +1,69 @@
+"""Forward prediction: pay for what a model of the world got wrong about the next observation.
+
+The oldest curiosity and the plainest, kept as the control that better ones are measured against.
+Source: Schmidhuber 1991; Stadie, Levine, Abbeel 2015, arXiv 1507.00814; Burda et al. 2018, arXiv 1808.04355.
+Differences: observations are predicted as they are, whitened; those with images as features of a frozen random network,
+the "random features" of Burda et al.
+Fails when: something cannot be foreseen: its error never ends, and the agent stays to watch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.types import Memory, Obs, Transitions
+from rewards.exploration.learned import Learned, LearnedConfig
+
+
+@dataclass
+class ForwardConfig(LearnedConfig):
+    """Settings of forward prediction.
+
+    Attributes:
+        features: numbers that stand for an observation with images; others are predicted as they are.
+        hidden: width of the hidden layers.
+    """
+
+    hidden: int = 128
+
+
+class Forward(Learned):
+    """r(s, a, s') = |f(x, a) - x'|**2, x the whitened observation or its random features."""
+
+    Config = ForwardConfig
+    requires = frozenset({"obs", "action", "next_obs"})
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        images = bool(self.layout.images)
+        self.features = self.net(config.hidden, config.features).requires_grad_(False) if images else None
+        self.width = config.features if images else self.layout.size  # of what stands for an observation
+        self.build()
+
+    def build(self) -> None:
+        """Make the networks and their optimiser."""
+        hidden = self.settings.hidden
+        self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width)
+        self.train_on(self.model)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return self.in_pieces(self.error, *self.columns(batch)).cpu().numpy()
+
+    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+        return self.code(batch.obs), self.actions(batch.action), self.code(batch.next_obs)
+
+    def code(self, obs: Obs) -> torch.Tensor:
+        """What stands for observations (N, ...): float32 (N, width)."""
+        x = self.inputs(obs)
+        return x if self.features is None else self.in_pieces(self.features, x)
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.error(*columns).mean()}
+
+    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """Squared error of the prediction, summed over the observation (N,)."""
+        return (self.model(torch.cat([x, action], dim=1)) - after).square().sum(dim=1)

@@ -1,0 +1,150 @@
+"""Curiosity in hindsight: pay for what remains unexplained once chance is known.
+
+A generator looks at what happened and says in a small vector z which chance it was; a reconstructor predicts the
+outcome from state, action and z. A critic sees to it that z tells nothing about state and action, so z can hold chance
+alone: what could have been learnt stays surprising, what could not does not.
+Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, arXiv 2211.10515, section 3 and equations 7 to 12, with one
+step ahead and in the space of observations, for vectors. `byol` has the latent, recurrent form.
+Differences:
+    the critic is a product u(x, a) . v(z) of two networks, so that one matrix product compares every pair;
+    its negatives are the minibatch's while it learns, and a bank of the newest z when it scores: a row's reward does
+    not depend on the rows beside it;
+    the critic takes `critic_steps` steps of its own before each of the generator's;
+    the bonus is on the scale of its first transitions (`freeze`): divided by a deviation that shrinks with it, what is
+    left of the noise would be blown up again.
+Fails when: chance follows from the action and looks like an outcome (a slot machine); when z is so wide that it copies
+the outcome before the critic has noticed; observations with images, which are seen as random features only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rewards.exploration.forward import Forward, ForwardConfig
+
+
+@dataclass
+class HindsightConfig(ForwardConfig):
+    """Settings of curiosity in hindsight; the paper's value in brackets where it differs.
+
+    Attributes:
+        chance: size of z, each entry in [-1, 1].
+        noise: size of the generator's own noise.
+        temper: lambda; the reward is reconstruction / lambda + invariance.
+        invariance: weight of the critic's term, 0 leaves it out (an ablation) [1].
+        critic_steps: steps of the critic for each of the generator.
+        bank: z's kept as negatives of the score.
+        freeze: transitions after which the scale stands still [never].
+    """
+
+    freeze: int = 20_000
+    chance: int = 16
+    noise: int = 8
+    temper: float = 1.0
+    invariance: float = 1.0
+    critic_steps: int = 1
+    bank: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "chance", "noise", "critic_steps", "bank")
+        self.positive("temper")
+        self.at_least(0, "invariance")
+
+
+class Hindsight(Forward):
+    """r = |f(x, a, z) - x'|**2 / lambda + log(e**g(x, a, z) / mean over a bank of e**g(x, a, z_k)), z of (x, a, x')."""
+
+    Config = HindsightConfig
+
+    def build(self) -> None:
+        config, given = self.settings, self.width + self.actions.size
+        hidden = config.hidden
+        self.generator_net = self.head(given + self.width + config.noise, hidden, hidden, config.chance)
+        self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width)
+        self.critic = torch.nn.ModuleList([self.head(given, hidden, hidden), self.head(config.chance, hidden, hidden)])
+        self.train_on(self.generator_net, self.reconstructor)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.learning_rate, fused=True)
+        self.negatives = Bank(config.bank, config.chance)
+
+    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        given = torch.cat([x, action], dim=1)
+        z = self.chance(given, after, None)
+        reward = self.reconstruction(given, z, after) / self.settings.temper
+        bank = self.negatives.newest(x.device)
+        return reward if bank is None or not self.settings.invariance else reward + self.information(given, z, bank)
+
+    def chance(self, given: torch.Tensor, after: torch.Tensor, noise: np.ndarray | None) -> torch.Tensor:
+        """z (N, chance) of what happened; without noise, its middle."""
+        epsilon = given.new_zeros(len(given), self.settings.noise) if noise is None else torch.from_numpy(noise)
+        return torch.tanh(self.generator_net(torch.cat([given, after, epsilon.to(given.device)], dim=1)))
+
+    def reconstruction(self, given: torch.Tensor, z: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """Squared error of the outcome once chance is known (N,)."""
+        return (self.reconstructor(torch.cat([given, z], dim=1)) - after).square().sum(dim=1)
+
+    def information(self, given: torch.Tensor, z: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """What z tells of state and action (N,), nats, at most log(1 + K).
+
+        The critic raises it, the generator lowers it.
+
+        log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance).
+        """
+        scale = 1 / math.sqrt(self.settings.hidden)
+        left, right = self.critic[0](given) * scale, self.critic[1](z)
+        own = (left * right).sum(dim=1, keepdim=True)
+        every = torch.cat([own, left @ self.critic[1](others).T], dim=1)
+        return own.squeeze(1) - torch.logsumexp(every, dim=1) + math.log(every.shape[1])
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, action, after = columns
+        given = torch.cat([x, action], dim=1)
+        noise = self.rng.standard_normal((len(x), self.settings.noise), dtype=np.float32)
+        z = self.chance(given, after, noise)
+        self.negatives.add(z.detach())
+        reconstruction = self.reconstruction(given, z, after).mean() / self.settings.temper
+        if not self.settings.invariance:
+            return {"reconstruction_loss": reconstruction}
+        for _ in range(self.settings.critic_steps):
+            information = self.batch_information(given, z.detach())
+            self.critic_optimizer.zero_grad()
+            (-information).backward()
+            self.critic_optimizer.step()
+        information = self.batch_information(given, z)  # its gradient reaches the critic too, which zero_grad forgets
+        return {"reconstruction_loss": reconstruction, "information": self.settings.invariance * information}
+
+    def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """The mean of `information` over a minibatch whose other rows are the negatives."""
+        scale = 1 / math.sqrt(self.settings.hidden)
+        pairs = self.critic[0](given) * scale @ self.critic[1](z).T
+        return (pairs.diagonal() - torch.logsumexp(pairs, dim=1)).mean() + math.log(len(z))
+
+
+class Bank:
+    """The newest z's, for a score that does not depend on its batch."""
+
+    def __init__(self, capacity: int, size: int) -> None:
+        self.rows = torch.zeros(capacity, size)
+        self.filled = 0
+
+    def add(self, z: torch.Tensor) -> None:
+        """Take in a minibatch (B, size)."""
+        capacity = len(self.rows)
+        newest = z[-capacity:].cpu()
+        self.rows = torch.cat([newest, self.rows])[:capacity]
+        self.filled = min(self.filled + len(newest), capacity)
+
+    def newest(self, device: torch.device) -> torch.Tensor | None:
+        """What is kept (K, size); None before the first."""
+        return self.rows[: self.filled].to(device) if self.filled else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows.numpy(), "filled": self.filled}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows, self.filled = torch.from_numpy(np.array(state["rows"])), int(state["filled"])

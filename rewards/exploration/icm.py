@@ -1,0 +1,65 @@
+"""Intrinsic curiosity: pay for transitions whose outcome the agent cannot foresee, in a space of what it can control.
+
+An inverse-dynamics embedding keeps what actions change; in it a forward model predicts the next state, and its error is
+the bonus.
+Source: Pathak, Agrawal, Efros, Darrell 2017, arXiv 1705.05363, equations 2 to 7.
+Differences: the paper's weight of the policy's loss against the curiosity module's is left to the mix, whose `weight`
+also takes the place of eta; vectors pass dense layers.
+Fails when: an action shows something that nobody can foresee (a television with a remote control): the error stays, and
+the agent with it. See `hindsight`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.types import Memory, Transitions
+from rewards.exploration.inverse import Embedded
+from rewards.exploration.learned import LearnedConfig
+
+
+@dataclass
+class ICMConfig(LearnedConfig):
+    """Settings of ICM; the paper's value in brackets where it differs.
+
+    Attributes:
+        forward_share: beta, share of the forward model's loss, in [0, 1]; the inverse model's is the rest.
+        features: size of the embedding [288, of images].
+        hidden: width of the hidden layers [256].
+    """
+
+    forward_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.share("forward_share")
+
+
+class ICM(Embedded):
+    """r(s, a, s') = 1/2 |f(phi(s), a) - phi(s')|**2."""
+
+    Config = ICMConfig
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        self.forward_model = self.head(config.features + self.actions.size, config.hidden, config.features)
+        self.train_on(self.encoder, self.guess, self.forward_model)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return self.in_pieces(lambda *columns: self.error(*columns)[0], *self.columns(batch)).cpu().numpy()
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        error, one, two = self.error(*columns)
+        share = self.settings.forward_share
+        inverse = self.inverse_loss(one, two, columns[1])
+        return {"forward_loss": share * error.mean(), "inverse_loss": (1 - share) * inverse}
+
+    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Half the squared error of the forward model (N,), and the two embeddings (N, D)."""
+        one, two = self.encode(x, after)
+        guess = self.forward_model(torch.cat([one, action], dim=1))
+        return 0.5 * (guess - two).square().sum(dim=1), one, two

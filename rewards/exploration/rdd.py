@@ -1,0 +1,146 @@
+"""Random targets that stand for counts: RND whose target is drawn anew at every visit.
+
+A predictor that averages n draws is off their mean by about 1/n of their variance, so its distance to the mean is a
+pseudo-count; RND's fixed target has no such law. One class, three ways to draw:
+
+    gaussian    RDD: target(x) + noise, bonus mean over D of (f(x) - target(x))**2, about 1/n
+    ensemble    DRND: one of K fixed networks, bonus alpha |f - mean|**2 + (1 - alpha) sqrt((f**2 - mean**2) / variance)
+    coin_flip   CFN: +1 or -1 for each feature, bonus sqrt(mean over D of f(x)**2), about 1/sqrt(n)
+
+Source: Fang et al. 2025, arXiv 2505.11044 (RDD, equations 3 to 6); Yang, Tao, Lyu, Li 2024, arXiv 2401.09750 (DRND,
+equations 6 to 9); Lobel, Bagaria, Konidaris 2023, arXiv 2306.03186 (CFN, equation 4).
+Differences:
+    the law of 1/n holds for a predictor that averages all visits alike, and one that follows the newest does not:
+    `replay` keeps that many visits with their draws, at random among all so far, and learns from them beside the new
+    ones; the papers of RDD and DRND have none, CFN's prioritises;
+    a draw belongs to a visit: it stays through the epochs of an update and in the replay;
+    DRND's second term is a mean over D, where its code sums; CFN's random prior is left out.
+Fails when: observations contain noise; when the predictor is too small, or too slow, to average (the bonus then has a
+floor that does not vanish).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.types import Transitions
+from rewards.exploration.rnd import RND, RNDConfig
+
+
+@dataclass
+class RDDConfig(RNDConfig):
+    """Settings of random distribution distillation; the paper's value in brackets where it differs.
+
+    Attributes:
+        target: `gaussian`, `ensemble` or `coin_flip`.
+        sigma: deviation of the gaussian draws.
+        members: fixed networks of the ensemble, K.
+        alpha: share of the ensemble's first term, in [0, 1].
+        replay: visits kept to be learnt from again; 0 keeps none [0].
+    """
+
+    learning_rate: float = 3e-4
+    target: str = "gaussian"
+    sigma: float = 1.0
+    members: int = 10
+    alpha: float = 0.9
+    replay: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.one_of("target", "gaussian", "ensemble", "coin_flip")
+        self.positive("sigma")
+        self.at_least(2, "members")
+        self.share("alpha")
+        self.at_least(0, "replay")
+
+
+class RDD(RND):
+    """r(s') = mean over D of (f(x) - E target(x))**2, f trained on draws; the module says what the others pay."""
+
+    Config = RDDConfig
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        self.kind = config.target
+        if self.kind == "ensemble":
+            nets = [self.net(config.hidden, config.features) for _ in range(config.members)]
+            self.targets = torch.nn.ModuleList(nets).requires_grad_(False)
+        self.replay = Visits(config.replay, self.layout.size, config.features)
+
+    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+        rows = self.rows(batch.next_obs)
+        x, draws = self.whiten(rows), self.draw(self.whiten(rows))
+        if self.settings.replay == 0:
+            return x, draws
+        old = self.replay.sample(self.rng, len(rows))
+        self.replay.add(self.rng, rows, draws.cpu().numpy())
+        if old is None:
+            return x, draws
+        return torch.cat([x, self.whiten(old[0])]), torch.cat([draws, torch.from_numpy(old[1]).to(self.device)])
+
+    def draw(self, x: torch.Tensor) -> torch.Tensor:
+        """One target (N, D) for each whitened row (N, size)."""
+        n, features = len(x), self.settings.features
+        match self.kind:
+            case "gaussian":
+                noise = self.rng.standard_normal((n, features), dtype=np.float32) * np.float32(self.settings.sigma)
+                return self.in_pieces(self.target, x) + torch.from_numpy(noise).to(self.device)
+            case "ensemble":
+                which = torch.from_numpy(self.rng.integers(len(self.targets), size=n)).to(self.device)
+                every = torch.stack([self.in_pieces(net, x) for net in self.targets])  # (K, N, D)
+                return every[which, torch.arange(n, device=self.device)]
+        signs = self.rng.integers(0, 2, (n, features)).astype(np.float32) * 2 - 1
+        return torch.from_numpy(signs).to(self.device)
+
+    def error(self, x: torch.Tensor) -> torch.Tensor:
+        """Whitened rows (N, size) -> bonus (N,)."""
+        match self.kind:
+            case "gaussian":
+                return super().error(x)
+            case "coin_flip":
+                return self.predictor(x).square().mean(dim=1).sqrt()
+        every = torch.stack([net(x) for net in self.targets])
+        mean, moment, guess = every.mean(dim=0), every.square().mean(dim=0), self.predictor(x)
+        ratio = (guess.square() - mean.square()).abs() / (moment - mean.square()).clamp(min=1e-6)
+        first, second = (guess - mean).square().sum(dim=1), ratio.clamp(1e-6, 1).sqrt().mean(dim=1)
+        return self.settings.alpha * first + (1 - self.settings.alpha) * second
+
+
+class Visits:
+    """A fair sample of all visits so far, each with the target that was drawn for it (reservoir sampling)."""
+
+    def __init__(self, capacity: int, size: int, features: int) -> None:
+        self.rows = np.zeros((capacity, size), np.float32)
+        self.draws = np.zeros((capacity, features), np.float32)
+        self.seen = 0
+
+    def add(self, rng: np.random.Generator, rows: np.ndarray, draws: np.ndarray) -> None:
+        """Take in visits; each of all so far is kept with the same probability."""
+        capacity = len(self.rows)
+        number = self.seen + np.arange(len(rows))  # of each visit
+        place = np.where(number < capacity, number, rng.integers(0, number + 1))
+        kept = place < capacity
+        self.rows[place[kept]], self.draws[place[kept]] = rows[kept], draws[kept]
+        self.seen += len(rows)
+
+    def sample(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """`n` visits drawn with replacement; None before the first."""
+        filled = min(self.seen, len(self.rows))
+        if filled == 0:
+            return None
+        index = rng.integers(filled, size=n)
+        return self.rows[index], self.draws[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        filled = min(self.seen, len(self.rows))
+        return {"rows": self.rows[:filled], "draws": self.draws[:filled], "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = int(state["seen"])
+        filled = min(self.seen, len(self.rows))
+        self.rows[:filled], self.draws[:filled] = state["rows"], state["draws"]
