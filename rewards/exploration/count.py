@@ -20,7 +20,8 @@ import gymnasium as gym
 import numpy as np
 
 from envs.types import Memory, Obs, Transitions
-from rewards.base import Reward, RewardConfig
+from rewards.base import RewardConfig
+from rewards.exploration.memories import CountMemory, Episodic
 from rewards.exploration.spaces import part, parts
 
 CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
@@ -60,7 +61,7 @@ class CountConfig(RewardConfig):
             )
 
 
-class Count(Reward):
+class Count(Episodic):
     """r(s') = 1[n(s') = 1] or 1/sqrt(n(s')), where n counts this visit too."""
 
     Config = CountConfig
@@ -80,40 +81,22 @@ class Count(Reward):
         # what an episode has seen cannot be told from a transition drawn out of a replay buffer
         self.relabelable = self.lifetime
         self.hash = Hash(observation_space, config.keys, config.bin)
-        self.capacity = config.capacity or CAPACITY[config.memory]
-        self.table = Table(self.capacity if self.lifetime else 0)
+        capacity = config.capacity or CAPACITY[config.memory]
+        self.memory = CountMemory(capacity)
+        self.table = Table(capacity if self.lifetime else 0)
 
     def initial_memory(self, n: int) -> Memory:
-        if self.lifetime:
-            return None
-        memory = {
-            "cells": np.zeros((n, self.capacity), np.uint64),  # keys seen in this episode; 0 is an empty place
-            "filled": np.zeros(n, np.int64),  # places written so far; beyond the capacity it wraps
-        }
-        if self.kind == "sqrt":
-            memory["visits"] = np.zeros((n, self.capacity), np.int64)
-        return memory
+        return None if self.lifetime else self.memory.initial(n)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         keys = self.hash(batch.flatten().next_obs).reshape(batch.shape)
-        return super().scan(batch.replace(extras={**batch.extras, "count_keys": keys}), memory)
+        n, memory = self.memory.walk(memory, keys, batch.valid, batch.ended)
+        return self._bonus(n), memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
-        keys = batch.extras["count_keys"] if "count_keys" in batch.extras else self.hash(batch.next_obs)
         if self.lifetime:
-            return self._bonus(self.table.count(keys) + 1)
-        rows = np.arange(len(keys))
-        match = memory["cells"] == keys[:, None]
-        seen = match.any(axis=1)
-        place = np.where(seen, match.argmax(axis=1), memory["filled"] % self.capacity)
-        after = {name: values.copy() for name, values in memory.items()}
-        after["cells"][rows, place] = keys
-        after["filled"] += ~seen
-        if self.kind == "first":
-            return self._bonus(1 + seen), after
-        visits = np.where(seen, memory["visits"][rows, place], 0) + 1  # a place that is taken over starts again
-        after["visits"][rows, place] = visits
-        return self._bonus(visits), after
+            return self._bonus(self.table.count(self.hash(batch.next_obs)) + 1)
+        return super().score(batch, memory)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         if not self.lifetime:
@@ -133,12 +116,12 @@ class Hash:
     the sum.
     """
 
-    def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any) -> None:
-        self.parts = parts(space, keys, "count")
+    def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any, reward: str = "count") -> None:
+        self.parts = parts(space, keys, reward)
         self.bins: dict[str, np.ndarray] = {}
         for key, box in self.parts.items():
             if np.issubdtype(box.dtype, np.floating):
-                self.bins[key] = _bins(bin, int(np.prod(box.shape or ())), key)
+                self.bins[key] = _bins(bin, int(np.prod(box.shape or ())), key, reward)
         self.multipliers: dict[str, np.ndarray] = {}
 
     def __call__(self, obs: Obs) -> np.ndarray:
@@ -171,17 +154,17 @@ class Hash:
         return self.multipliers[key]
 
 
-def _bins(bin: Any, size: int, key: str) -> np.ndarray:
+def _bins(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
     try:
         widths = np.asarray(bin, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"reward count: bin={bin!r} is neither a number nor a list of numbers") from None
+        raise ValueError(f"reward {reward}: bin={bin!r} is neither a number nor a list of numbers") from None
     if not (np.isfinite(widths).all() and (widths > 0).all()):
-        raise ValueError(f"reward count: bin={bin} must be above 0, or cells would have no width")
+        raise ValueError(f"reward {reward}: bin={bin} must be above 0, or cells would have no width")
     if widths.ndim and widths.shape != (size,):
         where = f"the entry {key!r} of the observation" if key else "the observation"
         raise ValueError(
-            f"reward count: bin={bin} has {widths.size} numbers, {where} has {size}; give one, or one for each"
+            f"reward {reward}: bin={bin} has {widths.size} numbers, {where} has {size}; give one, or one for each"
         )
     return widths
 

@@ -1,0 +1,245 @@
+"""What an episode has seen so far: counts of cells, an ellipse, neighbours; and the walk of a rollout through them.
+
+A memory is a dict of arrays with leading axis N that its caller keeps. Each kind has `initial(n)` and one walk,
+
+    answers, after = kind.walk(memory, x, valid, ended)     x (T, N, ...), valid and ended bool (T, N)
+
+that answers for each row what the memory held before it, takes the row in, and starts afresh after the last row of an
+episode. Rows that are not valid change nothing; their own answer means nothing. The memory handed in is not written
+into. A walk along a rollout gives what T walks of one row give; neighbours and ellipses take it in one piece of linear
+algebra.
+
+Source of the ellipse: Henaff et al. 2022, arXiv 2210.05805, section 3. Along a rollout, with M the inverse at its
+start, phi_t' C_t^-1 phi_t is the variance that is left at row t of a Gaussian process with kernel phi_i' M phi_j and
+noise 1 once the rows before it are known: the diagonal of a Cholesky factor (Rasmussen, Williams 2006, section A.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from envs.types import Memory, Obs, Transitions, map_obs
+from rewards.base import Reward
+
+PIECE = 256  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
+
+
+class Episodic(Reward):
+    """Base class of bonuses whose `scan` walks a rollout through `self.memory`; `score` is a rollout of one row."""
+
+    relabelable = False  # what an episode has seen cannot be told from one transition
+    memory: Any
+
+    def initial_memory(self, n: int) -> Memory:
+        return self.memory.initial(n)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+        # its caller takes care of ends and of rows that are no transitions
+        no = np.zeros((1, *batch.shape), bool)
+        row = batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
+        raw, memory = self.scan(row, memory)
+        return raw[0], memory
+
+
+class Visits:
+    """The states that a rollout (T, N) visits: each `next_obs`, and before it the `obs` that an episode begins in.
+
+    Attributes:
+        valid: bool (S, N), S >= T: the states that were visited. A row of first states stands only where some
+            environment begins an episode.
+        ended: bool (S, N): the last state of an episode.
+    """
+
+    def __init__(self, batch: Transitions) -> None:
+        self.batch = batch
+        self.first = (batch.step == 0) & batch.valid
+        extra = self.first.any(axis=1)
+        self.rows = np.arange(len(extra)) + np.cumsum(extra)  # where each next_obs stands
+        self.begun, self.column = np.nonzero(self.first)
+        shape = (len(extra) + int(extra.sum()), batch.shape[1])
+        self.valid, self.ended = np.zeros(shape, bool), np.zeros(shape, bool)
+        self.valid[self.rows], self.ended[self.rows] = batch.valid, batch.ended
+        self.valid[self.rows[self.begun] - 1, self.column] = True
+
+    def of(self, function: Callable[[Obs], np.ndarray]) -> np.ndarray:
+        """`function` of the states, (S, N, ...), from one that takes and returns rows (M, ...)."""
+        after = function(self.batch.flatten().next_obs)
+        after = after.reshape(*self.batch.shape, *after.shape[1:])
+        if len(self.begun) == 0:
+            return after
+        values = np.zeros((*self.valid.shape, *after.shape[2:]), after.dtype)
+        values[self.rows] = after
+        values[self.rows[self.begun] - 1, self.column] = function(map_obs(lambda x: x[self.first], self.batch.obs))
+        return values
+
+
+def both(function: Callable[[Obs], np.ndarray], batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+    """`function` of `obs` and of `next_obs`, (T, N, ...) each, from one that takes and returns rows (M, ...).
+
+    Within an episode `obs` is the `next_obs` of the row before, so it is asked for only where that is missing.
+    """
+    after = function(batch.flatten().next_obs)
+    after = after.reshape(*batch.shape, *after.shape[1:])
+    missing = np.ones(batch.shape, bool)
+    missing[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
+    before = np.empty_like(after)
+    before[1:] = after[:-1]
+    if missing.any():
+        before[missing] = function(map_obs(lambda x: x[missing], batch.obs))
+    return before, after
+
+
+class CountMemory:
+    """How often each cell, a 64-bit key above 0, was visited; the oldest cells are forgotten first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+
+    def initial(self, n: int) -> dict[str, np.ndarray]:
+        return {
+            "cells": np.zeros((n, self.capacity), np.uint64),  # 0 is an empty place
+            "visits": np.zeros((n, self.capacity), np.int64),
+            "filled": np.zeros(n, np.int64),  # places written so far; beyond the capacity it wraps
+        }
+
+    def walk(
+        self, memory: Memory, keys: np.ndarray, valid: np.ndarray, ended: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Visits of keys (T, N), uint64, this one included: int64 (T, N)."""
+        after = {name: values.copy() for name, values in memory.items()}
+        cells, visits, filled = after["cells"], after["visits"], after["filled"]
+        answers = np.empty(keys.shape, np.int64)
+        rows = np.arange(keys.shape[1])
+        for t, (key, live) in enumerate(zip(keys, valid)):
+            match = cells == key[:, None]
+            place = match.argmax(axis=1)
+            seen = match[rows, place]
+            place = np.where(seen, place, filled % self.capacity)
+            # a place that is taken over starts again
+            answers[t] = number = np.where(seen, visits[rows, place], 0) + 1
+            cells[rows, place] = np.where(live, key, cells[rows, place])
+            visits[rows, place] = np.where(live, number, visits[rows, place])
+            filled += live & ~seen
+            if ended[t].any():
+                for values in after.values():
+                    values[ended[t]] = 0
+        return answers, after
+
+
+class _InPieces:
+    """A memory that takes in a piece of a rollout at once, with the axes (N, T, ...)."""
+
+    def walk(
+        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Answers (T, N, ...) for x (T, N, D), and the memory after it."""
+        answers = []
+        for i in range(0, len(x), PIECE):
+            rows = slice(i, i + PIECE)
+            answer, memory = self.piece(memory, x[rows].swapaxes(0, 1), valid[rows].T, ended[rows].T)
+            answers.append(answer.swapaxes(0, 1))
+        return (np.concatenate(answers) if len(answers) > 1 else answers[0]), memory
+
+    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+        """One piece: x (N, T, D), valid and ended bool (N, T)."""
+        raise NotImplementedError
+
+
+def _episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number of each row's episode (N, T), 0 for the one that memory speaks of; and of the one that follows, (N,)."""
+    through = np.cumsum(ended, axis=1)
+    return through - ended, through[:, -1]
+
+
+class EllipticalMemory(_InPieces):
+    """The inverse of C = ridge I + sum of phi phi'; a row's answer is phi' C^-1 phi with the C of before it.
+
+    A direction that was visited n - 1 times before by unit vectors answers 1 / (ridge + n - 1).
+    """
+
+    def __init__(self, features: int, ridge: float) -> None:
+        self.features, self.ridge = features, ridge
+
+    def initial(self, n: int) -> dict[str, np.ndarray]:
+        return {"inverse": np.tile(np.eye(self.features) / self.ridge, (n, 1, 1))}
+
+    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+        """Answers float64 (N, T), at least 0."""
+        inverse = memory["inverse"]
+        episode, last = _episodes(ended)
+        phi = np.where(valid[..., None], x, 0).astype(np.float64)
+        spread = np.where(episode[..., None] == 0, phi @ inverse, phi / self.ridge)
+        kernel = phi @ spread.swapaxes(1, 2)
+        if last.any():
+            kernel *= episode[:, :, None] == episode[:, None, :]
+        places = np.arange(x.shape[1])
+        kernel[:, places, places] += 1
+        lower = np.linalg.cholesky(kernel)
+        answers = np.maximum(lower[:, places, places] ** 2 - 1, 0)
+        # Woodbury: what the rows of the episode that goes on take away from the inverse at its start
+        spread *= (episode == last[:, None])[..., None]
+        taken = np.linalg.solve(lower, spread)
+        start = np.where(last[:, None, None] == 0, inverse, np.eye(self.features) / self.ridge)
+        return answers, {"inverse": start - taken.swapaxes(1, 2) @ taken}
+
+
+class NeighbourMemory(_InPieces):
+    """The newest `capacity` rows of an episode; a row's answer is its squared distances to the k nearest of them."""
+
+    def __init__(self, capacity: int, features: int, k: int) -> None:
+        self.capacity, self.features, self.k = capacity, features, k
+
+    def initial(self, n: int) -> dict[str, np.ndarray]:
+        return {
+            "ring": np.zeros((n, self.capacity, self.features), np.float32),
+            "filled": np.zeros(n, np.int64),  # rows written so far; beyond the capacity the ring wraps
+        }
+
+    def distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Squared distances (N, T, S) between x (N, T, D) and y (N, S, D)."""
+        x, y = x.astype(np.float64), y.astype(np.float64)  # what is left of near rows drowns in float32
+        squares = x @ y.swapaxes(1, 2)
+        squares *= -2
+        squares += np.square(x).sum(axis=2)[:, :, None]
+        squares += np.square(y).sum(axis=2)[:, None, :]
+        return np.maximum(squares, 0, out=squares)
+
+    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+        """Answers float64 (N, T, k), ascending, infinite where the episode held fewer."""
+        ring, filled = memory["ring"], memory["filled"]
+        episode, last = _episodes(ended)
+        # the number of each write within its episode; what is `capacity` writes old has been overwritten
+        before = np.cumsum(valid, axis=1) - valid
+        begins = np.zeros_like(ended)
+        begins[:, 1:] = ended[:, :-1]
+        number = before - np.maximum.accumulate(np.where(begins, before, 0), axis=1)
+        number += np.where(episode == 0, filled[:, None], 0)
+        oldest = np.maximum(number - self.capacity, 0)[:, :, None]
+        # the number of the write that each place of the ring holds; negative for an empty one
+        place = np.arange(min(self.capacity, filled.max()))
+        newest = filled[:, None] - 1
+        held = newest - (newest - place) % self.capacity
+        in_ring = (episode == 0)[:, :, None] & (held[:, None, :] >= oldest)
+        in_piece = (episode[:, :, None] == episode[:, None, :]) & valid[:, None, :] & (number[:, None, :] >= oldest)
+        in_piece &= np.tri(x.shape[1], k=-1, dtype=bool)
+        squares = np.concatenate([self.distances(x, ring[:, : len(place)]), self.distances(x, x)], axis=2)
+        squares[~np.concatenate([in_ring, in_piece], axis=2)] = np.inf
+        filled = np.where(last == 0, filled, 0)
+        ring = np.where(last[:, None, None] == 0, ring, np.float32(0))
+        keep = valid & (episode == last[:, None])
+        filled = filled + keep.sum(axis=1)
+        rows, times = np.nonzero(keep & (number >= filled[:, None] - self.capacity))
+        ring[rows, number[rows, times] % self.capacity] = x[rows, times]
+        return self.nearest(squares), {"ring": ring, "filled": filled}
+
+    def nearest(self, squares: np.ndarray) -> np.ndarray:
+        """The k smallest of (N, T, S) along the last axis, ascending, filled up with infinity."""
+        missing = self.k - squares.shape[2]
+        if missing > 0:
+            squares = np.pad(squares, ((0, 0), (0, 0), (0, missing)), constant_values=np.inf)
+        elif missing < 0:
+            squares = np.partition(squares, self.k - 1, axis=2)[:, :, : self.k]
+        return np.sort(squares, axis=2)
