@@ -60,12 +60,7 @@ def make(
     Raises:
         ValueError: if the id is unknown (the nearest is named) or an argument is out of range.
     """
-    if frame_size is not None and not 8 <= frame_size <= 1024:
-        raise ValueError(f"frame_size={frame_size} is out of range; give a side of 8 to 1024 pixels, or None")
-    if frame_size is not None and render_mode not in (None, "rgb_array"):
-        raise ValueError(f'frames need render_mode="rgb_array", not {render_mode!r}; leave render_mode out')
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise ValueError(f"max_episode_steps={max_episode_steps} is out of range; give at least 1, or None")
+    _check(frame_size, render_mode, max_episode_steps)
     render.prepare()
     spec = spec_of(env_id)
     family = family_of(spec)
@@ -76,8 +71,7 @@ def make(
     }
     # What was not asked for is left out: an environment need not know the word render_mode.
     arguments = {**kwargs, **{key: value for key, value in asked.items() if value is not None}}
-    # Gymnasium's passive checker helps with an environment nobody knows; on these it would only cost time.
-    quiet = family.name != "other"
+    quiet = family.name != "other"  # Gymnasium's passive checker helps with unknown ones; on ours it only costs time
     try:
         env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
     except TypeError as error:
@@ -95,6 +89,15 @@ def make(
         env.unwrapped.np_random = seeding.np_random(seed)[0]
         env.action_space.seed(seed)
     return env
+
+
+def _check(frame_size: int | None, render_mode: str | None, max_episode_steps: int | None) -> None:
+    if frame_size is not None and not 8 <= frame_size <= 1024:
+        raise ValueError(f"frame_size={frame_size} is out of range; give a side of 8 to 1024 pixels, or None")
+    if frame_size is not None and render_mode not in (None, "rgb_array"):
+        raise ValueError(f'frames need render_mode="rgb_array", not {render_mode!r}; leave render_mode out')
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise ValueError(f"max_episode_steps={max_episode_steps} is out of range; give at least 1, or None")
 
 
 def make_vec(
