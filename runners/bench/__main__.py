@@ -5,12 +5,13 @@
     python -m runners.bench peers          our PPO beside other libraries', each in an environment of its own
     python -m runners.bench ppo_learning   our PPO and Stable-Baselines3's learn five tasks, five seeds: an hour
     python -m runners.bench ppo_streams    a bonus that ends with the episode, or does not, or has no value of its own
+    python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json and ppo.json. An interrupted study goes on where it stopped.
+foundation.json, ppo.json and exploration.json. An interrupted study goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "results"
 COLLECTED = {"ppo": "ppo", "peers": "ppo", "ppo_learning": "ppo", "ppo_streams": "ppo"}  # the rest: foundation
+COLLECTED["exploration-speed"] = "exploration"
 
 
 def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
@@ -31,11 +33,12 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     from functools import partial
 
     from runners import results
-    from runners.bench import foundation, peers, ppo, ppo_learning, studies, upright
+    from runners.bench import exploration_speed, foundation, peers, ppo, ppo_learning, studies, upright
     from runners.config import unknown
 
     table = {"foundation": foundation.run, "upright": upright.run, "ppo": ppo.run, "peers": peers.run}
     table |= {"ppo_learning": ppo_learning.learning, "ppo_streams": ppo_learning.streams}
+    table["exploration-speed"] = exploration_speed.run
     table |= {name: partial(studies.run, study) for name, study in studies.STUDIES.items()}
     for name in names:
         if name not in table:

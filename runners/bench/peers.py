@@ -30,6 +30,7 @@ from runners import results
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "drivers"
+HOME = Path(os.environ.get("LODESTAR_PEERS", ROOT / "runs" / "peers"))
 ROUNDS, ROLLOUTS = 3, 8  # rollouts of 2,048 frames
 LIMIT = 600  # seconds for an installation or a run
 # One thread, and freed memory is kept, as in our own runs.
@@ -64,19 +65,18 @@ PEERS = (
 )
 
 
-def run(folder: Path, peers: Sequence[Peer] = PEERS, home: Path | None = None) -> dict[str, float]:
+def run(folder: Path, peers: Sequence[Peer] = PEERS, home: Path = HOME) -> dict[str, float]:
     """Measure all that can be measured; writes a row for every measurement.
 
     Raises:
         RuntimeError: if ours does not run.
     """
-    home = home or Path(os.environ.get("LODESTAR_PEERS", ROOT / "runs" / "peers"))
     path = folder / "peers.csv"
     path.unlink(missing_ok=True)
     pythons: dict[str, Path] = {}
     for peer in peers:
         try:
-            pythons[peer.name] = _environment(home, peer.requirements)
+            pythons[peer.name] = environment(home, peer.requirements)
         except RuntimeError as error:
             _skip(peer, error)
     ratios: dict[str, list[float]] = {}
@@ -104,7 +104,7 @@ def _skip(peer: Peer, error: RuntimeError) -> None:
     print(f"{peer.name} is skipped: {error}", file=sys.stderr)
 
 
-def _environment(home: Path, requirements: tuple[str, ...]) -> Path:
+def environment(home: Path, requirements: tuple[str, ...]) -> Path:
     """The Python of a virtual environment that has what is required; made where there is none yet.
 
     Raises:
@@ -116,8 +116,8 @@ def _environment(home: Path, requirements: tuple[str, ...]) -> Path:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _call(["uv", "venv", "-q", "--python", sys.executable, str(folder)])
-    _call(["uv", "pip", "install", "-q", "--python", str(python), *requirements])
+    call(["uv", "venv", "-q", "--python", sys.executable, str(folder)])
+    call(["uv", "pip", "install", "-q", "--python", str(python), *requirements])
     note.write_text("\n".join(requirements))
     return python
 
@@ -129,11 +129,11 @@ def _measure(python: Path, script: str) -> dict[str, Any]:
         RuntimeError: if it fails.
     """
     path = {"PYTHONPATH": str(ROOT)} if script.startswith("ours") else {}
-    row = json.loads(_call([str(python), str(SCRIPTS / "drive.py"), script, str(ROLLOUTS)], path).splitlines()[-1])
+    row = json.loads(call([str(python), str(SCRIPTS / "drive.py"), script, str(ROLLOUTS)], path).splitlines()[-1])
     return {**row, "rate": row["frames"] / row["cpu_seconds"]}
 
 
-def _call(command: list[str], settings: dict[str, str] | None = None) -> str:
+def call(command: list[str], settings: dict[str, str] | None = None) -> str:
     """What a command prints.
 
     Raises:

@@ -65,7 +65,7 @@ def test_an_environment_is_made_once_and_again_when_it_needs_other_versions(tmp_
     monkeypatch.setenv("PATH", fake_uv(tmp_path / "bin", lines))
     calls = []
     for requirements in (("some==1",), ("some==1",), ("some==1", "numpy<2")):
-        assert bench_peers._environment(tmp_path / "peers", requirements).parent.parent.name == "some"
+        assert bench_peers.environment(tmp_path / "peers", requirements).parent.parent.name == "some"
         calls.append(len((tmp_path / "calls").read_text().splitlines()))
     assert calls == [2, 2, 4]  # one to make it, one to install
 
@@ -82,7 +82,7 @@ def test_a_figure_is_the_median_of_the_ratios_of_neighbours_and_a_peer_that_fail
         taken = seconds[script].pop(0)
         return json.dumps({"version": "1", "frames": 12, "cpu_seconds": taken, "wall_seconds": taken}) + "\n"
 
-    monkeypatch.setattr(bench_peers, "_call", call)
+    monkeypatch.setattr(bench_peers, "call", call)
     peers = [Peer("slow", ("slow==1",), "slow_ppo"), Peer("bad", ("bad==1",), "bad_ppo")]
     for peer in peers:
         (tmp_path / "peers" / peer.name).mkdir(parents=True)
@@ -99,8 +99,8 @@ def test_ours_that_does_not_run_is_an_error_and_no_skipped_peer(tmp_path, monkey
     def call(command, settings=None):
         raise RuntimeError("TypeError: ours")
 
-    monkeypatch.setattr(bench_peers, "_call", call)
-    monkeypatch.setattr(bench_peers, "_environment", lambda home, requirements: home)
+    monkeypatch.setattr(bench_peers, "call", call)
+    monkeypatch.setattr(bench_peers, "environment", lambda home, requirements: home)
     with pytest.raises(RuntimeError, match="TypeError: ours"):
         bench_peers.run(tmp_path, [Peer("some", ("some==1",), "some_ppo")], tmp_path)
 

@@ -1,0 +1,45 @@
+"""Our rewards at the sizes of the peer: score and update, without the mix around them.
+
+An image of 7 x 7 is too small for convolutions: its pixels pass dense layers, as those of the peer do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+DISTRIBUTION = "lodestar-rl"
+OPTIONS: dict[str, dict[str, Any]] = {}  # what a method is told besides, where its default is not the peer's
+
+
+def make(
+    method: str, shape: tuple[int, ...], envs: int, sizes: dict[str, Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """See `drive_reward`."""
+    import gymnasium as gym
+
+    import rewards
+    from envs.types import Transitions
+    from rewards.base import values_of
+
+    image = len(shape) == 3
+    space = gym.spaces.Box(0, 255, shape, np.uint8) if image else gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
+    cls = rewards.get(method)
+    reward = cls(cls.Config(**sizes, **OPTIONS.get(method, {})), space, gym.spaces.Discrete(5), seed=0)
+    memory = reward.initial_memory(envs)
+
+    def prepare(rollout: dict[str, Any]) -> Transitions:
+        return Transitions(**rollout, valid=np.ones(rollout["reward"].shape, bool))
+
+    def learn(rollout: Transitions) -> np.ndarray:
+        nonlocal memory
+        if memory is None:
+            scores = values_of(reward.score(rollout.flatten())).reshape(rollout.shape)
+        else:
+            scores, memory = reward.scan(rollout, memory)
+        reward.update(rollout)
+        return scores
+
+    return prepare, learn

@@ -1,0 +1,187 @@
+"""Our exploration rewards beside another library's: rollouts that hold together, checked work, honest ratios."""
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runners import results
+from runners.bench import exploration_speed, peers
+from runners.bench.__main__ import COLLECTED
+
+DRIVER = peers.SCRIPTS / "drive_reward.py"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    spec = importlib.util.spec_from_file_location("drive_reward", DRIVER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("observation", exploration_speed.OBSERVATIONS)
+def test_rollouts_follow_on_from_one_another_and_never_change(observation, driver):
+    shape = driver.SHAPES[observation]
+    one, two = islice(driver.rollouts(shape), 2)
+    again = next(driver.rollouts(shape))
+    assert all(np.array_equal(one[key], again[key]) for key in one)
+    whole = {key: np.concatenate([one[key], two[key]]) for key in one}
+    assert whole["obs"].shape == (256, 8, *shape)
+    assert whole["obs"].dtype == whole["next_obs"].dtype == (np.uint8 if observation == "image" else np.float32)
+    goes_on = ~whole["terminated"][:-1]
+    np.testing.assert_array_equal(whole["obs"][1:][goes_on], whole["next_obs"][:-1][goes_on])
+    assert not np.any(np.all(whole["obs"][1:][~goes_on] == whole["next_obs"][:-1][~goes_on], axis=-1))
+    np.testing.assert_array_equal(whole["step"][1:], np.where(goes_on, whole["step"][:-1] + 1, 0))
+    assert whole["terminated"].mean() == pytest.approx(0.02, abs=0.01)
+    assert set(np.unique(whole["action"])) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("script", ["rllte_rewards", "ours_rewards"])
+def test_a_script_has_what_the_driver_asks_for_and_stays_small(script):
+    text = (peers.SCRIPTS / f"{script}.py").read_text()
+    names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    assert "make" in names
+    assert 'DISTRIBUTION = "' in text
+    assert len(text.splitlines()) <= 85
+
+
+FAKE = """
+import torch
+DISTRIBUTION = "numpy"
+def make(method, shape, envs, sizes):
+    assert (method, shape, envs) == ("ngu", (16,), 8)
+    assert sizes == {"features": 32, "hidden": 256, "batch_size": 256, "learning_rate": 1e-3}
+    def learn(rows):
+        print("what a library prints is not the answer")
+        weight = torch.ones(16, requires_grad=True)
+        for _ in range(4):
+            (rows @ weight).mean().backward()
+        return rows[..., 0]
+    return (lambda rollout: torch.from_numpy(rollout["next_obs"])), learn
+"""
+
+
+def test_the_driver_prints_one_line_about_one_rollout(tmp_path):
+    (tmp_path / "fake.py").write_text(FAKE)
+    settings = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(DRIVER), "fake", "ngu", "vector"]
+    answer = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=120)
+    row = json.loads(answer.stdout)
+    assert list(row) == ["version", "transitions", "cpu_seconds"]
+    assert row["transitions"] == 128 * 8
+    assert 0 < row["cpu_seconds"] < 1
+
+
+@pytest.fixture
+def measure(driver, monkeypatch):
+    """The driver's measurement of one rollout, in this process."""
+    monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)  # put back afterwards
+    monkeypatch.setattr(driver, "WARM", 0)
+    monkeypatch.setattr(driver, "ROLLOUTS", 1)
+    return driver.measure
+
+
+def fake(minibatches=4, spoil=lambda scores: scores):
+    def learn(rows):
+        weight = torch.ones(16, requires_grad=True)
+        for _ in range(minibatches):
+            (rows @ weight).mean().backward()
+        return spoil(rows[..., 0])
+
+    make = (lambda rollout: torch.from_numpy(rollout["next_obs"])), learn
+    return SimpleNamespace(DISTRIBUTION="numpy", make=lambda *_: make)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ({"minibatches": 3}, "3 minibatches instead of 4 in rollout 0"),
+        ({"spoil": torch.flatten}, "these are no scores"),
+        ({"spoil": torch.zeros_like}, "these are no scores"),
+    ],
+    ids=["too few minibatches", "wrong shape", "all alike"],
+)
+def test_the_driver_refuses_less_learning_and_what_is_no_score(shape, reason, measure):
+    with pytest.raises(AssertionError, match=reason):
+        measure(fake(**shape), "rnd", "vector")
+
+
+def test_the_driver_asks_no_learning_of_a_method_that_learns_nothing(measure):
+    assert measure(fake(minibatches=0), "re3", "vector")["transitions"] == 1024
+
+
+@pytest.mark.parametrize("observation", exploration_speed.OBSERVATIONS)
+def test_ours_scores_and_learns_within_the_driver(observation, measure, monkeypatch):
+    monkeypatch.syspath_prepend(str(peers.SCRIPTS))
+    assert measure(importlib.import_module("ours_rewards"), "rnd", observation)["transitions"] == 1024
+
+
+def answers(monkeypatch, seconds, fails=""):
+    """Replace processes: seconds by script, method and observation, one a round."""
+
+    def call(command, settings=None):
+        _, _, script, method, observation = command
+        if script == "rllte_rewards" and method == fails:
+            raise RuntimeError("RuntimeError: shapes")
+        taken = seconds.get((script, method, observation), [1, 1, 1]).pop(0)
+        return f"noise\n{json.dumps({'version': '1', 'transitions': 12, 'cpu_seconds': taken})}\n"
+
+    monkeypatch.setattr(peers, "call", call)
+    monkeypatch.setattr(peers, "environment", lambda home, requirements: home)
+
+
+def test_a_figure_is_the_median_of_neighbours_and_the_smaller_of_two_observations(tmp_path, monkeypatch, capsys):
+    seconds = {("ours_rewards", "rnd", "vector"): [1, 1, 2], ("rllte_rewards", "rnd", "vector"): [4, 8, 6]}
+    seconds |= {("ours_rewards", "rnd", "image"): [1, 1, 1], ("rllte_rewards", "rnd", "image"): [5, 2, 3]}
+    answers(monkeypatch, seconds)
+    figures = exploration_speed.run(tmp_path, ["rnd", "nothing"], tmp_path)
+    assert figures == {"speed_rnd": 3.0, "speed_rnd_vector": 4.0, "speed_rnd_image": 3.0}  # of 4, 8, 3 and 5, 2, 3
+    assert capsys.readouterr().err == "nothing is skipped: there is no reward of ours with that name\n"
+    rows = results.read_rows(tmp_path / "exploration-speed.csv")
+    assert [row["peer"] for row in rows] == ["ours", "rllte"] * 6
+    assert [row["transitions_per_cpu_second"] for row in rows[:4]] == ["12.0", "3.0", "12.0", "2.4"]
+    assert [(row["round"], row["observation"]) for row in rows[::4]] == [(str(i), "vector") for i in (1, 2, 3)]
+
+
+def test_a_method_that_fails_elsewhere_is_skipped_with_a_sentence_and_the_others_are_measured(
+    tmp_path, monkeypatch, capsys
+):
+    answers(monkeypatch, {}, fails="count")
+    assert set(exploration_speed.run(tmp_path, ["count", "rnd"], tmp_path)) == {
+        "speed_rnd",
+        "speed_rnd_vector",
+        "speed_rnd_image",
+    }
+    assert capsys.readouterr().err == "count is skipped: RuntimeError: shapes\n"
+
+
+def test_without_an_environment_for_the_library_there_are_no_figures(tmp_path, monkeypatch, capsys):
+    def environment(home, requirements):
+        raise RuntimeError("no uv")
+
+    monkeypatch.setattr(peers, "environment", environment)
+    assert exploration_speed.run(tmp_path, ["rnd"], tmp_path) == {}
+    assert capsys.readouterr().err == "rllte is skipped: no uv\n"
+
+
+def test_ours_that_does_not_run_is_an_error(tmp_path, monkeypatch):
+    answers(monkeypatch, {})
+
+    def call(command, settings=None):
+        raise RuntimeError("TypeError: ours")
+
+    monkeypatch.setattr(peers, "call", call)
+    with pytest.raises(RuntimeError, match=r"TypeError: ours"):
+        exploration_speed.run(tmp_path, ["rnd"], tmp_path)
+
+
+def test_the_figures_are_collected_with_those_of_exploration():
+    assert COLLECTED["exploration-speed"] == "exploration"
