@@ -92,7 +92,8 @@ _DERIVED = (  # quantities of MjData that observations, rewards, captions and pi
     "sensordata",
 )
 
-# Variables of every MiniGrid that are no state, beside the arguments of constructors.
+# Variables of every MiniGrid that are state, and that are none; for the rest see `_variables`.
+_MOVING = {"agent_pos", "agent_dir", "grid", "carrying", "mission", "step_count"}
 _FIXED = {"_np_random", "_np_random_seed", "spec", "actions", "action_space", "observation_space", "reward_range"}
 _FIXED |= {"render_size", "window", "clock"}
 
@@ -255,7 +256,8 @@ def _variables(inner: Any) -> tuple[str, ...]:
     if family == "mujoco":
         return ()
     kind: Any = type(inner)
-    return tuple(name for name in vars(inner) if name not in _FIXED | _arguments(kind))
+    fixed = (_FIXED | _arguments(kind)) - _MOVING  # FourRooms takes the agent's first place under the name of its place
+    return tuple(name for name in vars(inner) if name not in fixed)
 
 
 @functools.cache
@@ -290,7 +292,7 @@ def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
     import mujoco
 
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-    for compute in (True, False):  # computing moves the solver's warm start, so the state is set again after it
+    for compute in (True, False):  # before MuJoCo 3.3.6 computing moved the warm start: the state is set again after it
         mujoco.mj_setState(inner.model, inner.data, physics["integration"], kind)
         if compute:
             mujoco.mj_forward(inner.model, inner.data)
