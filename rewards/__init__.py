@@ -29,6 +29,11 @@ TABLE: dict[str, str] = {
     "hindsight": "rewards.exploration.hindsight:Hindsight",
     "icm": "rewards.exploration.icm:ICM",
     "disagreement": "rewards.exploration.disagreement:Disagreement",
+    "noveld": "rewards.exploration.noveld:NovelD",
+    "ride": "rewards.exploration.ride:RIDE",
+    "e3b": "rewards.exploration.e3b:E3B",
+    "pseudocount": "rewards.exploration.pseudocount:PseudoCount",
+    "ngu": "rewards.exploration.ngu:NGU",
     "clip": "rewards.vision.clip:Clip",
 }
 GROUP = "lodestar_rl.rewards"

@@ -1,0 +1,73 @@
+"""NGU, never give up: episodic pseudo-counts, times how new a state is in the whole of training.
+
+The episodic half pays for every state again in every episode, so it never dries up; RND's error, in deviations above
+its mean, raises what is new and leaves alone what is not.
+Source: Badia et al. 2020, Never Give Up: Learning Directed Exploration Strategies, arXiv 2002.06038, equation 1 and
+section 2.1.
+Differences: those of `pseudocount` and of `rnd`; the RND half whitens for itself; its error's mean and deviation are
+those of the last 100,000 transitions; one mixture of task and bonus instead of the paper's family of 32 (see `weight`).
+Fails when: either half does; the product of both keeps an agent busy that should go for the task at last, unless the
+weight ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from envs.types import Memory, Transitions
+from rewards.exploration.learned import LearnedConfig
+from rewards.exploration.pseudocount import PseudoCount, PseudoCountConfig, remember
+from rewards.exploration.rnd import RND, RNDConfig
+from rewards.scale import RunningMeanStd
+
+
+@dataclass
+class NGUConfig(PseudoCountConfig):
+    """Settings of NGU, beside those of the pseudo-counts.
+
+    Attributes:
+        max_factor: L, the most that novelty over the whole of training multiplies with; at least 1.
+        rnd_learning_rate: of the RND half [5e-4].
+    """
+
+    max_factor: float = 5.0
+    rnd_learning_rate: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "max_factor")
+        self.positive("rnd_learning_rate")
+
+
+class NGU(PseudoCount):
+    """r(s') = pseudocount(s') * clip(1 + (e - mean(e)) / std(e), 1, max_factor), e RND's error at s'."""
+
+    Config = NGUConfig
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        shared = {field.name: getattr(config, field.name) for field in fields(LearnedConfig)}
+        shared["learning_rate"] = config.rnd_learning_rate
+        self.rnd = RND(RNDConfig(**shared), *spaces, **{**options, "seed": self.seed + 1})
+        self.error = RunningMeanStd()
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        episodic, memory = super().scan(batch, memory)
+        return episodic * self.factor(self.rnd.score(batch.flatten())).reshape(batch.shape), memory
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        metrics = super().update(batch)
+        flat = batch.flatten()
+        if np.any(flat.valid):
+            remember(self.error, self.rnd.score(flat)[np.asarray(flat.valid)])
+        return metrics | {f"rnd_{name}": value for name, value in self.rnd.update(flat).items()}
+
+    def factor(self, error: np.ndarray) -> np.ndarray:
+        """RND's errors (M,) -> what the episodic bonus is multiplied with, float32 (M,); 1 before the first update."""
+        if self.error.count == 0:
+            return np.ones_like(error)
+        alpha = 1 + (error - self.error.mean) / self.error.std
+        return np.clip(alpha, 1, self.settings.max_factor).astype(np.float32)

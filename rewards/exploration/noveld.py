@@ -1,0 +1,75 @@
+"""NovelD: pay for stepping from what is known to what is new, once an episode for each state.
+
+The novelty of a state is RND's error; paying its rise instead of its height keeps the agent at the border of what it
+knows, and evens out how often each part of the border is tried.
+Source: Zhang, Xu, Wang, Wu, Keutzer, Gonzalez, Tian 2021, NovelD: A Simple yet Effective Exploration Criterion,
+NeurIPS 2021, equations 2 and 3; BeBold, arXiv 2012.08621, is its earlier form with alpha 1.
+Differences: those of RND; the state that an episode begins in counts as visited; an episode remembers its latest
+`capacity` cells, told apart by a hash (see `count`).
+Fails when: RND's error does (noise that no network can predict), or no two observations are alike, so that every
+visit is a first one and a noisy step pays whenever the error happens to rise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.types import Memory, Obs, Transitions
+from rewards.exploration.count import Hash
+from rewards.exploration.memories import CountMemory, Episodic, Visits, both
+from rewards.exploration.rnd import RND, RNDConfig
+
+
+@dataclass
+class NovelDConfig(RNDConfig):
+    """Settings of NovelD, beside RND's.
+
+    Attributes:
+        weight: of a bonus whose discounted return has a deviation of 1.
+        alpha: share of the novelty of s that the novelty of s' has to exceed, in [0, 1].
+        bin: width of a cell of the count, in the units of a float observation; one number, or one for each dimension.
+        capacity: distinct cells that an episode remembers.
+    """
+
+    weight: Any = 0.3
+    alpha: float = 0.5
+    bin: Any = 0.1
+    capacity: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.share("alpha")
+        self.at_least(1, "capacity")
+
+
+class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has none
+    """r(s, s') = max(e(s') - alpha e(s), 0) if this episode visits s' for the first time, else 0.
+
+    e(s) = |predictor(x) - target(x)|, a length, not a mean square.
+    """
+
+    Config = NovelDConfig
+    requires = frozenset({"obs", "next_obs"})
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
+        self.memory = CountMemory(config.capacity)
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        before, after = both(self.novelty, batch)
+        visits = Visits(batch)
+        n, memory = self.memory.walk(memory, visits.of(self.hash), visits.valid, visits.ended)
+        rise = np.maximum(after - np.float32(self.settings.alpha) * before, 0)
+        return np.where(n[visits.rows] == 1, rise, np.float32(0)), memory
+
+    def novelty(self, obs: Obs) -> np.ndarray:
+        """e of observations (M, ...), float32 (M,)."""
+        return self.in_pieces(self._length, self.inputs(obs)).cpu().numpy()
+
+    def _length(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.predictor(x) - self.target(x)).norm(dim=1)

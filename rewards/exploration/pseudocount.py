@@ -1,0 +1,106 @@
+"""Episodic pseudo-counts: pay for a state by how far it is from what this episode has seen, in an embedding.
+
+Near neighbours count as visits, so that 1/sqrt(n) makes sense where observations never repeat.
+Source: Badia et al. 2020, Never Give Up: Learning Directed Exploration Strategies, arXiv 2002.06038, section 2.1,
+algorithm 1: the episodic half of NGU.
+Differences:
+    a neighbour that an episode does not have yet counts as one at the mean distance; without it the first step of an
+    episode would pay 1/c, a hundred times any other;
+    the mean distance moves in `update` alone: each rollout is walked once more with an empty memory, and the distances
+    it met are averaged, the last 100,000 of them weighing most;
+    the state that an episode begins in is seen; an episode remembers its latest `capacity` states (30,000 there).
+    With the paper's k of 10 the kernel sum never exceeds 10, so its `s_max` of 8 never cuts anything off.
+Fails when: the embedding keeps noise, or moves so fast that old neighbours look far; cost grows with `capacity`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envs.types import Memory, Obs, Transitions
+from rewards.exploration.inverse import Embedded
+from rewards.exploration.learned import LearnedConfig
+from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
+from rewards.scale import EPSILON, RunningMeanStd
+
+RECENT = 100_000  # distances, and errors in NGU, that a running mean remembers: embeddings and predictors move
+
+
+@dataclass
+class PseudoCountConfig(LearnedConfig):
+    """Settings of the pseudo-counts; the paper's value in brackets where it differs.
+
+    Attributes:
+        weight: of a bonus whose deviation is 1 [up to 0.3 of the bare one, which lies between 0.3 and 10 here].
+        features: size of the embedding [32].
+        k: neighbours.
+        kernel: epsilon of the kernel: the share of the mean squared distance at which a neighbour counts half.
+        cluster: neighbours nearer than this share of the mean squared distance count whole.
+        constant: c, beside the root of the kernel sum.
+        s_max: above this root nothing is paid.
+        capacity: states that an episode remembers [30,000].
+    """
+
+    weight: Any = 0.01
+    scale: str = "ema"
+    k: int = 10
+    kernel: float = 1e-3
+    cluster: float = 0.008
+    constant: float = 1e-3
+    s_max: float = 8.0
+    capacity: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("kernel", "constant", "s_max")
+        self.at_least(0, "cluster")
+        self.at_least(1, "k", "capacity")
+
+
+class PseudoCount(Episodic, Embedded):
+    """r(s') = 1 / (sqrt(sum over k neighbours of K) + c), K = kernel / (max(d2/mean - cluster, 0) + kernel)."""
+
+    Config = PseudoCountConfig
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        self.memory = NeighbourMemory(config.capacity, config.features, config.k)
+        self.distance = RunningMeanStd()
+        self.distance.mean = np.ones(())
+        self.train_on(self.encoder, self.guess)
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        visits = Visits(batch)
+        squares, memory = self.memory.walk(memory, visits.of(self._phi), visits.valid, visits.ended)
+        return self.bonus(squares[visits.rows]), memory
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        metrics = super().update(batch)
+        if np.any(batch.valid):
+            column = batch if len(batch.shape) == 2 else batch.map(lambda x: x[:, None])  # as if it were one episode
+            visits = Visits(column)
+            fresh = self.memory.initial(column.shape[1])
+            squares, _ = self.memory.walk(fresh, visits.of(self._phi), visits.valid, visits.ended)
+            squares = squares[visits.valid]
+            remember(self.distance, squares[np.isfinite(squares)])
+        return metrics
+
+    def bonus(self, squares: np.ndarray) -> np.ndarray:
+        """Squared distances (..., k), infinite where there is no neighbour -> rewards float32 (...)."""
+        settings = self.settings
+        share = np.where(np.isfinite(squares), squares / max(float(self.distance.mean), EPSILON), 1)
+        kernel = settings.kernel / (np.maximum(share - settings.cluster, 0) + settings.kernel)
+        root = np.sqrt(kernel.sum(axis=-1)) + settings.constant
+        return np.where(root > settings.s_max, 0, 1 / root).astype(np.float32)
+
+    def _phi(self, obs: Obs) -> np.ndarray:
+        return self.embedded(obs).cpu().numpy()
+
+
+def remember(statistics: RunningMeanStd, values: np.ndarray) -> None:
+    """Take values (M,) into statistics that forget what is older than `RECENT` values."""
+    statistics.update(values)
+    statistics.count = min(statistics.count, RECENT)

@@ -1,0 +1,82 @@
+"""RIDE: pay for how much an action changed the world, discounted where this episode has been before.
+
+Inverse and forward dynamics learn an embedding of what actions change; the distance between its values before and after
+a step is the impact, and a count of the new state within the episode keeps the agent from going to and fro.
+Source: Raileanu, Rocktaeschel 2020, RIDE: Rewarding Impact-Driven Exploration, arXiv 2002.12292, equations 1 to 4.
+Differences:
+    the forward loss is a mean over the features, where the paper sums, so that it cannot shrink the embedding to a
+    point; an optimiser and a gradient clip of its own;
+    the state that an episode begins in counts as visited; an episode remembers its latest `capacity` cells, told apart
+    by a hash (see `count`);
+    divided by a moving deviation, where the paper pays it bare with a coefficient of 0.1 or 0.5.
+Fails when: large changes are not the useful ones (a lift, a television that the agent can switch), or no two
+observations are alike, so that every count is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.types import Memory, Transitions
+from rewards.exploration.count import Hash
+from rewards.exploration.inverse import Embedded
+from rewards.exploration.learned import LearnedConfig
+from rewards.exploration.memories import CountMemory, Episodic, Visits, both
+
+
+@dataclass
+class RIDEConfig(LearnedConfig):
+    """Settings of RIDE; the paper's value in brackets where it differs.
+
+    Attributes:
+        weight: of a bonus whose deviation is 1 [0.1 or 0.5 of the bare one].
+        inverse_weight: of the loss that guesses the action.
+        forward_weight: of the loss that predicts the next embedding.
+        bin: width of a cell of the count, in the units of a float observation; one number, or one for each dimension.
+        capacity: distinct cells that an episode remembers.
+    """
+
+    weight: Any = 0.01
+    scale: str = "ema"
+    inverse_weight: float = 0.1
+    forward_weight: float = 10.0
+    bin: Any = 0.1
+    capacity: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(0, "inverse_weight", "forward_weight")
+        self.at_least(1, "capacity")
+
+
+class RIDE(Episodic, Embedded):
+    """r(s, s') = |phi(s') - phi(s)| / sqrt(N(s')), N the visits of s' in this episode, this one included."""
+
+    Config = RIDEConfig
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
+        self.memory = CountMemory(config.capacity)
+        self.forward = self.head(config.features + self.actions.size, config.hidden, config.features)
+        self.train_on(self.encoder, self.guess, self.forward)
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        before, after = both(lambda obs: self.embedded(obs).cpu().numpy(), batch)
+        visits = Visits(batch)
+        n, memory = self.memory.walk(memory, visits.of(self.hash), visits.valid, visits.ended)
+        impact = np.linalg.norm(after - before, axis=-1)
+        return (impact / np.sqrt(n[visits.rows])).astype(np.float32), memory
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, action, after = columns
+        one, two = self.encode(x, after)
+        ahead = self.forward(torch.cat([one, action], dim=1))
+        return {
+            "inverse_loss": self.settings.inverse_weight * self.inverse_loss(one, two, action),
+            "forward_loss": self.settings.forward_weight * (ahead - two).square().mean(),
+        }
