@@ -85,6 +85,7 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
         self.observation_space, self.screen = _furnish(env.observation_space, size)
         corner = (slice(-size, None), slice(-size, None))
         self._corner = corner if _channels_last(env.observation_space) else (slice(None), *corner)
+        self._inner = env.unwrapped  # found once: it draws at every step
         self._always = mode == "always"
         self._watch, self._extra = self._button(action)
 
@@ -122,9 +123,9 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
         if not noise:
             self.screen.fill(0)
         elif self.screen.dtype == np.uint8:
-            self.screen[...] = self.np_random.integers(256, size=self.screen.shape, dtype=np.uint8)
+            self.screen[...] = self._inner.np_random.integers(256, size=self.screen.shape, dtype=np.uint8)
         else:
-            self.np_random.random(out=self.screen, dtype=self.screen.dtype)
+            self._inner.np_random.random(out=self.screen, dtype=self.screen.dtype)
 
     def observation(self, obs: Any) -> Any:
         """An observation of the wrapped environment with what the screen shows now."""

@@ -215,21 +215,18 @@ def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
     """
     rng = np.random.default_rng(seed)
     centres = points[[rng.integers(len(points))]]
+    near = np.full(len(points), np.inf)  # squared distance to the nearest centre
     while len(centres) < k:
-        near = _distances(points, centres).min(axis=1).astype(np.float64)
+        near = np.minimum(near, np.square(points - centres[-1]).sum(axis=1))
         if near.sum() == 0:
             break
         centres = np.concatenate([centres, points[[rng.choice(len(points), p=near / near.sum())]]])
     for _ in range(ROUNDS):
-        labels = _distances(points, centres).argmin(axis=1)
+        # Squared distances without the point's own square, which is the same for every centre.
+        labels = (np.square(centres).sum(axis=1) - 2.0 * points @ centres.T).argmin(axis=1)
         members = [points[labels == label] for label in range(len(centres))]
         moved = np.stack([own.mean(axis=0) if len(own) else old for own, old in zip(members, centres)])
         if (moved == centres).all():
             break
         centres = moved
     return labels
-
-
-def _distances(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Squared, (N, k); one centre at a time, for (N, k, D) may not fit into memory."""
-    return np.stack([np.square(points - centre).sum(axis=1) for centre in centres], axis=1)
