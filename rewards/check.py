@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import random
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from envs.types import Memory, Transitions, concatenate, map_obs
+from rewards import generators
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.made_up import make_up
 
@@ -191,10 +189,10 @@ class _Check:
 
     def check_purity(self) -> None:
         before = copy.deepcopy(self.reward.state_dict())
-        generators = _global_generators()
+        drawn_from = generators.states()
         first = self.score(self.reward, self.flat)
         self.that(
-            _same(_global_generators(), generators),
+            _same(generators.states(), drawn_from),
             "score drew from a global random generator; a score must not be random",
         )
         second = self.score(self.reward, self.flat)
@@ -309,19 +307,19 @@ class _Check:
             fresh.update(self.rollout)
 
     def check_seeds(self, differ: bool) -> None:
-        scores, generators = [], []
+        scores, states = [], []
         for seed, noise in ((0, 1), (0, 2), (1, 1)):
-            with _seeded_globals(noise):
+            with generators.seeded(noise):
                 reward = self.build(seed=seed)
                 reward.update(self.rollout)
-                generators.append(_global_generators())
+                states.append(generators.states())
             scores.append(self.score(reward, self.flat))
         self.that(
             np.array_equal(scores[0], scores[1]),
             "two instances with the same seed score differently; draw from a generator made from `seed`",
         )
         self.that(
-            not any(map(_same, *generators[:2])),
+            not any(map(_same, *states[:2])),
             "it seeds a global random generator, which belongs to the run; use one of your own",
         )
         self.that(
@@ -382,28 +380,3 @@ def _same(one: Any, two: Any) -> bool:
     if isinstance(one, np.ndarray):
         return np.array_equal(one, two, equal_nan=np.issubdtype(one.dtype, np.inexact))
     return bool(one == two)
-
-
-def _global_generators() -> list[Any]:
-    """States of the generators that every library in the process shares."""
-    states: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
-    if "torch" in sys.modules:
-        states.append(sys.modules["torch"].get_rng_state())
-    return states
-
-
-@contextmanager
-def _seeded_globals(seed: int) -> Iterator[None]:
-    """Other global generators for a while."""
-    states = _global_generators()
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    if len(states) == 3:
-        sys.modules["torch"].manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        if len(states) == 3:
-            sys.modules["torch"].set_rng_state(states[2])
