@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -144,35 +146,41 @@ def details(name: str, target: str, kind: str) -> str:
     text = (ast.get_docstring(tree) if kind == "reward" else None) or (ast.get_docstring(own) if own else None) or ""
     prefix = f"reward.{name}." if kind == "reward" else "agent."
     seen: dict[str, tuple[str, str]] = {}
-    for holder in _config_classes(tree, own):
-        for field, default, comment in fields_of(*holder):
+    for holder, config in _config_classes(tree, own):
+        for field, default, comment in fields_of(holder, config.name):
             seen[field] = (default, comment or seen.get(field, ("", ""))[1])
+        for field, words in _attributes(ast.get_docstring(config) or "").items():
+            default, before = seen.get(field, ("", ""))
+            if default:  # a class may explain what it inherits; a bracket alone adds to what was said
+                seen[field] = (default, f"{before} {words}" if words.startswith("[") and words != before else words)
     lines = [f"  {f'{prefix}{key}={default}':<44}{words}".rstrip() for key, (default, words) in seen.items()]
     return f"{name}: {text}\n\noptions\n" + "\n".join(lines)
 
 
-def _config_classes(tree: ast.Module, own: ast.ClassDef | None) -> list[tuple[ast.Module, str]]:
-    """The Config of a class and its bases in the project's files, base first."""
-    names = [
-        node.value.id
-        for node in (own.body if own else [])
-        if isinstance(node, (ast.Assign, ast.AnnAssign))
-        and isinstance(node.value, ast.Name)
-        and any(
-            getattr(t, "id", "") == "Config" for t in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        )
-    ]
-    found: list[tuple[ast.Module, str]] = []
-    trees = [tree, _tree("rewards.base")]
-    while names:
-        name = names.pop()
-        for module in trees:
-            node = next((n for n in module.body if isinstance(n, ast.ClassDef) and n.name == name), None)
-            if node is not None:
-                found.insert(0, (module, name))
-                names += [base.id for base in node.bases if isinstance(base, ast.Name)]
-                break
-    return found
+def _config_classes(tree: ast.Module, own: ast.ClassDef | None) -> list[tuple[ast.Module, ast.ClassDef]]:
+    """The Config of a class and its bases, base first, each with the file it stands in."""
+    for holder, cls in _ancestry(tree, own.name) if own else []:
+        for item in cls.body:
+            targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
+            value = getattr(item, "value", None)
+            if isinstance(value, ast.Name) and any(getattr(target, "id", "") == "Config" for target in targets):
+                return list(_ancestry(holder, value.id))[::-1]
+    return []
+
+
+def _ancestry(tree: ast.Module, name: str) -> Iterator[tuple[ast.Module, ast.ClassDef]]:
+    """The class that a file calls `name`, then its bases, wherever they are imported from; nearest first."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            yield tree, node
+            for base in node.bases:
+                if isinstance(base, ast.Name):
+                    yield from _ancestry(tree, base.id)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    with suppress(ImportError, OSError):  # ABC and its like have no file, and no options
+                        yield from _ancestry(_tree(str(node.module)), alias.name)
 
 
 _shown = {("TrainConfig", "reward"): "task", ("TrainConfig", "agent"): "ppo"}  # the command line's, not the class's

@@ -272,6 +272,13 @@ def test_list_names_environments_by_family_and_goals(capsys):
         assert line in output
     assert main(["rnd"]) == 0
     assert "  reward.rnd.weight=" in capsys.readouterr().out
+    assert main(["icm"]) == 0  # what its Config inherits is explained too, in the words of the class nearest to it
+    options = dict(
+        line.strip().split(maxsplit=1) for line in capsys.readouterr().out.split("options\n")[1].splitlines()
+    )
+    assert options["reward.icm.weight=1.0"].startswith("multiplies the scaled reward")
+    assert options["reward.icm.features=64"] == "size of the embedding [288, of images]."
+    assert options["reward.icm.epochs=1"] == "passes over the transitions of one update."
     assert main(["dqn"]) == 0
     assert "  agent.learning_starts=1000 " in capsys.readouterr().out
     assert main(["cuont"]) == 2
