@@ -7,7 +7,7 @@ Differences:
     a neighbour that an episode does not have yet counts as one at the mean distance; without it the first step of an
     episode would pay 1/c, a hundred times any other;
     the mean distance moves in `update` alone: each rollout is walked once more with an empty memory, and the distances
-    it met are averaged, the last 100,000 of them weighing most;
+    it met are averaged, the last 10,000 of them weighing most;
     the state that an episode begins in is seen; an episode remembers its latest `capacity` states (30,000 there).
     With the paper's k of 10 the kernel sum never exceeds 10, so its `s_max` of 8 never cuts anything off.
 Fails when: the embedding keeps noise, or moves so fast that old neighbours look far; cost grows with `capacity`.
@@ -26,7 +26,7 @@ from rewards.exploration.learned import LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 from rewards.scale import EPSILON, RunningMeanStd
 
-RECENT = 100_000  # distances, and errors in NGU, that a running mean remembers: embeddings and predictors move
+RECENT = 10_000  # distances, and errors in NGU, that a running mean remembers: embeddings and predictors move
 
 
 @dataclass

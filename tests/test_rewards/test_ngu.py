@@ -1,0 +1,87 @@
+"""NGU: the episodic half times a clipped factor that is done by hand."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from paths import LINE, PLANE, SPACES, TWO, paid, path
+
+from rewards.check import check_reward
+from rewards.exploration.ngu import NGU, NGUConfig
+from rewards.exploration.pseudocount import PseudoCount, PseudoCountConfig
+from rewards.made_up import make_up
+
+
+def make(space=LINE, **options):
+    return NGU(NGUConfig(**options), space, TWO)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=["box", "discrete", "image", "dict"])
+def test_ngu_keeps_the_contract(space):
+    check_reward(make(space), seeds_differ=True)
+
+
+def test_the_factor_is_one_plus_deviations_above_the_mean_between_one_and_five():
+    ngu = make()
+    ngu.error.mean, ngu.error.var, ngu.error.count = np.array(2.0), np.array(4.0), 10
+    np.testing.assert_allclose(ngu.factor(np.float32([0, 2, 3, 6, 9, 100])), [1, 1, 1.5, 3, 4.5, 5])
+    assert make(max_factor=1.0).factor(np.float32([7])).tolist() == [1]
+
+
+def test_before_it_has_learnt_it_pays_the_pseudocount():
+    data = path([0, 2, 3, 3], [1, 0])
+    same = PseudoCount(PseudoCountConfig(), LINE, TWO)
+    np.testing.assert_allclose(paid(make(), data), paid(same, data))
+
+
+def test_it_pays_the_pseudocount_times_the_factor_of_what_the_step_led_to():
+    data = path([0, 2, 3, 3], [1, 0])
+    ngu, same = make(), PseudoCount(PseudoCountConfig(), LINE, TWO)
+    ngu.error.mean, ngu.error.var, ngu.error.count = np.array(2.0), np.array(4.0), 10
+    ngu.rnd.score = lambda batch: np.asarray(batch.next_obs)[:, 0] * 2
+    # errors 4, 6, 6, 0 in deviations of 2 around 2
+    np.testing.assert_allclose(paid(ngu, data), np.array([2, 3, 3, 1]) * paid(same, data), rtol=1e-6)
+
+
+def test_the_errors_mean_and_deviation_are_those_of_valid_rows_and_move_only_in_update():
+    ngu, data = make(PLANE), make_up(PLANE, TWO)
+    valid = np.ones(data.shape, bool)
+    valid[2] = False
+    errors = ngu.rnd.score(data.flatten()).reshape(data.shape)[valid]
+    assert ngu.error.count == 0
+    metrics = ngu.update(data.replace(valid=valid))
+    assert float(ngu.error.mean) == pytest.approx(errors.mean(), rel=1e-5)
+    assert float(ngu.error.var) == pytest.approx(errors.var(), rel=1e-4)
+    assert set(metrics) == {"inverse_loss", "rnd_loss"}
+
+
+def test_a_place_that_it_knows_pays_less_than_one_it_does_not():
+    ngu = make(rnd_learning_rate=1e-3)
+    here = path(np.sin(np.arange(400.0)))
+    for _ in range(40):
+        ngu.update(here)
+    factors = [ngu.factor(ngu.rnd.score(path(np.sin(np.arange(50.0)) + x).flatten())).mean() for x in (0, 6)]
+    assert factors[0] < 1.2
+    assert factors[1] > 1.6
+
+
+def test_observations_that_never_change_stay_finite():
+    ngu, data = make(), path(np.full(20, 7.0))
+    for _ in range(2):
+        ngu.update(data)
+    assert np.isfinite(paid(ngu, data)).all()
+    assert np.isfinite(paid(ngu, path([7.0, 8.0, 1e6]))).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "space", "sentence"),
+    [
+        ({"max_factor": 0.5}, PLANE, "max_factor=0.5 must be at least 1"),
+        ({"rnd_learning_rate": 0.0}, PLANE, "rnd_learning_rate=0.0 must be above 0 and finite"),
+        ({"k": 0}, PLANE, "k=0 must be at least 1"),
+        ({}, spaces.Text(5), "cannot read the observation space Text"),
+    ],
+)
+def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
+    with pytest.raises(ValueError, match="reward ngu") as error:
+        make(space, **options)
+    assert sentence in str(error.value)

@@ -1,0 +1,87 @@
+"""RIDE: distances over roots of counts, done by hand."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from paths import LINE, PLANE, SPACES, TWO, paid, path, see_as_it_is
+
+from rewards.check import check_reward
+from rewards.exploration.ride import RIDE, RIDEConfig
+from rewards.made_up import make_up
+
+
+def make(space=PLANE, **options):
+    return RIDE(RIDEConfig(**options), space, TWO)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=["box", "discrete", "image", "dict"])
+def test_ride_keeps_the_contract(space):
+    check_reward(make(space), seeds_differ=True)
+
+
+def test_it_pays_the_length_of_the_change_over_the_root_of_the_visits_and_the_first_state_is_one():
+    ride = see_as_it_is(make())
+    states = [[0, 0], [3, 4], [3, 4], [0, 0], [3, 4]]
+    np.testing.assert_allclose(paid(ride, path(states)), [5, 0, 5 / 2**0.5, 5 / 3**0.5], rtol=1e-6)
+
+
+def test_a_new_episode_counts_afresh_and_does_not_see_the_way_back_to_its_start():
+    ride = see_as_it_is(make(LINE))
+    np.testing.assert_allclose(paid(ride, path([0, 2, 0], [5, 2], [2, 2, 3])), [2, 2 / 2**0.5, 3, 0, 1], rtol=1e-6)
+
+
+def test_bin_says_which_states_are_the_same():
+    fine, coarse = (paid(see_as_it_is(make(LINE, bin=width)), path([0, 1.0, 0.1])) for width in (0.1, 5.0))
+    np.testing.assert_allclose(fine, [1, 0.9], rtol=1e-6)
+    np.testing.assert_allclose(coarse, [2**-0.5, 0.9 / 3**0.5], rtol=1e-6)
+
+
+def test_an_episode_forgets_its_oldest_cell_when_it_is_full():
+    ride = see_as_it_is(make(LINE, capacity=2))
+    np.testing.assert_allclose(paid(ride, path([1, 2, 3, 2, 1])), [1, 1, 2**-0.5, 1], rtol=1e-6)
+
+
+def test_losses_are_weighted_and_what_weighs_nothing_is_nothing():
+    data = make_up(PLANE, TWO)
+    one, two = (make(inverse_weight=weight).update(data) for weight in (1.0, 2.0))
+    assert two["inverse_loss"] == pytest.approx(2 * one["inverse_loss"])
+    assert two["forward_loss"] == pytest.approx(one["forward_loss"])
+    assert make(forward_weight=0).update(data)["forward_loss"] == 0
+
+
+def test_both_models_learn_a_world_that_its_actions_move():
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(2048, 1)).astype(np.float32)
+    action = rng.integers(0, 2, 2048)
+    data = make_up(LINE, TWO, steps=2048, envs=1).flatten()
+    data = data.replace(obs=obs, action=action, next_obs=obs + np.float32(2 * action[:, None] - 1))
+    ride = make(LINE, epochs=4)
+    losses = [ride.update(data) for _ in range(10)]
+    assert losses[-1]["inverse_loss"] < 0.3 * losses[0]["inverse_loss"]
+    assert losses[-1]["forward_loss"] < 0.3 * losses[0]["forward_loss"]
+
+
+def test_observations_that_never_change_pay_nothing():
+    ride, data = make(LINE), path(np.full(50, 7.0))
+    ride.update(data)
+    assert paid(ride, data) == [0] * 49
+
+
+def test_an_observation_that_is_not_a_number_is_refused():
+    with pytest.raises(FloatingPointError, match=r"reward ride was given an observation with nan"):
+        paid(make(LINE), path([0, np.nan, 1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "space", "sentence"),
+    [
+        ({"forward_weight": -1}, PLANE, "forward_weight=-1 must be at least 0"),
+        ({"capacity": 0}, PLANE, "capacity=0 must be at least 1"),
+        ({"bin": 0}, PLANE, "bin=0 must be above 0, or cells would have no width"),
+        ({}, spaces.Text(5), "cannot read the observation space Text"),
+    ],
+)
+def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
+    with pytest.raises(ValueError, match="reward ride") as error:
+        make(space, **options)
+    assert sentence in str(error.value)
