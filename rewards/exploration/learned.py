@@ -138,9 +138,12 @@ class Learned(Reward):
         """A fresh network from whitened rows, and `extra` numbers beside them, through layers of `widths`."""
         return Net(self.layout, widths, self.generator, extra).to(self.device)
 
-    def head(self, inputs: int, *widths: int) -> nn.Sequential:
-        """Fresh dense layers from `inputs` numbers through `widths`, ReLU between."""
-        return dense(inputs, widths, self.generator).to(self.device)
+    def head(self, inputs: int, *widths: int, gain: float = math.sqrt(2)) -> nn.Sequential:
+        """Fresh dense layers from `inputs` numbers through `widths`, ReLU between; `gain` is the last one's."""
+        layers = dense(inputs, widths, self.generator)
+        with torch.no_grad():
+            cast(nn.Linear, layers[-1]).weight.mul_(gain / math.sqrt(2))
+        return layers.to(self.device)
 
     def train_on(self, *modules: nn.Module, learning_rate: float | None = None) -> None:
         """Make the optimiser of everything that `loss` moves."""
@@ -168,6 +171,8 @@ class Learned(Reward):
     def watch(self, batch: Transitions) -> None:
         """Let the statistics move, once for each transition."""
         if self.settings.normalize_obs == "running":
+            if "obs" in self.requires and self.layout.vector:  # bytes are always finite
+                self.rows(batch.obs)  # raises before anything has moved
             x = self.rows(batch.next_obs)
             for i in range(0, len(x), ROWS):  # in float64, hence in pieces
                 self.statistics.update(x[i : i + ROWS])
@@ -302,8 +307,8 @@ class ActionCode:
             case gym.spaces.Box():
                 low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
                 bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
-                self.middle = np.where(bounded, (low + high) / 2, 0).astype(np.float32)
-                self.half = np.where(bounded, (high - low) / 2, 1).astype(np.float32)
+                low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
+                self.middle, self.half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
             case _:
                 raise ValueError(
                     f"reward {reward} cannot read the action space {space}; it takes Discrete, MultiDiscrete, "
