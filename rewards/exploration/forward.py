@@ -47,7 +47,7 @@ class Forward(Learned):
     def build(self) -> None:
         """Make the networks and their optimiser."""
         hidden = self.settings.hidden
-        self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width)
+        self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width, gain=0.1)
         self.train_on(self.model)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:

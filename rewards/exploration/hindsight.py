@@ -65,8 +65,8 @@ class Hindsight(Forward):
     def build(self) -> None:
         config, given = self.settings, self.width + self.actions.size
         hidden = config.hidden
-        self.generator_net = self.head(given + self.width + config.noise, hidden, hidden, config.chance)
-        self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width)
+        self.generator_net = self.head(given + self.width + config.noise, hidden, hidden, config.chance, gain=0.1)
+        self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width, gain=0.1)
         self.critic = torch.nn.ModuleList([self.head(given, hidden, hidden), self.head(config.chance, hidden, hidden)])
         self.train_on(self.generator_net, self.reconstructor)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.learning_rate, fused=True)

@@ -44,7 +44,8 @@ class LearnedConfig(RewardConfig):
     Attributes:
         gamma: discount of the bonus.
         normalize_obs: `running` whitens by the mean and deviation of what was seen, clipped at 5; `bounds` by those of
-            the observation space, which never move, and leaves alone what has no bounds.
+            the observation space, which never move, and leaves alone what has no bounds; `none` takes numbers as they
+            are, which suits one-hot codes.
         learning_rate: Adam step size.
         features: size of the embedding, or of the networks' outputs, D.
         hidden: width of the hidden layers.
@@ -81,7 +82,7 @@ class LearnedConfig(RewardConfig):
         self.positive("learning_rate", "max_grad_norm")
         self.at_least(1, "features", "hidden", "epochs", "batch_size")
         self.at_least(0, "channels")
-        self.one_of("normalize_obs", "running", "bounds")
+        self.one_of("normalize_obs", "running", "bounds", "none")
 
     def positive(self, *names: str) -> None:
         """Raise ValueError unless each field is above 0 and finite."""
@@ -224,6 +225,8 @@ class Learned(Reward):
 
     def whiten(self, rows: np.ndarray) -> torch.Tensor:
         """Rows (N, size) -> what networks see of them."""
+        if self.settings.normalize_obs == "none":
+            return torch.from_numpy(rows).to(self.device)
         x = (rows - self.statistics.mean.astype(np.float32)) * (1 / self.statistics.std).astype(np.float32)
         return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
 
