@@ -50,21 +50,23 @@ def run(folder: Path, methods: Sequence[str] = METHODS, home: Path = peers.HOME)
         print(f"{method} is skipped: there is no reward of ours with that name", file=sys.stderr)
     ratios: dict[str, dict[str, list[float]]] = {method: {name: [] for name in OBSERVATIONS} for method in known}
     for turn in range(1, ROUNDS + 1):
-        for method, observation in [(method, name) for method in ratios for name in OBSERVATIONS]:
-            if method not in ratios:
-                continue
-            ours = _measure(Path(sys.executable), "ours_rewards", method, observation)
+        for method in list(ratios):
+            ours = _measure(Path(sys.executable), "ours_rewards", method)
             try:
-                theirs = _measure(python, "rllte_rewards", method, observation)
+                theirs = _measure(python, "rllte_rewards", method)
             except RuntimeError as error:
                 print(f"{method} is skipped: {error}", file=sys.stderr)
                 del ratios[method]
                 continue
-            names = {"method": method, "observation": observation}
-            rows = [{"peer": peer, **names, "round": turn, **row} for peer, row in (("ours", ours), ("rllte", theirs))]
-            results.append_rows(path, [{**row, "transitions_per_cpu_second": round(_rate(row), 1)} for row in rows])
-            ratios[method][observation].append(_rate(ours) / _rate(theirs))
+            for pair in zip(ours, theirs):
+                results.append_rows(path, [_row(peer, method, turn, row) for peer, row in zip(("ours", "rllte"), pair)])
+                ratios[method][pair[0]["observation"]].append(_rate(pair[0]) / _rate(pair[1]))
     return _figures(ratios)
+
+
+def _row(peer: str, method: str, turn: int, row: dict[str, Any]) -> dict[str, Any]:
+    rate = round(_rate(row), 1)
+    return {"peer": peer, "method": method, "round": turn, **row, "transitions_per_cpu_second": rate}
 
 
 def _figures(ratios: dict[str, dict[str, list[float]]]) -> dict[str, float]:
@@ -79,12 +81,12 @@ def _rate(row: dict[str, Any]) -> float:
     return row["transitions"] / row["cpu_seconds"]
 
 
-def _measure(python: Path, script: str, method: str, observation: str) -> dict[str, Any]:
-    """Version, transitions of a rollout and its CPU seconds.
+def _measure(python: Path, script: str, method: str) -> list[dict[str, Any]]:
+    """Observation, version, transitions of a rollout and its CPU seconds, for each observation.
 
     Raises:
         RuntimeError: if it fails.
     """
     path = {"PYTHONPATH": str(peers.ROOT)} if script.startswith("ours") else {}
-    command = [str(python), str(peers.SCRIPTS / "drive_reward.py"), script, method, observation]
+    command = [str(python), str(peers.SCRIPTS / "drive_reward.py"), script, method]
     return json.loads(peers.call(command, path).splitlines()[-1])

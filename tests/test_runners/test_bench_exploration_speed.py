@@ -57,33 +57,34 @@ FAKE = """
 import torch
 DISTRIBUTION = "numpy"
 def make(method, shape, envs, sizes):
-    assert (method, shape, envs) == ("ngu", (16,), 8)
+    assert (method, envs) == ("ngu", 8)
     assert sizes == {"features": 32, "hidden": 256, "batch_size": 256, "learning_rate": 1e-3}
     def learn(rows):
         print("what a library prints is not the answer")
-        weight = torch.ones(16, requires_grad=True)
+        weight = torch.ones(rows.shape[-1], requires_grad=True)
         for _ in range(4):
             (rows @ weight).mean().backward()
         return rows[..., 0]
-    return (lambda rollout: torch.from_numpy(rollout["next_obs"])), learn
+    return (lambda rollout: torch.from_numpy(rollout["next_obs"]).float().flatten(2)), learn
 """
 
 
-def test_the_driver_prints_one_line_about_one_rollout(tmp_path):
+def test_the_driver_prints_one_line_with_a_row_for_each_observation(tmp_path):
     (tmp_path / "fake.py").write_text(FAKE)
     settings = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(DRIVER), "fake", "ngu", "vector"]
+    command = [sys.executable, str(DRIVER), "fake", "ngu"]
     answer = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=120)
-    row = json.loads(answer.stdout)
-    assert list(row) == ["version", "transitions", "cpu_seconds"]
-    assert row["transitions"] == 128 * 8
-    assert 0 < row["cpu_seconds"] < 1
+    rows = json.loads(answer.stdout)
+    assert [row["observation"] for row in rows] == list(exploration_speed.OBSERVATIONS)
+    for row in rows:
+        assert list(row) == ["observation", "version", "transitions", "cpu_seconds"]
+        assert row["transitions"] == 128 * 8
+        assert 0 < row["cpu_seconds"] < 1
 
 
 @pytest.fixture
 def measure(driver, monkeypatch):
     """The driver's measurement of one rollout, in this process."""
-    monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)  # put back afterwards
     monkeypatch.setattr(driver, "WARM", 0)
     monkeypatch.setattr(driver, "ROLLOUTS", 1)
     return driver.measure
@@ -114,6 +115,12 @@ def test_the_driver_refuses_less_learning_and_what_is_no_score(shape, reason, me
         measure(fake(**shape), "rnd", "vector")
 
 
+def test_the_driver_leaves_torch_as_it_was(measure):
+    before = torch.Tensor.backward
+    measure(fake(), "rnd", "vector")
+    assert torch.Tensor.backward is before
+
+
 def test_the_driver_asks_no_learning_of_a_method_that_learns_nothing(measure):
     assert measure(fake(minibatches=0), "re3", "vector")["transitions"] == 1024
 
@@ -128,11 +135,14 @@ def answers(monkeypatch, seconds, fails=""):
     """Replace processes: seconds by script, method and observation, one a round."""
 
     def call(command, settings=None):
-        _, _, script, method, observation = command
+        _, _, script, method = command
         if script == "rllte_rewards" and method == fails:
             raise RuntimeError("RuntimeError: shapes")
-        taken = seconds.get((script, method, observation), [1, 1, 1]).pop(0)
-        return f"noise\n{json.dumps({'version': '1', 'transitions': 12, 'cpu_seconds': taken})}\n"
+        rows = []
+        for name in exploration_speed.OBSERVATIONS:
+            taken = seconds.get((script, method, name), [1, 1, 1]).pop(0)
+            rows.append({"observation": name, "version": "1", "transitions": 12, "cpu_seconds": taken})
+        return f"noise\n{json.dumps(rows)}\n"
 
     monkeypatch.setattr(peers, "call", call)
     monkeypatch.setattr(peers, "environment", lambda home, requirements: home)

@@ -1,4 +1,4 @@
-"""Measures one library's reward: `python drive_reward.py PEER METHOD OBSERVATION` where it is installed; a JSON line.
+"""Measures one library's reward: `python drive_reward.py PEER METHOD` where it is installed; one line of JSON.
 
 PEER is a file beside this one with DISTRIBUTION, a package's name, and `make(method, shape, envs, sizes)`, which
 returns two functions: `prepare(rollout)` turns a rollout of arrays into the library's own, off the clock, and
@@ -61,8 +61,9 @@ def rollouts(shape: tuple[int, ...], seed: int = 0) -> Iterator[dict[str, np.nda
         }
 
 
-def counted() -> list[int]:
-    """A list that grows by one with every gradient that torch computes from here on."""
+@contextlib.contextmanager
+def counted() -> Iterator[list[int]]:
+    """A list that grows by one with every gradient that torch computes."""
     import torch
 
     calls: list[int] = []
@@ -73,30 +74,33 @@ def counted() -> list[int]:
         backward(self, *args, **options)
 
     torch.Tensor.backward = watched  # type: ignore[method-assign, assignment]
-    return calls
+    try:
+        yield calls
+    finally:
+        torch.Tensor.backward = backward  # type: ignore[method-assign]
 
 
 def measure(peer: Any, method: str, observation: str) -> dict[str, Any]:
     """The library's version, the transitions of a rollout, and the median of its CPU time, seconds."""
-    shape, gradients, seconds = SHAPES[observation], counted(), []
+    shape, seconds, needed = SHAPES[observation], [], 0 if method in UNLEARNT else T * N // BATCH
     sizes = {"features": FEATURES.get(method, 128), "hidden": HIDDEN, "batch_size": BATCH, "learning_rate": RATE}
     prepare, learn = peer.make(method, shape, N, sizes)
     for index, rollout in zip(range(WARM + ROLLOUTS), rollouts(shape)):
-        prepared, before = prepare(rollout), len(gradients)
-        start = time.process_time()
-        scores = learn(prepared)
-        seconds.append(time.process_time() - start)
-        minibatches = len(gradients) - before
-        needed = 0 if method in UNLEARNT else T * N // BATCH
-        assert minibatches >= needed, f"{minibatches} minibatches instead of {needed} in rollout {index}"
+        prepared = prepare(rollout)
+        with counted() as minibatches:
+            start = time.process_time()
+            scores = learn(prepared)
+            seconds.append(time.process_time() - start)
+        assert len(minibatches) >= needed, f"{len(minibatches)} minibatches instead of {needed} in rollout {index}"
         scores = np.asarray(scores)
         assert scores.shape == (T, N) and np.isfinite(scores).all() and scores.std() > 0, "these are no scores"
     cpu = statistics.median(seconds[WARM:])
-    return {"version": version(peer.DISTRIBUTION), "transitions": T * N, "cpu_seconds": round(cpu, 6)}
+    row = {"version": version(peer.DISTRIBUTION), "transitions": T * N, "cpu_seconds": round(cpu, 6)}
+    return {"observation": observation, **row}
 
 
-def main(name: str, method: str, observation: str) -> None:
-    """Measure on one thread of one core, and print."""
+def main(name: str, method: str) -> None:
+    """Measure each observation on one thread of one core, and print."""
     if hasattr(os, "sched_setaffinity"):  # on one core no thread waits for another at the cost of CPU time
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     import torch
@@ -104,8 +108,8 @@ def main(name: str, method: str, observation: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
-        row = measure(importlib.import_module(name), method, observation)
-    print(json.dumps(row))
+        rows = [measure(importlib.import_module(name), method, observation) for observation in SHAPES]
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

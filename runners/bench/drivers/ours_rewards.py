@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 DISTRIBUTION = "lodestar-rl"
-OPTIONS: dict[str, dict[str, Any]] = {}  # what a method is told besides, where its default is not the peer's
+OPTIONS: dict[str, dict[str, Any]] = {"disagreement": {"members": 4}}  # where our default is not the peer's
 
 
 def make(

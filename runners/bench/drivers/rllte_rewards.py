@@ -2,7 +2,8 @@
 
 Its networks for images do not take one of 7 x 7, or are convolutions where ours are dense: it is given the pixels of
 the image as a vector in [0, 1], float32 as its storage keeps them, so that both sides have networks of one size. The
-2,560 steps in which its constructor watches the environments are not measured.
+2,560 steps in which its constructor watches the environments are not measured. Its NGU forgets the cap of its product
+(1.0.1: no attribute `mrs`) and is told its own default of 5.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def make(
     if method != "re3":
         options |= {"batch_size": sizes["batch_size"], "lr": sizes["learning_rate"]}
     reward = getattr(theirs, CLASSES[method])(steps, device="cpu", **options)
+    if method == "ngu":
+        reward.mrs = 5.0
 
     def prepare(rollout: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         samples = {}
