@@ -27,6 +27,8 @@ TABLE: dict[str, str] = {
     "rdd": "rewards.exploration.rdd:RDD",
     "forward": "rewards.exploration.forward:Forward",
     "hindsight": "rewards.exploration.hindsight:Hindsight",
+    "byol": "rewards.exploration.byol:BYOL",
+    "byol_hindsight": "rewards.exploration.byol_hindsight:BYOLHindsight",
     "icm": "rewards.exploration.icm:ICM",
     "disagreement": "rewards.exploration.disagreement:Disagreement",
     "noveld": "rewards.exploration.noveld:NovelD",
@@ -34,6 +36,8 @@ TABLE: dict[str, str] = {
     "e3b": "rewards.exploration.e3b:E3B",
     "pseudocount": "rewards.exploration.pseudocount:PseudoCount",
     "ngu": "rewards.exploration.ngu:NGU",
+    "re3": "rewards.exploration.re3:RE3",
+    "submodular": "rewards.exploration.submodular:Submodular",
     "clip": "rewards.vision.clip:Clip",
 }
 GROUP = "lodestar_rl.rewards"
