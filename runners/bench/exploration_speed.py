@@ -9,8 +9,11 @@ pseudocount), minibatches of 256, one pass. Ours and theirs take turns, each in 
 its own, on one thread of one core. What is measured, and how it is checked, says
 `runners/bench/drivers/drive_reward.py`.
 
-What differs, and stays: rllte scales its scores as it computes them, ours leaves that to the mix; our RND's predictor
-has one hidden layer more than its target, theirs has not. A method that one side lacks is skipped with a sentence.
+What differs, and stays: rllte scales its scores as it computes them, ours leaves that to the mix. Our RND's predictor
+has one hidden layer more than its target, theirs has not. Of the minibatches of disagreement each of our four members
+learns from every one, theirs take turns. Our RIDE counts cells in the episode, theirs the nearest neighbours; our RE3
+seeks neighbours in the episode, theirs among the 1,000 latest steps. A method that one side lacks is skipped with a
+sentence.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 DISTRIBUTION = "lodestar-rl"
-OPTIONS: dict[str, dict[str, Any]] = {"disagreement": {"members": 4}}  # where our default is not the peer's
+# Where our default is not the peer's.
+OPTIONS: dict[str, dict[str, Any]] = {"disagreement": {"members": 4}, "re3": {"k": 5}}
 
 
 def make(
