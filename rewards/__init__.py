@@ -38,6 +38,7 @@ TABLE: dict[str, str] = {
     "ngu": "rewards.exploration.ngu:NGU",
     "re3": "rewards.exploration.re3:RE3",
     "submodular": "rewards.exploration.submodular:Submodular",
+    "deir": "rewards.exploration.deir:DEIR",
     "clip": "rewards.vision.clip:Clip",
 }
 GROUP = "lodestar_rl.rewards"
