@@ -119,7 +119,7 @@ def test_a_draw_stays_within_an_update_and_is_made_anew_in_the_next(target, monk
 @pytest.mark.parametrize(("target", "sigma"), [("gaussian", 0.5), ("coin_flip", 1.0)])
 def test_a_predictor_trained_on_n_visits_is_off_by_the_variance_over_n(target, sigma):
     n = np.array([1, 2, 4, 8, 16, 32, 64])
-    rdd = make(spaces.Discrete(7), target=target, sigma=sigma, epochs=150, normalize_obs="bounds", **WIDE)
+    rdd = make(spaces.Discrete(7), target=target, sigma=sigma, epochs=100, normalize_obs="bounds", **WIDE)
     states = np.repeat(np.arange(7), n)
     columns = rdd.columns(visits(states, 7))
     rdd.fit(columns)
