@@ -228,7 +228,8 @@ class NeighbourMemory(_InPieces):
         squares = np.concatenate([self.distances(x, ring[:, : len(place)]), self.distances(x, x)], axis=2)
         squares[~np.concatenate([in_ring, in_piece], axis=2)] = np.inf
         filled = np.where(last == 0, filled, 0)
-        ring = np.where(last[:, None, None] == 0, ring, np.float32(0))
+        ring = ring.copy()
+        ring[last > 0] = 0
         keep = valid & (episode == last[:, None])
         filled = filled + keep.sum(axis=1)
         rows, times = np.nonzero(keep & (number >= filled[:, None] - self.capacity))
