@@ -5,7 +5,7 @@ its mean, raises what is new and leaves alone what is not.
 Source: Badia et al. 2020, Never Give Up: Learning Directed Exploration Strategies, arXiv 2002.06038, equation 1 and
 section 2.1.
 Differences: those of `pseudocount` and of `rnd`; the RND half whitens for itself; its error's mean and deviation are
-those of the last 10,000 transitions or so; one mixture of task and bonus instead of the paper's family of 32 (see `weight`).
+those of the last 10,000 transitions or so; one weight instead of the paper's family of 32 mixtures of task and bonus.
 Fails when: either half does; the product of both keeps an agent busy that should go for the task at last, unless the
 weight ends.
 """
