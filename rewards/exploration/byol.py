@@ -1,0 +1,301 @@
+"""BYOL-Explore: pay for what a recurrent model of the world did not foresee, in a space of its own making.
+
+An encoder and a GRU turn what was seen into a belief. From each belief a second GRU walks on through the actions alone
+(open loop), and a head guesses what a slow copy of the encoder will say of the observations it lands on. Of a
+transition, all guesses that land on `next_obs` are compared with it.
+Source: Guo, Thakoor, Pislar, Avila Pires, Altche et al. 2022, BYOL-Explore: Exploration by Bootstrapped Prediction,
+arXiv 2206.08332, section 2.
+Differences:
+    the mean of the guesses that land on an observation, where the paper takes their sum: the first steps of an episode,
+    which fewer guesses speak of, are paid alike;
+    4 steps ahead instead of 8, vectors of 64 instead of 512, dense layers, an optimiser of its own: fast on one core;
+    no clipping of rewards below their mean (the paper's prioritisation);
+    the belief is the bonus's own, the policy does not share it.
+Learning: a rollout (T, N) is cut into sequences of `sequence` rows. The first begins with an empty belief, or where an
+episode begins; the others with the belief that the weights before this update arrive with, without its gradient. Open
+loops stay within their sequence. Ends of episodes and rows that are no transitions cut both loops. A flat batch is
+sequences of one row.
+Fails when: something cannot be foreseen and the encoder keeps it: its error never ends (`byol_hindsight` mends that).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+from torch.nn.utils import skip_init
+
+from envs.types import Memory, Transitions
+from rewards.base import RewardConfig
+from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.exploration.memories import Episodic
+
+
+@dataclass
+class BYOLConfig(LearnedConfig):
+    """Settings of BYOL-Explore; the paper's value in brackets where it differs.
+
+    Attributes:
+        scale: the paper divides by a moving deviation, too.
+        features: size of the code of an observation and of the belief [512].
+        horizon: K, steps that a guess looks ahead [8].
+        decay: of the slow encoder, once for each gradient step, in [0, 1].
+        sequence: rows that gradients reach back in time.
+        batch_size: sequences in a minibatch; `update_proportion` is a share of sequences, too.
+    """
+
+    scale: str = "ema"
+    horizon: int = 4
+    decay: float = 0.99
+    sequence: int = 16
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "horizon", "sequence")
+        self.share("decay")
+
+
+class BYOL(Episodic, Learned):
+    """r(s') = mean over k of |w_k / |w_k| - w' / |w'||**2, w_k the guess from k steps before, w' the slow code."""
+
+    Config: ClassVar[type[RewardConfig]] = BYOLConfig
+    requires = frozenset({"obs", "action", "next_obs"})
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        Learned.__init__(self, config, *spaces, **options)  # by name: a subclass may inherit other networks as well
+        self.width = config.features
+        self.encoder = self.net(config.hidden, self.width)
+        self.target = copy.deepcopy(self.encoder).requires_grad_(False)
+        self.loops = Loops(self.width, self.actions.size, config.horizon, self.generator).to(self.device)
+        self.build()
+
+    def build(self) -> None:
+        """Make what guesses, and the optimiser."""
+        self.predictor = self.head(self.width, self.settings.hidden, self.width)
+        self.train_on(self.encoder, self.loops, self.predictor)
+
+    def initial_memory(self, n: int) -> Memory:
+        return {
+            "belief": np.zeros((n, self.width), np.float32),  # of the observation before
+            "action": np.zeros((n, self.actions.size), np.float32),  # that followed it
+            "open": np.zeros((n, self.settings.horizon - 1, self.width), np.float32),  # loops 1..K-1 steps long
+            "held": np.zeros(n, np.int64),  # how many of these there are
+        }
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        flat = batch.flatten()
+        seen = self.in_pieces(self.encoder, self.inputs(flat.obs))
+        target = self.in_pieces(self.target, self.inputs(flat.next_obs))
+        action = self.actions(flat.action)
+        with torch.no_grad():
+            paths, after = self.loops(seen, action, Links(batch.valid, batch.ended), self.tensors(memory))
+        errors = np.zeros(paths.exist.shape, np.float32)
+        errors[paths.exist] = self.in_pieces(self.error, *paths.guesses(action, target)).cpu().numpy()
+        mean = errors.sum(axis=0) / np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
+        return mean.reshape(batch.shape), {name: value.cpu().numpy() for name, value in after.items()}
+
+    def tensors(self, memory: Memory) -> dict[str, torch.Tensor]:
+        """A memory on the device."""
+        return {name: torch.from_numpy(value).to(self.device) for name, value in memory.items()}
+
+    def error(
+        self, before: torch.Tensor, action: torch.Tensor, ahead: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """Reward (R,) of guesses from the states `before` and `ahead` of an action, against the slow code."""
+        return distance(self.predictor(ahead), target)
+
+    def costs(self, *guesses: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Losses of guesses, which are the arguments of `error`."""
+        return {"loss": self.error(*guesses).mean()}
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        if len(batch.shape) == 1:
+            batch = batch.map(lambda x: x[None])
+        if not np.any(batch.valid):
+            return {}
+        self.watch(batch.flatten() if np.all(batch.valid) else batch[np.asarray(batch.valid)])
+        return self.fit(self.columns(batch))
+
+    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+        """A rollout (T, N) as M sequences of L rows; those without a transition are left out.
+
+        Returns:
+            whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid and ended bool (M, L), and the
+            belief (M, D) and action (M, A) that come before.
+        """
+        length = min(self.settings.sequence, batch.shape[0])
+        batch = _fill_up(batch, length)
+        flat = batch.flatten()
+        x, action, after = self.inputs(flat.obs), self.actions(flat.action), self.inputs(flat.next_obs)
+        seen = self.in_pieces(self.encoder, x)
+        with torch.no_grad():
+            start = self.tensors(self.initial_memory(batch.shape[1]))
+            _, *entering = self.loops.beliefs(seen, action, Links(batch.valid, batch.ended), start)
+        masks = (torch.from_numpy(np.asarray(mask).ravel()).to(self.device) for mask in (batch.valid, batch.ended))
+        # (C * L * N, ...) -> (C * N, L, ...), C sequences along time
+        rows = [
+            value.unflatten(0, (-1, length, batch.shape[1])).transpose(1, 2).flatten(0, 1)
+            for value in (x, action, after, *masks)
+        ]
+        first = [value[:-1:length].flatten(0, 1) for value in entering]
+        keep = rows[3].any(dim=1)
+        return tuple(value[keep] for value in (*rows, *first))
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, action, after = (column.transpose(0, 1).flatten(0, 1) for column in columns[:3])  # time first
+        valid, ended = (column.T.cpu().numpy() for column in columns[3:5])
+        memory = self.tensors(self.initial_memory(valid.shape[1])) | {"belief": columns[5], "action": columns[6]}
+        with torch.no_grad():
+            target = self.target(after)
+        paths, _ = self.loops(self.encoder(x), action, Links(valid, ended), memory)
+        return self.costs(*paths.guesses(action, target))
+
+    def descend(self, loss: Any) -> None:
+        super().descend(loss)
+        with torch.no_grad():
+            for slow, quick in zip(self.target.parameters(), self.encoder.parameters()):
+                slow.lerp_(quick, 1 - self.settings.decay)
+
+
+class Links:
+    """Which row of a rollout (T, N) each row follows. Row 0 stands for what came before the rollout.
+
+    Attributes:
+        valid, ended: bool (T, N), as in `Transitions`.
+        on: bool (T + 1, N): the episode of the row before goes on; one more row speaks of what follows the rollout.
+    """
+
+    def __init__(self, valid: np.ndarray, ended: np.ndarray) -> None:
+        self.valid, self.ended = np.asarray(valid), np.asarray(ended)
+        steps, envs = self.valid.shape
+        row = np.zeros((steps + 1, envs), np.int64)
+        row[1:] = np.maximum.accumulate(np.where(self.valid, np.arange(1, steps + 1)[:, None], 0))
+        self.flat = (row * envs + np.arange(envs)).ravel()
+        self.on = ~self.before(np.zeros(envs, bool), self.ended)
+
+    def before(self, start: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """What `values` (T, N) say at the row before each, `start` (N,) where that is no part of it: (T + 1, N)."""
+        return np.concatenate([start[None], values]).ravel()[self.flat].reshape(-1, len(start))
+
+    def carry(self, start: torch.Tensor, values: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+        """As `before`, of rows (T * N, D) after `start` (N, D), 0 outside of `mask` (T + 1, N): (T + 1, N, D)."""
+        every, device = torch.cat([start, values]), values.device
+        rows = every.index_select(0, torch.from_numpy(self.flat).to(device)).unflatten(0, mask.shape)
+        return rows if mask.all() else rows * torch.from_numpy(mask).to(device)[..., None]
+
+
+class Paths(NamedTuple):
+    """Open loops, by steps k = 1..K and by the row, of T * N = R, that they land on the `next_obs` of."""
+
+    before: list[torch.Tensor]  # K times (R, D), the state before the row's action
+    ahead: list[torch.Tensor]  # K times (R, D), the state after it
+    exist: np.ndarray  # bool (K, R); not where the loop would begin before the episode, or the row is no transition
+
+    def guesses(self, action: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One row for each loop that exists: states before and after an action, the action and the slow code.
+
+        Args:
+            action: (R, A).
+            target: (R, D).
+        """
+        places = torch.from_numpy(np.flatnonzero(self.exist)).to(action.device)
+        before, ahead = torch.cat(self.before)[places], torch.cat(self.ahead)[places]
+        row = places % len(action)
+        return before, action[row], ahead, target[row]
+
+
+class Loops(nn.Module):
+    """The two GRUs, and the walk of a rollout through them."""
+
+    def __init__(self, width: int, action: int, horizon: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.horizon = horizon
+        self.closed, self.open = _cell(width + action, width, generator), _cell(action, width, generator)
+
+    def forward(
+        self, seen: torch.Tensor, action: torch.Tensor, links: Links, memory: dict[str, torch.Tensor]
+    ) -> tuple[Paths, dict[str, torch.Tensor]]:
+        """Every open loop of a rollout, and the memory after it.
+
+        Args:
+            seen: codes of `obs` (T * N, D).
+            action: (T * N, A).
+            links: of the rollout.
+            memory: as `BYOL.initial_memory` makes it.
+        """
+        before, entering, actions = self.beliefs(seen, action, links, memory)
+        there, held = links.valid, memory["held"].cpu().numpy()
+        befores, aheads, exist = [before], [self.open(action, before)], [there]
+        carried, count = [], np.zeros_like(held)
+        for k in range(1, self.horizon):
+            # loops of k steps that landed on the row before go one step on
+            stands = links.before(held >= k, there) & links.on
+            states = links.carry(memory["open"][:, k - 1], aheads[-1], stands)
+            carried.append(states[-1])
+            count += stands[-1]
+            there = stands[:-1] & links.valid
+            befores.append(states[:-1].flatten(0, 1))
+            aheads.append(self.open(action, befores[-1]))
+            exist.append(there)
+        after = {
+            "belief": entering[-1],
+            "action": actions[-1],
+            "open": torch.stack(carried, dim=1) if carried else memory["open"],
+            "held": torch.from_numpy(count),
+        }
+        return Paths(befores, aheads, np.stack(exist).reshape(self.horizon, -1)), after
+
+    def beliefs(
+        self, seen: torch.Tensor, action: torch.Tensor, links: Links, memory: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The closed loop.
+
+        Returns:
+            beliefs (T * N, D), each with its row's `obs`; and what each row, and the row after the last, starts from:
+            beliefs (T + 1, N, D) and actions (T + 1, N, A).
+        """
+        actions = links.carry(memory["action"], action, links.on)
+        given = torch.cat([seen.unflatten(0, links.valid.shape), actions[:-1]], dim=2)
+        valid, goes_on = (torch.from_numpy(m).to(seen.device)[..., None] for m in (links.valid, ~links.ended))
+        plain = (links.valid & ~links.ended).all(axis=1).tolist()
+        belief = memory["belief"]
+        beliefs, entering = [], [belief]
+        for t, rows in enumerate(given):
+            new = self.closed(rows, belief)
+            belief = new if plain[t] else torch.where(valid[t], new, belief) * goes_on[t]
+            beliefs.append(new)
+            entering.append(belief)
+        return torch.cat(beliefs), torch.stack(entering), actions
+
+
+def distance(guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Squared distance (R,) of directions (R, D), in [0, 4]."""
+    return (normalize(guess, eps=1e-6) - normalize(target, eps=1e-6)).square().sum(dim=1)
+
+
+def _cell(inputs: int, size: int, generator: torch.Generator) -> nn.GRUCell:
+    """A GRU whose gates are orthogonal, without a draw from torch's global generator."""
+    cell = skip_init(nn.GRUCell, inputs, size)
+    for parameter in cell.parameters():
+        for gate in parameter.detach().chunk(3):
+            if gate.dim() == 1:
+                nn.init.zeros_(gate)
+            else:
+                nn.init.orthogonal_(gate, generator=generator)
+    return cell
+
+
+def _fill_up(batch: Transitions, length: int) -> Transitions:
+    """A rollout whose T is a multiple of `length`, with rows at its end that are no transitions."""
+    steps = batch.shape[0]
+    time = np.arange(steps + -steps % length)
+    if len(time) == steps:
+        return batch
+    batch = batch[np.minimum(time, steps - 1)]
+    return batch.replace(valid=batch.valid & (time < steps)[:, None])

@@ -1,0 +1,64 @@
+"""BYOL-Hindsight: BYOL-Explore that pays only for what remains unexplained once chance is known.
+
+The codes of `byol` in the place of observations, its open loops in the place of states, and `hindsight` on both: a
+generator says in z which chance led from a state and an action to the code that came, a reconstructor guesses the code
+from all three, a critic sees to it that z tells nothing of state and action.
+Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, Curiosity in Hindsight, arXiv 2211.10515, section 4.
+Differences, beside those of `byol` and `hindsight`:
+    generator and critic shape the networks of their own alone; encoder and loops learn from reconstruction;
+    the reconstructor takes the state before the action, and the action, where the paper's takes the state after it;
+    the negatives of a z are the others of its piece of 256 guesses, which look equally far ahead for the most part.
+Fails when: chance follows from the action and looks like an outcome; when the critic lags behind z, which then copies
+the code and hides what could be learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rewards.exploration.byol import BYOL, BYOLConfig, distance
+from rewards.exploration.hindsight import Hindsight, HindsightConfig
+
+PIECE = 256  # guesses that the critic compares, every one with every one
+
+
+@dataclass
+class BYOLHindsightConfig(BYOLConfig, HindsightConfig):
+    """Settings of BYOL-Explore and of curiosity in hindsight together."""
+
+    freeze: int = 20_000
+
+
+class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score`, which has a memory
+    """r = mean over k of reconstruction / lambda + information; see `hindsight`, with (b_{k-1}, a) for (x, a)."""
+
+    Config = BYOLHindsightConfig
+
+    def build(self) -> None:
+        Hindsight.build(self)
+        self.train_on(self.encoder, self.loops, self.generator_net, self.reconstructor)
+
+    def error(  # type: ignore[override]
+        self, before: torch.Tensor, action: torch.Tensor, ahead: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        return Hindsight.error(self, before, action, target)
+
+    def costs(self, *guesses: torch.Tensor) -> dict[str, torch.Tensor]:
+        before, action, _, target = guesses
+        return Hindsight.loss(self, before, action, target)
+
+    def reconstruction(self, given: torch.Tensor, z: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        return distance(self.reconstructor(torch.cat([given, z], dim=1)), after)
+
+    def chance(self, given: torch.Tensor, after: torch.Tensor, noise: np.ndarray | None) -> torch.Tensor:
+        return super().chance(given.detach(), after, noise)
+
+    def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        # pieces are mostly of one k, in whose order the guesses come
+        pieces = zip(given.detach().split(PIECE), z.split(PIECE))
+        return torch.stack([super(BYOLHindsight, self).batch_information(*p) * len(p[1]) for p in pieces]).sum() / len(
+            z
+        )
