@@ -167,7 +167,7 @@ def test_one_row_and_equal_rows_give_finite_scores():
         ({"batch_size": 0}, BOX, "batch_size=0 must be at least 1"),
         ({"max_grad_norm": float("inf")}, BOX, "max_grad_norm=inf must be above 0 and finite"),
         ({"learning_rate": float("nan")}, BOX, "learning_rate=nan must be above 0 and finite"),
-        ({"normalize_obs": "yes"}, BOX, "normalize_obs='yes' is not one of running, bounds"),
+        ({"normalize_obs": "yes"}, BOX, "normalize_obs='yes' is not one of running, bounds, none"),
         ({"channels": -1}, BOX, "channels=-1 must be at least 0"),
         ({"channels": 5}, GREY, "channels=5, but the image has 4; give at most that, or 0"),
         ({"keys": ["poze"]}, MANY, "names 'poze', which the observation does not have"),
@@ -336,6 +336,12 @@ def test_with_bounds_the_space_whitens_and_nothing_moves():
     assert bounded.statistics.count == 0
     seen = bounded.inputs(np.float32([[12, 2], [6, 100]])).numpy()
     np.testing.assert_allclose(seen, [[6 / np.sqrt(12), 2], [0, 5]], rtol=1e-6)
+
+
+def test_with_none_numbers_are_taken_as_they_are():
+    plain = make(normalize_obs="none")
+    plain.update(points(64, 3.0))
+    assert plain.inputs(np.float32([[12, 2], [6, 100]])).tolist() == [[12, 2], [6, 100]]
 
 
 def test_update_does_nothing_without_a_valid_row():

@@ -1,0 +1,228 @@
+"""Curiosity in hindsight: by hand, a critic that knows information when it sees it, and chance that stops paying."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rewards.check import check_reward
+from rewards.exploration.forward import Forward, ForwardConfig
+from rewards.exploration.hindsight import Bank, Hindsight, HindsightConfig
+from rewards.made_up import make_up
+
+BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(4)
+MOVES = np.float32([[1, 0], [-1, 0], [0, 1], [0, -1]])
+
+
+def make(space=BOX, actions=ACTIONS, **options):
+    return Hindsight(HindsightConfig(**options), space, actions)
+
+
+def coins(count, seed):
+    """Two numbers that the action moves by one, and a coin that is thrown at every step."""
+    rng = np.random.default_rng(seed)
+    batch = make_up(BOX, ACTIONS, steps=count, envs=1).flatten()
+    action, place = rng.integers(0, 4, count), rng.uniform(-1, 1, (count, 2))
+    one, two = rng.integers(0, 2, (2, count, 1)) * 2 - 1
+    obs, next_obs = np.hstack([place, one]), np.hstack([place + MOVES[action], two])
+    return batch.replace(obs=obs.astype(np.float32), next_obs=next_obs.astype(np.float32), action=action)
+
+
+def linear(rows):
+    rows = torch.tensor(rows)
+    layer = torch.nn.Linear(rows.shape[1], rows.shape[0], bias=False)
+    layer.weight.data = rows
+    return layer
+
+
+def same_weights(one, two):
+    return all(map(torch.equal, one.parameters(), two.parameters()))
+
+
+@pytest.mark.parametrize("options", [{}, {"invariance": 0.0}], ids=["whole", "no_critic"])
+def test_hindsight_keeps_the_contract(options):
+    check_reward(make(**options), seeds_differ=True)
+
+
+def test_a_box_of_actions_and_images_keep_the_contract():
+    check_reward(make(actions=spaces.Box(-2, 2, (3,))), seeds_differ=True)
+    check_reward(make(spaces.Box(0, 255, (4, 40, 40), np.uint8), hidden=16), seeds_differ=True)
+
+
+# -- values by hand ----------------------------------------------------------------------------------------------------
+
+
+def by_hand(temper=1.0, **options):
+    """z = tanh(x' - x), f = x + 2 z, g = a_0 z for one number x and one action of a Box."""
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    reward = make(space, space, chance=1, noise=1, hidden=1, bank=2, temper=temper, normalize_obs="none", **options)
+    reward.generator_net = linear([[-1.0, 0.0, 1.0, 7.0]])  # of x, a, x', and the noise that is 0 in a score
+    reward.reconstructor = linear([[1.0, 0.0, 2.0]])
+    reward.critic = torch.nn.ModuleList([linear([[0.0, 1.0]]), linear([[1.0]])])
+    batch = make_up(space, space, steps=2, envs=1).flatten()
+    batch = batch.replace(obs=np.float32([[1], [0]]), action=np.float32([[2], [-1]]), next_obs=np.float32([[1], [3]]))
+    return reward, batch
+
+
+@pytest.mark.parametrize("temper", [1.0, 0.5])
+def test_the_reward_is_reconstruction_over_lambda_and_information_by_hand(temper):
+    reward, batch = by_hand(temper=temper)
+    z = np.tanh([0.0, 3.0])
+    rebuilt = np.square([1 - 1, 0 + 2 * z[1] - 3]) / temper
+    np.testing.assert_allclose(reward.score(batch), rebuilt, rtol=1e-5)  # the bank is empty yet
+    reward.negatives.add(torch.tensor([[0.5], [-1.0]]))
+    others = [np.array([own, 0.5, -1.0]) for own in z]
+    information = [a * own - np.log(np.mean(np.exp(a * other))) for a, own, other in zip([2, -1], z, others)]
+    np.testing.assert_allclose(reward.score(batch), rebuilt + information, rtol=1e-5)
+
+
+def test_without_invariance_the_critic_neither_learns_nor_pays():
+    reward, batch = by_hand(invariance=0.0)
+    reward.negatives.add(torch.tensor([[0.5], [-1.0]]))
+    np.testing.assert_allclose(reward.score(batch), [0, (2 * np.tanh(3) - 3) ** 2], rtol=1e-5)
+    reward = make(invariance=0.0)
+    before = copy.deepcopy(reward.critic)
+    assert set(reward.update(coins(64, 0))) == {"reconstruction_loss"}
+    assert same_weights(before, reward.critic)
+
+
+def test_the_mean_over_a_minibatch_is_that_of_its_rows_with_the_others_as_negatives():
+    reward, _ = by_hand()
+    given = torch.tensor([[1.0, 2.0], [0.0, -1.0], [0.0, 0.5]])
+    z = torch.tensor([[0.1], [0.9], [-0.4]])
+    rows = [reward.information(given[i : i + 1], z[i : i + 1], z[np.arange(3) != i]) for i in range(3)]
+    torch.testing.assert_close(reward.batch_information(given, z), torch.cat(rows).mean())
+
+
+# -- the critic --------------------------------------------------------------------------------------------------------
+
+
+def known(copies):
+    """Information, in nats, that a trained critic finds in a z of one sign, a copy of the action or a coin of its own.
+
+    Returns the mean over fresh rows, and over the bank's negatives.
+    """
+    reward = make(actions=spaces.Discrete(2), chance=1, hidden=64, learning_rate=3e-3)
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(count):
+        action = torch.randint(0, 2, (count,), generator=rng)
+        sign = action if copies else torch.randint(0, 2, (count,), generator=rng)
+        x = torch.randn(count, 3, generator=rng)
+        return torch.cat([x, torch.eye(2)[action]], dim=1), 2.0 * sign[:, None] - 1
+
+    for _ in range(200):
+        reward.critic_optimizer.zero_grad()
+        (-reward.batch_information(*draw(256))).backward()
+        reward.critic_optimizer.step()
+    given, z = draw(2000)
+    with torch.no_grad():
+        return float(reward.information(given, z, draw(2000)[1]).mean())
+
+
+def test_the_critic_finds_one_bit_in_a_copy_of_the_action_and_nothing_in_a_coin():
+    assert known(copies=True) == pytest.approx(np.log(2), abs=0.02)
+    assert known(copies=False) == pytest.approx(0, abs=0.02)
+
+
+def test_the_critic_raises_the_information_and_the_generator_lowers_it(monkeypatch):
+    reward = make(critic_steps=1, learning_rate=1e-3, invariance=1.0)
+    reward.watch(coins(256, 0))
+    start, columns, seen = copy.deepcopy(reward), reward.columns(coins(256, 0)), []
+    chance = reward.chance
+    monkeypatch.setattr(reward, "chance", lambda *given: seen.append(given) or chance(*given))
+
+    def information(critic, generator):
+        with torch.no_grad():
+            return float(critic.batch_information(seen[0][0], generator.chance(*seen[0])))
+
+    losses = reward.loss(*columns)
+    assert same_weights(start.generator_net, reward.generator_net)
+    raised = information(reward, start)
+    assert raised > information(start, start)
+    assert float(losses["information"].detach()) == pytest.approx(raised, abs=1e-6)
+    critic = copy.deepcopy(reward.critic)
+    reward.descend(losses["information"])
+    assert same_weights(critic, reward.critic)
+    assert information(reward, reward) < raised
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_critic_takes_its_own_steps_before_each_of_the_generators(steps, monkeypatch):
+    reward, taken = make(critic_steps=steps, invariance=1.0, batch_size=32), []
+    step = reward.critic_optimizer.step
+    monkeypatch.setattr(reward.critic_optimizer, "step", lambda: taken.append(1) or step())
+    reward.update(coins(64, 0))
+    assert len(taken) == 2 * steps
+
+
+# -- the bank ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_bank_keeps_the_newest():
+    bank = Bank(4, 1)
+    assert bank.newest(torch.device("cpu")) is None
+    bank.add(torch.tensor([[1.0], [2.0], [3.0]]))
+    assert sorted(bank.newest(torch.device("cpu")).flatten().tolist()) == [1, 2, 3]
+    bank.add(torch.tensor([[4.0], [5.0]]))
+    kept = bank.newest(torch.device("cpu")).flatten().tolist()
+    assert {4, 5} < set(kept)
+    assert len(kept) == 4
+    bank.add(torch.arange(10.0)[:, None])
+    assert sorted(bank.newest(torch.device("cpu")).flatten().tolist()) == [6, 7, 8, 9]
+
+
+def test_a_rows_score_does_not_depend_on_the_rows_beside_it():
+    reward, batch = make(), coins(200, 1)
+    reward.update(coins(200, 0))
+    whole = reward.score(batch)
+    np.testing.assert_allclose(reward.score(batch[:1]), whole[:1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(reward.score(batch[150:]), whole[150:], rtol=1e-4, atol=1e-6)
+
+
+def test_the_bank_and_the_critics_optimiser_are_saved_and_loaded():
+    reward, data = make(bank=40), coins(64, 0)
+    reward.update(data)
+    other = Hindsight(HindsightConfig(bank=40), BOX, ACTIONS, seed=9)
+    other.load_state_dict(copy.deepcopy(reward.state_dict()))
+    assert other.negatives.filled == 40
+    for _ in range(2):
+        assert torch.equal(reward.negatives.rows, other.negatives.rows)
+        assert np.array_equal(reward.score(data), other.score(data))
+        assert reward.update(data) == other.update(data)
+
+
+# -- what it is for ----------------------------------------------------------------------------------------------------
+
+
+def test_a_coin_stops_paying_where_forward_prediction_pays_its_variance_for_ever():
+    settings = dict(learning_rate=1e-3, epochs=4)
+    hindsight = make(temper=1.0, invariance=1.0, critic_steps=1, chance=4, **settings)
+    forward, test = Forward(ForwardConfig(**settings), BOX, ACTIONS), coins(2000, 99)
+    for seed in range(8):
+        hindsight.update(coins(1024, seed))
+        forward.update(coins(1024, seed))
+    assert forward.score(test).mean() == pytest.approx(1, abs=0.1)  # the whitened coin
+    assert hindsight.score(test).mean() < 0.1
+    new = test.replace(next_obs=test.next_obs + np.float32([3, 3, 0]))  # what never happened is no chance
+    assert hindsight.score(new).mean() > 10 * hindsight.score(test).mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"chance": 0}, "chance=0 must be at least 1"),
+        ({"noise": 0}, "noise=0 must be at least 1"),
+        ({"critic_steps": 0}, "critic_steps=0 must be at least 1"),
+        ({"bank": 0}, "bank=0 must be at least 1"),
+        ({"temper": 0.0}, "temper=0.0 must be above 0 and finite"),
+        ({"invariance": -1.0}, "invariance=-1.0 must be at least 0"),
+        ({"invariance": float("nan")}, "invariance=nan must be at least 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(options, sentence):
+    with pytest.raises(ValueError, match="reward hindsight") as error:
+        HindsightConfig(**options)
+    assert sentence in str(error.value)
