@@ -173,7 +173,9 @@ class Learned(Reward):
         """Let the statistics move, once for each transition."""
         if self.settings.normalize_obs == "running":
             if "obs" in self.requires and self.layout.vector:  # bytes are always finite
-                self.rows(batch.obs)  # raises before anything has moved
+                self.rows(batch.obs)  # raises before anything has moved, and so does the next
+            if "action" in self.requires:
+                self.actions(batch.action)
             x = self.rows(batch.next_obs)
             for i in range(0, len(x), ROWS):  # in float64, hence in pieces
                 self.statistics.update(x[i : i + ROWS])
@@ -297,7 +299,7 @@ class ActionCode:
     """
 
     def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:
-        self.device = device
+        self.reward, self.device = reward, device
         self.blocks: list[int] = []
         match space:
             case gym.spaces.Discrete():
@@ -321,10 +323,20 @@ class ActionCode:
         self._offsets = np.cumsum([0, *self.blocks[:-1]])
 
     def __call__(self, action: Array) -> torch.Tensor:
-        """Actions (N, ...) -> float32 (N, size)."""
+        """Actions (N, ...) -> float32 (N, size).
+
+        Raises:
+            FloatingPointError: if one is not finite.
+        """
         action = np.asarray(action).reshape(len(action), -1)
         if not self.blocks:
             code = (action.astype(np.float32) - self.middle) / self.half
+            if not np.isfinite(code).all():
+                row, column = np.argwhere(~np.isfinite(code))[0]
+                raise FloatingPointError(
+                    f"reward {self.reward} was given an action with {action[row, column]} at place {column} (row {row} "
+                    "of the batch); nothing has been learnt from it, mend the agent"
+                )
         else:
             code = np.zeros((len(action), self.size), np.float32)
             np.put_along_axis(code, action.astype(np.int64) - self.start + self._offsets, 1.0, axis=1)

@@ -210,6 +210,18 @@ def test_an_observation_that_is_not_finite_is_named_and_nothing_is_learnt_from_i
         assert _same(before, reward.state_dict())
 
 
+@pytest.mark.parametrize("case", ["icm", "disagreement", "forward", "hindsight"])
+def test_an_action_that_is_not_finite_is_named_and_nothing_is_learnt_from_it(case):
+    actions = spaces.Box(-2, 2, (3,))
+    reward, batch = build(case, action_space=actions), make_up(BOX, actions).flatten()
+    before, bad = copy.deepcopy(reward.state_dict()), batch.action.copy()
+    bad[5, 2] = np.nan
+    for call in (reward.update, reward.score):
+        with pytest.raises(FloatingPointError, match=rf"reward {case} was given an action with nan at place 2 \(row 5"):
+            call(batch.replace(action=bad))
+        assert _same(before, reward.state_dict())
+
+
 @pytest.mark.parametrize("case", ALL)
 def test_observations_that_never_vary_give_finite_scores(case):
     reward = build(case)
