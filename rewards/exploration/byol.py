@@ -13,9 +13,10 @@ Differences:
     the belief is the bonus's own, the policy does not share it.
 Learning: a rollout (T, N) is cut into sequences of `sequence` rows. The first begins with an empty belief, or where an
 episode begins; the others with the belief that the weights before this update arrive with, without its gradient. Open
-loops stay within their sequence. Ends of episodes and rows that are no transitions cut both loops. A flat batch is
-sequences of one row.
-Fails when: something cannot be foreseen and the encoder keeps it: its error never ends (`byol_hindsight` mends that).
+loops stay within their sequence. Ends of episodes cut both loops, rows that are no transitions are passed over. A flat
+batch is sequences of one row.
+Fails when: something cannot be foreseen and the encoder keeps it: its error lasts (`byol_hindsight` mends that).
+White noise beside a cycle it does learn to leave out, slowly; noise that tells of what comes next it cannot.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class BYOL(Episodic, Learned):
         with torch.no_grad():
             paths, after = self.loops(seen, action, Links(batch.valid, batch.ended), self.tensors(memory))
         errors = np.zeros(paths.exist.shape, np.float32)
-        errors[paths.exist] = self.in_pieces(self.error, *paths.guesses(action, target)).cpu().numpy()
+        if paths.exist.any():  # a step may be nothing but resets
+            errors[paths.exist] = self.in_pieces(self.error, *paths.guesses(action, target)).cpu().numpy()
         mean = errors.sum(axis=0) / np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
         return mean.reshape(batch.shape), {name: value.cpu().numpy() for name, value in after.items()}
 

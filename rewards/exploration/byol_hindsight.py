@@ -27,9 +27,15 @@ PIECE = 256  # guesses that the critic compares, every one with every one
 
 @dataclass
 class BYOLHindsightConfig(BYOLConfig, HindsightConfig):
-    """Settings of BYOL-Explore and of curiosity in hindsight together."""
+    """Settings of BYOL-Explore and of curiosity in hindsight together.
+
+    Attributes:
+        freeze: transitions after which the scale stands still, as in `hindsight`.
+        temper: lambda; directions differ by 4 at most and observations by more, hence less than in `hindsight`.
+    """
 
     freeze: int = 20_000
+    temper: float = 0.3
 
 
 class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score`, which has a memory
@@ -57,8 +63,7 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
         return super().chance(given.detach(), after, noise)
 
     def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        # pieces are mostly of one k, in whose order the guesses come
-        pieces = zip(given.detach().split(PIECE), z.split(PIECE))
-        return torch.stack([super(BYOLHindsight, self).batch_information(*p) * len(p[1]) for p in pieces]).sum() / len(
-            z
-        )
+        pieces = zip(given.detach().split(PIECE), z.split(PIECE))  # guesses come in the order of their k
+        return torch.stack(
+            [len(p[1]) / len(z) * super(BYOLHindsight, self).batch_information(*p) for p in pieces]
+        ).sum()

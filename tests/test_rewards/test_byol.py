@@ -167,7 +167,16 @@ def test_rows_that_are_no_transitions_teach_nothing_wherever_they_stand():
         assert one.update(batch) == two.update(batch.replace(obs=obs, next_obs=after, action=action))
     for name, value in one.target.state_dict().items():
         assert torch.equal(value, two.target.state_dict()[name])
-    assert one.update(batch.replace(valid=np.zeros_like(batch.valid))) == {}
+
+
+def test_a_rollout_of_nothing_but_resets_pays_and_teaches_nothing():
+    byol, batch = make(), rollout()
+    memory = byol.scan(batch, byol.initial_memory(3))[1]
+    nothing = batch.replace(valid=np.zeros_like(batch.valid))
+    raw, after = byol.scan(nothing, memory)
+    assert (raw == 0).all()
+    assert all(np.array_equal(after[name], value) for name, value in memory.items())
+    assert byol.update(nothing) == {}
 
 
 def test_a_cycle_is_foreseen_and_what_was_never_seen_is_not():
