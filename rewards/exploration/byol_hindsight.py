@@ -31,7 +31,7 @@ class BYOLHindsightConfig(BYOLConfig, HindsightConfig):
 
     Attributes:
         freeze: transitions after which the scale stands still, as in `hindsight`.
-        temper: lambda; directions differ by 4 at most and observations by more, hence less than in `hindsight`.
+        temper: lambda, beside errors of at most 4.
     """
 
     freeze: int = 20_000
