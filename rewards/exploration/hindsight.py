@@ -45,7 +45,7 @@ class HindsightConfig(ForwardConfig):
     freeze: int = 20_000
     chance: int = 16
     noise: int = 8
-    temper: float = 1.0
+    temper: float = 0.1
     invariance: float = 1.0
     critic_steps: int = 1
     bank: int = 256

@@ -186,18 +186,23 @@ class Learned(Reward):
         sums: dict[str, torch.Tensor] = {}
         count = 0
         for _ in range(self.settings.epochs):
-            order = self.rng.permutation(len(columns[0]))
+            taken = self.epoch(columns)
+            order = self.rng.permutation(len(taken[0]))
             for i in range(0, len(order), size):
                 rows = order[i : i + size]
                 rows = rows if share == 1 else rows[self.rng.random(len(rows)) < share]
                 if len(rows):
                     index = torch.from_numpy(rows).to(self.device)
-                    losses = self.loss(*(column[index] for column in columns))
+                    losses = self.loss(*(column[index] for column in taken))
                     self.descend(sum(losses.values()))
                     count += 1
                     for name, value in losses.items():
                         sums[name] = value.detach() + sums[name] if name in sums else value.detach()
         return {name: float(value) / count for name, value in sums.items()}
+
+    def epoch(self, columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """What one pass learns from, given the columns of the new transitions."""
+        return columns
 
     def descend(self, loss: Any) -> None:
         """One step of the optimiser."""

@@ -11,8 +11,8 @@ Source: Fang et al. 2025, arXiv 2505.11044 (RDD, equations 3 to 6); Yang, Tao, L
 equations 6 to 9); Lobel, Bagaria, Konidaris 2023, arXiv 2306.03186 (CFN, equation 4).
 Differences:
     the law of 1/n holds for a predictor that averages all visits alike, and one that follows the newest does not:
-    `replay` keeps that many visits with their draws, at random among all so far, and learns from them beside the new
-    ones; the papers of RDD and DRND have none, CFN's prioritises;
+    `replay` keeps that many visits with their draws, at random among all so far, and learns from twice as many of them
+    as are new, in every pass; the papers of RDD and DRND have none, CFN's prioritises;
     a draw belongs to a visit: it stays through the epochs of an update and in the replay;
     DRND's second term is a mean over D, where its code sums; CFN's random prior is left out.
 Fails when: observations contain noise; when the predictor is too small, or too slow, to average (the bonus then has a
@@ -74,14 +74,17 @@ class RDD(RND):
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
         rows = self.rows(batch.next_obs)
-        x, draws = self.whiten(rows), self.draw(self.whiten(rows))
-        if self.settings.replay == 0:
-            return x, draws
-        old = self.replay.sample(self.rng, len(rows))
-        self.replay.add(self.rng, rows, draws.cpu().numpy())
-        if old is None:
-            return x, draws
-        return torch.cat([x, self.whiten(old[0])]), torch.cat([draws, torch.from_numpy(old[1]).to(self.device)])
+        x = self.whiten(rows)
+        draws = self.draw(x)
+        if self.settings.replay:
+            self.replay.add(self.rng, rows, draws.cpu().numpy())
+        return x, draws
+
+    def epoch(self, columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        if not self.settings.replay:
+            return columns
+        rows, draws = self.replay.sample(self.rng, 2 * len(columns[0]))  # the new visits are among them
+        return self.whiten(rows), torch.from_numpy(draws).to(self.device)
 
     def draw(self, x: torch.Tensor) -> torch.Tensor:
         """One target (N, D) for each whitened row (N, size)."""
@@ -128,12 +131,9 @@ class Visits:
         self.rows[place[kept]], self.draws[place[kept]] = rows[kept], draws[kept]
         self.seen += len(rows)
 
-    def sample(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """`n` visits drawn with replacement; None before the first."""
-        filled = min(self.seen, len(self.rows))
-        if filled == 0:
-            return None
-        index = rng.integers(filled, size=n)
+    def sample(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """`n` visits drawn with replacement, rows (n, size) and draws (n, D)."""
+        index = rng.integers(min(self.seen, len(self.rows)), size=n)
         return self.rows[index], self.draws[index]
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,4 +143,9 @@ class Visits:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.seen = int(state["seen"])
         filled = min(self.seen, len(self.rows))
+        if len(state["rows"]) != filled:
+            raise ValueError(
+                f"the saved replay holds {len(state['rows'])} visits, this one has room for {len(self.rows)}; "
+                "give replay the value that it was saved with"
+            )
         self.rows[:filled], self.draws[:filled] = state["rows"], state["draws"]

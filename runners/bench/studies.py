@@ -102,8 +102,8 @@ def train(study: Study, name: str, seed: int) -> tuple[dict[str, Any], list[dict
     return row, curve
 
 
-def make_watch(threshold: float, until_solved: bool) -> Any:
-    """A callback with the run's curve, and when it first succeeded and first had a mean return above `threshold`."""
+def make_watch(threshold: float, until_solved: bool, judged_by: str = "return") -> Any:
+    """A callback with the run's curve, and when it first succeeded and first passed `threshold` on average."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
@@ -129,7 +129,7 @@ def make_watch(threshold: float, until_solved: bool) -> Any:
             mean = float(np.mean(episodes))
             point = {"steps": self.num_timesteps, "return": mean, "success": float(np.mean(success or [0.0]))}
             self.curve.append(point)
-            if self.solved_at == "" and len(episodes) == WINDOW and mean > threshold:
+            if self.solved_at == "" and len(episodes) == WINDOW and point[judged_by] > threshold:
                 self.solved_at = self.num_timesteps
 
     return Watch()

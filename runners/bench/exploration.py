@@ -1,0 +1,160 @@
+"""Which bonus helps where: every exploration reward on sparse tasks, beside its controls.
+
+A run learns with our PPO on batched environments, paid by the task and one bonus, whose weight falls to zero before
+the end; the same scale and weight for every bonus of a task, everything else as the reward comes. It is judged by the
+task's own success or return over its last 100 episodes. Controls: the task alone (`none`), a random policy (`random`), the
+first-visit count of the episode (`count`) and 1/sqrt(n) over the whole run (`count_lifetime`).
+
+Runs go on one process a core. Rows are written as they end; an interrupted study goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners import results
+from runners.evaluate import interval
+
+SEEDS = 5
+# Bonuses of the episode end with it; those of a lifetime go on into the next.
+LIFELONG = ("rnd", "rdd", "icm", "disagreement", "forward", "hindsight", "byol", "count_lifetime")
+EPISODIC = ("count", "ride", "noveld", "e3b", "pseudocount", "ngu", "re3", "deir", "submodular")
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # arm -> reward, its options
+    **{name: (name, {}) for name in (*LIFELONG, *EPISODIC)},
+    "count_lifetime": ("count", {"memory": "lifetime", "kind": "sqrt"}),
+}
+SETTINGS = {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 5e-4, "entropy_weight": 0.01}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A sparse task, and how its bonus is weighed: `weight` falls linearly to zero over the first 2/3 of the steps."""
+
+    env_id: str
+    steps: int
+    weight: float
+    scale: str = "return"
+    options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    judged_by: str = "success"
+    threshold: float = 0.5  # of what it is judged by
+    n_envs: int = 16
+
+
+TASKS = {
+    "keycorridor": Task("MiniGrid-KeyCorridorS3R2-v0", 300_000, 0.1, settings=SETTINGS),
+    "multiroom": Task("MiniGrid-MultiRoom-N4-S5-v0", 300_000, 0.1, settings=SETTINGS),
+    "mountaincar": Task("MountainCar-v0", 200_000, 1.0, "ema", settings=SETTINGS, judged_by="return", threshold=-150.0),
+    "pendulum": Task("lodestar/PendulumSparse-v0", 200_000, 1.0, settings={**SETTINGS, "gamma": 0.98}),
+    "deepsea10": Task("lodestar/DeepSea-v0", 100_000, 1.0, options={"size": 10}, settings=SETTINGS),
+    "deepsea20": Task("lodestar/DeepSea-v0", 200_000, 1.0, options={"size": 20}, settings=SETTINGS),
+    "deepsea30": Task("lodestar/DeepSea-v0", 300_000, 1.0, options={"size": 30}, settings=SETTINGS),
+}
+
+
+def run(folder: Path) -> dict[str, float]:
+    """Run what is missing; the interquartile mean over seeds of every task and method, with its interval."""
+    arms = ["none", "random", *known()]
+    jobs = [(train, (name, arm, seed)) for seed in range(SEEDS) for name in TASKS for arm in arms]
+    rows = run_missing(folder, "exploration", ("task", "arm", "seed"), jobs)
+    figures: dict[str, float] = {}
+    for name, task in TASKS.items():
+        for arm in arms:
+            values = [float(r[task.judged_by]) for r in rows if (r["task"], r["arm"]) == (name, arm)]
+            if values:
+                low, high = interval(values)
+                figures |= {f"{name}_{arm}": results.iqm(values), f"{name}_{arm}_low": low, f"{name}_{arm}_high": high}
+    return figures
+
+
+def known() -> list[str]:
+    """The methods whose rewards exist."""
+    import rewards
+
+    return [arm for arm, (reward, _) in METHODS.items() if reward in rewards.TABLE]
+
+
+Job = tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]
+
+
+def run_missing(folder: Path, study: str, keys: tuple[str, ...], jobs: list[Job]) -> list[dict[str, Any]]:
+    """Rows of `study`.csv, after the jobs whose keys are not there have run, one process a core."""
+    from runners.bench.measure import cores
+
+    path = folder / f"{study}.csv"
+    rows = results.read_rows(path)
+    finished = {tuple(str(row[key]) for key in keys) for row in rows}
+    missing = [(function, values) for function, values in jobs if tuple(map(str, values)) not in finished]
+    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(function, *values): values for function, values in missing}
+        for future in as_completed(futures):
+            row = {**dict(zip(keys, futures[future])), **future.result()}
+            results.append_rows(path, [row])
+            rows.append(row)
+            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    return rows
+
+
+def train(name: str, arm: str, seed: int, task: Task | None = None, **changes: Any) -> dict[str, Any]:
+    """One run: how it ended, and when it first succeeded and passed the threshold (empty: not reached)."""
+    import torch
+
+    from agents.ppo import PPO, PPOConfig
+    from envs.make import make_vec
+    from runners.bench.studies import make_watch
+    from runners.memory import keep_freed_memory
+
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    task = task or TASKS[name]
+    clock = time.perf_counter()
+    envs = make_vec(task.env_id, task.n_envs, seed=1000 * seed, backend="batched", **task.options)
+    if arm == "random":
+        row = play_at_random(envs, min(task.steps, 100_000), seed)
+    else:
+        config = PPOConfig(**task.settings)
+        model = PPO(envs, config, scorer=mix_of(envs, task, arm, config.gamma, seed, changes), seed=seed)
+        watch = make_watch(task.threshold, False, task.judged_by)
+        model.learn(task.steps, callback=watch)
+        last = watch.curve[-1] if watch.curve else {"return": 0.0, "success": 0.0}
+        row = {"return": round(last["return"], 4), "success": round(last["success"], 4)}
+        row |= {"first_success": watch.first_success, "solved_at": watch.solved_at}
+    envs.close()
+    return {**row, "steps": task.steps, "seconds": round(time.perf_counter() - clock, 1)}
+
+
+def mix_of(envs: Any, task: Task, arm: str, gamma: float, seed: int, changes: dict[str, Any]) -> Any:
+    """The task's reward and the arm's bonus."""
+    import rewards
+
+    configs: dict[str, Any] = {"task": None}
+    if arm != "none":
+        name, options = METHODS[arm]
+        weight = f"linear:{task.weight}:0:{2 * task.steps // 3}"
+        common = {"weight": weight, "scale": task.scale, "episodic": arm in EPISODIC}
+        configs[name] = rewards.get(name).Config(**{**common, **options, **changes})
+    return rewards.make(configs, envs.single_observation_space, envs.single_action_space, gamma=gamma, seed=seed)
+
+
+def play_at_random(envs: Any, steps: int, seed: int) -> dict[str, Any]:
+    """Mean return and success of the episodes that uniform actions get through."""
+    envs.action_space.seed(seed)
+    envs.reset(seed=1000 * seed)
+    returns: list[float] = []
+    successes: list[bool] = []
+    for _ in range(steps // envs.num_envs):
+        infos = envs.step(envs.action_space.sample())[-1]
+        if "final_info" in infos:
+            ended = np.asarray(infos["_final_info"])
+            returns.extend(np.asarray(infos["final_info"]["episode"]["r"])[ended].tolist())
+            successes.extend(np.asarray(infos["final_info"]["is_success"])[ended].tolist())
+    row = {"return": round(float(np.mean(returns)), 4), "success": round(float(np.mean(successes)), 4)}
+    return {**row, "first_success": "", "solved_at": ""}
