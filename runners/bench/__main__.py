@@ -5,6 +5,8 @@
     python -m runners.bench peers          our PPO beside other libraries', each in an environment of its own
     python -m runners.bench ppo_learning   our PPO and Stable-Baselines3's learn five tasks, five seeds: an hour
     python -m runners.bench ppo_streams    a bonus that ends with the episode, or does not, or has no value of its own
+    python -m runners.bench exploration    every bonus on seven sparse tasks with its controls, five seeds: two hours
+    python -m runners.bench noisy_rooms    curiosity alone, beside a noisy television, five seeds: half an hour
     python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
     python -m runners.bench keycorridor    learning study, hours
@@ -21,7 +23,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "results"
 COLLECTED = {"ppo": "ppo", "peers": "ppo", "ppo_learning": "ppo", "ppo_streams": "ppo"}  # the rest: foundation
-COLLECTED["exploration-speed"] = "exploration"
+COLLECTED |= {"exploration-speed": "exploration", "noisy_rooms": "exploration"}
 
 
 def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
@@ -33,11 +35,13 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     from functools import partial
 
     from runners import results
-    from runners.bench import exploration_speed, foundation, peers, ppo, ppo_learning, studies, upright
+    from runners.bench import exploration, exploration_speed, foundation, noisy_rooms, peers, ppo, ppo_learning
+    from runners.bench import studies, upright
     from runners.config import unknown
 
     table = {"foundation": foundation.run, "upright": upright.run, "ppo": ppo.run, "peers": peers.run}
     table |= {"ppo_learning": ppo_learning.learning, "ppo_streams": ppo_learning.streams}
+    table |= {"exploration": exploration.run, "noisy_rooms": noisy_rooms.run}
     table["exploration-speed"] = exploration_speed.run
     table |= {name: partial(studies.run, study) for name, study in studies.STUDIES.items()}
     for name in names:

@@ -1,14 +1,13 @@
 """Who turns the television off: curiosity alone in `lodestar/NoisyRooms-v0`, five seeds.
 
-There is no task; the agent is paid by one bonus whose value goes on past the end of an episode. A run is judged by the
-cells it has seen (of 207; `late`: in its last fifth) and by how often it chose no-op, the action that shows fresh noise.
+There is no task; the agent is paid by one bonus whose value goes on past the end of an episode. A run is judged by
+the cells it has seen (of 207; `late`: in its last fifth) and by how often it chose no-op, which shows fresh noise.
 
     off, on_demand           every arm
     brownian, pixels         noise that comes without being asked for
-    dense                    on demand, and a cell is eight numbers that an autoencoder copies whether it knows them or not
 
-Arms are rewards by name; `no_invariance` is hindsight without its critic, `none` an agent that is paid nothing, `random`
-uniform actions.
+Arms are rewards by name; `no_invariance` is hindsight without its critic, `none` an agent that is paid nothing,
+`random` uniform actions.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ FEW = ("forward", "hindsight", "no_invariance", "rnd")
 WORLDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "off": ({"noise": "off"}, tuple(ARMS)),
     "on_demand": ({"noise": "on_demand"}, tuple(ARMS)),
-    "dense": ({"noise": "on_demand", "code": "dense"}, FEW),
     "brownian": ({"noise": "brownian"}, FEW),
     "pixels": ({"noise": "pixels"}, FEW),
 }
@@ -65,7 +63,7 @@ def run(folder: Path) -> dict[str, float]:
 
 
 def explore(world: str, arm: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
-    """One run: cells seen in all and in the last fifth; no-op share in the last fifth and in its worst tenth since half."""
+    """One run: cells seen, in all and in the last fifth; no-op share of the last fifth and of the worst tenth since half."""
     import torch
 
     import rewards
