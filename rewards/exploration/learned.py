@@ -239,7 +239,9 @@ class Learned(Reward):
 
     def in_pieces(self, function: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:
         """`function` of whole columns without gradients; images go in pieces, to bound memory."""
-        rows = ROWS if self.layout.images else max(len(columns[0]), 1)
+        if not len(columns[0]):  # a row of zeros tells what nothing looks like
+            return self.in_pieces(function, *(c.new_zeros(1, *c.shape[1:]) for c in columns))[:0]
+        rows = ROWS if self.layout.images else len(columns[0])
         with torch.no_grad():
             pieces = [function(*(c[i : i + rows] for c in columns)) for i in range(0, len(columns[0]), rows)]
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
@@ -332,8 +334,10 @@ class ActionCode:
 
         Raises:
             FloatingPointError: if one is not finite.
+            ValueError: if one is no action of the space.
         """
-        action = np.asarray(action).reshape(len(action), -1)
+        action = np.asarray(action)
+        action = action.reshape(len(action), int(np.prod(action.shape[1:])))
         if not self.blocks:
             code = (action.astype(np.float32) - self.middle) / self.half
             if not np.isfinite(code).all():
@@ -343,8 +347,17 @@ class ActionCode:
                     "of the batch); nothing has been learnt from it, mend the agent"
                 )
         else:
+            choice = action.astype(np.int64) - self.start
+            strange = (choice < 0) | (choice >= self.blocks)
+            if strange.any():  # it would be read as an action of another block
+                row, column = np.argwhere(strange)[0]
+                low = int(self.start[column])
+                raise ValueError(
+                    f"reward {self.reward} was given the action {action[row, column]} at place {column} (row {row} of "
+                    f"the batch); give {low} to {low + self.blocks[column] - 1}, as its action space says"
+                )
             code = np.zeros((len(action), self.size), np.float32)
-            np.put_along_axis(code, action.astype(np.int64) - self.start + self._offsets, 1.0, axis=1)
+            np.put_along_axis(code, choice + self._offsets, 1.0, axis=1)
         return torch.from_numpy(code).to(self.device)
 
     def loss(self, guess: torch.Tensor, code: torch.Tensor) -> torch.Tensor:

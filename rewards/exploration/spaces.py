@@ -121,7 +121,7 @@ class Layout:
             return np.eye(int(box.n), dtype=np.float32)[values.reshape(len(values)).astype(np.int64) - int(box.start)]
         if self.channels and _image_shape(box):
             values = values[:, -self.channels :]
-        return values.reshape(len(values), -1).astype(np.float32)
+        return values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float32)
 
 
 def _image_shape(space: gym.Space) -> tuple[int, int, int] | None:

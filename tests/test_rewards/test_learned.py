@@ -293,6 +293,36 @@ def test_actions_become_one_hot_blocks_or_numbers_scaled_to_their_bounds():
     assert [code.size for code in (discrete, many, bits, box)] == [3, 5, 4, 2]
 
 
+@pytest.mark.parametrize(
+    ("space", "actions", "sentence"),
+    [
+        (spaces.Discrete(3, start=5), [6, 8], r"action 8 at place 0 \(row 1 of the batch\); give 5 to 7,"),
+        (spaces.Discrete(3), [-1], r"action -1 at place 0 \(row 0 of the batch\); give 0 to 2,"),
+        (spaces.MultiDiscrete([2, 3]), [[1, 2], [2, 0]], r"action 2 at place 0 \(row 1 of the batch\); give 0 to 1,"),
+        (spaces.MultiBinary(2), [[0, 2]], r"action 2 at place 1 \(row 0 of the batch\); give 0 to 1,"),
+    ],
+)
+def test_an_action_that_the_space_does_not_have_is_refused(space, actions, sentence):
+    with pytest.raises(ValueError, match=f"reward x was given the {sentence}"):
+        ActionCode(space, "x")(np.array(actions))
+
+
+def test_no_rows_are_laid_out_coded_and_scored_as_none():
+    data = make_up(MANY, ACTIONS, steps=1, envs=1).flatten()[:0]
+    rnd = make(MANY)
+    assert rnd.layout.flatten(data.next_obs).shape == (0, rnd.layout.size)
+    assert rnd.score(data).shape == make().score(rows([[0, 0]])[:0]).shape == (0,)
+    assert ActionCode(spaces.MultiDiscrete([2, 3]), "x")(np.zeros((0, 2), int)).shape == (0, 5)
+    assert ActionCode(ACTIONS, "x")(np.zeros(0, int)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_a_step_of_nothing_but_resets_is_scored_and_learnt_from_without_complaint(case):
+    reward, batch = build(case), make_up(BOX, ACTIONS, steps=4, envs=2).flatten()
+    assert reward.score(batch[:0]).shape == (0,)
+    assert reward.update(batch.replace(valid=np.zeros(8, bool))) == {}
+
+
 def test_a_guess_costs_cross_entropy_summed_over_blocks_or_squared_error():
     many = ActionCode(spaces.MultiDiscrete([2, 3]), "x")
     guess = torch.log(torch.tensor([[0.25, 0.75, 0.2, 0.3, 0.5], [0.5, 0.5, 0.1, 0.1, 0.8]]))
