@@ -10,8 +10,12 @@
     wrappers.py      episode statistics, the journal behind exact resume, frames and captions in info
     render.py        frame(): one guarded path to an image
     family.py        what each of the next files declares
-    classic.py mujoco.py minigrid.py nethack.py driving.py exploration.py
+    classic.py mujoco.py minigrid.py nethack.py driving.py
                      one file per family: ids, observation handling, captions, goals
+    exploration.py   a family too: worlds that tell methods of exploration apart, rooms with noise and a deep dive
+    disturb.py       sticky actions and a noisy television, for any environment
+    snapshots.py     the state of a simulator as plain data, and back
+    s3rl.py          S3RL: first episodes that begin in states of a teacher
     words.py         hashed_words(): a sentence as a vector, for observations with text
     probe.py         five tiny worlds that isolate one part of an agent each
 

@@ -346,7 +346,9 @@ class InProcess(SlotVectorEnv):
         if not makers:
             raise ValueError("no environments make no vector; give at least one maker")
         n, everything = len(makers), (slice(0, len(makers)),)
-        self.envs = [make() for make in makers]
+        self.envs: list[gym.Env] = []
+        for make in makers:  # if one cannot be made, those before it are closed with this object
+            self.envs.append(make())
         self._describe(self.envs[0], n, everything, Slots.like(self.envs[0], n, np.zeros))
         self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, everything)
 

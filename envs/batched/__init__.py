@@ -94,7 +94,7 @@ def make(
         raise ValueError(f"no array program knows {env_id!r}; use envs.make.make_vec, or one of {', '.join(IDS)}")
     if n < 1:
         raise ValueError(f"n={n} environments make no vector; give at least 1")
-    media = sorted({"frame_size", "text", "render_mode", "adapt"} & set(options))
+    media = sorted({"frame_size", "text", "render_mode", "adapt", "sticky", "noisy_tv"} & set(options))
     if media:
         raise ValueError(f"{media[0]}={options[media[0]]!r} needs envs.make.make_vec; array programs only step")
     arrays = Arrays(array, device)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import json
 
 import gymnasium as gym
@@ -205,6 +206,21 @@ def test_what_makes_no_sense_is_refused_with_a_sentence() -> None:
         vec.step(np.zeros(2, int))
     with pytest.raises(ValueError, match='does not fit into an array; adapt the environment, or use backend="sync"'):
         InProcess(_makers("MiniGrid-DoorKey-5x5-v0", 1, adapt=False))
+
+
+@pytest.mark.filterwarnings("error")  # what __del__ raises is only a warning
+def test_environments_made_before_one_that_cannot_be_are_closed() -> None:
+    closed = []
+
+    class Closing(gym.Wrapper):
+        def close(self) -> None:
+            closed.append(True)
+            super().close()
+
+    with pytest.raises(ValueError, match="unknown environment"):
+        InProcess([lambda: Closing(make("CartPole-v1")), lambda: make("CartPole-v9")])
+    gc.collect()
+    assert closed == [True]
 
 
 def test_methods_and_attributes_are_called_in_every_environment() -> None:
