@@ -4,7 +4,7 @@ A generator looks at what happened and says in a small vector z which chance it 
 outcome from state, action and z. A critic sees to it that z tells nothing about state and action, so z can hold chance
 alone: what could have been learnt stays surprising, what could not does not.
 Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, arXiv 2211.10515, section 3 and equations 7 to 12, with one
-step ahead and in the space of observations, for vectors. `byol` has the latent, recurrent form.
+step ahead and in the space of observations, for vectors. `byol_hindsight` is the latent, recurrent form.
 Differences:
     the critic is a product u(x, a) . v(z) of two networks, so that one matrix product compares every pair;
     its negatives are the minibatch's while it learns, and a bank of the newest z when it scores: a row's reward does
@@ -39,7 +39,7 @@ class HindsightConfig(ForwardConfig):
         invariance: weight of the critic's term, 0 leaves it out (an ablation) [1].
         critic_steps: steps of the critic for each of the generator.
         bank: z's kept as negatives of the score.
-        freeze: transitions after which the scale stands still [never].
+        freeze: transitions after which the scale stands still; 0 never freezes [0].
     """
 
     freeze: int = 20_000

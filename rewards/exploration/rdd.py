@@ -11,8 +11,8 @@ Source: Fang et al. 2025, arXiv 2505.11044 (RDD, equations 3 to 6); Yang, Tao, L
 equations 6 to 9); Lobel, Bagaria, Konidaris 2023, arXiv 2306.03186 (CFN, equation 4).
 Differences:
     the law of 1/n holds for a predictor that averages all visits alike, and one that follows the newest does not:
-    `replay` keeps that many visits with their draws, at random among all so far, and learns from twice as many of them
-    as are new, in every pass; the papers of RDD and DRND have none, CFN's prioritises;
+    `replay`, off by default, keeps that many visits with their draws, at random among all so far, and every pass learns
+    from twice as many of them as are new; the papers of RDD and DRND have none, CFN's prioritises;
     a draw belongs to a visit: it stays through the epochs of an update and in the replay;
     DRND's second term is a mean over D, where its code sums; CFN's random prior is left out.
 Fails when: observations contain noise; when the predictor is too small, or too slow, to average (the bonus then has a
@@ -40,7 +40,7 @@ class RDDConfig(RNDConfig):
         sigma: deviation of the gaussian draws.
         members: fixed networks of the ensemble, K.
         alpha: share of the ensemble's first term, in [0, 1].
-        replay: visits kept to be learnt from again; 0 keeps none [0].
+        replay: visits kept to be learnt from again; 0 keeps none.
     """
 
     learning_rate: float = 3e-4

@@ -30,10 +30,10 @@ class RNDConfig(LearnedConfig):
 
     Attributes:
         scale: the paper's `return` never drowns the task, and fades as the bonus does. `ema` keeps a vanishing bonus
-            alive: it finds what is far away sooner, and needs a weight that ends, as in `linear:1:0:200000`. On
-            MountainCar-v0 with PPO the mean return passed -150 after 128,000 steps with `ema` faded out (five seeds),
-            188,000 with these defaults (one seed), and in one seed of five within 300,000 without a bonus; `ema` with a
-            weight of 1 throughout fell back from -115 to -139 by 500,000 (three seeds).
+            alive: it finds what is far away sooner, and needs a weight that ends, as in `linear:1:0:200000`. RND on
+            MountainCar-v0 with PPO passed a mean return of -150 after 128,000 steps with `ema` faded out (five seeds)
+            and 188,000 with these defaults (one seed); without a bonus one seed of five did within 300,000. `ema` with
+            a weight of 1 throughout fell back from -115 to -139 by 500,000 (three seeds).
         features: outputs of both networks, D [512].
         hidden: width of the hidden layers [512].
         update_proportion: [1 with 32 environments, 0.25 with 128].
