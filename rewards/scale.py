@@ -32,8 +32,10 @@ class RunningMeanStd:
         n = len(x)
         if n == 0:
             return
-        mean = x.mean(axis=0, dtype=np.float64)
-        var = x.var(axis=0, dtype=np.float64)
+        away = x.astype(np.float64)
+        mean = away.mean(axis=0)
+        away -= mean
+        var = np.einsum("n...,n...->...", away, away) / n  # without another array of its size
         total = self.count + n
         delta = mean - self.mean
         self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total

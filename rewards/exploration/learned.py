@@ -193,7 +193,7 @@ class Learned(Reward):
                 rows = rows if share == 1 else rows[self.rng.random(len(rows)) < share]
                 if len(rows):
                     index = torch.from_numpy(rows).to(self.device)
-                    losses = self.loss(*(column[index] for column in taken))
+                    losses = self.loss(*(column.index_select(0, index) for column in taken))
                     self.descend(sum(losses.values()))
                     count += 1
                     for name, value in losses.items():
@@ -234,7 +234,8 @@ class Learned(Reward):
         """Rows (N, size) -> what networks see of them."""
         if self.settings.normalize_obs == "none":
             return torch.from_numpy(rows).to(self.device)
-        x = (rows - self.statistics.mean.astype(np.float32)) * (1 / self.statistics.std).astype(np.float32)
+        x = rows - self.statistics.mean.astype(np.float32)
+        x *= (1 / self.statistics.std).astype(np.float32)
         return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
 
     def in_pieces(self, function: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:

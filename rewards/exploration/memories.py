@@ -20,11 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch.linalg import solve_triangular
 
 from envs.types import Memory, Obs, Transitions, map_obs
 from rewards.base import Reward
 
-PIECE = 256  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
+PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
 
 class Episodic(Reward):
@@ -168,21 +170,24 @@ class EllipticalMemory(_InPieces):
 
     def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Answers float64 (N, T), at least 0."""
-        inverse = memory["inverse"]
+        inverse, fresh = memory["inverse"], np.eye(self.features) / self.ridge
         episode, last = _episodes(ended)
-        phi = np.where(valid[..., None], x, 0).astype(np.float64)
-        spread = np.where(episode[..., None] == 0, phi @ inverse, phi / self.ridge)
+        phi = x.astype(np.float64)
+        phi[~valid] = 0
+        spread = phi @ inverse
+        later = episode > 0
+        spread[later] = phi[later] / self.ridge
         kernel = phi @ spread.swapaxes(1, 2)
         if last.any():
-            kernel *= episode[:, :, None] == episode[:, None, :]
+            kernel[episode[:, :, None] != episode[:, None, :]] = 0
         places = np.arange(x.shape[1])
         kernel[:, places, places] += 1
         lower = np.linalg.cholesky(kernel)
         answers = np.maximum(lower[:, places, places] ** 2 - 1, 0)
         # Woodbury: what the rows of the episode that goes on take away from the inverse at its start
-        spread *= (episode == last[:, None])[..., None]
-        taken = np.linalg.solve(lower, spread)
-        start = np.where(last[:, None, None] == 0, inverse, np.eye(self.features) / self.ridge)
+        spread[episode != last[:, None]] = 0
+        taken = solve_triangular(torch.from_numpy(lower), torch.from_numpy(spread), upper=False).numpy()
+        start = np.where(last[:, None, None] == 0, inverse, fresh)
         return answers, {"inverse": start - taken.swapaxes(1, 2) @ taken}
 
 

@@ -6,7 +6,7 @@ Differences:
     an optimiser and a gradient clip of its own (the paper shares them with the policy);
     until the first update the bounds of the observation space stand in for the running statistics, where the paper
     steps the environment at random beforehand;
-    vectors pass dense layers instead of convolutions, one hidden layer in the target and two in the predictor;
+    vectors pass dense layers instead of convolutions, one hidden layer in the target and `depth` in the predictor;
     the stream ends with the episode unless `episodic=false` asks for the paper's value that crosses resets.
 Fails when: observations contain noise that no network can predict; or the world is so small that the predictor
 learns everything before the agent has found the task.
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import mse_loss
 
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
@@ -38,9 +39,15 @@ class RNDConfig(LearnedConfig):
         hidden: width of the hidden layers [512].
         update_proportion: [1 with 32 environments, 0.25 with 128].
         epochs: passes over the transitions of one update [4].
+        depth: hidden layers of the predictor; the target has one.
     """
 
     learning_rate: float = 1e-4
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "depth")
 
 
 class RND(Learned):
@@ -51,7 +58,7 @@ class RND(Learned):
     def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
         super().__init__(config, *spaces, **options)
         self.target = self.net(config.hidden, config.features).requires_grad_(False)
-        self.predictor = self.net(config.hidden, config.hidden, config.features)
+        self.predictor = self.net(*[config.hidden] * config.depth, config.features)
         self.train_on(self.predictor)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
@@ -63,7 +70,7 @@ class RND(Learned):
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         x, target = columns
-        return {"loss": (self.predictor(x) - target).square().mean()}
+        return {"loss": mse_loss(self.predictor(x), target)}
 
     def error(self, x: torch.Tensor) -> torch.Tensor:
         """Whitened rows (N, size) -> mean squared error over the features (N,)."""

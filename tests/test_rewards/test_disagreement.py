@@ -90,16 +90,34 @@ def test_members_begin_apart_and_each_learns_from_rows_of_its_own():
     torch.testing.assert_close(gradient[0], gradient[1])
 
 
-def test_a_member_learns_from_its_share_and_its_loss_keeps_its_size():
-    reward = make(members=2, features=3, bootstrap=0.25)
+def test_a_member_learns_from_its_share_rounded_up_no_row_twice_and_its_loss_keeps_its_size(monkeypatch):
+    reward, seen = make(members=2, features=3, bootstrap=0.25), []
     for parameter in reward.ensemble.parameters():
         parameter.data.zero_()
-    inputs = torch.zeros(20_000, 3 + 4)
+    forward = reward.ensemble.forward
+    monkeypatch.setattr(reward.ensemble, "forward", lambda x: seen.append(x) or forward(x))
+    inputs = torch.arange(10.0)[:, None].expand(10, 3 + 4)
     # every row is off by 2 in each feature: squared 4 for each of two members, whichever rows are drawn
-    loss = float(reward.loss(inputs, torch.full((20_000, 3), 2.0))["loss"].detach())
-    assert loss == pytest.approx(2 * 4, rel=0.03)
-    reward.settings.bootstrap = 1.0
-    assert float(reward.loss(inputs, torch.full((20_000, 3), 2.0))["loss"].detach()) == pytest.approx(8)
+    for share in (0.25, 1.0):
+        reward.settings.bootstrap = share
+        assert float(reward.loss(inputs, torch.full((10, 3), 2.0))["loss"].detach()) == pytest.approx(2 * 4)
+    drawn, whole = seen
+    assert drawn.shape == (2, 3, 7)
+    assert whole.shape == (10, 7)
+    assert all(len(set(rows[:, 0].tolist())) == 3 for rows in drawn)
+
+
+def test_a_member_learns_from_its_own_rows_and_their_targets():
+    reward = make(members=2, features=3, bootstrap=0.5)
+    inputs, target = torch.zeros(8, 3 + 4), torch.arange(8.0)[:, None].expand(8, 3)
+    for parameter in reward.ensemble.parameters():
+        parameter.data.zero_()
+    # a member that guesses nothing is told the mean of its targets by the gradient of its last bias
+    loss = reward.loss(inputs, target)["loss"]
+    loss.backward()
+    rows = np.random.default_rng(0).random((2, 8), dtype=np.float32).argsort(axis=1)[:, :4]
+    gradient = reward.ensemble.biases[-1].grad[:, 0, 0]
+    np.testing.assert_allclose(gradient.numpy(), -2 * rows.mean(axis=1) / 3, rtol=1e-6)
 
 
 def test_noise_stops_paying_where_forward_prediction_pays_for_ever():

@@ -65,3 +65,12 @@ def test_the_target_never_learns_and_the_predictors_gradient_is_shortened():
     assert all(torch.equal(before[key], value) for key, value in rnd.target.state_dict().items())
     norm = torch.cat([p.grad.flatten() for p in rnd.predictor.parameters()]).norm()
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_depth_is_the_number_of_hidden_layers_of_the_predictor_alone():
+    for depth in (1, 2, 3):
+        rnd = make(depth=depth, hidden=7, features=3)
+        assert [len(p) for p in rnd.predictor.parameters() if p.ndim == 2] == [7] * depth + [3]
+        assert [len(p) for p in rnd.target.parameters() if p.ndim == 2] == [7, 3]
+    with pytest.raises(ValueError, match=r"reward rnd: depth=0 must be at least 1"):
+        make(depth=0)
