@@ -2,15 +2,19 @@
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import agents
 import rewards
+from rewards.check import check_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+FIGURES = {"### Fast PPO": "ppo", "## Exploration": "exploration", "## Numbers": "foundation"}  # heading -> results
 
 
 def test_every_tag_of_the_glossary_is_explained():
@@ -33,10 +37,31 @@ def test_the_files_it_shows_exist():
 
 
 def test_the_numbers_are_those_of_the_results():
-    files = [ROOT / f"assets/results/{name}.json" for name in ("foundation", "ppo")]
-    figures = {key: value for file in files for key, value in json.loads(file.read_text())["figures"].items()}
-    rows = re.findall(r"`(\w+)` \| ([-\d.]+) (?=\|)", README)
+    rows = [(file, row) for file, text in figured() for row in re.findall(r"`(\w+)` \| ([-\d.]+) (?=\|)", text)]
     assert len(rows) >= 12
-    for key, shown in rows:
+    for file, (key, shown) in rows:
         digits = len(shown.partition(".")[2])
-        assert float(shown) == pytest.approx(figures[key], abs=0.51 * 10**-digits), key
+        assert float(shown) == pytest.approx(file[key], abs=0.51 * 10**-digits), key
+
+
+def figured():
+    """The figures that the text between two headings may print, and the text; different files share some keys."""
+    figures = {}
+    for section in re.split(r"^(?=##)", README, flags=re.MULTILINE):
+        heading = section.partition("\n")[0]
+        path = ROOT / "assets" / "results" / f"{FIGURES.get(heading)}.json"
+        if path.exists():
+            figures = json.loads(path.read_text())["figures"]
+        elif not heading.startswith("###"):  # a section below the one with figures prints some of them
+            figures = {}
+        yield figures, section
+
+
+def test_the_rewards_of_your_own_keep_the_contract(monkeypatch):
+    section = README.partition("## Your own reward\n")[2].partition("\n## ")[0]
+    module = ModuleType("novelty")
+    monkeypatch.setitem(sys.modules, "novelty", module)
+    for block in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
+        exec(block, vars(module))
+    check_reward(module.Far)
+    check_reward(module.Uncopied)
