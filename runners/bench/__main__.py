@@ -35,8 +35,17 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     from functools import partial
 
     from runners import results
-    from runners.bench import exploration, exploration_speed, foundation, noisy_rooms, peers, ppo, ppo_learning
-    from runners.bench import studies, upright
+    from runners.bench import (
+        exploration,
+        exploration_speed,
+        foundation,
+        noisy_rooms,
+        peers,
+        ppo,
+        ppo_learning,
+        studies,
+        upright,
+    )
     from runners.config import unknown
 
     table = {"foundation": foundation.run, "upright": upright.run, "ppo": ppo.run, "peers": peers.run}

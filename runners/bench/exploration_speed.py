@@ -1,19 +1,28 @@
 """Our exploration rewards beside rllte-core's of the same name: transitions per CPU-second, scored and learnt from.
 
-    speed_<method>_<observation>    ours over theirs, median over rounds of the ratios of neighbours
-    speed_<method>                  the smaller of the two observations
+    speed_<method>                  ours over theirs, each with the sizes it has by default; the smaller of two observations
+    speed_<method>_<observation>    one of the two: the median over rounds of the ratio of neighbours
+    speed_<method>_equal            the smaller of the two, ours with networks as large as theirs
 
-Observations are a vector of 16 numbers and an image of 7 x 7 x 3 bytes; a rollout is 128 steps of eight environments.
-Both sides have networks of one size, rllte's: an encoder with 256 hidden units and 128 outputs (32 for ngu and
-pseudocount), minibatches of 256, one pass. Ours and theirs take turns, each in a process and a virtual environment of
-its own, on one thread of one core. What is measured, and how it is checked, says
-`runners/bench/drivers/drive_reward.py`.
+Observations are a vector of 16 numbers and an image of 7 x 7 x 3 bytes, which passes dense layers; a rollout is 128
+steps of eight environments. Our networks are 64 wide with 64 outputs by default; theirs 256 with 128 (32 for ngu and
+pseudocount). Both learn in one pass of minibatches of 256. Ours and theirs take turns, each in a process and a virtual
+environment of its own, on one thread of one core. What is measured, and how it is checked, says
+`runners/bench/drivers/drive_reward.py`. A method that one side lacks is skipped with a sentence.
 
-What differs, and stays: rllte scales its scores as it computes them, ours leaves that to the mix. Our RND's predictor
-has one hidden layer more than its target, theirs has not. Of the minibatches of disagreement each of our four members
-learns from every one, theirs take turns. Our RIDE counts cells in the episode, theirs the nearest neighbours; our RE3
-seeks neighbours in the episode, theirs among the 1,000 latest steps. A method that one side lacks is skipped with a
-sentence.
+Not like for like, also with equal networks:
+    rllte scales its scores as it computes them, ours leaves that to the mix;
+    ours shortens gradients and whitens observations for every method, rllte never shortens them and whitens for rnd,
+    disagreement, ngu and re3 alone;
+    ours sees `next_obs`, and in memories of an episode the state it begins in too; rllte sees `obs`;
+    each of our disagreement's members learns from its share of every minibatch, theirs take turns, so that ours learn
+    about three times as much (five members by default, theirs are four);
+    the predictor in our NGU has a hidden layer more;
+    our RIDE counts cells in the episode, theirs weighs nearest neighbours;
+    our RE3 seeks the third neighbour by default, the fifth with equal sizes, within the episode, theirs the fifth
+    among the latest 1,000 steps of the environment;
+    rllte's NGU stops with an error in 1.0.1 and is told what it forgot; its pseudo-counts visit environments one by
+    one.
 """
 
 from __future__ import annotations
@@ -51,7 +60,7 @@ def run(folder: Path, methods: Sequence[str] = METHODS, home: Path = peers.HOME)
     known = [method for method in methods if method in rewards.TABLE]
     for method in sorted(set(methods) - set(known)):
         print(f"{method} is skipped: there is no reward of ours with that name", file=sys.stderr)
-    ratios: dict[str, dict[str, list[float]]] = {method: {name: [] for name in OBSERVATIONS} for method in known}
+    ratios: dict[str, dict[tuple[str, str], list[float]]] = {method: {} for method in known}
     for turn in range(1, ROUNDS + 1):
         for method in list(ratios):
             ours = _measure(Path(sys.executable), "ours_rewards", method)
@@ -61,9 +70,12 @@ def run(folder: Path, methods: Sequence[str] = METHODS, home: Path = peers.HOME)
                 print(f"{method} is skipped: {error}", file=sys.stderr)
                 del ratios[method]
                 continue
-            for pair in zip(ours, theirs):
-                results.append_rows(path, [_row(peer, method, turn, row) for peer, row in zip(("ours", "rllte"), pair)])
-                ratios[method][pair[0]["observation"]].append(_rate(pair[0]) / _rate(pair[1]))
+            results.append_rows(path, [_row("ours", method, turn, row) for row in ours])
+            results.append_rows(path, [_row("rllte", method, turn, row) for row in theirs])
+            rates = {row["observation"]: _rate(row) for row in theirs}
+            for row in ours:
+                ratio = _rate(row) / rates[row["observation"]]
+                ratios[method].setdefault((row["variant"], row["observation"]), []).append(ratio)
     return _figures(ratios)
 
 
@@ -72,11 +84,14 @@ def _row(peer: str, method: str, turn: int, row: dict[str, Any]) -> dict[str, An
     return {"peer": peer, "method": method, "round": turn, **row, "transitions_per_cpu_second": rate}
 
 
-def _figures(ratios: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+def _figures(ratios: dict[str, dict[tuple[str, str], list[float]]]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for method, found in ratios.items():
-        medians = {f"speed_{method}_{name}": float(np.median(values)) for name, values in found.items()}
-        figures |= {f"speed_{method}": min(medians.values())} | medians
+        default, equal = (
+            {name: float(np.median(found[variant, name])) for name in OBSERVATIONS} for variant in ("default", "equal")
+        )
+        figures |= {f"speed_{method}": min(default.values()), f"speed_{method}_equal": min(equal.values())}
+        figures |= {f"speed_{method}_{name}": value for name, value in default.items()}
     return figures
 
 
@@ -85,7 +100,7 @@ def _rate(row: dict[str, Any]) -> float:
 
 
 def _measure(python: Path, script: str, method: str) -> list[dict[str, Any]]:
-    """Observation, version, transitions of a rollout and its CPU seconds, for each observation.
+    """Variant, observation, version, transitions of a rollout and its CPU seconds, for each variant and observation.
 
     Raises:
         RuntimeError: if it fails.

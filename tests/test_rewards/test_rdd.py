@@ -176,29 +176,30 @@ def test_the_reservoir_keeps_every_visit_with_the_same_probability():
 
 def test_a_sample_of_the_reservoir_has_only_what_was_put_in():
     rng, reservoir = np.random.default_rng(0), Visits(10, 1, 2)
-    assert reservoir.sample(rng, 5) is None
     reservoir.add(rng, np.float32([[1], [2]]), np.float32([[1, 1], [2, 2]]))
     found, draws = reservoir.sample(rng, 100)
     assert set(found[:, 0]) == {1.0, 2.0}
     assert np.array_equal(draws, np.hstack([found, found]))
 
 
-def test_with_replay_as_many_old_visits_as_new_ones_are_learnt_from():
+def test_with_replay_every_pass_learns_from_twice_as_many_visits_of_all_so_far_as_are_new():
     rdd = make(replay=100, features=3)
     data = make_up(BOX, ACTIONS).flatten()
-    assert len(rdd.columns(data)[0]) == 24
-    x, draws = rdd.columns(data)
-    assert x.shape == (48, 2)
-    assert draws.shape == (48, 3)
+    passes = [rdd.epoch(rdd.columns(data)) for _ in range(2)]
+    assert [(x.shape, draws.shape) for x, draws in passes] == [((48, 2), (48, 3))] * 2
     assert rdd.replay.seen == 48
+    columns = rdd.columns(data)
+    assert not torch.equal(rdd.epoch(columns)[0], rdd.epoch(columns)[0])  # drawn anew
+    plain = make()
+    columns = plain.columns(data)
+    assert plain.epoch(columns) is columns
 
 
 def test_old_visits_are_whitened_by_the_newest_statistics():
     rdd = make(replay=100)
-    data = make_up(BOX, ACTIONS).flatten()
-    rdd.columns(data)
+    columns = rdd.columns(make_up(BOX, ACTIONS).flatten())
     rdd.statistics.mean = rdd.statistics.mean + 100
-    assert float(rdd.columns(data)[0].max()) == -5
+    assert float(rdd.epoch(columns)[0].max()) == -5
 
 
 def test_the_reservoir_is_saved_with_the_draws_and_goes_on_as_if_nothing_had_happened():

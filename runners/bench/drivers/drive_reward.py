@@ -1,12 +1,13 @@
 """Measures one library's reward: `python drive_reward.py PEER METHOD` where it is installed; one line of JSON.
 
-PEER is a file beside this one with DISTRIBUTION, a package's name, and `make(method, shape, envs, sizes)`, which
-returns two functions: `prepare(rollout)` turns a rollout of arrays into the library's own, off the clock, and
-`learn(prepared)` scores it, learns from it and returns the scores (T, N), on the clock.
+PEER is a file beside this one with DISTRIBUTION, a package's name; VARIANTS, which sizes of networks it has; and
+`make(method, shape, envs, variant)`, which returns two functions: `prepare(rollout)` turns a rollout of arrays into the
+library's own, off the clock, and `learn(prepared)` scores it, learns from it and returns the scores (T, N), on the
+clock.
 
 A rollout is 128 steps of eight environments whose episodes end at random. Its numbers are noise, the same for all; no
 time depends on them. The first rollouts fill memories and are not measured. That every transition was learnt from in
-minibatches, and that the scores are scores, is checked, not believed.
+minibatches of 256, and that the scores are scores, is checked, not believed.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ import numpy as np
 T, N, ACTIONS = 128, 8, 5
 END = 0.02  # chance that a step ends its episode
 SHAPES = {"vector": (16,), "image": (3, 7, 7)}  # float32, normal; and uint8
-WARM, ROLLOUTS = 8, 10  # the largest memory is full after 8 rollouts
-HIDDEN, BATCH, RATE = 256, 256, 1e-3
-FEATURES = {"ngu": 32, "pseudocount": 32}  # 128 elsewhere: rllte's defaults
+ROLLOUTS = 5
+WARM = {"re3": 8}  # rollouts until rllte's memory is full; 2 elsewhere
+BATCH = 256
 UNLEARNT = ("re3",)  # methods without anything to learn
 
 
@@ -80,12 +81,12 @@ def counted() -> Iterator[list[int]]:
         torch.Tensor.backward = backward  # type: ignore[method-assign]
 
 
-def measure(peer: Any, method: str, observation: str) -> dict[str, Any]:
+def measure(peer: Any, method: str, observation: str, variant: str) -> dict[str, Any]:
     """The library's version, the transitions of a rollout, and the median of its CPU time, seconds."""
     shape, seconds, needed = SHAPES[observation], [], 0 if method in UNLEARNT else T * N // BATCH
-    sizes = {"features": FEATURES.get(method, 128), "hidden": HIDDEN, "batch_size": BATCH, "learning_rate": RATE}
-    prepare, learn = peer.make(method, shape, N, sizes)
-    for index, rollout in zip(range(WARM + ROLLOUTS), rollouts(shape)):
+    prepare, learn = peer.make(method, shape, N, variant)
+    warm = WARM.get(method, 2)
+    for index, rollout in zip(range(warm + ROLLOUTS), rollouts(shape)):
         prepared = prepare(rollout)
         with counted() as minibatches:
             start = time.process_time()
@@ -94,13 +95,12 @@ def measure(peer: Any, method: str, observation: str) -> dict[str, Any]:
         assert len(minibatches) >= needed, f"{len(minibatches)} minibatches instead of {needed} in rollout {index}"
         scores = np.asarray(scores)
         assert scores.shape == (T, N) and np.isfinite(scores).all() and scores.std() > 0, "these are no scores"
-    cpu = statistics.median(seconds[WARM:])
-    row = {"version": version(peer.DISTRIBUTION), "transitions": T * N, "cpu_seconds": round(cpu, 6)}
-    return {"observation": observation, **row}
+    row = {"variant": variant, "observation": observation, "version": version(peer.DISTRIBUTION)}
+    return {**row, "transitions": T * N, "cpu_seconds": round(statistics.median(seconds[warm:]), 6)}
 
 
 def main(name: str, method: str) -> None:
-    """Measure each observation on one thread of one core, and print."""
+    """Measure each variant and observation on one thread of one core, and print."""
     if hasattr(os, "sched_setaffinity"):  # on one core no thread waits for another at the cost of CPU time
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     import torch
@@ -108,7 +108,8 @@ def main(name: str, method: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
-        rows = [measure(importlib.import_module(name), method, observation) for observation in SHAPES]
+        peer = importlib.import_module(name)
+        rows = [measure(peer, method, observation, variant) for variant in peer.VARIANTS for observation in SHAPES]
     print(json.dumps(rows))
 
 

@@ -1,4 +1,4 @@
-"""Our rewards at the sizes of the peer: score and update, without the mix around them.
+"""Our rewards with their defaults, and with networks as large as rllte's: score and update, without the mix around them.
 
 An image of 7 x 7 is too small for convolutions: its pixels pass dense layers, as those of the peer do.
 """
@@ -11,13 +11,19 @@ from typing import Any
 import numpy as np
 
 DISTRIBUTION = "lodestar-rl"
-# Where our default is not the peer's.
-OPTIONS: dict[str, dict[str, Any]] = {"disagreement": {"members": 4}, "re3": {"k": 5}}
+VARIANTS = ("default", "equal")
+# rllte's sizes; and what else is not ours by default.
+SIZES: dict[str, Any] = {"features": 128, "hidden": 256, "batch_size": 256, "learning_rate": 1e-3}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "rnd": {"depth": 1},
+    "disagreement": {"members": 4},
+    "ngu": {"features": 32},
+    "pseudocount": {"features": 32},
+    "re3": {"k": 5},
+}
 
 
-def make(
-    method: str, shape: tuple[int, ...], envs: int, sizes: dict[str, Any]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def make(method: str, shape: tuple[int, ...], envs: int, variant: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """See `drive_reward`."""
     import gymnasium as gym
 
@@ -28,7 +34,8 @@ def make(
     image = len(shape) == 3
     space = gym.spaces.Box(0, 255, shape, np.uint8) if image else gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
     cls = rewards.get(method)
-    reward = cls(cls.Config(**sizes, **OPTIONS.get(method, {})), space, gym.spaces.Discrete(5), seed=0)
+    options = SIZES | OPTIONS.get(method, {}) if variant == "equal" else {}
+    reward = cls(cls.Config(**options), space, gym.spaces.Discrete(5), seed=0)
     memory = reward.initial_memory(envs)
 
     def prepare(rollout: dict[str, Any]) -> Transitions:

@@ -1,7 +1,7 @@
 """rllte's rewards with their defaults, driven as its on-policy agents drive them: `watch` each step, then `compute`.
 
 Its networks for images do not take one of 7 x 7, or are convolutions where ours are dense: it is given the pixels of
-the image as a vector in [0, 1], float32 as its storage keeps them, so that both sides have networks of one size. The
+the image as a vector in [0, 1], float32 as its storage keeps them, so that both sides have dense layers. The
 2,560 steps in which its constructor watches the environments are not measured. Its NGU forgets the cap of its product
 (1.0.1: no attribute `mrs`) and is told its own default of 5.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 DISTRIBUTION = "rllte-core"
+VARIANTS = ("default",)
 CLASSES = {
     "rnd": "RND",
     "icm": "ICM",
@@ -35,9 +36,7 @@ KEYS = {
 }
 
 
-def make(
-    method: str, shape: tuple[int, ...], envs: int, sizes: dict[str, Any]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def make(method: str, shape: tuple[int, ...], envs: int, variant: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """See `drive_reward`."""
     import gymnasium as gym
     import torch
@@ -51,10 +50,7 @@ def make(
         reset=lambda: (None, {}),
         step=lambda actions: (torch.rand(envs, size), None, None, None, {}),
     )
-    options = {"latent_dim": sizes["features"]}
-    if method != "re3":
-        options |= {"batch_size": sizes["batch_size"], "lr": sizes["learning_rate"]}
-    reward = getattr(theirs, CLASSES[method])(steps, device="cpu", **options)
+    reward = getattr(theirs, CLASSES[method])(steps, device="cpu")
     if method == "ngu":
         reward.mrs = 5.0
 
