@@ -1,6 +1,6 @@
 """Our exploration rewards beside rllte-core's of the same name: transitions per CPU-second, scored and learnt from.
 
-    speed_<method>                  ours over theirs, each with the sizes it has by default; the smaller of two observations
+    speed_<method>                  ours over theirs, each with its own default sizes; the smaller of two observations
     speed_<method>_<observation>    one of the two: the median over rounds of the ratio of neighbours
     speed_<method>_equal            the smaller of the two, ours with networks as large as theirs
 
@@ -14,9 +14,9 @@ Not like for like, also with equal networks:
     rllte scales its scores as it computes them, ours leaves that to the mix;
     ours shortens gradients and whitens observations for every method, rllte never shortens them and whitens for rnd,
     disagreement, ngu and re3 alone;
-    ours sees `next_obs`, and in memories of an episode the state it begins in too; rllte sees `obs`;
+    our memories of an episode see `next_obs` and the state it begins in, theirs see `obs`;
     each of our disagreement's members learns from its share of every minibatch, theirs take turns, so that ours learn
-    about three times as much (five members by default, theirs are four);
+    three times as much (four times by default, when ours are five and theirs four);
     the predictor in our NGU has a hidden layer more;
     our RIDE counts cells in the episode, theirs weighs nearest neighbours;
     our RE3 seeks the third neighbour by default, the fifth with equal sizes, within the episode, theirs the fifth

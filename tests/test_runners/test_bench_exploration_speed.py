@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import rewards
 from runners import results
 from runners.bench import exploration_speed, peers
 from runners.bench.__main__ import COLLECTED
@@ -50,15 +51,15 @@ def test_a_script_has_what_the_driver_asks_for_and_stays_small(script):
     names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     assert "make" in names
     assert 'DISTRIBUTION = "' in text
+    assert 'VARIANTS = ("default",' in text
     assert len(text.splitlines()) <= 85
 
 
 FAKE = """
 import torch
-DISTRIBUTION = "numpy"
-def make(method, shape, envs, sizes):
+DISTRIBUTION, VARIANTS = "numpy", ("default", "equal")
+def make(method, shape, envs, variant):
     assert (method, envs) == ("ngu", 8)
-    assert sizes == {"features": 32, "hidden": 256, "batch_size": 256, "learning_rate": 1e-3}
     def learn(rows):
         print("what a library prints is not the answer")
         weight = torch.ones(rows.shape[-1], requires_grad=True)
@@ -69,23 +70,23 @@ def make(method, shape, envs, sizes):
 """
 
 
-def test_the_driver_prints_one_line_with_a_row_for_each_observation(tmp_path):
+def test_the_driver_prints_one_line_with_a_row_for_each_variant_and_observation(tmp_path):
     (tmp_path / "fake.py").write_text(FAKE)
     settings = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(DRIVER), "fake", "ngu"]
     answer = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=120)
     rows = json.loads(answer.stdout)
-    assert [row["observation"] for row in rows] == list(exploration_speed.OBSERVATIONS)
+    assert [row["observation"] for row in rows] == [*exploration_speed.OBSERVATIONS] * 2
+    assert [row["variant"] for row in rows] == ["default", "default", "equal", "equal"]
     for row in rows:
-        assert list(row) == ["observation", "version", "transitions", "cpu_seconds"]
+        assert list(row) == ["variant", "observation", "version", "transitions", "cpu_seconds"]
         assert row["transitions"] == 128 * 8
         assert 0 < row["cpu_seconds"] < 1
 
 
 @pytest.fixture
 def measure(driver, monkeypatch):
-    """The driver's measurement of one rollout, in this process."""
-    monkeypatch.setattr(driver, "WARM", 0)
+    """The driver's measurement of three rollouts, in this process."""
     monkeypatch.setattr(driver, "ROLLOUTS", 1)
     return driver.measure
 
@@ -112,36 +113,53 @@ def fake(minibatches=4, spoil=lambda scores: scores):
 )
 def test_the_driver_refuses_less_learning_and_what_is_no_score(shape, reason, measure):
     with pytest.raises(AssertionError, match=reason):
-        measure(fake(**shape), "rnd", "vector")
+        measure(fake(**shape), "rnd", "vector", "default")
 
 
 def test_the_driver_leaves_torch_as_it_was(measure):
     before = torch.Tensor.backward
-    measure(fake(), "rnd", "vector")
+    measure(fake(), "rnd", "vector", "default")
     assert torch.Tensor.backward is before
 
 
 def test_the_driver_asks_no_learning_of_a_method_that_learns_nothing(measure):
-    assert measure(fake(minibatches=0), "re3", "vector")["transitions"] == 1024
+    assert measure(fake(minibatches=0), "re3", "vector", "default")["transitions"] == 1024
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    monkeypatch.syspath_prepend(str(peers.SCRIPTS))
+    return importlib.import_module("ours_rewards")
 
 
 @pytest.mark.parametrize("observation", exploration_speed.OBSERVATIONS)
-def test_ours_scores_and_learns_within_the_driver(observation, measure, monkeypatch):
-    monkeypatch.syspath_prepend(str(peers.SCRIPTS))
-    assert measure(importlib.import_module("ours_rewards"), "rnd", observation)["transitions"] == 1024
+@pytest.mark.parametrize("variant", ["default", "equal"])
+def test_ours_scores_and_learns_within_the_driver(observation, variant, measure, ours):
+    row = measure(ours, "rnd", observation, variant)
+    assert (row["variant"], row["observation"], row["transitions"]) == (variant, observation, 1024)
+
+
+def test_the_sizes_of_the_other_library_fit_every_method(ours):
+    for method in exploration_speed.METHODS:
+        config = rewards.get(method).Config(**ours.SIZES | ours.OPTIONS.get(method, {}))
+        assert config.features == (32 if method in ("ngu", "pseudocount") else 128)
+        assert (config.hidden, config.batch_size) == (256, 256)
+        assert rewards.get(method).Config().batch_size == 256
 
 
 def answers(monkeypatch, seconds, fails=""):
-    """Replace processes: seconds by script, method and observation, one a round."""
+    """Replace processes: seconds by script, variant and observation, one a round."""
 
     def call(command, settings=None):
         _, _, script, method = command
         if script == "rllte_rewards" and method == fails:
             raise RuntimeError("RuntimeError: shapes")
         rows = []
-        for name in exploration_speed.OBSERVATIONS:
-            taken = seconds.get((script, method, name), [1, 1, 1]).pop(0)
-            rows.append({"observation": name, "version": "1", "transitions": 12, "cpu_seconds": taken})
+        for variant in ("default", "equal") if script == "ours_rewards" else ("default",):
+            for name in exploration_speed.OBSERVATIONS:
+                taken = seconds.get((script, variant, name), [1, 1, 1]).pop(0)
+                row = {"variant": variant, "observation": name, "version": "1"}
+                rows.append({**row, "transitions": 12, "cpu_seconds": taken})
         return f"noise\n{json.dumps(rows)}\n"
 
     monkeypatch.setattr(peers, "call", call)
@@ -149,16 +167,19 @@ def answers(monkeypatch, seconds, fails=""):
 
 
 def test_a_figure_is_the_median_of_neighbours_and_the_smaller_of_two_observations(tmp_path, monkeypatch, capsys):
-    seconds = {("ours_rewards", "rnd", "vector"): [1, 1, 2], ("rllte_rewards", "rnd", "vector"): [4, 8, 6]}
-    seconds |= {("ours_rewards", "rnd", "image"): [1, 1, 1], ("rllte_rewards", "rnd", "image"): [5, 2, 3]}
+    seconds = {("ours_rewards", "default", "vector"): [1, 1, 2], ("rllte_rewards", "default", "vector"): [4, 8, 6]}
+    seconds |= {("ours_rewards", "default", "image"): [1, 1, 1], ("rllte_rewards", "default", "image"): [5, 2, 3]}
+    seconds |= {("ours_rewards", "equal", "vector"): [2, 2, 6], ("ours_rewards", "equal", "image"): [2, 2, 2]}
     answers(monkeypatch, seconds)
     figures = exploration_speed.run(tmp_path, ["rnd", "nothing"], tmp_path)
-    assert figures == {"speed_rnd": 3.0, "speed_rnd_vector": 4.0, "speed_rnd_image": 3.0}  # of 4, 8, 3 and 5, 2, 3
+    # default: of 4, 8, 3 and 5, 2, 3; equal: of 2, 4, 1 and 2.5, 1, 1.5
+    assert figures == {"speed_rnd": 3.0, "speed_rnd_equal": 1.5, "speed_rnd_vector": 4.0, "speed_rnd_image": 3.0}
     assert capsys.readouterr().err == "nothing is skipped: there is no reward of ours with that name\n"
     rows = results.read_rows(tmp_path / "exploration-speed.csv")
-    assert [row["peer"] for row in rows] == ["ours", "rllte"] * 6
-    assert [row["transitions_per_cpu_second"] for row in rows[:4]] == ["12.0", "3.0", "12.0", "2.4"]
-    assert [(row["round"], row["observation"]) for row in rows[::4]] == [(str(i), "vector") for i in (1, 2, 3)]
+    assert [row["peer"] for row in rows] == ["ours", "ours", "ours", "ours", "rllte", "rllte"] * 3
+    assert [row["variant"] for row in rows[:6]] == ["default", "default", "equal", "equal", "default", "default"]
+    assert [row["transitions_per_cpu_second"] for row in rows[:6]] == ["12.0", "12.0", "6.0", "6.0", "3.0", "2.4"]
+    assert [(row["round"], row["observation"]) for row in rows[::6]] == [(str(i), "vector") for i in (1, 2, 3)]
 
 
 def test_a_method_that_fails_elsewhere_is_skipped_with_a_sentence_and_the_others_are_measured(
@@ -167,6 +188,7 @@ def test_a_method_that_fails_elsewhere_is_skipped_with_a_sentence_and_the_others
     answers(monkeypatch, {}, fails="count")
     assert set(exploration_speed.run(tmp_path, ["count", "rnd"], tmp_path)) == {
         "speed_rnd",
+        "speed_rnd_equal",
         "speed_rnd_vector",
         "speed_rnd_image",
     }

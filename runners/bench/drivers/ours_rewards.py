@@ -1,4 +1,4 @@
-"""Our rewards with their defaults, and with networks as large as rllte's: score and update, without the mix around them.
+"""Our rewards by default, and with networks as large as rllte's: score and update, without the mix around them.
 
 An image of 7 x 7 is too small for convolutions: its pixels pass dense layers, as those of the peer do.
 """
