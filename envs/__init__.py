@@ -17,6 +17,7 @@
     snapshots.py     the state of a simulator as plain data, and back
     s3rl.py          S3RL: first episodes that begin in states of a teacher
     words.py         hashed_words(): a sentence as a vector, for observations with text
+    options.py       what may be set of an environment, read from signatures
     probe.py         five tiny worlds that isolate one part of an agent each
 
 Importing this package registers our ids in Gymnasium and imports none of the simulators.

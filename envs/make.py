@@ -74,8 +74,9 @@ def make(
     quiet = family.name != "other"  # Gymnasium's passive checker helps with unknown ones; on ours it only costs time
     try:
         env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+    except (TypeError, AssertionError) as error:
+        # An argument is unexpected, or the environment fills it in itself; anything else is a fault of its own.
+        if not kwargs or (isinstance(error, TypeError) and "keyword argument" not in str(error)):
             raise
         raise ValueError(f"{env_id} cannot be made with the arguments {sorted(arguments)}: {error}") from None
     env = family.repair(env)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import inspect
 import re
 import types
 import typing
@@ -19,7 +20,8 @@ from runners.config import TrainConfig, UsageError, nearest, unknown
 
 PRESETS = Path(__file__).parent / "preset"
 _OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
-_HIDDEN = ("agent_name",)
+HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
+ENV = "env."  # begins the options of the environment
 MAX_LENGTH = 4000  # characters of one argument; a goal is a sentence
 
 
@@ -40,11 +42,14 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     values = {**_preset_values(preset, given), **given} if preset else given
     agent, names = _names(values)
     kinds = _keys(agent, names)
+    if not kinds.keys() >= values.keys() - set(_OWN_NAMES) and values.get("env"):
+        kinds |= _env_keys(str(values["env"]), values)
     for key in values:
         if key not in kinds and key not in _OWN_NAMES:
             raise UsageError(_unknown_key(key, values[key], kinds, names))
     typed = {key: _cast(key, value, kinds[key]) for key, value in values.items() if key in kinds}
-    config = _compose(typed, agent, names)
+    config = _compose({key: value for key, value in typed.items() if not key.startswith(ENV)}, agent, names)
+    config.env_options = {key.removeprefix(ENV): value for key, value in typed.items() if key.startswith(ENV)}
     fill_goals(config, values)
     return config, preset
 
@@ -133,11 +138,31 @@ def _keys(agent: str, names: list[str]) -> dict[str, Any]:
         *((f"reward.{name}.", rewards.get(name).Config) for name in names),
     ):
         hints = typing.get_type_hints(cls)
-        keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in _HIDDEN})
+        keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in HIDDEN})
     for name in ("reward", "agent"):
         del keys[name]
     keys["env"] = keys["preset"] = str
     return keys
+
+
+def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Every option of the environment -> its type, and what else was given where only the constructor knows them."""
+    from envs.options import is_open, options
+
+    keys = {ENV + name: _kind(parameter) for name, parameter in options(env).items()}
+    others = [key for key in values if key.startswith(ENV) and key not in keys]
+    if others and not is_open(env):
+        raise UsageError(f"{others[0]}={_short(values[others[0]])} is no option of {env}; it has {', '.join(keys)}")
+    return keys | dict.fromkeys(others, Any)
+
+
+def _kind(parameter: inspect.Parameter) -> Any:
+    """A parameter's type where it is a plain one: as annotated, or as its default suggests; else anything."""
+    kind = parameter.annotation
+    if kind is parameter.empty:
+        kinds = {bool: bool, int: int | float, float: int | float, str: str}
+        return kinds.get(type(parameter.default), Any)
+    return kind if set(typing.get_args(kind) or (kind,)) <= {bool, int, float, str, type(None)} else Any
 
 
 def _unknown_key(key: str, value: Any, kinds: dict[str, Any], names: list[str]) -> str:
@@ -214,7 +239,8 @@ def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfi
         store.store(group="reward", name=name, node=rewards.get(name).Config, package=f"reward.{name}")
     store.store(group="agent", name=agent, node=agents.get(agent).Config)
     defaults = [{"reward": names}, {"agent": agent}, "_self_"]
-    own = {f.name: f.default for f in dataclasses.fields(TrainConfig) if f.name not in ("reward", "agent")}
+    apart = ("reward", "agent", "env_options")
+    own = {f.name: f.default for f in dataclasses.fields(TrainConfig) if f.name not in apart}
     store.store(name="train", node={"defaults": defaults, **own})
     GlobalHydra.instance().clear()
     try:

@@ -25,9 +25,13 @@ class UsageError(ValueError):
 
 @dataclass
 class TrainConfig:
-    """One run. Every field is a key of the command line; the comments are what `--help` prints."""
+    """One run. Its fields are the keys of the command line; the comments are what `--help` prints.
 
-    env: str = ""  # any Gymnasium id, or module:Id-v0 for your own
+    There, `agent_name` is `agent`, and `env_options` are written one by one, as `env.<name>`.
+    """
+
+    env: str = ""  # any Gymnasium id, or module:Id-v0 for your own; its options are env.<name>, as in env.sticky=0.25
+    env_options: dict[str, Any] = field(default_factory=dict)  # what env.<name> says, for envs.make.make
     reward: Any = field(default_factory=dict)  # a name (bonuses are added to the task), or a list: 'reward=[task,clip]'
     agent: Any = None  # a name; its options are agent.<field>
     agent_name: str = "ppo"
@@ -74,6 +78,12 @@ class TrainConfig:
                 raise UsageError(f"{name}={getattr(self, name)} leaves its folder by '..'; give the folder itself")
 
     @property
+    def world(self) -> str:
+        """The environment and what was set of it, as in `CartPole-v1 (sticky=0.25)`."""
+        options = ", ".join(f"{name}={value}" for name, value in self.env_options.items())
+        return f"{self.env} ({options})" if options else self.env
+
+    @property
     def rewards(self) -> str:
         """The rewards' names, as in `task+rnd`."""
         return "+".join(self.reward)
@@ -99,6 +109,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
+    if not config.env_options:  # as in runs from before there were any, which can go on
+        del values["env_options"]
     return values
 
 

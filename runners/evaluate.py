@@ -8,9 +8,10 @@ The learned reward is never its own judge; it appears in the video only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,7 @@ def play(
     max_steps: int = 20_000,
     max_episode_steps: int | None = None,
     goal: Goal | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scores:
     """Play whole episodes, one after the other.
 
@@ -71,11 +73,12 @@ def play(
         max_steps: no further episode begins after this many steps.
         max_episode_steps: as in training.
         goal: whose truth is asked for after every step.
+        options: of the environment, as in training.
     """
     from envs.make import make
 
     scores = Scores(goal=goal.name if goal else "")
-    env = make(env_id, max_episode_steps=max_episode_steps)
+    env = make(env_id, max_episode_steps=max_episode_steps, **options)
     first = SEED + 1000 * seed
     env.action_space.seed(first)
     try:
@@ -107,6 +110,7 @@ def evaluation(config: TrainConfig, model: Any, episodes: int, seed: int) -> dic
         "max_steps": int(config.eval_steps),
         "max_episode_steps": config.max_episode_steps,
         "goal": goal_of(config),
+        "options": config.env_options,
     }
     return {
         "this run": play(config.env, policy(model), episodes, **limits).to_dict(),
@@ -247,7 +251,7 @@ def _evaluate(arguments: list[str]) -> int:
     run, episodes, seed = Path(options["run"]), int(options["episodes"]), int(options["seed"])
     config, model, mix = load_run(run)
     columns = evaluation(config, model, episodes, seed)
-    print(f"{config.env}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
+    print(f"{config.world}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
     print(table(columns))
     if options["video"] != "false":
         from runners.video import film

@@ -2,6 +2,7 @@
 
     python -m runners.list              everything
     python -m runners.list rnd          one reward or agent: what it is, and its options
+    python -m runners.list CartPole-v1  one environment
 
 The lines are the first sentences of docstrings, read from the files without importing them: torch takes seconds.
 """
@@ -16,6 +17,8 @@ from contextlib import suppress
 from importlib import util
 from pathlib import Path
 from typing import Any
+
+from runners.command import HIDDEN
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +37,12 @@ def main(argv: list[str] | None = None) -> int:
             print(__doc__)
         elif name in targets:
             print(details(name, targets[name], "reward" if name in rewards.names() else "agent"))
+        elif re.search(r"-v\d+$", name):
+            try:
+                print(environment(name))
+            except ValueError as error:
+                print(error, file=sys.stderr)
+                return 2
         else:
             print(unknown("name", name, targets), file=sys.stderr)
             return 2
@@ -56,7 +65,8 @@ def help_text() -> str:
             agents_text(),
             presets_text(),
             "python -m runners.list           environments too\n"
-            "python -m runners.list NAME      the options of a reward (reward.NAME.<field>) or agent (agent.<field>)",
+            "python -m runners.list NAME      the options of a reward (reward.NAME.<field>) or agent (agent.<field>)\n"
+            "                                 or environment (env.<name>)",
         ]
     )
 
@@ -116,6 +126,21 @@ def _environments() -> str:
             lines.append(f"  {name:<34}{words}".rstrip())
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def environment(env_id: str) -> str:
+    """The docstring of an environment, and its options with their defaults; those of its adapter come last.
+
+    Raises:
+        ValueError: if the id is unknown.
+    """
+    import inspect
+
+    from envs.options import creator, options
+
+    text = inspect.getdoc(creator(env_id)) or ""
+    lines = [f"  env.{name}={_default(ast.Constant(option.default))}" for name, option in options(env_id).items()]
+    return f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)
 
 
 def _summaries(targets: dict[str, str]) -> str:
@@ -197,7 +222,7 @@ def fields_of(tree: ast.Module, cls: str) -> list[tuple[str, str, str]]:
             continue
         comment = re.search(r"#\s(.*)$", " ".join(lines[item.lineno - 1 : item.end_lineno]))
         words = comment.group(1) if comment else written.get(item.target.id, "")
-        if item.target.id != "agent_name":
+        if item.target.id not in HIDDEN:
             found.append((item.target.id, _shown.get((cls, item.target.id)) or _default(item.value), words))
     return found
 

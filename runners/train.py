@@ -143,7 +143,7 @@ def build(config: TrainConfig) -> Parts:
     device = find_device(config.device)
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
-    one = make(config.env, max_episode_steps=config.max_episode_steps)
+    one = make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)
     observation_space, action_space = one.observation_space, one.action_space
     one.close()
     agent.check(observation_space, action_space)
@@ -164,7 +164,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix) -> Any:
     from envs.make import make_vec
 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
-    options["text"] = "text" in mix.requires
+    options |= {"text": "text" in mix.requires, **config.env_options}
     if driver == "scorer":
         return make_vec(config.env, n, seed=config.seed, backend=config.backend, **options)
     if config.backend == "batched":
@@ -206,7 +206,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
     print(
-        f"run: {config.agent_name} on {config.env}, {config.total_timesteps:,} steps, "
+        f"run: {config.agent_name} on {config.world}, {config.total_timesteps:,} steps, "
         f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, "
         f"seed {config.seed}, {parts.device}"
     )
@@ -277,7 +277,9 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: C
     if scores:
         print(f"\ntask truth over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))
-    pictures = [("curve", lambda: curve(path, f"{config.env}: {parts.mix.describe()}", scores=scores, control=control))]
+    pictures = [
+        ("curve", lambda: curve(path, f"{config.world}: {parts.mix.describe()}", scores=scores, control=control))
+    ]
     if config.video:
         pictures.append(("video", lambda: film(config, parts.model, parts.mix, path / "video.mp4", seed=config.seed)))
     for name, draw in reversed(pictures):

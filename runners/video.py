@@ -59,6 +59,7 @@ def _play(
         frame_size=mix.frame_size,
         text="text" in mix.requires,
         max_episode_steps=config.max_episode_steps,
+        **config.env_options,
     )
     try:
         cursor, act = Cursor(1), policy(model)

@@ -109,6 +109,71 @@ def test_a_missing_environment_is_asked_for():
 
 
 @pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("lodestar/NoisyRooms-v0 env.noise=off env.rooms=1e1", {"noise": "off", "rooms": 10}),
+        ("lodestar/DeepSea-v0 env.size=20 env.stochastic=true", {"size": 20, "stochastic": True}),
+        ("MiniGrid-DoorKey-8x8-v0 env.mission=words env.max_steps=null", {"mission": "words", "max_steps": None}),
+        ("MiniGrid-DoorKey-8x8-v0 env.size=6", {"size": 6}),
+        ("CartPole-v1 env.sticky=0.25 env.noisy_tv=on_demand", {"sticky": 0.25, "noisy_tv": "on_demand"}),
+        ("CartPole-v1 env.sticky=0", {"sticky": 0.0}),
+        ("Pendulum-v1 env.g=9.5", {"g": 9.5}),
+        ("highway-fast-v0 env.config={lanes_count:2}", {"config": {"lanes_count": 2}}),
+        ("FrozenLake-v1 env.desc=[SF,FG] env.is_slippery=false", {"desc": ["SF", "FG"], "is_slippery": False}),
+        ("faulty_worlds:Any-v0 env.level=3 env.word=x env.deep=true", {"level": 3, "word": "x", "deep": True}),
+    ],
+)
+def test_options_of_the_environment_keep_their_types(arguments, options, tmp_path):
+    config, _ = compose(["env=" + arguments.split()[0], *arguments.split()[1:]])
+    assert config.env_options == options
+    assert [type(value) for value in config.env_options.values()] == [type(value) for value in options.values()]
+    save(config, tmp_path / "config.yaml")
+    again = load(tmp_path / "config.yaml")
+    assert again.env_options == options and again.key() == config.key()
+    assert config.key() != compose(["env=" + arguments.split()[0]])[0].key()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            "lodestar/DeepSea-v0 env.sise=20",
+            "env.sise=20 is no option of lodestar/DeepSea-v0; it has env.size, env.stochastic, env.mapping_seed, "
+            "env.sticky, env.noisy_tv",
+        ),
+        (
+            "CartPole-v1 env.seed=3",
+            "env.seed=3 is no option of CartPole-v1; it has env.sutton_barto_reward, env.sticky",
+        ),
+        ("CartPole-v1 env.render_mode=human", "env.render_mode=human is no option of CartPole-v1"),
+        ("lodestar/DeepSea-v0 size=20", "size=20 is unknown; did you mean env.size?"),
+        ("lodestar/DeepSea-v0 env.size=many", "env.size=many is not a whole number"),
+        ("lodestar/DeepSea-v0 env.stochastic=1", "env.stochastic=1 is not true or false"),
+        ("MiniGrid-DoorKey-8x8-v0 env.size=big", "env.size=big is not a whole number or a number"),
+        ("CartPole-v1 env.sticky=often", "env.sticky=often is not a number or null"),
+        ("CartPole-v1 env_options={sticky:0.25}", "env_options={'sticky': 0.25} is unknown"),
+    ],
+)
+def test_a_mistake_in_an_option_of_the_environment_is_one_sentence(arguments, sentence):
+    with pytest.raises(UsageError) as error:
+        compose(["env=" + arguments.split()[0], *arguments.split()[1:]])
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(UsageError, match="is unknown"):
+        compose(["env.sticky=0.25"])
+
+
+def test_a_run_without_options_is_written_as_before_there_were_any():
+    config, _ = compose([CARTPOLE])
+    assert "env_options" not in to_dict(config) and config.world == "CartPole-v1"
+    assert compose([CARTPOLE, "env.sticky=0.25"])[0].world == "CartPole-v1 (sticky=0.25)"
+    one, two = (
+        compose([CARTPOLE, *order])[0]
+        for order in (["env.sticky=0", "env.noisy_tv=always"], ["env.noisy_tv=always", "env.sticky=0"])
+    )
+    assert one.key() == two.key()
+
+
+@pytest.mark.parametrize(
     "payload",
     [
         "_target_=os.system",
@@ -281,6 +346,13 @@ def test_list_names_environments_by_family_and_goals(capsys):
     assert options["reward.icm.epochs=1"] == "passes over the transitions of one update."
     assert main(["dqn"]) == 0
     assert "  agent.learning_starts=1000 " in capsys.readouterr().out
+    assert main(["lodestar/DeepSea-v0"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("lodestar/DeepSea-v0: A dive through size x size cells")
+    options = "\n  env.size=10\n  env.stochastic=false\n  env.mapping_seed=0\n  env.sticky=null\n  env.noisy_tv=null\n"
+    assert output.endswith("\n\noptions" + options)
+    assert main(["CartPole-v9"]) == 2
+    assert "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?" in capsys.readouterr().err
     assert main(["cuont"]) == 2
     assert "did you mean count?" in capsys.readouterr().err
 

@@ -332,13 +332,14 @@ def test_a_third_partys_reward_trains_beside_its_control(tmp_path, monkeypatch, 
     monkeypatch.syspath_prepend(tmp_path)
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", path)  # for the control's process
-    assert main([*PLAIN, "reward=paid", f"run_dir={tmp_path / 'run'}"]) == 0
+    world = ["env=faulty_worlds:Level-v0", "env.level=3"]
+    assert main([*PLAIN, *world, "reward=paid", f"run_dir={tmp_path / 'run'}"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "reward: paid"
     scores = json.loads((tmp_path / "run" / "result.json").read_text())
     assert list(scores) == ["this run", "random", "control: paid.weight=0.0"], (
         tmp_path / "run" / "control" / "log.txt"
     ).read_text()
-    assert scores["control: paid.weight=0.0"]["task_return"] == 40
+    assert scores["control: paid.weight=0.0"]["task_return"] == 3 * 40  # in the world of the run itself
     assert _status(tmp_path / "run" / "control" / "run")["state"] == "finished"
 
 
