@@ -36,6 +36,7 @@ class BYOLHindsightConfig(BYOLConfig, HindsightConfig):
 
     freeze: int = 20_000
     temper: float = 0.3
+    critic_steps: int = 1
 
 
 class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score`, which has a memory

@@ -7,6 +7,7 @@
     python -m runners.bench ppo_streams    a bonus that ends with the episode, or does not, or has no value of its own
     python -m runners.bench exploration    every bonus on seven sparse tasks with its controls, five seeds: two hours
     python -m runners.bench noisy_rooms    curiosity alone, beside a noisy television, five seeds: half an hour
+    python -m runners.bench pseudo_counts  do RDD, coin flips and RND know how often they were somewhere? minutes
     python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
     python -m runners.bench keycorridor    learning study, hours
@@ -19,11 +20,24 @@ foundation.json, ppo.json and exploration.json. An interrupted study goes on whe
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "results"
-COLLECTED = {"ppo": "ppo", "peers": "ppo", "ppo_learning": "ppo", "ppo_streams": "ppo"}  # the rest: foundation
-COLLECTED |= {"exploration-speed": "exploration", "noisy_rooms": "exploration"}
+TABLE = {  # name -> where its function is, and the file that collects its figures
+    "foundation": ("foundation:run", "foundation"),
+    "upright": ("upright:run", "foundation"),
+    "keycorridor": ("studies:keycorridor", "foundation"),
+    "mountaincar": ("studies:mountaincar", "foundation"),
+    "ppo": ("ppo:run", "ppo"),
+    "peers": ("peers:run", "ppo"),
+    "ppo_learning": ("ppo_learning:learning", "ppo"),
+    "ppo_streams": ("ppo_learning:streams", "ppo"),
+    "exploration": ("exploration:run", "exploration"),
+    "noisy_rooms": ("noisy_rooms:run", "exploration"),
+    "pseudo_counts": ("pseudo_counts:run", "exploration"),
+    "exploration-speed": ("exploration_speed:run", "exploration"),
+}
 
 
 def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
@@ -32,34 +46,18 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     if not names or names[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if names else 2
-    from functools import partial
-
     from runners import results
-    from runners.bench import (
-        exploration,
-        exploration_speed,
-        foundation,
-        noisy_rooms,
-        peers,
-        ppo,
-        ppo_learning,
-        studies,
-        upright,
-    )
     from runners.config import unknown
 
-    table = {"foundation": foundation.run, "upright": upright.run, "ppo": ppo.run, "peers": peers.run}
-    table |= {"ppo_learning": ppo_learning.learning, "ppo_streams": ppo_learning.streams}
-    table |= {"exploration": exploration.run, "noisy_rooms": noisy_rooms.run}
-    table["exploration-speed"] = exploration_speed.run
-    table |= {name: partial(studies.run, study) for name, study in studies.STUDIES.items()}
     for name in names:
-        if name not in table:
-            print(unknown("benchmark", name, table), file=sys.stderr)
+        if name not in TABLE:
+            print(unknown("benchmark", name, TABLE), file=sys.stderr)
             return 2
     for name in names:
-        figures = table[name](folder)
-        for target in dict.fromkeys([name, COLLECTED.get(name, "foundation")]):
+        place, collected = TABLE[name]
+        module, function = place.split(":")
+        figures = getattr(import_module(f"runners.bench.{module}"), function)(folder)
+        for target in dict.fromkeys([name, collected]):
             results.write_figures(folder / f"{target}.json", f"python -m runners.bench {name}", figures)
         for key, value in figures.items():
             print(f"{key:<40}{value:10.3f}")

@@ -65,10 +65,13 @@ TASKS = {
 
 
 def run(folder: Path) -> dict[str, float]:
-    """Run what is missing; the interquartile mean over seeds of every task and method, with its interval."""
+    """Run what is missing, draw it; the interquartile mean over seeds of every task and method, with its interval."""
+    from runners.bench import exploration_figure
+
     arms = ["none", "random", *known()]
     jobs = [(train, (name, arm, seed)) for seed in range(SEEDS) for name in TASKS for arm in arms]
     rows = run_missing(folder, "exploration", ("task", "arm", "seed"), jobs)
+    exploration_figure.draw(folder)
     figures: dict[str, float] = {}
     for name, task in TASKS.items():
         for arm in arms:

@@ -45,6 +45,16 @@ class Study:
     threshold: float = float("inf")  # the mean return that counts as solved
 
 
+def keycorridor(folder: Path) -> dict[str, float]:
+    """Does a first-visit count find the key?"""
+    return run(KEYCORRIDOR, folder)
+
+
+def mountaincar(folder: Path) -> dict[str, float]:
+    """What does RND buy, and what does its weight's schedule?"""
+    return run(MOUNTAINCAR, folder)
+
+
 def run(study: Study, folder: Path) -> dict[str, float]:
     """Run what is missing of a study, one run at a time; returns its figures."""
     rows = results.read_rows(folder / f"{study.name}.csv")
@@ -203,4 +213,3 @@ MOUNTAINCAR = Study(
     figures=_mountaincar_figures,
     threshold=-150.0,
 )
-STUDIES = {study.name: study for study in (KEYCORRIDOR, MOUNTAINCAR)}

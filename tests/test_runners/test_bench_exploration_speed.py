@@ -15,7 +15,7 @@ import torch
 import rewards
 from runners import results
 from runners.bench import exploration_speed, peers
-from runners.bench.__main__ import COLLECTED
+from runners.bench.__main__ import TABLE
 
 DRIVER = peers.SCRIPTS / "drive_reward.py"
 
@@ -216,4 +216,4 @@ def test_ours_that_does_not_run_is_an_error(tmp_path, monkeypatch):
 
 
 def test_the_figures_are_collected_with_those_of_exploration():
-    assert COLLECTED["exploration-speed"] == "exploration"
+    assert TABLE["exploration-speed"][1] == "exploration"
