@@ -1,4 +1,4 @@
-"""The picture of `exploration` and `noisy_rooms`: a row for each method, a column for each task, dots with intervals."""
+"""The picture of `exploration` and `noisy_rooms`: a row for each method, a column for each task, its interval."""
 
 from __future__ import annotations
 

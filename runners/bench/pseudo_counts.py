@@ -57,7 +57,7 @@ def measure(arm: str, seed: int) -> dict[str, Any]:
     from envs.make import make_vec
 
     torch.set_num_threads(1)
-    envs = make_vec("lodestar/DeepSea-v0", ENVS, seed=seed, backend="batched", size=SIZE)
+    envs: Any = make_vec("lodestar/DeepSea-v0", ENVS, seed=seed, backend="batched", size=SIZE)
     name, options = ARMS[arm]
     kind = rewards.get(name)
     bonus = kind(kind.Config(**options), envs.single_observation_space, envs.single_action_space, seed=seed)
