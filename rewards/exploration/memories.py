@@ -170,7 +170,7 @@ class EllipticalMemory(_InPieces):
 
     def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Answers float64 (N, T), at least 0."""
-        inverse, fresh = memory["inverse"], np.eye(self.features) / self.ridge
+        inverse = memory["inverse"]
         episode, last = _episodes(ended)
         phi = x.astype(np.float64)
         phi[~valid] = 0
@@ -187,8 +187,10 @@ class EllipticalMemory(_InPieces):
         # Woodbury: what the rows of the episode that goes on take away from the inverse at its start
         spread[episode != last[:, None]] = 0
         taken = solve_triangular(torch.from_numpy(lower), torch.from_numpy(spread), upper=False).numpy()
-        start = np.where(last[:, None, None] == 0, inverse, fresh)
-        return answers, {"inverse": start - taken.swapaxes(1, 2) @ taken}
+        inverse = inverse.copy()
+        inverse[last > 0] = np.eye(self.features) / self.ridge
+        inverse -= taken.swapaxes(1, 2) @ taken
+        return answers, {"inverse": inverse}
 
 
 class NeighbourMemory(_InPieces):
