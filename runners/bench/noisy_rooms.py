@@ -26,7 +26,7 @@ from runners.bench.exploration import SEEDS, run_missing
 from runners.evaluate import interval
 
 STEPS, ENVS = 200_000, 32
-FEWER = 3  # seeds of what is beside the question
+FEWER = 2  # seeds of what is beside the question
 PPO: dict[str, Any] = {"n_steps": 100, "batch_size": 400, "n_epochs": 4, "learning_rate": 5e-4, "entropy_weight": 0.01}
 COMMON = {"normalize_obs": "none", "scale": "return", "freeze": 16_000, "episodic": False}
 LIFETIME = {"memory": "lifetime", "kind": "sqrt", "scale": "return", "freeze": 16_000, "episodic": False, "weight": 1.0}
@@ -36,7 +36,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "strict": ("hindsight", COMMON),
     "no_invariance": ("hindsight", {**COMMON, "invariance": 0.0}),
     "byol_hindsight": ("byol_hindsight", COMMON),
-    "count": ("count", LIFETIME),
+    "count_lifetime": ("count", LIFETIME),
     "none": ("task", {}),
     "random": ("task", {}),
 }
