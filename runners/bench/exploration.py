@@ -5,7 +5,7 @@ the end; the same scale and weight for every bonus of a task, everything else as
 task's own success or return over its last 100 episodes. Controls: the task alone (`none`), a random policy (`random`),
 the first-visit count of the episode (`count`) and 1/sqrt(n) over the whole run (`count_lifetime`).
 
-Forward prediction and BYOL-Explore stand in `noisy_rooms`; `submodular`, whose default is a first visit, is left out.
+Forward prediction and BYOL-Explore stand in `noisy_rooms`.
 
 Runs go on one process a core. Rows are written as they end; an interrupted study goes on where it stopped.
 """
@@ -28,7 +28,7 @@ from runners.evaluate import interval
 SEEDS = 5
 # Bonuses of the episode end with it; those of a lifetime go on into the next.
 LIFELONG = ("rnd", "rdd", "icm", "disagreement", "hindsight", "count_lifetime")
-EPISODIC = ("count", "ride", "noveld", "e3b", "pseudocount", "ngu", "re3", "deir")
+EPISODIC = ("count", "ride", "noveld", "e3b", "pseudocount", "ngu", "re3", "deir", "submodular")
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # arm -> reward, its options
     **{name: (name, {}) for name in (*LIFELONG, *EPISODIC)},
     "count_lifetime": ("count", {"memory": "lifetime", "kind": "sqrt"}),
