@@ -20,9 +20,13 @@ EPSILON = 1e-8
 
 
 class RunningMeanStd:
-    """Mean and variance over everything seen so far, per element of `shape`."""
+    """Mean and variance over everything seen so far, per element of `shape`.
 
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+    With a `window`, rows count as if only that many had been seen before an update: what is older fades.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), window: int | None = None) -> None:
+        self.window = window
         self.mean = np.zeros(shape)
         self.var = np.ones(shape)
         self.count = 0
@@ -40,7 +44,7 @@ class RunningMeanStd:
         delta = mean - self.mean
         self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
         self.mean = self.mean + delta * n / total
-        self.count = total
+        self.count = total if self.window is None else min(total, self.window)
 
     @property
     def std(self) -> np.ndarray:

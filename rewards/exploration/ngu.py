@@ -19,7 +19,7 @@ import numpy as np
 
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import LearnedConfig
-from rewards.exploration.pseudocount import PseudoCount, PseudoCountConfig, remember
+from rewards.exploration.pseudocount import RECENT, PseudoCount, PseudoCountConfig
 from rewards.exploration.rnd import RND, RNDConfig
 from rewards.scale import RunningMeanStd
 
@@ -52,7 +52,7 @@ class NGU(PseudoCount):
         shared = {field.name: getattr(config, field.name) for field in fields(LearnedConfig)}
         shared["learning_rate"] = config.rnd_learning_rate
         self.rnd = RND(RNDConfig(**shared), *spaces, **{**options, "seed": self.seed + 1})
-        self.error = RunningMeanStd()
+        self.error = RunningMeanStd(window=RECENT)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         episodic, memory = super().scan(batch, memory)
@@ -62,7 +62,7 @@ class NGU(PseudoCount):
         metrics = super().update(batch)
         flat = batch.flatten()
         if np.any(flat.valid):
-            remember(self.error, self.rnd.score(flat)[np.asarray(flat.valid)])
+            self.error.update(self.rnd.score(flat)[np.asarray(flat.valid)])
         return metrics | {f"rnd_{name}": value for name, value in self.rnd.update(flat).items()}
 
     def factor(self, error: np.ndarray) -> np.ndarray:

@@ -68,7 +68,7 @@ class PseudoCount(Episodic, Embedded):
     def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
         super().__init__(config, *spaces, **options)
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
-        self.distance = RunningMeanStd()
+        self.distance = RunningMeanStd(window=RECENT)
         self.distance.mean = np.ones(())
         self.train_on(self.encoder, self.guess)
 
@@ -85,7 +85,7 @@ class PseudoCount(Episodic, Embedded):
             fresh = self.memory.initial(column.shape[1])
             squares, _ = self.memory.walk(fresh, visits.of(self._phi), visits.valid, visits.ended)
             squares = squares[visits.valid]
-            remember(self.distance, squares[np.isfinite(squares)])
+            self.distance.update(squares[np.isfinite(squares)])
         return metrics
 
     def bonus(self, squares: np.ndarray) -> np.ndarray:
@@ -98,9 +98,3 @@ class PseudoCount(Episodic, Embedded):
 
     def _phi(self, obs: Obs) -> np.ndarray:
         return self.embedded(obs).cpu().numpy()
-
-
-def remember(statistics: RunningMeanStd, values: np.ndarray) -> None:
-    """Take values (M,) into statistics that forget what is older than `RECENT` values."""
-    statistics.update(values)
-    statistics.count = min(statistics.count, RECENT)

@@ -79,3 +79,13 @@ def test_a_saved_scale_goes_on_equally(name):
 def test_an_unknown_scale_is_named():
     with pytest.raises(ValueError, match="scale='variance' is not one of none, return, ema, std"):
         make_scale("variance", 0.9, True)
+
+
+def test_with_a_window_what_is_older_fades():
+    statistics = RunningMeanStd(window=10)
+    statistics.update(np.zeros(1000))
+    assert statistics.count == 10
+    statistics.update(np.ones(10))
+    assert (float(statistics.mean), float(statistics.var)) == (0.5, 0.25)
+    statistics.update(np.ones(10))
+    assert float(statistics.mean) == 0.75
