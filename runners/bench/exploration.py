@@ -75,11 +75,21 @@ def run(folder: Path) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, task in TASKS.items():
         for arm in arms:
-            values = [float(r[task.judged_by]) for r in rows if (r["task"], r["arm"]) == (name, arm)]
-            if values:
-                low, high = interval(values)
-                figures |= {f"{name}_{arm}": results.iqm(values), f"{name}_{arm}_low": low, f"{name}_{arm}_high": high}
+            figures |= _summary(
+                f"{name}_{arm}", task, [row for row in rows if (row["task"], row["arm"]) == (name, arm)]
+            )
     return figures
+
+
+def _summary(key: str, task: Task, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """How the seeds of an arm ended, and the median of their steps to the threshold if more than half got there."""
+    if not rows:
+        return {}
+    values = [float(row[task.judged_by]) for row in rows]
+    low, high = interval(values)
+    steps = float(np.median([float(row["solved_at"] or "inf") for row in rows]))
+    reached = {f"{key}_steps": steps} if steps < float("inf") else {}
+    return {key: results.iqm(values), f"{key}_low": low, f"{key}_high": high, **reached}
 
 
 def known() -> list[str]:
