@@ -17,11 +17,15 @@ Differences from them:
 
 What a world of cells offers to a study: `n_cells`, and `info["cell"]`, an int in [0, n_cells), at every reset and step.
 
-Limits: nothing to render. A one-hot cell tells a network nothing about which cells are neighbours.
+Their pictures are drawn with NumPy: the agent is blue, rooms are set row by row as words are in lines of text.
+
+Limits: a one-hot cell tells a network nothing about which cells are neighbours. A picture of many cells has less than
+a pixel for each of them in a small frame.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -39,6 +43,8 @@ STAY = 0
 LEVELS = 7  # a walking noise number is a multiple of 1 / 7
 NOISES = ("off", "brownian", "pixels", "on_demand")
 CODES = ("one_hot", "dense")
+PIXELS = 16  # of a picture, along a cell
+WALL, FLOOR, AGENT, TREASURE = (120, 126, 136), (238, 238, 232), (36, 96, 200), (250, 190, 20)
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
@@ -62,13 +68,13 @@ class NoisyRooms(gym.Env):
         bits: how many noise numbers, at least 0.
         code: "one_hot" (D = n_cells), or "dense": D = `dense_size` numbers in [-1, 1], the same in every run.
         dense_size: at least 1.
-        render_mode: None; there is nothing to see.
+        render_mode: None, or "rgb_array": the rooms, and below them the noise from black (0) to white (1).
 
     Raises:
         ValueError: if an argument is out of range.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class NoisyRooms(gym.Env):
         for name, value, known in (("noise", noise, NOISES), ("code", code, CODES)):
             if value not in known:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
-        unseen(render_mode)
+        self.render_mode = one_of_modes(render_mode)
         self.rooms, self.kind, self.bits = rooms, noise, bits
         self.leads = corridor(rooms)
         self.n_cells = len(self.leads)
@@ -116,6 +122,9 @@ class NoisyRooms(gym.Env):
             self.noise[:] = next_noise(self.kind, self.noise, chance, action == STAY)
         return self._obs(), 0.0, False, False, {"cell": self.cell}
 
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return None if self.render_mode is None else draw_rooms(self.rooms, self.cell, self.noise)
+
     def _obs(self) -> np.ndarray:
         code = one_hot(self.cell, self.n_cells) if self.codes is None else self.codes[self.cell]
         return np.concatenate([code, self.noise])
@@ -135,20 +144,20 @@ class DeepSea(gym.Env):
         stochastic: whether a move to the right leaves the column as it is with probability 1 / size, and whether
             N(0, 1) is added to what the two corner cells of the bottom row pay.
         mapping_seed: of the map that says which action means right.
-        render_mode: None; there is nothing to see.
+        render_mode: None, or "rgb_array": the cells that can be reached, and the treasure in the last.
 
     Raises:
         ValueError: if an argument is out of range.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(
         self, size: int = 10, stochastic: bool = False, mapping_seed: int = 0, render_mode: str | None = None
     ) -> None:
         at_least("size", size, 2)
         at_least("mapping_seed", mapping_seed, 0)
-        unseen(render_mode)
+        self.render_mode = one_of_modes(render_mode)
         self.size, self.stochastic = size, stochastic
         self.n_cells = size * size
         self.bottom = self.n_cells - size  # the first cell of the bottom row
@@ -177,6 +186,9 @@ class DeepSea(gym.Env):
             drift -= right and self.np_random.random() < 1 / self.size
         self.cell = int(self.leads[cell, drift])
         return one_hot(self.cell, self.n_cells), reward, cell >= self.bottom, False, {"cell": self.cell}
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return None if self.render_mode is None else draw_sea(self.size, self.cell)
 
 
 def corridor(rooms: int) -> np.ndarray:
@@ -248,10 +260,40 @@ def at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name}={value} is out of range; give at least {least}")
 
 
-def unseen(render_mode: str | None) -> None:
-    """Refuses to render."""
-    if render_mode is not None:
-        raise ValueError(f"worlds of cells cannot be rendered; leave render_mode={render_mode!r} and frames out")
+def one_of_modes(render_mode: str | None) -> str | None:
+    """The mode itself; refuses what these worlds cannot be drawn as."""
+    if render_mode not in (None, "rgb_array"):
+        raise ValueError(f'render_mode={render_mode!r} is unknown to worlds of cells; give "rgb_array" or None')
+    return render_mode
+
+
+def draw_rooms(rooms: int, cell: int, noise: np.ndarray) -> np.ndarray:
+    """NoisyRooms as a picture, uint8 (H, W, 3); the noise, (bits,) in [0, 1], fills the last lines."""
+    wide, columns = SIDE + 1, math.isqrt(rooms - 1) + 1  # as near to a square as rooms allow
+    room, place = np.divmod(np.arange(rooms * PERIOD - 1), PERIOD)
+    y, x = np.divmod(place, SIDE)
+    door = place == PERIOD - 1
+    y[door], x[door] = SIDE // 2, SIDE
+    y, x = y + room // columns * wide + 1, x + room % columns * wide + 1
+    plan = np.full((y.max() + 2, columns * wide + 1, 3), WALL, np.uint8)
+    plan[y, x] = FLOOR
+    plan[y[cell], x[cell]] = AGENT
+    lines = np.full((-(-len(noise) // plan.shape[1]), plan.shape[1], 3), WALL, np.uint8)
+    lines.reshape(-1, 3)[: len(noise)] = 255 * noise[:, None]
+    return enlarged(np.concatenate([plan, lines]))
+
+
+def draw_sea(size: int, cell: int) -> np.ndarray:
+    """DeepSea as a picture, uint8 (H, W, 3): a column further to the right can be reached with every row."""
+    plan = np.where(np.tri(size, dtype=bool)[:, :, None], FLOOR, WALL).astype(np.uint8)
+    plan[-1, -1] = TREASURE
+    plan[divmod(cell, size)] = AGENT
+    return enlarged(plan)
+
+
+def enlarged(plan: np.ndarray) -> np.ndarray:
+    """uint8 (H, W, 3), PIXELS times as high and as wide."""
+    return plan.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:

@@ -10,8 +10,9 @@ from gymnasium.utils.env_checker import check_env
 
 from envs import batched
 from envs.classic import pose
-from envs.exploration import LEVELS, DeepSea, NoisyRooms, corridor
+from envs.exploration import AGENT, FLOOR, LEVELS, PERIOD, PIXELS, TREASURE, DeepSea, NoisyRooms, corridor
 from envs.make import families, make, make_vec
+from envs.vector import InProcess
 
 ROOMS, SEA = "lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"
 STAY, LEFT, RIGHT, UP, DOWN = range(5)
@@ -215,11 +216,65 @@ def test_bad_options_are_answered_with_what_to_give_instead() -> None:
         make(SEA, depth=3)
 
 
-@pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
-def test_there_is_nothing_to_render() -> None:
+def middles(env: gym.Env) -> np.ndarray:
+    """The pixel in the middle of every cell of the picture, which is of one colour, (H, W, 3)."""
+    image = env.render()
+    cells = image.reshape(image.shape[0] // PIXELS, PIXELS, -1, PIXELS, 3)
+    assert image.dtype == np.uint8 and (cells == cells[:, :1, :, :1]).all()
+    return cells[:, PIXELS // 2, :, PIXELS // 2]
+
+
+def places(picture: np.ndarray, colour: tuple[int, int, int]) -> list[list[int]]:
+    return np.argwhere((picture == colour).all(axis=-1)).tolist()
+
+
+def test_a_picture_of_rooms_shows_the_agent_where_it_is_and_the_noise_below() -> None:
+    env = make(ROOMS, noise="on_demand", bits=20, render_mode="rgb_array", seed=0)
+    env.reset()
+    before = middles(env)
+    assert before.shape == (19 + 2, 19, 3)  # three rooms wide and high with their walls, 20 numbers in lines of 19
+    assert places(before, AGENT) == [[3, 3]] and len(places(before, FLOOR)) == 207 - 1
+    assert places(before, (0, 0, 0)) == [*([19, x] for x in range(19)), [20, 0]]
+    env.step(RIGHT), env.step(LEFT)
+    assert np.array_equal(middles(env), before)  # the same state, the same picture
+    walk(env, [RIGHT] * 3)
+    assert env.unwrapped.cell == 25 and places(middles(env), AGENT) == [[3, 6]]
+    walk(env, [RIGHT] * 12)
+    assert env.unwrapped.cell == 2 * PERIOD + 25 and places(middles(env), AGENT) == [[3, 18]]
+    obs, *_ = walk(env, [RIGHT, DOWN, STAY])  # out of the picture, into the second line of rooms
+    picture = middles(env)
+    assert env.unwrapped.cell == 3 * PERIOD + 15 and places(picture, AGENT) == [[10, 1]]
+    assert 0 < obs[-20:].sum() < 20
+    assert np.array_equal(picture[19:].reshape(-1, 3)[:20, 0], 255 * obs[-20:])
+
+
+def test_one_room_without_noise_is_a_picture_too() -> None:
+    env = make(ROOMS, rooms=1, bits=0, render_mode="rgb_array")
+    env.reset()
+    picture = middles(env)
+    assert picture.shape == (7, 7, 3) and places(picture, AGENT) == [[3, 3]] and len(places(picture, FLOOR)) == 24
+
+
+def test_a_picture_of_the_sea_shows_a_triangle_the_treasure_and_the_diver() -> None:
+    env = make(SEA, size=4, render_mode="rgb_array")
+    env.reset()
+    right, picture = env.unwrapped.right, middles(env)
+    assert places(picture, AGENT) == [[0, 0]] and places(picture, TREASURE) == [[3, 3]]
+    assert places(picture, FLOOR) == [[1, 0], [1, 1], [2, 0], [2, 1], [2, 2], [3, 0], [3, 1], [3, 2]]
+    walk(env, [right[0], right[5], 1 - right[10]])
+    assert env.unwrapped.cell == 13 and places(middles(env), AGENT) == [[3, 1]]
+
+
+def test_frames_are_there_in_one_world_and_in_many() -> None:
     for env_id in (ROOMS, SEA):
-        with pytest.raises(ValueError, match=r"worlds of cells cannot be rendered; leave render_mode='rgb_array'"):
-            make(env_id, frame_size=64)
+        _, info = make(env_id, frame_size=64, seed=0).reset()
+        envs = make_vec(env_id, 2, backend="auto", frame_size=64)
+        frames = envs.reset()[1]["frame"]
+        assert type(envs) is InProcess and frames.shape == (2, 64, 64, 3)  # array programs have no frames
+        assert np.array_equal(frames[0], info["frame"]) and np.array_equal(frames[0], frames[1])
+        assert make(env_id).unwrapped.render() is None
+        with pytest.raises(ValueError, match=r"render_mode='ansi' is unknown to worlds of cells; give \"rgb_array\""):
+            type(make(env_id).unwrapped)(render_mode="ansi")
 
 
 def test_an_array_program_heeds_every_argument_of_its_original() -> None:
@@ -230,7 +285,7 @@ def test_an_array_program_heeds_every_argument_of_its_original() -> None:
 
 def test_gymnasium_accepts_them() -> None:
     for env_id, options in ((ROOMS, {"noise": "pixels"}), (ROOMS, {"code": "dense"}), (SEA, {"stochastic": True})):
-        check_env(make(env_id, **options).unwrapped, skip_render_check=True)
+        check_env(make(env_id, render_mode="rgb_array", **options).unwrapped)
 
 
 @pytest.mark.parametrize(
