@@ -82,21 +82,29 @@ def make(
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         array: "numpy", or "torch" for tensors on `device`.
         device: where the tensors live, such as "cpu" or "cuda".
-        **options: those of the family's adapter, such as MiniGrid's `mission`, and `arguments(env_id)`.
+        **options: those of the family's adapter, such as MiniGrid's `mission`, and `arguments(env_id)`; no others.
 
     Raises:
         ValueError: if the id, an option, `n` or the device is none that there is.
     """
     from envs.batched.arrays import Arrays
+    from envs.family import family_of
     from envs.make import make as make_one
+    from envs.make import spec_of
 
     if not knows(env_id):
         raise ValueError(f"no array program knows {env_id!r}; use envs.make.make_vec, or one of {', '.join(IDS)}")
     if n < 1:
         raise ValueError(f"n={n} environments make no vector; give at least 1")
-    media = sorted({"frame_size", "text", "render_mode", "adapt", "sticky", "noisy_tv"} & set(options))
-    if media:
-        raise ValueError(f"{media[0]}={options[media[0]]!r} needs envs.make.make_vec; array programs only step")
+    for name in sorted(set(options) & {"frame_size", "text", "render_mode", "adapt", "sticky", "noisy_tv"}):
+        raise ValueError(f"{name}={options[name]!r} needs envs.make.make_vec; array programs only step")
+    heeded = arguments(env_id) | family_of(spec_of(env_id)).options
+    for name in sorted(set(options) - heeded):
+        known = ", ".join(sorted(heeded)) or "none"
+        raise ValueError(
+            f"{name}={options[name]!r} is not heeded by the array program of {env_id} (of its options it heeds "
+            f'{known}); leave it out, or use envs.make.make_vec with backend="gym"'
+        )
     arrays = Arrays(array, device)
     original = make_one(env_id, max_episode_steps=max_episode_steps, **options)
     module, _, name = _TABLE[env_id].partition(":")

@@ -184,6 +184,13 @@ def test_bad_input_is_answered_with_what_to_give_instead():
         (("CartPole-v1", 1), {"sticky": 0.25}, "sticky=0.25 needs envs.make.make_vec"),
         (("lodestar/DeepSea-v0", 1), {"noisy_tv": "always"}, "noisy_tv='always' needs envs.make.make_vec"),
         (("MiniGrid-Empty-5x5-v0", 1), {"mission": "sung"}, "mission='sung' is unknown"),
+        (
+            ("MiniGrid-Empty-5x5-v0", 1),
+            {"size": 9},
+            r"size=9 is not heeded by .* heeds mission\); leave it out",
+        ),
+        (("CartPole-v1", 1), {"sutton_barto_reward": True}, r"sutton_barto_reward=True is not heeded .* heeds none\)"),
+        (("lodestar/DeepSea-v0", 1), {"depth": 3}, r"depth=3 .* heeds mapping_seed, size, stochastic\); .*\"gym\""),
     ]
     for arguments, options, sentence in bad:
         with pytest.raises(ValueError, match=sentence):
