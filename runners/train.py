@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import util
@@ -277,7 +278,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: C
     if scores:
         print(f"\ntask truth over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))
-    pictures = [
+    pictures: list[tuple[str, Callable[[], object]]] = [
         ("curve", lambda: curve(path, f"{config.world}: {parts.mix.describe()}", scores=scores, control=control))
     ]
     if config.video:

@@ -22,7 +22,7 @@ LANE = 64  # pixels of a stream's plot below it
 COLOURS = ("#4c9be8", "#f2a541", "#5fbf77", "#d9607c", "#9d7fe0", "#8c8c8c")
 
 
-def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0, steps: int = 1000) -> Path:
+def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0, steps: int = 1000) -> str:
     """Film one episode of a trained policy; what each stream pays is drawn below the picture as it happens.
 
     Args:
@@ -32,16 +32,32 @@ def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0
         path: of the mp4.
         seed: which evaluation episode.
         steps: at most so many are filmed.
+
+    Returns:
+        Where the film is, or why there is none.
     """
     import imageio.v2 as imageio
 
+    if not can_be_drawn(config.env):
+        return "none (this environment cannot be drawn)"
     images, streams = _play(config, model, mix, seed, steps)
     fps = max(10, min(30, len(images) // 8))  # short episodes in slow motion
     writer: Any = imageio.get_writer(path, fps=fps, codec="libx264", quality=7, macro_block_size=16)
     with writer:
         for t in range(len(images)):
             writer.append_data(_draw(images[t], streams, t))
-    return path
+    return str(path)
+
+
+def can_be_drawn(env_id: str) -> bool:
+    """Whether an environment says that it draws pictures; one that says nothing about it is believed to."""
+    from envs.family import family_of
+    from envs.make import spec_of
+    from envs.options import creator
+
+    spec = spec_of(env_id)
+    mode = family_of(spec).arguments(spec, {"render_mode": "rgb_array"}, None)["render_mode"]  # as the family calls it
+    return mode in getattr(creator(env_id), "metadata", {}).get("render_modes", [mode])
 
 
 def _play(

@@ -71,6 +71,18 @@ def test_what_disturbs_is_there_in_training_evaluation_and_film(tmp_path, capsys
     assert model.action_space.n == 2 + 1 and model.observation_space.shape == (4 + 16,)
 
 
+@pytest.mark.filterwarnings("error:.*render_mode")
+def test_worlds_of_cells_are_filmed_and_what_cannot_be_drawn_is_said_so_without_a_warning(tmp_path, capsys):
+    for env_id, film in (
+        ("lodestar/NoisyRooms-v0", f"{tmp_path / 'run'}/video.mp4"),
+        ("faulty_worlds:Plain-v0", "none (this environment cannot be drawn)"),
+    ):
+        folder = tmp_path / "run" if film.endswith("mp4") else tmp_path / "other"
+        assert main([f"env={env_id}", *FAST, *PPO, "video=true", f"run_dir={folder}"]) == 0
+        assert f"video:       {film}\n" in capsys.readouterr().out
+        assert (folder / "video.mp4").exists() == film.endswith("mp4")
+
+
 @pytest.mark.parametrize(
     ("world", "sentence"),
     [
@@ -80,6 +92,10 @@ def test_what_disturbs_is_there_in_training_evaluation_and_film(tmp_path, capsys
         (["env=MiniGrid-DoorKey-5x5-v0", "env.mission=true"], "mission='True' is unknown; give"),
         (["env=MiniGrid-DoorKey-5x5-v0", "env.width=5"], "cannot be made with the arguments ['width']"),
         (["env=CartPole-v1", "env.sticky=0.25", "backend=batched"], "sticky=0.25 needs single environments"),
+        (
+            ["env=CartPole-v1", "env.sutton_barto_reward=true", "backend=batched"],
+            "sutton_barto_reward=True is not heeded by the array program of CartPole-v1 (of its options it heeds none)",
+        ),
         (["env=faulty_worlds:Plain-v0", "env.level=3"], "env.level=3 is no option of faulty_worlds:Plain-v0; it has"),
     ],
 )

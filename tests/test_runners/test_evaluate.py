@@ -1,10 +1,11 @@
 import json
 
+import gymnasium as gym
 import numpy as np
 
 from envs.family import Goal
 from runners.evaluate import SEED, Scores, goal_of, interval, iqm, play, policy, table
-from runners.video import _draw, curve
+from runners.video import _draw, can_be_drawn, curve
 
 
 def test_the_iqm_is_the_mean_of_the_middle_half():
@@ -97,6 +98,14 @@ def test_the_table_puts_policies_side_by_side():
     assert lines[1].split() == ["task", "return", "15.00", "1.00"]
     assert lines[4].split("'")[1] == "upright" and lines[4].split()[-2] == "13.50"
     assert len({len(line) for line in lines}) == 1
+
+
+def test_what_an_environment_says_of_its_pictures_is_asked_in_its_familys_words():
+    drawn = ("CartPole-v1", "NetHackScore-v0", "MiniGrid-Empty-5x5-v0", "lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0")
+    assert all(can_be_drawn(env_id) for env_id in drawn)
+    assert not can_be_drawn("lodestar/ProbeValue-v0") and not can_be_drawn("faulty_worlds:Plain-v0")
+    gym.register("MadeByAFunction-v0", lambda: None)  # which says nothing
+    assert can_be_drawn("MadeByAFunction-v0")
 
 
 def test_the_film_draws_every_stream_up_to_the_step_it_shows():
