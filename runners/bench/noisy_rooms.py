@@ -28,7 +28,7 @@ from runners.evaluate import interval
 STEPS, ENVS = 200_000, 32
 FEWER = 2  # seeds of what is beside the question
 PPO: dict[str, Any] = {"n_steps": 100, "batch_size": 400, "n_epochs": 4, "learning_rate": 5e-4, "entropy_weight": 0.01}
-COMMON = {"normalize_obs": "none", "scale": "return", "freeze": 16_000, "episodic": False}
+COMMON = {"normalize_obs": "none", "scale": "return", "freeze": 16_000, "episodic": False, "learning_rate": 1e-3}
 LIFETIME = {"memory": "lifetime", "kind": "sqrt", "scale": "return", "freeze": 16_000, "episodic": False, "weight": 1.0}
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, COMMON) for name in ("forward", "rnd", "icm", "disagreement", "byol")},
