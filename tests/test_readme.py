@@ -44,6 +44,26 @@ def test_the_numbers_are_those_of_the_results():
         assert float(shown) == pytest.approx(file[key], abs=0.51 * 10**-digits), key
 
 
+def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
+    figures = json.loads((ROOT / "assets" / "results" / "exploration.json").read_text())["figures"]
+    section = README.partition("## Exploration")[2].partition("\n## ")[0]
+    head, _, *rows = re.search(r"^\| paid by \| `keycorridor`.*(?:\n\|.*)+", section, re.MULTILINE)[0].splitlines()
+    tasks = re.findall(r"`(\w+)`", head)
+    shown = 0
+    for row in rows:
+        arm, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        for task, cell in zip(tasks, cells, strict=True):
+            if cell:
+                value, _, steps = cell.rstrip("*").partition(", ")
+                key = f"{task}_{arm.strip('`')}"
+                assert float(value) == pytest.approx(figures[key], abs=0.51 * 10 ** -len(value.partition(".")[2])), key
+                if steps:
+                    known = f"{figures[key + '_steps'] / 1000:.0f}k" if key + "_steps" in figures else "–"
+                    assert steps == known, key
+                shown += 1
+    assert shown > 80
+
+
 def figured():
     """The figures that the text between two headings may print, and the text; different files share some keys."""
     figures = {}
