@@ -22,6 +22,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -116,8 +117,7 @@ class Workers(SlotVectorEnv):
         half = (n + 1) // 2
         groups = (slice(0, half), slice(half, n)) if n > 1 else (slice(0, 1),)
         # Workers are no forks of this process: threads and CUDA do not survive a fork.
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context: Any = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(_start_method())
         one = makers[0]()  # only to see what its spaces are
         block = Block()
         Slots.like(one, n, block)
@@ -209,6 +209,14 @@ class Workers(SlotVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         if hasattr(self, "_stop"):
             self._stop()
+
+
+def _start_method() -> str:
+    try:
+        forkserver.ensure_running()
+    except (ChildProcessError, ValueError):  # a process that was forked cannot use its parent's; or there is none here
+        return "spawn"
+    return "forkserver"
 
 
 def _cores() -> int:

@@ -1,6 +1,7 @@
 """Worker processes give the numbers of one process, share memory that vanishes with them, and fail in a sentence."""
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -191,3 +192,18 @@ def test_one_environment_is_one_group_and_no_process_is_idle() -> None:
     many.close()
     with pytest.raises(ValueError, match="4 environments in processes=0 make no vector; give at least 1 of both"):
         Workers(_makers("CartPole-v1", 4), 0)
+
+
+def test_a_fork_of_a_process_that_had_workers_can_have_its_own():
+    make_vec("CartPole-v1", 2, backend="workers", processes=1).close()  # starts the server that forks workers
+
+    def child():
+        many = make_vec("CartPole-v1", 2, backend="workers", processes=1)
+        many.reset(seed=0)
+        many.close()
+        os._exit(7)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 7
