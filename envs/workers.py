@@ -108,7 +108,7 @@ class Workers(SlotVectorEnv):
 
     def __init__(self, makers: Sequence[Maker], processes: int | None = None) -> None:
         n = len(makers)
-        processes = _cores() if processes is None else processes
+        processes = cores() if processes is None else processes
         if processes < 1 or n < 1:
             raise ValueError(f"{n} environments in processes={processes} make no vector; give at least 1 of both")
         if os.name != "posix":
@@ -219,8 +219,9 @@ def _start_method() -> str:
     return "forkserver"
 
 
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux: the cores this process may use
+def cores() -> int:
+    """Processors that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 

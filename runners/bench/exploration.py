@@ -124,7 +124,7 @@ Job = tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]
 
 def run_missing(folder: Path, study: str, keys: tuple[str, ...], jobs: list[Job]) -> list[dict[str, Any]]:
     """Rows of `study`.csv, after the jobs whose keys are not there have run, one process a core."""
-    from runners.bench.measure import cores
+    from envs.workers import cores
 
     path = folder / f"{study}.csv"
     rows = results.read_rows(path)

@@ -7,7 +7,6 @@ than one core.
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Callable
@@ -41,11 +40,6 @@ def interleave(path: Path, group: str, rounds: int, variants: dict[str, Measure]
                 rates["cpu"][name].append(frames / cpu)
                 rates["wall"][name].append(frames / wall)
     return rates
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ratio(rates: Rates, one: str, other: str) -> float:
