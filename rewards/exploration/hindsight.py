@@ -37,7 +37,7 @@ class HindsightConfig(ForwardConfig):
         noise: size of the generator's own noise.
         temper: lambda; the reward is reconstruction / lambda + invariance. Smaller values pay z for carrying more: 0.1
             with one step of the critic did better on one-hot cells and worse on dense ones (`bench noisy_rooms`).
-        invariance: weight of the critic's term, 0 leaves it out (an ablation) [1].
+        invariance: weight of the critic's term in loss and reward; 0 leaves it out (an ablation) [1].
         critic_steps: steps of the critic for each of the generator.
         bank: z's kept as negatives of the score.
         freeze: transitions after which the scale stands still; 0 never freezes [0].
@@ -77,8 +77,8 @@ class Hindsight(Forward):
         given = torch.cat([x, action], dim=1)
         z = self.chance(given, after, None)
         reward = self.reconstruction(given, z, after) / self.settings.temper
-        bank = self.negatives.newest(x.device)
-        return reward if bank is None or not self.settings.invariance else reward + self.information(given, z, bank)
+        weight, bank = self.settings.invariance, self.negatives.newest(x.device)
+        return reward + weight * self.information(given, z, bank) if weight and bank is not None else reward
 
     def chance(self, given: torch.Tensor, after: torch.Tensor, noise: np.ndarray | None) -> torch.Tensor:
         """z (N, chance) of what happened; without noise, its middle."""

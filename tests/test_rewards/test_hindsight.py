@@ -66,16 +66,16 @@ def by_hand(temper=1.0, **options):
     return reward, batch
 
 
-@pytest.mark.parametrize("temper", [1.0, 0.5])
-def test_the_reward_is_reconstruction_over_lambda_and_information_by_hand(temper):
-    reward, batch = by_hand(temper=temper)
+@pytest.mark.parametrize(("temper", "weight"), [(1.0, 1.0), (0.5, 1.0), (1.0, 3.0)])
+def test_the_reward_is_reconstruction_over_lambda_and_weighted_information_by_hand(temper, weight):
+    reward, batch = by_hand(temper=temper, invariance=weight)
     z = np.tanh([0.0, 3.0])
     rebuilt = np.square([1 - 1, 0 + 2 * z[1] - 3]) / temper
     np.testing.assert_allclose(reward.score(batch), rebuilt, rtol=1e-5)  # the bank is empty yet
     reward.negatives.add(torch.tensor([[0.5], [-1.0]]))
     others = [np.array([own, 0.5, -1.0]) for own in z]
     information = [a * own - np.log(np.mean(np.exp(a * other))) for a, own, other in zip([2, -1], z, others)]
-    np.testing.assert_allclose(reward.score(batch), rebuilt + information, rtol=1e-5)
+    np.testing.assert_allclose(reward.score(batch), rebuilt + weight * np.array(information), rtol=1e-5)
 
 
 def test_without_invariance_the_critic_neither_learns_nor_pays():
