@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 
@@ -24,12 +25,14 @@ class Goal:
         prompt: the sentence for a vision-language reward.
         baseline: the sentence for "anything at all in this environment", what goal-baseline regularisation removes.
         truth: whether the state of an environment meets the goal; reads the simulator, never a frame.
+        negative: the sentence for the opposite, what `contrast` subtracts; empty where there is none.
     """
 
     name: str
     prompt: str
     baseline: str
     truth: Callable[[gym.Env], bool]
+    negative: str = ""
 
 
 def _as_given(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
@@ -54,6 +57,14 @@ def _no_goals(spec: EnvSpec) -> list[Goal]:
     return []
 
 
+def _no_signals(spec: EnvSpec) -> tuple[str, ...]:
+    return ()
+
+
+def _no_sense(env: gym.Env) -> np.ndarray:
+    return np.zeros(0, np.float32)
+
+
 def _unknown(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     return None
 
@@ -75,6 +86,8 @@ class Family:
         caption: (env, memory) -> the state or the last event in words. `memory` is a dict that the caller keeps and
             empties at each reset.
         goals: what may be wanted of an environment; the first is the default.
+        signals: names of the numbers that `sense` reads; empty where there are none. Cars have `envs.vehicle.VEHICLE`.
+        sense: the state in numbers, float32 (K,), as `signals` names them.
         success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
             where nothing says so.
     """
@@ -90,6 +103,8 @@ class Family:
     options: frozenset[str] = frozenset()
     caption: Callable[[gym.Env, dict[str, Any]], str] = _no_caption
     goals: Callable[[EnvSpec], list[Goal]] = _no_goals
+    signals: Callable[[EnvSpec], tuple[str, ...]] = _no_signals
+    sense: Callable[[gym.Env], np.ndarray] = _no_sense
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 Array = Any  # numpy.ndarray, or torch.Tensor inside a model-based agent
+MEDIA = ("frame", "text", "signals")  # what an environment shows beside its observations, in its info
 Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
 Memory = Any  # a dict of arrays with leading axis N, or None
 
@@ -53,6 +54,8 @@ class Transitions:
     obs_frame: Array | None = None  # uint8 (..., H, W, 3), image of obs
     text: Array | None = None  # object (...,) of str, caption or message of next_obs
     obs_text: Array | None = None  # object (...,) of str, caption or message of obs
+    signals: Array | None = None  # float32 (..., K), named quantities of next_obs, read from the simulator
+    obs_signals: Array | None = None  # float32 (..., K), those of obs
     extras: dict[str, Array] = field(default_factory=dict)  # name -> (..., D): embeddings, goals, log-probabilities
 
     @property
@@ -98,7 +101,9 @@ class Transitions:
         for key in self.extras:
             if not key.startswith("obs_") and f"obs_{key}" not in self.extras:
                 del extras[key]  # it describes next_obs, which is gone
-        return self.replace(next_obs=self.obs, frame=self.obs_frame, text=self.obs_text, extras=extras)
+        return self.replace(
+            next_obs=self.obs, frame=self.obs_frame, text=self.obs_text, signals=self.obs_signals, extras=extras
+        )
 
 
 _NAMES = tuple(f.name for f in fields(Transitions))
