@@ -1,0 +1,221 @@
+"""Transitions in a file: what an agent, a script or a person did, kept for learning without the environment.
+
+    batch = record(make("Pendulum-v1"), act, steps=20_000, seed=0)      who acts -> transitions
+    save(path, batch, {"env": "Pendulum-v1"});  batch, meta = load(path)
+    for rows in episodes(batch): ...                                     each episode is a slice
+    batch = from_minari("mujoco/hopper/medium-v0")                       Minari's data sets, where that is installed
+
+The file is safetensors: one array for each field of `Transitions` (`obs/KEY` for a dict, `extras/NAME`), texts as codes
+into a JSON list of the different ones. Nothing in it is ever executed. What the state before an action showed is what
+the state after the action before showed; it is stored for the first step of an episode only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from envs.rollout import Rollout
+from envs.types import MEDIA, Array, Obs, Transitions, concatenate, map_obs
+from envs.wrappers import _plain
+
+Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
+FORMAT = "lodestar recording 1"
+TEXTS = ("text", "obs_text")
+
+
+def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0) -> Transitions:
+    """Let somebody act, and keep what happened, with the frames, texts and signals that the environment shows.
+
+    Args:
+        env: one environment, or a vector that resets its environments itself; it stays open.
+        act: the policy, asked for a batch also where there is one environment; None acts at random.
+        steps: transitions, summed over environments and rounded up to a whole number for each, at least 1.
+        seed: of the first reset, and of random actions.
+
+    Returns:
+        A flat batch (N,): the episodes of the first environment in order, then those of the next.
+
+    Raises:
+        ValueError: if `steps` is out of range, or the vector leaves resets to its caller.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps} record nothing; give at least 1")
+    same = AutoresetMode.SAME_STEP
+    envs: Any = env if isinstance(env, VectorEnv) else SyncVectorEnv([lambda: env], autoreset_mode=same)
+    envs.action_space.seed(seed)
+    obs, infos = envs.reset(seed=seed)
+    media = frozenset(MEDIA) & set(infos)
+    rollout = Rollout(-(-steps // envs.num_envs), envs, media)
+    rollout.begin(obs, infos)
+    begins = np.ones(envs.num_envs, bool)
+    for t in range(rollout.length):
+        rollout.action[t] = envs.action_space.sample() if act is None else act(map_obs(np.array, obs), begins)
+        step = envs.step(rollout.action[t])
+        rollout.write(t, slice(0, envs.num_envs), *step)
+        obs = step[0]
+        begins = rollout.ended[t] if rollout.same_step else ~rollout.valid[t]
+    return by_environment(rollout.transitions(frozenset({"next_obs", *(f"obs_{name}" for name in media)})))
+
+
+def by_environment(batch: Transitions) -> Transitions:
+    """A rollout (T, N) -> its valid transitions, flat, one environment after the other, so that episodes stay whole."""
+    count = batch.shape[0] * batch.shape[1]
+    return batch.map(lambda x: x.swapaxes(0, 1).reshape(count, *x.shape[2:]))[batch.valid.T.ravel()]
+
+
+def episodes(batch: Transitions) -> list[slice]:
+    """The rows of each episode of a flat batch in time order; the last may be cut short, the first begun earlier."""
+    starts = [*map(int, _starts(batch.step, batch.ended)), batch.shape[0]]
+    return [slice(first, last) for first, last in itertools.pairwise(starts)]
+
+
+def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
+    """Write a recording; whoever reads it at the same time finds the old file or the new one.
+
+    Args:
+        path: the file, *.safetensors by custom.
+        batch: flat (N,), episodes in time order.
+        meta: what JSON can hold: the environment's id, who acted.
+
+    Raises:
+        ValueError: for a batch that is not flat, and for the key of an observation with a slash in it.
+    """
+    from safetensors.numpy import save_file
+
+    if len(batch.shape) != 1 or not batch.shape[0]:
+        raise ValueError(f"a batch of shape {batch.shape} is no recording; give a flat one (by_environment makes it)")
+    arrays: dict[str, np.ndarray] = {}
+    for name in (f.name for f in fields(Transitions)):
+        _spread(name, getattr(batch, name), arrays)
+    kinds = list(dict.fromkeys(str(text) for name in TEXTS for text in arrays.get(name, ())))
+    codes = {text: code for code, text in enumerate(kinds)}
+    for name in TEXTS:
+        if name in arrays:
+            arrays[name] = np.array([codes[str(text)] for text in arrays[name]], np.int32)
+    starts = _starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
+    goes_on = np.setdiff1d(np.arange(batch.shape[0]), starts)
+    for name in list(arrays):
+        before = arrays.get(_before(name))
+        if before is not None and np.array_equal(before[goes_on], arrays[name][goes_on - 1]):
+            arrays[_before(name)] = before[starts]
+    partial = Path(f"{path}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    about = {"format": FORMAT, "meta": json.dumps(meta), "texts": json.dumps(kinds)}
+    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, partial, about)
+    partial.replace(path)
+
+
+def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
+    """Read a recording: a flat batch (N,), and what was noted about it.
+
+    Raises:
+        ValueError: if the file is no recording.
+        FileNotFoundError: if there is none.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            about = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no recording ({error}); give a file written by envs.recording.save") from None
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{path} is no recording of this format ({about.get('format')!r}); {FORMAT!r} is read")
+    starts = _starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
+    for name in list(arrays):
+        before = arrays.get(_before(name))
+        if before is not None and len(before) < len(arrays[name]):
+            whole = np.empty_like(arrays[name])
+            whole[1:] = arrays[name][:-1]
+            whole[starts] = before
+            arrays[_before(name)] = whole
+    kinds = np.array(json.loads(about["texts"]), object)
+    arrays.update({name: kinds[arrays[name]] for name in TEXTS if name in arrays})
+    tree: dict[str, Any] = {"extras": {}}
+    for name, value in arrays.items():
+        *above, last = name.split("/")
+        place = tree
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return Transitions(**tree), json.loads(about["meta"])
+
+
+def from_minari(dataset: Any) -> Transitions:
+    """A data set of Minari as a flat batch, observations as `envs.wrappers.PlainObservation` gives them.
+
+    Args:
+        dataset: a `minari.MinariDataset`, or the name of one on this machine.
+
+    Raises:
+        ImportError: if Minari is not installed.
+        ValueError: for observations that are no numbers.
+    """
+    if isinstance(dataset, str):
+        try:
+            import minari
+        except ImportError:
+            raise ImportError("from_minari needs the package minari; pip install 'lodestar-rl[minari]'") from None
+        dataset = minari.load_dataset(dataset)
+    return concatenate([_minari_episode(dataset.observation_space, episode) for episode in dataset.iterate_episodes()])
+
+
+def _minari_episode(space: gym.Space, episode: Any) -> Transitions:
+    steps = len(episode.rewards)
+    rows = [_plain(space, map_obs(lambda x: x[t], episode.observations)) for t in range(steps + 1)]  # noqa: B023
+    obs = _stacked(rows)
+    return Transitions(
+        obs=map_obs(lambda x: x[:-1], obs),
+        action=np.asarray(episode.actions),
+        reward=np.asarray(episode.rewards, np.float32),
+        next_obs=map_obs(lambda x: x[1:], obs),
+        terminated=np.asarray(episode.terminations, bool),
+        truncated=np.asarray(episode.truncations, bool),
+        valid=np.ones(steps, bool),
+        step=np.arange(steps),
+    )
+
+
+def _stacked(rows: list[Any]) -> Obs:
+    if isinstance(rows[0], dict):
+        return {key: _stacked([row[key] for row in rows]) for key in rows[0]}
+    stacked = np.stack(rows)
+    if stacked.dtype.kind not in "biuf":
+        raise ValueError(f"observations such as {rows[0]!r} are no numbers; filter them out of the data set first")
+    return stacked
+
+
+def _starts(step: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """The rows at which something else begins: an episode, or the rest of one that was cut."""
+    begins = np.ones(len(step), bool)
+    begins[1:] = (step[1:] != step[:-1] + 1) | ended[:-1]
+    return np.flatnonzero(begins)
+
+
+def _before(name: str) -> str:
+    """The name of what is said of obs where `name` is said of next_obs."""
+    field, slash, rest = name.partition("/")
+    return ("obs" if field == "next_obs" else f"obs_{field}") + slash + rest
+
+
+def _spread(name: str, value: Any, arrays: dict[str, np.ndarray]) -> None:
+    """Write a field's arrays into a flat dict, keys of nested ones joined by slashes."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if "/" in str(key):
+                raise ValueError(
+                    f"the key {key!r} of {name} has a slash, which separates keys in a recording; rename it"
+                )
+            _spread(f"{name}/{key}", part, arrays)
+    elif value is not None:
+        arrays[name] = np.asarray(value)
