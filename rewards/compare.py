@@ -1,0 +1,226 @@
+"""How far apart two rewards are, told without training anything.
+
+    pearson, spearman   do they rise and fall together?                               [-1, 1], 0 where one is constant
+    auroc               does the reward put goal states above the others?             [0, 1], 0.5 is chance
+    epic                Pearson as a distance, blind to potential shaping and scale   [0, 1]
+    starc               distance that bounds regret from both sides                   [0, 1]
+    interval            what resampling the rows makes of any of them
+
+Sources:
+    EPIC    Gleave et al. 2021, "Quantifying Differences in Reward Functions" (arXiv 2006.13900), definitions 4.1, 4.6.
+    goals   Rocamonde et al. 2023 (arXiv 2310.12921), lemma 1: for rewards of a state EPIC is sqrt((1 - rho) / 2).
+    STARC   Skalse et al. 2024, "STARC: A General Framework For Quantifying Differences Between Reward Functions"
+            (arXiv 2309.15257): value-adjusted levelling (VAL), L2 norm, L2 metric, uniform policy.
+
+Differences from them:
+  - EPIC's expectations over samples use the same S' and A for every row, so potential shaping cancels exactly, not only
+    on average.
+  - STARC's metric is halved, so that it lies in [0, 1] and the worst is 1, as for EPIC.
+  - `starc_on_distribution` fits the values by least squares on the batch and takes one sample of S' for each (s, a): it
+    is exact where the values lie in the span of the features and the world is deterministic, else an estimate on the
+    batch's own distribution, without the guarantees of the source.
+
+When it fails: all of it speaks about the distribution of the rows. A policy that goes elsewhere meets another reward.
+EPIC asks about transitions that cannot happen; two rewards that order all policies alike may be far apart in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from envs.types import Array, Transitions, map_obs
+
+FOURIER = 128  # random features of a state, for a fitted value
+TINY = 1e-12
+
+
+def pearson(a: Array, b: Array) -> float:
+    """Correlation of two arrays (N,), in [-1, 1]; 0 where one of them is constant."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    a, b = a - a.mean(), b - b.mean()
+    length = np.sqrt((a @ a) * (b @ b))
+    small = length <= TINY * max(len(a), 1)
+    return 0.0 if small else float(np.clip(a @ b / length, -1.0, 1.0))
+
+
+def midranks(values: Array) -> np.ndarray:
+    """Ranks from 1 (N,); equal values share the mean of theirs."""
+    _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def spearman(a: Array, b: Array) -> float:
+    """Pearson's correlation of the ranks."""
+    return pearson(midranks(a), midranks(b))
+
+
+def auroc(score: Array, positive: Array) -> float:
+    """Probability that a row of `positive` (bool (N,)) scores above one that is not; ties count half.
+
+    NaN where one of the two kinds is missing.
+    """
+    positive = np.asarray(positive, bool)
+    many, few = int(positive.sum()), int((~positive).sum())
+    if many == 0 or few == 0:
+        return float("nan")
+    return float((midranks(score)[positive].sum() - many * (many + 1) / 2) / (many * few))
+
+
+def epic(a: Array, b: Array) -> float:
+    """sqrt((1 - rho) / 2) of canonical rewards (N,); a reward of the next state alone is canonical as it is."""
+    return float(np.sqrt((1 - pearson(a, b)) / 2))
+
+
+def epic_canonical(
+    score: Callable[[Transitions], np.ndarray],
+    batch: Transitions,
+    *,
+    gamma: float,
+    samples: int = 64,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """C(R)(s, a, s') = R(s, a, s') + E[gamma R(s', A, S') - R(s, A, S') - gamma R(S, A, S')], for the rows of a batch.
+
+    Args:
+        score: rewards of any flat batch, float32 (M,); it must not read `reward`.
+        batch: flat; S, A and S' are drawn from its rows, independently of each other.
+        gamma: discount.
+        samples: draws for each expectation; rows * samples transitions are scored, twice.
+        rng: of the draws.
+
+    Returns:
+        float64 (N,).
+    """
+    n = batch.shape[0]
+    state, action, after = (rng.integers(n, size=samples) for _ in range(3))
+    mean = float(score(_joined(batch.obs, batch, state, action, after)).mean())
+    rows, tile = np.repeat(np.arange(n), samples), np.tile(np.arange(samples), n)
+    expected = []
+    for start in (batch.next_obs, batch.obs):
+        made = _joined(start, batch, rows, action[tile], after[tile])
+        expected.append(np.asarray(score(made), np.float64).reshape(n, samples).mean(1))
+    return np.asarray(score(batch), np.float64) + gamma * expected[0] - expected[1] - gamma * mean
+
+
+def _joined(start: Array, batch: Transitions, state: Array, action: Array, after: Array) -> Transitions:
+    """Transitions that nobody made: from `start[state]`, by the action of row `action`, to row `after`'s successor."""
+    made = batch[after]
+    return made.replace(obs=map_obs(lambda x: x[state], start), action=batch.action[action])
+
+
+def epic_canonical_table(reward: np.ndarray, *, gamma: float) -> np.ndarray:
+    """EPIC's canonical form of a table R (S, A, S), with S, A and S' uniform; float64 (S, A, S)."""
+    from_state = reward.mean(axis=(1, 2))  # E_{A, S'} R(s, A, S')
+    return reward + gamma * from_state[None, None, :] - from_state[:, None, None] - gamma * reward.mean()
+
+
+def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float) -> np.ndarray:
+    """VAL: c(R)(s, a) = E[R(s, a, S') + gamma V(S') - V(s)], V the uniform policy's value.
+
+    Args:
+        reward: (S, A, S); rows of an absorbing end must pay 0.
+        transition: probabilities (S, A, S), each (s, a) sums to 1.
+        gamma: discount in [0, 1).
+
+    Returns:
+        float64 (S, A).
+
+    Raises:
+        ValueError: if the shapes differ, or gamma is 1 or more.
+    """
+    if reward.shape != transition.shape:
+        raise ValueError(
+            f"the reward has shape {reward.shape} and the transitions {transition.shape}; both must be (S, A, S)"
+        )
+    if not 0 <= gamma < 1:
+        raise ValueError(f"gamma={gamma} leaves values without end; give a discount in [0, 1)")
+    paid = (transition * reward).sum(-1)
+    value = np.linalg.solve(np.eye(len(paid)) - gamma * transition.mean(1), paid.mean(1))
+    return paid + gamma * transition @ value - value[:, None]
+
+
+def starc_distance(first: Array, second: Array) -> float:
+    """Half the L2 distance of two canonical rewards of length one, in [0, 1]; a trivial one (all zero) stays zero."""
+    parts = []
+    for canonical in (first, second):
+        flat = np.asarray(canonical, np.float64).ravel()
+        length = np.linalg.norm(flat)
+        parts.append(flat / length if length > 1e-9 * np.sqrt(len(flat)) else np.zeros_like(flat))
+    return float(np.linalg.norm(parts[0] - parts[1]) / 2)
+
+
+def starc(first: np.ndarray, second: np.ndarray, transition: np.ndarray, *, gamma: float) -> float:
+    """STARC distance of two tables of rewards (S, A, S) in a known world, exactly."""
+    return starc_distance(*(starc_canonical(reward, transition, gamma=gamma) for reward in (first, second)))
+
+
+def fit_canonical(rewards: Array, now: Array, after: Array, terminated: Array, *, gamma: float) -> np.ndarray:
+    """VAL on a batch: r + gamma V(s') - V(s), V by least-squares temporal differences.
+
+    Args:
+        rewards: (N, R), one column a reward; actions of the rows are the uniform policy's.
+        now: features (N, D) of s; `state_features` makes some.
+        after: features (N, D) of s'.
+        terminated: bool (N,).
+        gamma: discount.
+
+    Returns:
+        float64 (N, R).
+    """
+    rewards, now, after = (np.asarray(x, np.float64) for x in (rewards, now, after))
+    change = now - gamma * after * ~np.asarray(terminated, bool)[:, None]
+    ridge = 1e-6 * np.trace(now.T @ now) / now.shape[1] * np.eye(now.shape[1])
+    weights = np.linalg.solve(now.T @ change + ridge, now.T @ rewards)
+    return rewards - change @ weights
+
+
+def starc_on_distribution(
+    first: Array, second: Array, now: Array, after: Array, terminated: Array, *, gamma: float
+) -> float:
+    """STARC distance of two rewards (N,) on the batch's own distribution; arguments as in `fit_canonical`."""
+    columns = fit_canonical(np.stack([first, second], 1), now, after, terminated, gamma=gamma)
+    return starc_distance(columns[:, 0], columns[:, 1])
+
+
+def state_features(batch: Transitions, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features of obs and next_obs, float64 (N, D): one, the whitened observation if it is short, random cosines."""
+    both = [_flat(x) for x in (batch.obs, batch.next_obs)]
+    mean, std = np.concatenate(both).mean(0), np.concatenate(both).std(0)
+    whitened = [(x - mean)[:, std > 1e-6] / std[std > 1e-6] for x in both]
+    width = whitened[0].shape[1]
+    rng = np.random.default_rng(seed)
+    slopes = rng.normal(size=(width, FOURIER)) / np.sqrt(max(width, 1))
+    phases = rng.uniform(0, 2 * np.pi, FOURIER)
+    now, after = (
+        np.concatenate([np.ones((len(x), 1)), *([x] if width <= FOURIER else []), np.cos(x @ slopes + phases)], 1)
+        for x in whitened
+    )
+    return now, after
+
+
+def _flat(obs: Array) -> np.ndarray:
+    if isinstance(obs, dict):
+        return np.concatenate([_flat(obs[key]) for key in sorted(obs)], 1)
+    return np.asarray(obs, np.float64).reshape(len(obs), -1)
+
+
+def interval(
+    function: Callable[..., float], *arrays: Array, resamples: int = 200, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile bootstrap of a function of rows: `function(*arrays)` with rows drawn again and again.
+
+    NaN where too few draws have a value.
+    """
+    rng = np.random.default_rng(seed)
+    n = len(arrays[0])
+    values = np.empty(resamples)
+    for i in range(resamples):
+        rows = rng.integers(n, size=n)
+        values[i] = function(*(x[rows] for x in arrays))
+    known = values[np.isfinite(values)]
+    if len(known) < resamples / 2:
+        return float("nan"), float("nan")
+    low, high = np.quantile(known, [0.025, 0.975])
+    return float(low), float(high)
