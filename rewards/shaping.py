@@ -2,7 +2,8 @@
 
 A score that says "this looks good" and is paid at every step makes staying there the best plan: an optimal policy
 then never finishes a task that ends. `potential`, `delta` and `clip` remove the reason to stay; a sigmoid, though
-bounded, does not.
+bounded, does not. `clip` can still make the way dear: a large weight keeps an agent from crossing a valley of the
+score. `runners.bench shaping_grid` shows all of this on a grid whose optimal policies are known.
 
 Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al. 2024,
 arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid).

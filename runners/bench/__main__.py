@@ -10,6 +10,7 @@
     python -m runners.bench pseudo_counts  do RDD, coin flips and RND know how often they were somewhere? minutes
     python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
+    python -m runners.bench shaping_grid   which ways of paying a score can be farmed? exactly, on a small grid: seconds
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
@@ -37,6 +38,7 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "noisy_rooms": ("noisy_rooms:run", "exploration"),
     "pseudo_counts": ("pseudo_counts:run", "exploration"),
     "exploration-speed": ("exploration_speed:run", "exploration"),
+    "shaping_grid": ("shaping_grid:run", "vision"),
 }
 
 
