@@ -17,7 +17,7 @@ import torch
 
 from agents.learner import Batch
 from envs.rollout import OneGroup, Rollout
-from envs.types import map_obs
+from envs.types import MEDIA, map_obs
 
 WINDOW = 100  # episodes that mean returns look back on
 
@@ -41,7 +41,7 @@ class Collector:
         self.inputs, self.actions = learner.net.inputs, learner.net.actions
         self.recurrent = learner.net.gru is not None
         self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
-        self.rollout = Rollout(length, envs, requires & {"frame", "text"})
+        self.rollout = Rollout(length, envs, requires & set(MEDIA))
         n = envs.num_envs
         flat = self.inputs.vector(self.rollout.obs, 2)
         self._shared = isinstance(self.rollout.obs, np.ndarray) and np.shares_memory(flat, self.rollout.obs)

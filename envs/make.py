@@ -36,6 +36,7 @@ def make(
     render_mode: str | None = None,
     frame_size: int | None = None,
     text: bool = False,
+    signals: bool = False,
     seed: int | None = None,
     max_episode_steps: int | None = None,
     adapt: bool = True,
@@ -50,6 +51,7 @@ def make(
         render_mode: as in Gymnasium; "rgb_array" if frames are asked for.
         frame_size: side in pixels of `info["frame"]`, in [8, 1024]; None for no frames.
         text: whether to write `info["text"]`.
+        signals: whether to write `info["signals"]`, where the family has some.
         seed: the first reset without a seed of its own acts as `reset(seed=seed)`; also seeds the action space.
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         adapt: whether observations are adapted to Stable-Baselines3.
@@ -84,8 +86,8 @@ def make(
         env = family.adapt(env, **options)
     env = disturb(env, sticky=sticky, noisy_tv=noisy_tv)
     env = Journal(EpisodeStatistics(env))
-    if frame_size is not None or text:
-        env = Observer(env, frame_size, text)
+    if frame_size is not None or text or signals:
+        env = Observer(env, frame_size, text, signals)
     if seed is not None:
         env.unwrapped.np_random = seeding.np_random(seed)[0]
         env.action_space.seed(seed)
@@ -136,7 +138,8 @@ def make_vec(
     if backend not in BACKENDS:
         known = ", ".join(f'"{name}"' for name in BACKENDS)
         raise ValueError(f"backend={backend!r} is unknown; give one of {known}")
-    kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) != ("text", False)}
+    unasked = (("text", False), ("signals", False))
+    kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in unasked}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
     if backend == "auto":
         backend = "sync" if not same_step else "batched" if _is_batched(env_id, set(kwargs)) else "gym"
@@ -167,9 +170,9 @@ def _is_batched(env_id: str, arguments: set[str]) -> bool:
 def _make_batched(env_id: str, n: int, seed: int, arguments: dict[str, Any]) -> VectorEnv:
     from envs import batched
 
-    for key in ("frame_size", "text", "sticky", "noisy_tv"):
+    for key in ("frame_size", "text", "signals", "sticky", "noisy_tv"):
         if key in arguments:
-            needs = "environments that can be seen" if key in ("frame_size", "text") else "single environments"
+            needs = "single environments" if key in ("sticky", "noisy_tv") else "environments that can be seen"
             raise ValueError(f'{key}={arguments[key]!r} needs {needs}; use backend="gym"')
     return batched.make(env_id, n, seed=seed, **arguments)
 

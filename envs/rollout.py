@@ -56,7 +56,7 @@ class Rollout:
         self.resetting = np.zeros(n, bool)  # NEXT_STEP: the coming step only resets
         self.first_step = np.zeros(n, np.int64)
         self.finals: list[Final] = []
-        self.shown: dict[str, Any] = {}  # frame, text: (T + 1, N, ...), of the observation in the same row
+        self.shown: dict[str, Any] = {}  # frame, text, signals: (T + 1, N, ...), of the observation in the same row
         self.shown_finals: list[tuple[str, int, np.ndarray, Array]] = []
         self._next_obs: Any = None
 
@@ -115,8 +115,8 @@ class Rollout:
     def _show(self, row: int, group: slice, infos: Mapping[str, Any]) -> None:
         for name in self.media:
             if name not in infos:
-                option = "text=True" if name == "text" else "frame_size=..."
-                raise ValueError(f'the reward reads a {name}, but infos["{name}"] is missing; make them with {option}')
+                option = "frame_size=..." if name == "frame" else f"{name}=True"
+                raise ValueError(f'the reward reads {name}, but infos["{name}"] is missing; make them with {option}')
             value = np.asarray(infos[name], object) if name == "text" else np.asarray(infos[name])
             if name not in self.shown:
                 shape = (self.length + 1, self.n, *value.shape[1:])

@@ -6,8 +6,8 @@
     SB3 rollout buffer     stores observations only: successors are the next rows, but for ended episodes
     SB3 replay buffer      stores the true successor
 
-Frames and texts travel in `info["frame"]` and `info["text"]` (see `envs.wrappers.Observer`), which describe the
-observation returned with them; a `Cursor` remembers those of the current observation.
+Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["signals"]` (`envs.wrappers.Observer` puts
+them there), which describe the observation returned with them; a `Cursor` remembers those of the current observation.
 """
 
 from __future__ import annotations
@@ -18,40 +18,47 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from envs.types import Array, Obs, Transitions, map_obs, put
+from envs.types import MEDIA, Array, Obs, Transitions, map_obs, put
 
 
 class Cursor:
-    """Where N environments stand in their episodes: step counts, and the frame and text of the current observation."""
+    """Where N environments stand in their episodes: step counts, and what was shown with the current observation."""
 
     def __init__(self, n: int) -> None:
         self.step = np.zeros(n, np.int64)
-        self.frame: np.ndarray | None = None  # uint8 (N, H, W, 3)
-        self.text: np.ndarray | None = None  # object (N,)
+        self.shown: dict[str, np.ndarray] = {}  # frame, text, signals: (N, ...)
         self.resetting = np.zeros(n, bool)  # NEXT_STEP: the coming step only resets
 
-    def begin(self, frame: Array | None, text: Array | None, mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`; `frame` and `text` are (N, ...) or None."""
+    def begin(self, shown: Mapping[str, Array], mask: np.ndarray | None = None) -> None:
+        """Episodes begin, in all environments or those of `mask`; `shown` is what `shown_by` returned."""
         mask = np.ones(len(self.step), bool) if mask is None else mask
         self.step[mask] = 0
         self.resetting[mask] = False
-        self.frame = _merge(self.frame, frame, mask)
-        self.text = _merge(self.text, text, mask)
+        self.show(shown, mask)
 
     def advance(self, batch: Transitions) -> None:
         """Move past `batch` (N,): its successors become current."""
         self.step = np.where(batch.valid, batch.step + 1, self.step)
-        self.frame = _merge(self.frame, batch.frame, batch.valid)
-        self.text = _merge(self.text, batch.text, batch.valid)
+        self.show({name: value for name in MEDIA if (value := getattr(batch, name)) is not None}, batch.valid)
+
+    def show(self, shown: Mapping[str, Array], mask: np.ndarray) -> None:
+        """Rows of `mask` are now shown like this."""
+        for name, value in shown.items():
+            self.shown[name] = _merge(self.shown.get(name), value, mask)
+
+    def of_obs(self) -> dict[str, np.ndarray]:
+        """What was shown with the current observation, as fields of `Transitions`: `obs_frame`, ..."""
+        return {f"obs_{name}": value for name, value in self.shown.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        text = None if self.text is None else self.text.tolist()
-        return {"step": self.step, "frame": self.frame, "text": text, "resetting": self.resetting}
+        shown = {name: value.tolist() if name == "text" else value for name, value in self.shown.items()}
+        return {"step": self.step, "shown": shown, "resetting": self.resetting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.resetting = np.array(state["step"]), np.array(state["resetting"])
-        self.frame = None if state["frame"] is None else np.array(state["frame"])
-        self.text = None if state["text"] is None else np.array(state["text"], object)
+        self.shown = {
+            name: np.array(value, object if name == "text" else None) for name, value in state["shown"].items()
+        }
 
 
 def from_gym_step(
@@ -74,10 +81,8 @@ def from_gym_step(
         truncated=np.array([truncated]),
         valid=np.ones(1, bool),
         step=cursor.step.copy(),
-        frame=None if "frame" not in info else np.asarray(info["frame"])[None],
-        obs_frame=cursor.frame,
-        text=None if "text" not in info else np.array([info["text"]], object),
-        obs_text=cursor.text,
+        **shown_by_one(info),
+        **cursor.of_obs(),
     )
     cursor.advance(batch)
     return batch
@@ -101,8 +106,7 @@ def from_vector_step(
     """
     ended = np.asarray(terminations, bool) | np.asarray(truncations, bool)
     valid = ~cursor.resetting
-    frame, text = infos.get("frame"), infos.get("text")
-    after_frame, after_text = frame, text  # of the observation to act on next
+    shown = after = shown_by(infos)  # `after` belongs to the observation to act on next
     successor = next_obs
     if mode == AutoresetMode.SAME_STEP and ended.any():
         rows = np.flatnonzero(ended)
@@ -110,7 +114,7 @@ def from_vector_step(
         for row in map(int, rows):  # only where an episode ended: rare
             put(successor, row, _entry(infos["final_obs"], row))
         final = infos.get("final_info", {})
-        frame, text = _merge(frame, final.get("frame"), ended), _merge(text, final.get("text"), ended)
+        shown = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
     batch = Transitions(
         obs=obs,
         action=np.asarray(actions),
@@ -120,18 +124,16 @@ def from_vector_step(
         truncated=np.asarray(truncations, bool),
         valid=valid,
         step=cursor.step.copy(),
-        frame=frame,
-        obs_frame=cursor.frame,
-        text=None if text is None else np.asarray(text, object),
-        obs_text=cursor.text,
+        **shown,
+        **cursor.of_obs(),
     )
     cursor.advance(batch)
     if mode == AutoresetMode.NEXT_STEP:
         if not valid.all():
-            cursor.begin(after_frame, after_text, ~valid)
+            cursor.begin(after, ~valid)
         cursor.resetting = ended & valid
     elif mode == AutoresetMode.SAME_STEP and ended.any():
-        cursor.begin(after_frame, after_text, ended)
+        cursor.begin(after, ended)
     return batch
 
 
@@ -164,14 +166,12 @@ def from_sb3_step(
         truncated=truncated,
         valid=np.ones(len(dones), bool),
         step=cursor.step.copy(),
-        frame=frames(infos),
-        obs_frame=cursor.frame,
-        text=texts(infos),
-        obs_text=cursor.text,
+        **shown_in(infos),
+        **cursor.of_obs(),
     )
     cursor.advance(batch)
     if dones.any():
-        cursor.begin(frames(reset_infos, dones), texts(reset_infos, dones), dones)
+        cursor.begin(shown_in(reset_infos, dones), dones)
     return batch
 
 
@@ -286,24 +286,36 @@ class Chunk:
         self._capacity = self.count
 
 
-def frames(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> np.ndarray | None:
-    """The frames in a list of infos, uint8 (N, H, W, 3); rows outside `mask` are zero; None if there are none."""
-    some = [info["frame"] for info in infos if "frame" in info]
-    if not some:
-        return None
-    if mask is None:
-        return np.stack([info["frame"] for info in infos])
-    out = np.zeros((len(infos), *np.shape(some[0])), np.uint8)
-    for row in map(int, np.flatnonzero(mask)):
-        out[row] = infos[row]["frame"]
-    return out
+def shown_by(infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What the infos of a vector environment show: some of `MEDIA`, each (N, ...)."""
+    return {name: _plain(name, infos[name]) for name in MEDIA if infos.get(name) is not None}
 
 
-def texts(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> np.ndarray | None:
-    """The texts in a list of infos, object (N,); None if there are none."""
-    if not any("text" in info for info in infos):
-        return None
-    return np.array([info.get("text", "") for info in infos], object)
+def shown_by_one(info: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What the info of a single environment shows, with leading shape (1,)."""
+    return {name: _plain(name, [info[name]]) for name in MEDIA if info.get(name) is not None}
+
+
+def shown_in(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """What a list of infos shows, each (N, ...); rows outside `mask` mean nothing."""
+    shown = {}
+    for name in MEDIA:
+        some = next((info[name] for info in infos if name in info), None)
+        if some is None:
+            continue
+        if mask is None:
+            shown[name] = _plain(name, [info[name] for info in infos])
+            continue
+        shown[name] = (
+            np.full(len(infos), "", object) if name == "text" else np.zeros((len(infos), *some.shape), some.dtype)
+        )
+        for row in map(int, np.flatnonzero(mask)):
+            shown[name][row] = infos[row][name]
+    return shown
+
+
+def _plain(name: str, value: Any) -> np.ndarray:
+    return np.asarray(value, object if name == "text" else None)
 
 
 def innermost(venv: Any) -> Any:
@@ -353,7 +365,7 @@ def _entry(obs: Any, row: int) -> Obs:
     return obs[row]
 
 
-def _merge(old: Array | None, new: Array | None, mask: np.ndarray) -> np.ndarray | None:
+def _merge(old: Array | None, new: Array | None, mask: np.ndarray) -> Any:
     """Rows of `new` where `mask`, of `old` elsewhere, copied."""
     if new is None:
         return old

@@ -30,7 +30,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs.types import Obs, map_obs, put
+from envs.types import MEDIA, Obs, map_obs, put
 from envs.wrappers import Observer
 
 Maker = Callable[[], gym.Env]
@@ -53,6 +53,8 @@ class Slots:
     success: np.ndarray  # int8 (N,): 0 where nothing tells, 1 failed, 2 succeeded
     frame: np.ndarray | None  # uint8 (N, H, W, 3)
     final_frame: np.ndarray | None
+    signals: np.ndarray | None  # float32 (N, K)
+    final_signals: np.ndarray | None
     text: np.ndarray | None  # object (N,); never in shared memory
     final_text: np.ndarray | None
 
@@ -60,6 +62,7 @@ class Slots:
     def like(cls, env: gym.Env, n: int, new: New) -> Slots:
         """Slots for `n` environments like `env`, their arrays made by `new`, always in the same order."""
         size = env.frame_size if isinstance(env, Observer) else None
+        width = len(env.signals) if isinstance(env, Observer) else 0
         text = isinstance(env, Observer) and env.caption is not None
         return cls(
             obs=_allocate(env.observation_space, n, new),
@@ -73,6 +76,8 @@ class Slots:
             success=new((n,), np.int8),
             frame=None if size is None else new((n, size, size, 3), np.uint8),
             final_frame=None if size is None else new((n, size, size, 3), np.uint8),
+            signals=new((n, width), np.float32) if width else None,
+            final_signals=new((n, width), np.float32) if width else None,
             text=np.full(n, "", object) if text else None,
             final_text=np.full(n, "", object) if text else None,
         )
@@ -94,8 +99,8 @@ def _allocate(space: spaces.Space, n: int, new: New, composite: bool = True) -> 
     return new((n, *space.shape), space.dtype)
 
 
-def _media(frame: np.ndarray | None, text: np.ndarray | None) -> dict[str, Any]:
-    return {key: value for key, value in (("frame", frame), ("text", text)) if value is not None}
+def _media(slots: Slots, prefix: str = "") -> dict[str, Any]:
+    return {name: value for name in MEDIA if (value := getattr(slots, prefix + name)) is not None}
 
 
 class Stepper:
@@ -116,7 +121,7 @@ class Stepper:
         self._steps = [[(row, envs[row].step) for row in range(*share.indices(n))] for share in shares]
         self._ended = [False for _ in shares]
         self._flat = not isinstance(slots.obs, Mapping)
-        self._media = slots.frame is not None or slots.text is not None
+        self._media = tuple(_media(slots))
 
     def step(self, group: int) -> bool:
         """Step the environments of a group; returns whether an episode ended."""
@@ -153,18 +158,13 @@ class Stepper:
         put(slots.final_obs, row, obs)
         slots.episode_return[row], slots.episode_length[row] = info["episode"]["r"], info["episode"]["l"]
         slots.success[row] = 1 + info["is_success"] if "is_success" in info else 0
-        if slots.final_frame is not None:
-            slots.final_frame[row] = info["frame"]
-        if slots.final_text is not None:
-            slots.final_text[row] = info["text"]
+        for name in self._media:
+            getattr(slots, f"final_{name}")[row] = info[name]
 
     def _show(self, row: int, info: dict[str, Any]) -> str | None:
-        if self._slots.frame is not None:
-            self._slots.frame[row] = info["frame"]
-        if self._slots.text is not None:
-            self._slots.text[row] = info["text"]
-            return info["text"]
-        return None
+        for name in self._media:
+            getattr(self._slots, name)[row] = info[name]
+        return info.get("text")
 
     def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call one of the methods below for several rows."""
@@ -322,11 +322,11 @@ class SlotVectorEnv(VectorEnv):
         return slots.obs, slots.reward, slots.terminated, slots.truncated, self._infos(slots, ended)
 
     def _infos(self, slots: Slots, ended: bool) -> dict[str, Any]:
-        infos = _media(slots.frame, slots.text)
+        infos = _media(slots)
         if not ended:
             return infos
         mask = slots.terminated | slots.truncated
-        final = _media(slots.final_frame, slots.final_text)
+        final = _media(slots, "final_")
         final["episode"], final["_episode"] = {"r": slots.episode_return, "l": slots.episode_length}, mask
         if slots.success.any():
             final["is_success"] = slots.success == 2

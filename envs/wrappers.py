@@ -3,7 +3,7 @@
     PlainObservation    the default adapter: flat float32, channel-first images
     EpisodeStatistics   return, length and success of the episode, counted where no auto-reset can falsify them
     Journal             what it takes to come back to exactly this state
-    Observer            info["frame"] and info["text"]: the state just reached, in pixels and in words
+    Observer            info["frame"], info["text"], info["signals"]: the state just reached, in pixels, words, numbers
 
 All of them record their arguments, so `gymnasium.make(env.spec)` builds the whole stack again.
 """
@@ -183,19 +183,29 @@ def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
 
 
 class Observer(gym.Wrapper, RecordConstructorArgs):
-    """Shows and tells: writes `info["frame"]` and `info["text"]` about the observation just returned.
+    """Shows and tells: writes `info["frame"]`, `info["text"]`, `info["signals"]` about the observation just returned.
 
     Args:
         env: the environment; for frames it must have been made to render arrays.
         frame_size: height and width of the frame, uint8 (frame_size, frame_size, 3); None for no frames.
         text: whether to caption.
+        signals: whether to read the numbers that the family names.
+
+    Raises:
+        ValueError: if signals are asked of an environment whose family has none.
     """
 
-    def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False) -> None:
-        RecordConstructorArgs.__init__(self, frame_size=frame_size, text=text)
+    def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False, signals: bool = False) -> None:
+        RecordConstructorArgs.__init__(self, frame_size=frame_size, text=text, signals=signals)
         super().__init__(env)
         self.frame_size = frame_size
-        self.caption = family_of(env.spec).caption if text else None
+        family = family_of(env.spec)
+        self.caption = family.caption if text else None
+        self.signals = family.signals(env.spec) if signals and env.spec is not None else ()
+        self.sense = family.sense
+        if signals and not self.signals:
+            name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+            raise ValueError(f"{name} has no signals; leave signals out, and use a reward that reads none")
         self._memory: dict[str, Any] = {}
         self._text: str | None = None
 
@@ -227,4 +237,6 @@ class Observer(gym.Wrapper, RecordConstructorArgs):
             info["frame"] = render.frame(self.env, self.frame_size)
         if self.caption is not None:
             self._text = info["text"] = self.caption(self.env, self._memory)
+        if self.signals:
+            info["signals"] = self.sense(self.env)
         return info

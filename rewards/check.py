@@ -24,7 +24,18 @@ from rewards.base import Reward, RewardConfig, Scored
 from rewards.made_up import make_up
 
 FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
-CONTENT = ("obs", "action", "reward", "next_obs", "frame", "obs_frame", "text", "obs_text")  # what `requires` must name
+CONTENT = (
+    "obs",
+    "action",
+    "reward",
+    "next_obs",
+    "frame",
+    "obs_frame",
+    "text",
+    "obs_text",
+    "signals",
+    "obs_signals",
+)  # what `requires` must name
 RTOL, ATOL = 1e-3, 1e-5  # matrix products round differently for batches of different size
 
 

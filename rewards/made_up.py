@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.types import Transitions, map_obs
+from envs.vehicle import VEHICLE
 
 SENTENCES = ("you see a door", "a key lies here", "you hit the newt", "nothing happens")
 
@@ -25,7 +26,8 @@ def make_up(
 ) -> Transitions:
     """A rollout (steps, envs) in time order; the first episode of environment 0 terminates, that of 1 is truncated.
 
-    Frames (random pixels) and texts are there if `requires` names them; the spaces' own generators are left alone.
+    Frames (random pixels), texts and signals (as many as a vehicle has) are there if `requires` names them; the
+    spaces' own generators are left alone.
     """
     rng = np.random.default_rng(seed)
     states = _sample(observation_space, steps + 1, envs, seed)
@@ -37,6 +39,7 @@ def make_up(
         step[t] = np.where((terminated | truncated)[t - 1], 0, step[t - 1] + 1)
     frames = rng.integers(0, 256, (steps + 1, envs, frame_size, frame_size, 3), dtype=np.uint8)
     texts = np.array(SENTENCES, dtype=object)[rng.integers(0, len(SENTENCES), (steps + 1, envs))]
+    signals = rng.normal(size=(steps + 1, envs, len(VEHICLE))).astype(np.float32)
     return Transitions(
         obs=_where(step == 0, starts, map_obs(lambda x: x[:-1], states)),
         action=_sample(action_space, steps, envs, seed),
@@ -50,6 +53,8 @@ def make_up(
         obs_frame=frames[:-1] if "obs_frame" in requires else None,
         text=texts[1:] if "text" in requires else None,
         obs_text=texts[:-1] if "obs_text" in requires else None,
+        signals=signals[1:] if "signals" in requires else None,
+        obs_signals=signals[:-1] if "obs_signals" in requires else None,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.types import Memory, Transitions
+from envs.types import MEDIA, Memory, Transitions
 from rewards.base import Reward, RewardConfig, merge_memory, values_of
 from rewards.scale import SCALES, make_scale
 from rewards.schedule import Schedule
@@ -60,7 +60,7 @@ class Stream:
         """Fields of Transitions the stream reads."""
         need = set(self.reward.requires)
         if self.compares:
-            need |= {f"obs_{field}" for field in need & {"frame", "text"}} | {"obs"}
+            need |= {f"obs_{field}" for field in need & set(MEDIA)} | {"obs"}
         return frozenset(need)
 
     def score(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:

@@ -16,7 +16,8 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from envs.transitions import Cursor, frames, from_rollout_buffer, from_sb3_step, innermost, texts
+from envs.transitions import Cursor, from_rollout_buffer, from_sb3_step, innermost, shown_in
+from envs.types import MEDIA
 from rewards.mix import Mix
 from rewards.sb3_replay import RelabelCallback, relabelling
 from rewards.side_critic import SideCritic
@@ -38,7 +39,7 @@ class RewardVecEnv(VecEnvWrapper):
         obs = self.venv.reset()
         infos = innermost(self.venv).reset_infos
         require_media(self.driver.mix, infos[0])
-        self.driver.begin(frames(infos), texts(infos))
+        self.driver.begin(shown_in(infos))
         self._obs = copy.deepcopy(obs)
         return obs
 
@@ -79,8 +80,7 @@ class RewardCallback(BaseCallback):
         self.cursor: Cursor | None = None
         self.critics: dict[str, SideCritic] = {}
         self.seen_reward = False
-        self._wants_frames = "frame" in mix.requires
-        self._wants_texts = "text" in mix.requires
+        self._media = [name for name in MEDIA if name in mix.requires]
         self._t = 0
         self._final_obs: dict[tuple[int, int], Any] = {}
         self._seen: dict[str, np.ndarray] = {}
@@ -96,10 +96,10 @@ class RewardCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         assert self.cursor is not None
-        if self.cursor.frame is None and self.cursor.text is None:
+        if not self.cursor.shown:
             infos = self._inner.reset_infos
             require_media(self.mix, infos[0])
-            self.cursor.begin(frames(infos), texts(infos))
+            self.cursor.begin(shown_in(infos))
 
     def _on_rollout_start(self) -> None:
         assert self.cursor is not None
@@ -131,34 +131,28 @@ class RewardCallback(BaseCallback):
                 seen["truncated"][t, n] = infos[n].get("TimeLimit.truncated", False)
                 if infos[n].get("terminal_observation") is not None:
                     self._final_obs[t, int(n)] = infos[n]["terminal_observation"]
-        if self._wants_frames or self._wants_texts:
+        if self._media:
             self._record_media(t, dones, infos)
         self.cursor.step = np.where(dones, 0, self.cursor.step + 1)
         self._t = t + 1
         return True
 
     def _record_media(self, t: int, dones: np.ndarray, infos: Any) -> None:
-        """Keep the images and captions of a step: of its successor, and of the observation it started from."""
+        """Keep what a step showed: of its successor, and of the observation it started from."""
         cursor, seen = self.cursor, self._seen
         assert cursor is not None
-        for field, now, current in (
-            ("frame", frames(infos) if self._wants_frames else None, cursor.frame),
-            ("text", texts(infos) if self._wants_texts else None, cursor.text),
-        ):
-            if now is None:
-                continue
-            wanted = {field: now, f"obs_{field}": current} if f"obs_{field}" in self.mix.requires else {field: now}
+        shown = {name: value for name, value in shown_in(infos).items() if name in self._media}
+        for name, now in shown.items():
+            wanted = {name: now}
+            if f"obs_{name}" in self.mix.requires:
+                wanted[f"obs_{name}"] = cursor.shown[name]
             for key, value in wanted.items():
-                assert value is not None
                 if key not in seen or seen[key].shape[1:] != value.shape:
                     seen[key] = np.empty((len(seen["done"]), *value.shape), value.dtype)
                 seen[key][t] = value
-            setattr(cursor, field, now)
+        cursor.shown.update(shown)
         if dones.any():
-            resets = self._inner.reset_infos
-            step = cursor.step
-            cursor.begin(frames(resets, dones), texts(resets, dones), dones)
-            cursor.step = step  # _on_step counts
+            cursor.show(shown_in(self._inner.reset_infos, dones), dones)
 
     def _on_rollout_end(self) -> None:
         buffer, seen = self.model.rollout_buffer, self._seen  # type: ignore[attr-defined]
@@ -172,7 +166,7 @@ class RewardCallback(BaseCallback):
             seen["truncated"],
             self._first_step,
         )
-        batch = batch.replace(**{key: seen[key] for key in ("frame", "obs_frame", "text", "obs_text") if key in seen})
+        batch = batch.replace(**{key: seen[key] for name in MEDIA for key in (name, f"obs_{name}") if key in seen})
         batch = self.mix.embed(batch)
         raw, self.memory = self.mix.score(batch, self.memory)
         length, n = batch.shape

@@ -15,8 +15,8 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.transitions import Cursor, frames, from_replay, innermost, texts
-from envs.types import Transitions, stack
+from envs.transitions import Cursor, from_replay, innermost, shown_in
+from envs.types import MEDIA, Transitions, stack
 from rewards.mix import Mix
 from rewards.wrappers import require_media
 
@@ -72,16 +72,16 @@ class _Relabelling:
         self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)  # type: ignore[attr-defined]
         self._fresh = 0  # rows since the last update
         self._pending: list[tuple[int, Transitions]] = []
-        self._media = "frame" in mix.requires or "text" in mix.requires
+        self._media = any(name in mix.requires for name in MEDIA)
         self._episodic = [name for name, stream in mix.streams.items() if not stream.reward.relabelable]
         self._venv: Any = None
 
     def attach(self, venv: VecEnv) -> None:
-        """Tell the buffer where frames and texts of the first observations are; needed only if a reward reads them."""
+        """Tell the buffer what is shown with the first observations; needed only if a reward reads it."""
         self._venv = innermost(venv)
         infos = self._venv.reset_infos
         require_media(self.mix, infos[0])
-        self.cursor.begin(frames(infos), texts(infos))
+        self.cursor.begin(shown_in(infos))
 
     def environment_action(self, action: np.ndarray) -> np.ndarray:
         """Stored actions (..., A) in the environment's range and shape: SB3 stores Box actions scaled to [-1, 1]."""
@@ -99,17 +99,14 @@ class _Relabelling:
         super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
         if self._media or self._episodic:
             rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)  # type: ignore[attr-defined]
-            batch = from_replay(self, rows, columns).replace(extras={}, frame=None, text=None)
+            batch = from_replay(self, rows, columns).replace(extras={}, frame=None, text=None, signals=None)
             if self._media:
-                batch = batch.replace(
-                    frame=frames(infos), text=texts(infos), obs_frame=cursor.frame, obs_text=cursor.text
-                )
-                cursor.frame, cursor.text = batch.frame, batch.text
+                shown = shown_in(infos)
+                batch = batch.replace(**shown, **cursor.of_obs())
+                cursor.shown = dict(shown)
                 if np.any(done) and self._venv is not None:
-                    resets, ended = self._venv.reset_infos, np.asarray(done, bool)
-                    step = cursor.step
-                    cursor.begin(frames(resets, ended), texts(resets, ended), ended)
-                    cursor.step = step
+                    ended = np.asarray(done, bool)
+                    cursor.show(shown_in(self._venv.reset_infos, ended), ended)
             self._pending.append((pos, batch))
             if len(self._pending) >= self.PENDING:
                 self.flush()
@@ -127,7 +124,7 @@ class _Relabelling:
         batch = self.mix.embed(stack([batch for _, batch in self._pending]))
         self._pending = []
         new: dict[str, np.ndarray] = dict(batch.extras)
-        for name in ("frame", "obs_frame", "text", "obs_text"):
+        for name in (*MEDIA, *(f"obs_{name}" for name in MEDIA)):
             if name in self.mix.requires and getattr(batch, name) is not None:
                 new[name] = getattr(batch, name)
         for name in self._episodic:

@@ -11,14 +11,15 @@ frame_size=mix.frame_size, text=True)`.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from envs.transitions import Chunk, Cursor, from_gym_step, from_vector_step
-from envs.types import Transitions
+from envs.transitions import Chunk, Cursor, from_gym_step, from_vector_step, shown_by, shown_by_one
+from envs.types import MEDIA, Transitions
 from rewards.mix import Mix
 
 
@@ -55,9 +56,9 @@ class Driver:
             self.metrics = self.mix.update(fresh, raw, self.timesteps)
         return total
 
-    def begin(self, frame: Any, text: Any, mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`."""
-        self.cursor.begin(frame, text, mask)
+    def begin(self, shown: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        """Episodes begin, in all environments or those of `mask`; `shown` is what their infos show."""
+        self.cursor.begin(shown, mask)
         if self.memory:
             self.memory = self.mix.reset_memory(self.memory, np.ones(self.n, bool) if mask is None else mask)
 
@@ -94,10 +95,7 @@ class RewardWrapper(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         require_media(self.driver.mix, info)
-        frame, text = info.get("frame"), info.get("text")
-        self.driver.begin(
-            None if frame is None else np.asarray(frame)[None], None if text is None else np.array([text], object)
-        )
+        self.driver.begin(shown_by_one(info))
         self._obs = copy.deepcopy(obs)
         return obs, info
 
@@ -139,7 +137,7 @@ class VectorRewardWrapper(VectorWrapper):
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
         require_media(self.driver.mix, infos)
-        self.driver.begin(infos.get("frame"), infos.get("text"), None if mask is None else np.asarray(mask, bool))
+        self.driver.begin(shown_by(infos), None if mask is None else np.asarray(mask, bool))
         self._obs = copy.deepcopy(obs)
         return obs, infos
 
@@ -164,11 +162,12 @@ class VectorRewardWrapper(VectorWrapper):
 
 
 def require_media(mix: Mix, info: Any) -> None:
-    """Say at the first reset, not an hour later, that frames or texts are missing."""
-    for field, option in (("frame", f"frame_size={mix.frame_size}"), ("text", "text=True")):
+    """Say at the first reset, not an hour later, that frames, texts or signals are missing."""
+    for field in MEDIA:
         if field in mix.requires and field not in info:
             wants = [name for name, stream in mix.streams.items() if field in stream.requires]
+            option = f"frame_size={mix.frame_size}" if field == "frame" else f"{field}=True"
             raise ValueError(
-                f'the reward {wants[0]!r} reads a {field}, but info["{field}"] is missing; make the environment with '
+                f'the reward {wants[0]!r} reads {field}, but info["{field}"] is missing; make the environment with '
                 f"envs.make.make(..., {option})"
             )

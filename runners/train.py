@@ -165,7 +165,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix) -> Any:
     from envs.make import make_vec
 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
-    options |= {"text": "text" in mix.requires, **config.env_options}
+    options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
     if driver == "scorer":
         return make_vec(config.env, n, seed=config.seed, backend=config.backend, **options)
     if config.backend == "batched":

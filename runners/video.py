@@ -66,7 +66,7 @@ def _play(
     """One episode: pictures (side, side, 3), and what every stream and the task paid at each of them."""
     from envs import render
     from envs.make import make
-    from envs.transitions import Cursor, from_gym_step
+    from envs.transitions import Cursor, from_gym_step, shown_by_one
     from envs.types import stack
 
     env = make(
@@ -74,13 +74,14 @@ def _play(
         render_mode="rgb_array",
         frame_size=mix.frame_size,
         text="text" in mix.requires,
+        signals="signals" in mix.requires,
         max_episode_steps=config.max_episode_steps,
         **config.env_options,
     )
     try:
         cursor, act = Cursor(1), policy(model)
         obs, info = env.reset(seed=SEED + 1000 * seed)
-        cursor.begin(*(None if key not in info else _row(info[key]) for key in ("frame", "text")))
+        cursor.begin(shown_by_one(info))
         images: list[np.ndarray] = []
         rows: list[Transitions] = []
         ended = False
@@ -98,10 +99,6 @@ def _play(
     if "task" not in paid:
         paid["task (not paid)"] = batch.reward[:, 0]
     return images, paid
-
-
-def _row(value: Any) -> np.ndarray:
-    return np.array([value], object) if isinstance(value, str) else np.asarray(value)[None]
 
 
 def _draw(image: np.ndarray, streams: dict[str, np.ndarray], t: int) -> np.ndarray:

@@ -40,7 +40,7 @@ def test_a_missing_frame_is_reported_at_the_first_reset():
     from rewards.mix import Mix, Stream
 
     mix = Mix([Stream("looks", Looks(Looks.Config(), *SPACES), gamma=0.9)])
-    with pytest.raises(ValueError, match=r"the reward 'looks' reads a frame.*frame_size=64"):
+    with pytest.raises(ValueError, match=r"the reward 'looks' reads frame.*frame_size=64"):
         RewardWrapper(Silent(), mix).reset()
 
 
