@@ -33,7 +33,7 @@ from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
-from envs import render
+from envs import render, states
 from envs.family import Family, Goal, entry
 
 UPRIGHT = math.radians(12)  # CartPole-v1's own limit
@@ -304,17 +304,30 @@ def _acrobot_is_up(env: gym.Env) -> bool:
     return bool(-math.cos(inner.state[0]) - math.cos(inner.state[0] + inner.state[1]) > 1.0)
 
 
-_CARTPOLE = [Goal("upright", "pole vertically upright on top of the cart", "pole and cart", _pole_is_upright)]
+_CARTPOLE = [
+    Goal(
+        "upright",
+        "pole vertically upright on top of the cart",
+        "pole and cart",
+        _pole_is_upright,
+        degree=states.uprightness,
+    )
+]
 _CAR = [
     Goal(
         "flag",
         "a car at the peak of the mountain, next to the yellow flag",
         "a car in the mountain",
         _car_is_at_flag,
+        degree=states.way_to_flag,
     )
 ]
-_PENDULUM = [Goal("upright", "pendulum in the upright position", "pendulum", _pole_is_upright)]
-_ACROBOT = [Goal("up", "an acrobot stretched out above the line", "an acrobot", _acrobot_is_up)]
+_PENDULUM = [
+    Goal("upright", "pendulum in the upright position", "pendulum", _pole_is_upright, degree=states.uprightness)
+]
+_ACROBOT = [
+    Goal("up", "an acrobot stretched out above the line", "an acrobot", _acrobot_is_up, degree=states.tip_height)
+]
 
 _GOALS = {  # by the class name in the entry point: an environment need not be made to know them
     "CartPoleEnv": _CARTPOLE,
@@ -370,5 +383,7 @@ FAMILY = Family(
     repair=Canvas,
     caption=_caption,
     goals=lambda spec: _GOALS.get(_class(spec), []),
+    scatter=states.scatter_classic,
+    axis=states.axis_classic,
     success=_success,
 )

@@ -26,6 +26,7 @@ class Goal:
         baseline: the sentence for "anything at all in this environment", what goal-baseline regularisation removes.
         truth: whether the state of an environment meets the goal; reads the simulator, never a frame.
         negative: the sentence for the opposite, what `contrast` subtracts; empty where there is none.
+        degree: how near a state is to the goal, higher is nearer, in any unit; None where nothing graded is known.
     """
 
     name: str
@@ -33,6 +34,23 @@ class Goal:
     baseline: str
     truth: Callable[[gym.Env], bool]
     negative: str = ""
+    degree: Callable[[gym.Env], float] | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One number along which an environment can be posed, to draw a reward over it.
+
+    Attributes:
+        name: what it is, with its unit.
+        low, high: its ends.
+        place: puts the environment there, at rest and all else as usual.
+    """
+
+    name: str
+    low: float
+    high: float
+    place: Callable[[gym.Env, float], None]
 
 
 def _as_given(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
@@ -65,6 +83,14 @@ def _no_sense(env: gym.Env) -> np.ndarray:
     return np.zeros(0, np.float32)
 
 
+def _no_scatter(env: gym.Env, rng: np.random.Generator) -> bool:
+    return False
+
+
+def _no_axis(spec: EnvSpec) -> Axis | None:
+    return None
+
+
 def _unknown(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     return None
 
@@ -88,6 +114,9 @@ class Family:
         goals: what may be wanted of an environment; the first is the default.
         signals: names of the numbers that `sense` reads; empty where there are none. Cars have `envs.vehicle.VEHICLE`.
         sense: the state in numbers, float32 (K,), as `signals` names them.
+        scatter: puts an environment, after its reset, into a random state, so that many of them cover its space; says
+            False where it cannot.
+        axis: the number along which an environment can be posed; None where there is none.
         success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
             where nothing says so.
     """
@@ -105,6 +134,8 @@ class Family:
     goals: Callable[[EnvSpec], list[Goal]] = _no_goals
     signals: Callable[[EnvSpec], tuple[str, ...]] = _no_signals
     sense: Callable[[gym.Env], np.ndarray] = _no_sense
+    scatter: Callable[[gym.Env, np.random.Generator], bool] = _no_scatter
+    axis: Callable[[EnvSpec], Axis | None] = _no_axis
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 
 

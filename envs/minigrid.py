@@ -23,6 +23,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
+from envs import states
 from envs.family import Family, Goal, entry
 from envs.words import WORDS, hashed_words
 
@@ -118,6 +119,7 @@ _GOAL = Goal(
     "a red triangle on the green square",
     "a red triangle in a grid of rooms",
     _at_goal,
+    degree=states.nearness_to_goal,
 )
 _DOOR = Goal("door", "an open door between two rooms", "a grid of rooms with a door", _door_is_open)
 _WITH_GOAL = ("Empty", "DoorKey", "FourRooms", "MultiRoom", "Crossing", "LavaGap", "DistShift")
@@ -162,5 +164,6 @@ FAMILY = Family(
     options=frozenset({"mission"}),
     caption=_caption,
     goals=_goals,
+    scatter=states.scatter_grid,
     success=lambda env, episode_return, terminated, info: episode_return > 0,
 )

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
+from envs import states
 from envs.family import Family, Goal, entry
 from envs.render import before_opengl
 
@@ -93,28 +94,80 @@ def _pole_up(env: gym.Env) -> bool:
     return abs(float(data.qpos[1])) < math.radians(12)
 
 
-def _on_target(env: gym.Env) -> bool:
+def _gap(env: gym.Env) -> float:
+    """Metres from the tip of Reacher's arm to the target."""
     data: Any = env.unwrapped.data  # type: ignore[attr-defined]
-    gap = data.body("fingertip").xpos[:2] - data.body("target").xpos[:2]
-    return float(np.linalg.norm(gap)) < 0.02
+    return float(np.linalg.norm(data.body("fingertip").xpos[:2] - data.body("target").xpos[:2]))
+
+
+def _on_target(env: gym.Env) -> bool:
+    return _gap(env) < 0.02
+
+
+def _stands(env: gym.Env) -> float:
+    """1 upright at full height, less where it leans or is low."""
+    return min(_axis_up(env, 2), _height(env) / _STANDING_HEIGHT[_robot(env.spec)])
+
+
+def _pole(env: gym.Env) -> float:
+    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    return math.cos(float(data.qpos[1]))
 
 
 _STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}
 
 _GOALS: dict[str, list[Goal]] = {
     "HalfCheetah": [
-        Goal("on_its_back", "a cheetah robot lying upside down on its back", "a cheetah robot", _on_its_back),
-        Goal("rearing", "a cheetah robot standing upright on its hind leg", "a cheetah robot", _nose_up),
+        Goal(
+            "on_its_back",
+            "a cheetah robot lying upside down on its back",
+            "a cheetah robot",
+            _on_its_back,
+            degree=lambda env: -_axis_up(env, 2),
+        ),
+        Goal(
+            "rearing",
+            "a cheetah robot standing upright on its hind leg",
+            "a cheetah robot",
+            _nose_up,
+            degree=lambda env: _axis_up(env, 0),
+        ),
     ],
-    "Hopper": [Goal("standing", "a one-legged robot standing upright", "a one-legged robot", _standing)],
-    "Walker2d": [Goal("standing", "a two-legged robot standing upright", "a two-legged robot", _standing)],
-    "Humanoid": [Goal("standing", "a humanoid robot standing upright", "a humanoid robot", _standing)],
+    "Hopper": [
+        Goal("standing", "a one-legged robot standing upright", "a one-legged robot", _standing, degree=_stands)
+    ],
+    "Walker2d": [
+        Goal("standing", "a two-legged robot standing upright", "a two-legged robot", _standing, degree=_stands)
+    ],
+    "Humanoid": [Goal("standing", "a humanoid robot standing upright", "a humanoid robot", _standing, degree=_stands)],
     "Ant": [
-        Goal("on_its_feet", "a four-legged robot standing on its feet", "a four-legged robot", _on_its_feet),
-        Goal("on_its_back", "a four-legged robot lying upside down", "a four-legged robot", _on_its_back),
+        Goal(
+            "on_its_feet",
+            "a four-legged robot standing on its feet",
+            "a four-legged robot",
+            _on_its_feet,
+            degree=lambda env: _axis_up(env, 2),
+        ),
+        Goal(
+            "on_its_back",
+            "a four-legged robot lying upside down",
+            "a four-legged robot",
+            _on_its_back,
+            degree=lambda env: -_axis_up(env, 2),
+        ),
     ],
-    "InvertedPendulum": [Goal("upright", "pole vertically upright on top of the cart", "pole and cart", _pole_up)],
-    "Reacher": [Goal("on_target", "the tip of the arm touching the target", "an arm and a target", _on_target)],
+    "InvertedPendulum": [
+        Goal("upright", "pole vertically upright on top of the cart", "pole and cart", _pole_up, degree=_pole)
+    ],
+    "Reacher": [
+        Goal(
+            "on_target",
+            "the tip of the arm touching the target",
+            "an arm and a target",
+            _on_target,
+            degree=lambda env: -_gap(env),
+        )
+    ],
 }
 
 
@@ -167,6 +220,8 @@ FAMILY = Family(
     arguments=_arguments,
     repair=OwnContext,
     caption=_caption,
+    scatter=states.scatter_robot,
+    axis=states.axis_robot,
     goals=lambda spec: _GOALS.get(_robot(spec), []),
     success=_success,
 )
