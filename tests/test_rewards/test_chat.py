@@ -1,0 +1,210 @@
+"""The client against a real server on this machine, well-behaved and not."""
+
+import datetime
+import email.utils
+import json
+import time
+
+import numpy as np
+import pytest
+from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
+
+from rewards.chat import Chat, JudgeError, _seconds, decode, fits
+
+YES = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": False}
+WHITE, BLACK = np.full((6, 8, 3), 255, np.uint8), np.zeros((6, 8, 3), np.uint8)
+
+
+def brightness(text, images):
+    if "JSON" in text:
+        return json.dumps({"yes": bool(images[0].mean() > 127)})
+    return f"{len(images)} images, the first {images[0].shape[0]} high, its mean {images[0].mean():.0f}: {text}"
+
+
+@pytest.fixture
+def server():
+    with ModelServer(brightness) as running:
+        yield running
+
+
+def chat(server, **options):
+    return Chat("tiny", server.url, **{"backoff": 0.001, "timeout": 5.0, **options})
+
+
+def test_text_and_images_arrive_in_order_and_the_answer_comes_back(server):
+    assert chat(server).ask(["How bright?", WHITE, BLACK]) == "2 images, the first 6 high, its mean 255: How bright?"
+    body = server.seen[0][1]
+    assert body["model"] == "tiny" and body["temperature"] == 0
+    assert [part["type"] for part in body["messages"][0]["content"]] == ["text", "image_url", "image_url"]
+
+
+def test_an_answer_with_a_schema_is_decoded(server):
+    assert chat(server).ask(["Bright?", WHITE], YES) == {"yes": True}
+    assert chat(server).ask(["Bright?", BLACK], YES) == {"yes": False}
+    form = server.seen[0][1]["response_format"]
+    assert form["type"] == "json_schema" and form["json_schema"]["schema"] == YES
+
+
+def test_a_server_that_refuses_the_schema_is_asked_without_it_from_then_on(server):
+    server.plan = [status(400, '{"error": "response_format is not supported"}')]
+    asking = chat(server)
+    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
+    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
+    assert ["response_format" in body for _, body in server.seen] == [True, False, False]
+
+
+def test_a_question_that_is_refused_in_any_form_does_not_count_against_the_schema(server):
+    server.plan = [status(400, "image too small")] * 2
+    asking = chat(server)
+    with pytest.raises(JudgeError, match=r"answered 400: 'image too small'"):
+        asking.ask(["Bright?", WHITE], YES)
+    asking.ask(["Bright?", WHITE], YES)
+    assert ["response_format" in body for _, body in server.seen] == [True, False, True]
+
+
+def test_an_answer_that_does_not_fit_the_schema_is_an_error(server):
+    server.plan = [says('{"yes": "perhaps"}')]
+    with pytest.raises(JudgeError, match=r"no JSON in the answer fits .*perhaps"):
+        chat(server).ask(["Bright?", WHITE], YES)
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("number", [408, 429, 500, 503])
+def test_a_busy_server_is_asked_again(server, number):
+    server.plan = [status(number), status(number)]
+    assert "255" in chat(server).ask(["How bright?", WHITE])
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize("number", [301, 401, 403, 404])
+def test_what_will_not_change_is_not_asked_again(server, number):
+    server.plan = [status(number, "no", Location="http://127.0.0.1:1/")]
+    with pytest.raises(JudgeError, match=rf"answered {number}: 'no'"):
+        chat(server).ask(["How bright?", WHITE])
+    assert len(server.seen) == 1
+
+
+def test_it_gives_up_after_the_last_attempt(server):
+    server.plan = [status(500)] * 9
+    with pytest.raises(JudgeError, match=r"answered 500: 'busy'"):
+        chat(server, attempts=3).ask(["How bright?", WHITE])
+    assert len(server.seen) == 3
+
+
+def test_a_broken_answer_is_asked_for_again(server):
+    server.plan = [breaks_off]
+    assert "255" in chat(server).ask(["How bright?", WHITE])
+
+
+@pytest.mark.parametrize("plan", [hangs, drips])
+def test_an_attempt_ends_in_time(server, plan):
+    server.plan = [plan(3.0)]
+    begin = time.monotonic()
+    with pytest.raises(JudgeError, match=r"did not answer in time|was still answering after 0.2 s"):
+        chat(server, timeout=0.2, attempts=1).ask(["How bright?", WHITE])
+    assert time.monotonic() - begin < 2.0
+
+
+def test_an_absent_server_is_one_sentence(server):
+    with pytest.raises(JudgeError, match=r"http://127.0.0.1:9/v1 cannot be reached: ConnectError"):
+        Chat("tiny", "http://127.0.0.1:9/v1", backoff=0.001, attempts=2).ask(["Hello"])
+
+
+def test_a_flood_is_not_read_to_its_end(server):
+    flood = Flood()
+    server.plan = [flood]
+    with pytest.raises(JudgeError, match=r"answered with more than 100,000 bytes"):
+        chat(server, max_bytes=100_000).ask(["How bright?", WHITE])
+    assert flood.sent < 20 * 2**20  # what the sockets between us hold
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("<!doctype html><title>Welcome</title>", r"answered with a web page \('<!doctype html>"),
+        ('{"choices": []}', r"something that is no chat completion: '\{\"choices\": \[\]\}'"),
+        ('{"choices": [{"mess', r"something that is no chat completion"),
+        ("[" * 200_000, r"something that is no chat completion"),
+        ('{"choices": [{"message": {"content": null}}]}', r"tiny answered nothing \(None\)"),
+    ],
+)
+def test_what_is_no_completion_is_refused_at_once(server, answer, words):
+    server.plan = [status(200, answer)]
+    with pytest.raises(JudgeError, match=words):
+        chat(server).ask(["How bright?", WHITE])
+    assert len(server.seen) == 1
+
+
+def test_the_key_comes_from_the_environment_and_is_never_shown(server, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret-123\n")
+    server.plan = [None, lambda handler: handler.send(401, "wrong key " + handler.headers["Authorization"])]
+    asking = chat(server, key="MY_KEY")
+    asking.ask(["How bright?", WHITE])
+    assert server.seen[0][0]["Authorization"] == "Bearer sk-secret-123"
+    with pytest.raises(JudgeError, match=r"answered 401: 'wrong key Bearer \*\*\*'"):
+        asking.ask(["How bright?", WHITE])
+    assert "secret" not in repr(vars(asking))
+    monkeypatch.setenv("MY_KEY", "sk-se\ncret")
+    with pytest.raises(JudgeError, match=r"^the environment variable MY_KEY holds characters that no API key has"):
+        asking.ask(["How bright?", WHITE])
+    monkeypatch.delenv("MY_KEY")
+    asking.ask(["How bright?", WHITE])
+    assert "Authorization" not in server.seen[-1][0]
+
+
+def test_waits_double_with_full_jitter_and_the_servers_wish_counts_up_to_a_limit(server, monkeypatch):
+    waits = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", waits.append)
+    server.plan = [status(500), status(500), status(429, Retry_After="7"), status(429, Retry_After="3600")]
+    chat(server, backoff=1.0, longest=20.0, attempts=9, seed=1).ask(["How bright?", WHITE])
+    assert 0 <= waits[0] <= 1 and 0 <= waits[1] <= 2
+    assert waits[2] == 7.0
+    assert waits[3] == 20.0
+    again = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", again.append)
+    server.plan = [status(500), status(500)]
+    chat(server, backoff=1.0, seed=1).ask(["How bright?", WHITE])
+    assert again == waits[:2]
+
+
+def test_retry_after_is_a_number_of_seconds_or_a_date():
+    assert _seconds("12") == 12.0
+    assert _seconds("-3") == _seconds("") == _seconds("soon") == 0.0
+    moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60)
+    assert 55 < _seconds(email.utils.format_datetime(moment, usegmt=True)) <= 60
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"yes": true}', 'I think {this}: ```json\n{"yes": true}\n```', '{"yes": false} no, rather {"yes": true}.'],
+)
+def test_the_last_json_that_fits_counts(text):
+    assert decode(text, YES) == {"yes": True}
+
+
+@pytest.mark.parametrize("text", ["yes", '{"yes": 1}', '{"no": true}', '{"yes": tr', '{"a":' * 5000, ""])
+def test_a_text_without_fitting_json_is_an_error(text):
+    with pytest.raises(JudgeError, match=r"no JSON in the answer fits"):
+        decode(text, YES)
+
+
+def test_a_value_fits_its_schema_or_does_not():
+    one = {"type": "integer", "enum": [0, 1, -1]}
+    assert [fits(value, one) for value in (0, 1, -1)] == [True] * 3
+    assert [fits(value, one) for value in (2, True, 1.0, "1", None)] == [False] * 5
+    assert fits(0.5, {"type": "number", "minimum": 0, "maximum": 1})
+    assert not fits(1.5, {"type": "number", "minimum": 0, "maximum": 1})
+    assert fits(["a", "b"], {"type": "array", "items": {"type": "string"}})
+    assert not fits(["a", 1], {"type": "array", "items": {"type": "string"}})
+
+
+def test_options_out_of_range_are_refused():
+    for options, words in [
+        ({"model": ""}, r"model is empty"),
+        ({"url": "localhost:8000"}, r"url='localhost:8000' is no web address"),
+        ({"url": "http://a:port/"}, r"is no web address"),
+        ({"timeout": 0}, r"timeout=0 is out of range"),
+        ({"attempts": 0}, r"attempts=0 is out of range"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            Chat(**{"model": "tiny", **options})
