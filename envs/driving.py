@@ -4,8 +4,22 @@ Observations:
     highway-env    its kinematics table, flat float32: (25,) for 5 vehicles of 5 features; parking's dict stays a dict
     CarRacing-v3   (3, 96, 96) uint8, channel-first; `continuous=False` gives 5 discrete actions
 
-Traffic is as highway-env has it, which makes stepping slow; `config={"vehicles_count": 10}` asks for less. Success is
-an episode without a crash; in CarRacing, a return of 900.
+Options, where the environment's own `config` has them; None leaves it as it is:
+    vehicles_count   other vehicles, 0 or more (highway 50, highway-fast 20, intersection 10, racetrack 1)
+    lanes_count      lanes, 1 or more (highway 4, highway-fast 3)
+    duration         seconds after which an episode is truncated
+
+Signals are those of `envs.vehicle`; `envs.driving_sense` says how each is read. A caption is one of
+    the car has crashed
+    the car is off the road
+    the car {stands | drives slowly | drives steadily | drives fast} {in the left lane | in the middle lane |
+        in the right lane | on the road}[, turning left | , turning right], {the road ahead is clear |
+        another car is close ahead}
+where slow is below 0.73 of the speed limit, fast above 0.9; a road turns that bends by more than 0.25 rad within 10 m;
+close is less than 20 m. CarRacing has no other cars, and its road is always clear.
+
+Success: highway and racetrack to their end, merge to the end of its road, roundabout and intersection to the exit of
+the planned route, all without a crash and on the road; CarRacing, a return of 900; the rest as far as a crash tells.
 """
 
 from __future__ import annotations
@@ -13,12 +27,19 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
+from envs.driving_sense import bend, has_route, is_racing, lanes, names, sense
 from envs.family import Family, Goal, entry
+from envs.vehicle import read
+from envs.wrappers import PlainObservation, plain_space
 
 CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
+SLOW, FAST = 0.73, 0.9  # of the speed limit
+BENT = 0.25  # rad
+COUNTS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")  # what highway-env calls the other vehicles
 
 
 class OneFrame(gym.Wrapper, RecordConstructorArgs):
@@ -45,82 +66,152 @@ class OneFrame(gym.Wrapper, RecordConstructorArgs):
         return image
 
 
-def _gap(env: gym.Env) -> float:
-    """Metres to the next vehicle ahead in the same lane; infinite if there is none."""
-    inner: Any = env.unwrapped
-    ahead, _ = inner.road.neighbour_vehicles(inner.vehicle)
-    if ahead is None:
-        return float("inf")
-    return float(inner.vehicle.lane_distance_to(ahead)) - inner.vehicle.LENGTH
+class Configured(gym.Wrapper, RecordConstructorArgs):
+    """highway-env's `config` by the names that its environments share.
+
+    Args:
+        env: of highway-env, with a `config` that has these.
+        vehicles_count: other vehicles, 0 or more.
+        lanes_count: lanes, 1 or more.
+        duration: seconds of an episode, above 0.
+
+    Raises:
+        ValueError: if a value is out of range, or the environment has no such thing to set.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env,
+        vehicles_count: int | None = None,
+        lanes_count: int | None = None,
+        duration: float | None = None,
+    ) -> None:
+        asked: dict[str, Any] = {"vehicles_count": vehicles_count, "lanes_count": lanes_count, "duration": duration}
+        RecordConstructorArgs.__init__(self, **asked)
+        super().__init__(env)
+        inner: Any = env.unwrapped
+        config = getattr(inner, "config", {})
+        for name, value in asked.items():
+            if value is None:
+                continue
+            low = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}[name]
+            if value < low:
+                raise ValueError(f"{name}={value} is out of range; give {low} or more, or leave it out")
+            key = next((key for key in (COUNTS if name == "vehicles_count" else (name,)) if key in config), None)
+            if key is None:
+                made = env.spec.id if env.spec is not None else type(inner).__name__
+                raise ValueError(f"{name}={value} cannot be set: {made} has no such option; leave it out")
+            config[key] = value
 
 
-def _lane(env: gym.Env) -> tuple[int, int]:
-    """The lane's number from the left, and how many there are."""
-    inner: Any = env.unwrapped
-    index = inner.vehicle.lane_index
-    return int(index[2]), len(inner.road.network.all_side_lanes(index))
+def adapt(
+    env: gym.Env,
+    vehicles_count: int | None = None,
+    lanes_count: int | None = None,
+    duration: float | None = None,
+) -> gym.Env:
+    """Plain observations, of a road with the traffic that was asked for."""
+    if (vehicles_count, lanes_count, duration) != (None, None, None):
+        env = Configured(env, vehicles_count, lanes_count, duration)
+    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
 
 
-def _crashed(env: gym.Env) -> bool:
-    inner: Any = env.unwrapped
-    return bool(inner.vehicle.crashed)
+def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
+    """A caption.
 
-
-def _is_clear(env: gym.Env) -> bool:
-    return not _crashed(env) and _gap(env) > CLOSE
-
-
-def _is_rightmost(env: gym.Env) -> bool:
-    number, count = _lane(env)
-    return number == count - 1
-
-
-def _on_track(env: gym.Env) -> bool:
-    inner: Any = env.unwrapped
-    return any(wheel.tiles for wheel in inner.car.wheels)
-
-
-_ROAD = [
-    Goal("clear", "a green car with no car close ahead of it", "a green car on a road", _is_clear),
-    Goal("rightmost", "a green car in the lowest lane of the road", "a green car on a road", _is_rightmost),
-]
-_TRACK = [Goal("on_track", "a red car on the grey track", "a red car", _on_track)]
-_HIGHWAY = ("highway", "merge")  # straight roads, where lanes and gaps have a plain meaning
-
-
-def _is_racing(spec: EnvSpec | None) -> bool:
-    return spec is not None and spec.name == "CarRacing"
-
-
-def _is_highway(spec: EnvSpec | None) -> bool:
-    return spec is not None and spec.name.startswith(_HIGHWAY)
-
-
-def _goals(spec: EnvSpec) -> list[Goal]:
-    if _is_racing(spec):
-        return _TRACK
-    return _ROAD if _is_highway(spec) else []
+    Args:
+        signals: of one state, (9,), as `envs.vehicle.VEHICLE` names them.
+        lanes: how many the road has.
+        bent: how far the road turns within the next metres, rad, to the right positive.
+    """
+    car = read(signals)
+    if car.crashed:
+        return "the car has crashed"
+    if not car.on_road:
+        return "the car is off the road"
+    slow, fast = SLOW * car.speed_limit, FAST * car.speed_limit
+    drives = "drives fast" if car.speed > fast else "drives slowly" if car.speed < slow else "drives steadily"
+    if abs(car.speed) < 0.5:
+        drives = "stands"
+    side = "right" if car.lane == 1 else "left" if car.lane == 0 else "middle"
+    where = f"in the {side} lane" if lanes > 1 else "on the road"
+    turning = f", turning {'right' if bent > 0 else 'left'}" if abs(bent) > BENT else ""
+    ahead = "the road ahead is clear" if car.gap > CLOSE else "another car is close ahead"
+    return f"the car {drives} {where}{turning}, {ahead}"
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    if _is_racing(env.spec):
-        return "the car is on the track" if _on_track(env) else "the car is off the track"
-    if _crashed(env):
-        return "the car has crashed"
-    if not _is_highway(env.spec):
-        return ""
-    inner: Any = env.unwrapped
-    speed = "fast" if inner.vehicle.speed > 27 else "slowly" if inner.vehicle.speed < 22 else "steadily"
-    ahead = "the road ahead is clear" if _is_clear(env) else "another car is close ahead"
-    number, count = _lane(env)
-    where = "right lane" if number == count - 1 else "left lane" if number == 0 else "middle lane"
-    return f"the car drives {speed} in the {where}, {ahead}"
+    signals = sense(env)
+    if not _is_road(env.spec):
+        return "the car has crashed" if read(signals).crashed else ""
+    return words(signals, lanes(env), bend(env))
+
+
+def _is_road(spec: EnvSpec | None) -> bool:
+    return spec is not None and bool(names(spec))
+
+
+def _is_clear(env: gym.Env) -> bool:
+    car = read(sense(env))
+    return not car.crashed and bool(car.gap > CLOSE)
+
+
+def _is_safe(env: gym.Env) -> bool:
+    return not read(sense(env)).crashed
+
+
+def _is_rightmost(env: gym.Env) -> bool:
+    return bool(read(sense(env)).lane == 1)
+
+
+def _is_on_road(env: gym.Env) -> bool:
+    return bool(read(sense(env)).on_road)
+
+
+# The two sentences of VLM-RL (Huang et al., 2024, arXiv 2412.15544); the baseline is VLM-RM's in its comparison.
+_SAFE = Goal(
+    "safe",
+    "The road is clear with no car accidents",
+    "A car",
+    _is_safe,
+    "Two cars have collided with each other on the road",
+)
+_CLEAR = Goal(
+    "clear",
+    "a green car with no car close ahead of it",
+    "a green car on a road",
+    _is_clear,
+    "a green car with another car close ahead of it",
+)
+_RIGHTMOST = Goal(
+    "rightmost",
+    "a green car in the lowest lane of the road",
+    "a green car on a road",
+    _is_rightmost,
+    "a green car in the highest lane of the road",
+)
+_TRACK = Goal("on_track", "a red car on the grey track", "a red car", _is_on_road, "a red car on the green grass")
+_ON_ROAD = Goal("on_road", "a green car on the road", "a green car", _is_on_road, "a green car off the road")
+
+
+def _goals(spec: EnvSpec) -> list[Goal]:
+    if is_racing(spec):
+        return [_TRACK]
+    if spec.name.startswith(("highway", "merge")):  # straight roads, where lanes have a plain meaning
+        return [_CLEAR, _RIGHTMOST, _SAFE]
+    if spec.name.startswith("racetrack"):
+        return [_ON_ROAD, _CLEAR, _SAFE]
+    return [_SAFE, _CLEAR] if names(spec) else []
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    if _is_racing(env.spec):
+    if is_racing(env.spec):
         return episode_return >= 900
-    return bool(info["is_success"]) if "is_success" in info else not _crashed(env)
+    if "is_success" in info:
+        return bool(info["is_success"])
+    car = read(sense(env))
+    arrived = not has_route(env.spec) or car.completion == 1
+    return bool(arrived and car.on_road and not car.crashed)
 
 
 FAMILY = Family(
@@ -141,7 +232,11 @@ FAMILY = Family(
     ),
     module="highway_env",
     repair=OneFrame,
+    adapt=adapt,
+    options=frozenset({"vehicles_count", "lanes_count", "duration"}),
     caption=_caption,
     goals=_goals,
+    signals=names,
+    sense=sense,
     success=_success,
 )

@@ -335,7 +335,7 @@ def test_car_racing_looks_down_on_its_track() -> None:
     assert env.action_space == gym.spaces.Discrete(5)
     env.reset()
     _, _, _, _, info = env.step(0)
-    assert info["text"] == "the car is on the track" and goals("CarRacing-v3")[0].truth(env)
+    assert info["text"] == "the car stands on the road, the road ahead is clear" and goals("CarRacing-v3")[0].truth(env)
 
 
 # Probes
