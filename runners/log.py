@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import numpy as np
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
+from runners.alarm import Alarm
 from runners.checkpoint import write_atomically
 
 TASK_RETURN = "rollout/ep_rew_mean"
@@ -33,6 +34,7 @@ TAGS: dict[str, str] = {
     "reward/<name>_share": "share of the stream in the mean absolute reward, 0 to 1",
     "reward/<name>_corr": "correlation of the stream with the task's reward over the batch, -1 to 1",
     "reward/<name>_scale": "what the stream is divided by",
+    "reward/alarm": "1 while the learned return rises and the task's falls, else 0",
     "reward/total": "mean reward per step that the agent is paid",
     "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
     "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
@@ -54,8 +56,11 @@ def explain(tag: str) -> str | None:
 
 def make_logger(folder: Path, live: Live, *, step: int = 0, warn: Callable[[str], None] = print) -> Logger:
     """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped."""
+    path = folder / "metrics.csv"
+    earlier = [row for row in read_csv(path) if int(row["step"]) <= step] if step and path.exists() else []
     writers: list[KVWriter] = [
-        Guarded("metrics.csv", lambda: CSVLog(folder / "metrics.csv", step), warn),
+        Alarm(TASK_RETURN, LEARNED_RETURN, live.say, earlier),  # first: what it adds is written by the others
+        Guarded("metrics.csv", lambda: CSVLog(path, step), warn),
         Guarded("tensorboard", lambda: TensorBoardLog(folder / "tensorboard", step), warn),
         live,
     ]

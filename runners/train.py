@@ -271,8 +271,9 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: Control | None, work: Work) -> None:
     """Numbers, film, curve, and the line for TensorBoard. A picture that fails costs a sentence, not the run."""
     from runners.checkpoint import write_atomically
+    from runners.curve import curve
     from runners.evaluate import table
-    from runners.video import curve, film
+    from runners.video import film
 
     path = work.folder.path
     if scores:

@@ -1,25 +1,22 @@
-"""Pictures of a run: a film of one episode with the learned reward drawn over it, and the learning curve."""
+"""The film of a run: one episode, with the learned reward drawn below it as it is paid."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runners.config import TrainConfig
+from runners.curve import COLOURS
 from runners.evaluate import SEED, policy
-from runners.log import LEARNED_RETURN, TASK_RETURN, read_csv
 
 if TYPE_CHECKING:
     from envs.types import Transitions
     from rewards.mix import Mix
-    from runners.control import Control
 
 SIDE = 448  # pixels of the film's picture
 LANE = 64  # pixels of a stream's plot below it
-COLOURS = ("#4c9be8", "#f2a541", "#5fbf77", "#d9607c", "#9d7fe0", "#8c8c8c")
 
 
 def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0, steps: int = 1000) -> str:
@@ -127,53 +124,3 @@ def _draw(image: np.ndarray, streams: dict[str, np.ndarray], t: int) -> np.ndarr
         last_x, last_y = points[-1]
         draw.ellipse([last_x - 3, last_y - 3, last_x + 3, last_y + 3], fill=colour)
     return np.asarray(canvas)
-
-
-def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, control: Control | None = None) -> Path:
-    """Task return and learned return over environment steps, as `curve.png` in a run's folder.
-
-    Args:
-        folder: of the run.
-        title: what was run.
-        scores: of the final evaluation; the random policy's is drawn as a line.
-        control: the control run, whose task return is drawn too.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    steps, task = _column(folder, TASK_RETURN)
-    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axis.plot(steps, task, color=COLOURS[0], linewidth=2, label="task return")
-    if control is not None and (control.run / "metrics.csv").exists():
-        axis.plot(
-            *_column(control.run, TASK_RETURN), color="#9aa0aa", linewidth=1.5, label=f"task return, {control.label}"
-        )
-    if scores:
-        axis.axhline(
-            scores["random"]["task_return"], color="#606670", linestyle=":", label="task return, random policy"
-        )
-    axis.set_xlabel("environment steps")
-    axis.set_ylabel("task return", color=COLOURS[0])
-    axis.spines["top"].set_visible(False)
-    handles, labels = axis.get_legend_handles_labels()
-    steps, learned = _column(folder, LEARNED_RETURN)
-    if len(learned) and not np.allclose(learned, np.interp(steps, *_column(folder, TASK_RETURN))):
-        other = axis.twinx()
-        other.plot(steps, learned, color=COLOURS[1], linewidth=1.5, label="learned return")
-        other.set_ylabel("learned return", color=COLOURS[1])
-        other.spines["top"].set_visible(False)
-        more = other.get_legend_handles_labels()
-        handles, labels = handles + more[0], labels + more[1]
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    axis.set_title(title, fontsize=10, loc="left")
-    path = folder / "curve.png"
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return path
-
-
-def _column(folder: Path, tag: str) -> tuple[Sequence[float], Sequence[float]]:
-    rows = [row for row in read_csv(folder / "metrics.csv") if row.get(tag)]
-    return [float(row["step"]) for row in rows], [float(row[tag]) for row in rows]

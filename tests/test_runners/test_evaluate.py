@@ -5,7 +5,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from envs.family import Goal
 from runners.evaluate import SEED, Scores, goal_of, interval, iqm, play, policy, table
-from runners.video import _draw, can_be_drawn, curve
+from runners.video import _draw, can_be_drawn
 
 
 def test_the_iqm_is_the_mean_of_the_middle_half():
@@ -118,12 +118,6 @@ def test_the_film_draws_every_stream_up_to_the_step_it_shows():
     reach = [np.flatnonzero(mask.any(axis=0)).max() for mask in blue]
     assert reach[0] < 20 and 215 < reach[1] < 235 and reach[2] > 430
     assert np.flatnonzero(blue[2][:, 434:].any(axis=1)).min() < 5  # the highest value is at the top of its lane
-
-
-def test_the_curve_shows_what_the_csv_says(tmp_path):
-    (tmp_path / "metrics.csv").write_text("step,rollout/ep_rew_mean,rollout/ep_learned_mean\n10,1,5\n20,,\n30,3,6\n")
-    path = curve(tmp_path, "title", scores={"random": {"task_return": 0.5}})
-    assert path.stat().st_size > 10_000
 
 
 def test_scores_are_plain_json():

@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+
+from runners.alarm import WINDOW, Alarm, apart
+
+ROWS = 30
+UP, DOWN = np.linspace(0.0, 10.0, ROWS), np.linspace(10.0, 0.0, ROWS)
+
+
+def test_a_learned_return_that_rises_while_the_tasks_falls_is_found_after_one_window() -> None:
+    assert apart(DOWN, UP).tolist() == [False] * (WINDOW - 1) + [True] * (ROWS - WINDOW + 1)
+
+
+@pytest.mark.parametrize(("task", "learned"), [(UP, UP), (DOWN, DOWN), (UP, DOWN), (np.zeros(ROWS), UP)])
+def test_every_other_pair_of_directions_is_no_alarm(task: np.ndarray, learned: np.ndarray) -> None:
+    assert not apart(task, learned).any()
+
+
+def test_noise_without_a_direction_is_no_alarm() -> None:
+    rng = np.random.default_rng(0)
+    share = np.mean([apart(*rng.normal(size=(2, 200))).mean() for _ in range(20)])
+    assert share < 0.005
+
+
+def test_a_small_fall_after_a_long_climb_is_no_alarm() -> None:
+    task = np.concatenate([np.linspace(0, 100, 30), np.linspace(100, 90, WINDOW)])
+    learned = np.concatenate([np.linspace(0, 10, 30), np.linspace(10, 20, WINDOW)])
+    assert not apart(task, learned).any()
+    task[30:] = np.linspace(100, 50, WINDOW)
+    assert apart(task, learned)[-1]
+
+
+def test_it_speaks_once_a_stretch_and_names_the_steps() -> None:
+    said: list[str] = []
+    alarm = Alarm("task", "learned", said.append)
+    task = np.concatenate([DOWN, UP, DOWN])
+    learned = np.concatenate([UP, UP + 10, UP + 20])
+    for row in range(len(task)):
+        alarm.write({"task": task[row], "learned": learned[row]}, {}, 1000 * row)
+        alarm.write({"something": 1.0}, {}, 1000 * row)
+    assert len(said) == 2
+    assert said[1].startswith("alarm: since step ")
+    assert "since step 0 the learned return rose from 0 to 3.103 while the task's fell from 10 to 6.897" in said[0]
+
+
+def test_a_run_that_continues_remembers_the_rows_before() -> None:
+    said: list[str] = []
+    rows = [{"step": str(i), "task": str(DOWN[i]), "learned": str(UP[i])} for i in range(WINDOW - 1)]
+    rows.append({"step": "9", "task": "", "learned": ""})
+    alarm = Alarm("task", "learned", said.append, rows)
+    alarm.write({"task": DOWN[9], "learned": UP[9]}, {}, 9)
+    assert len(said) == 1
