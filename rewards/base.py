@@ -21,7 +21,8 @@ Rules that `rewards.check.check_reward` enforces:
 A reward with a memory of the episode (counts, nearest neighbours) defines `initial_memory(n)`, takes `score(batch,
 memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it,
 hands it back at the next step and resets the rows whose episode ended. `score` must not write into the memory it was
-given. Where a whole rollout can be scored faster than step by step, `scan` says how.
+given. Where a whole rollout can be scored faster than step by step, `scan` says how. A score that depends on the
+episode can be a potential only if all episodes start at the same one, whatever their first state: `starts_at` names it.
 
 A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
 `embedding` and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
@@ -86,7 +87,9 @@ class Reward(ABC):
     relabelable: bool = True  # may it be recomputed on an old or an imagined transition?
     differentiable: ClassVar[bool] = False  # may an agent take gradients through it?
     frame_size: int | None = None  # height and width of the frames it wants, pixels
-    embedding: ClassVar[str | None] = None  # name of the extra that stands for the frame
+    embedding: str | None = None  # name of the extra that stands for the frame; equal names, equal models
+    keeps_frames: bool = False  # must the frames stay beside the embedding?
+    starts_at: ClassVar[float | None] = None  # with a memory: what every episode's first state scores, if one constant
     control: ClassVar[dict[str, Any] | None] = (
         None  # config changes that make the reward meaningless, for the control run
     )

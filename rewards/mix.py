@@ -23,6 +23,8 @@ from rewards.scale import SCALES, make_scale
 from rewards.schedule import Schedule
 from rewards.shaping import SHAPES, clip, delta, potential, sigmoid
 
+LAST = "last score"  # in the memory of a stream
+
 
 class Stream:
     """One reward inside a mix: how it is weighed, scaled, shaped and discounted."""
@@ -49,7 +51,8 @@ class Stream:
         self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
         self.compares = config.shape in ("potential", "delta")  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
-        if self.compares and self.has_memory:
+        self.keeps_score = self.compares and self.has_memory  # of the step before, beside the reward's own memory
+        if self.keeps_score and reward.starts_at is None:
             raise ValueError(
                 f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} "
                 "remembers the episode; use shape=none or clip"
@@ -59,13 +62,19 @@ class Stream:
     def requires(self) -> frozenset[str]:
         """Fields of Transitions the stream reads."""
         need = set(self.reward.requires)
-        if self.compares:
+        if self.compares and not self.has_memory:
             need |= {f"obs_{field}" for field in need & set(MEDIA)} | {"obs"}
         return frozenset(need)
+
+    def initial_memory(self, n: int) -> Memory:
+        """The reward's memory for `n` fresh episodes; with the score they start at, if the next is compared with it."""
+        memory = self.reward.initial_memory(n)
+        return {**memory, LAST: np.full(n, self.reward.starts_at, np.float32)} if self.keeps_score else memory
 
     def score(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """Shaped scores, float32, leading shape of the batch; 0 in rows that are no transitions or not ready."""
         if self.has_memory:
+            given = memory
             raw, memory = self._scan(batch, memory)
         else:
             raw = values_of(self.reward.score(batch.flatten())).reshape(batch.shape)
@@ -80,7 +89,11 @@ class Stream:
         elif self.shape == "sigmoid":
             raw = sigmoid(raw, self.clip_at, self.slope)
         elif self.compares:
-            before = self._score_obs(batch, raw)
+            if self.keeps_score:
+                before, last = self._last_scores(batch, raw, given[LAST])
+                memory = {**memory, LAST: last}
+            else:
+                before = self._score_obs(batch, raw)
             if self.shape == "delta":
                 raw = delta(before, raw)
             else:
@@ -95,6 +108,17 @@ class Stream:
             raw, memory = self._scan(batch.map(lambda x: x[None]), memory)
             return raw[0], memory
         return self.reward.scan(batch, memory)
+
+    def _last_scores(self, batch: Transitions, score: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What a reward that remembers said a step before, `starts_at` where an episode begins; and the last (N,)."""
+        if len(batch.shape) == 1:
+            before, last = self._last_scores(batch.map(lambda x: x[None]), score[None], last)
+            return before[0], last
+        before = np.empty_like(score)
+        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
+            before[t] = last
+            last = np.where(ended, np.float32(self.reward.starts_at or 0), np.where(valid, score[t], last))
+        return before, last
 
     def _score_obs(self, batch: Transitions, next_score: np.ndarray) -> np.ndarray:
         """The score of `obs`: along a rollout it is the previous row's, so only first rows are asked for."""
@@ -162,7 +186,7 @@ class Mix:
 
     def initial_memory(self, n: int) -> Memory:
         """Memories of the streams that have one, for `n` fresh episodes."""
-        return {name: s.reward.initial_memory(n) for name, s in self.streams.items() if s.has_memory}
+        return {name: s.initial_memory(n) for name, s in self.streams.items() if s.has_memory}
 
     def reset_memory(self, memory: Memory, mask: np.ndarray) -> Memory:
         """The memory with the rows of `mask` (N,) as at the start of an episode."""
@@ -182,9 +206,10 @@ class Mix:
             if key is None:
                 keeps_frame = True
                 continue
+            keeps_frame = keeps_frame or stream.reward.keeps_frames
             if key not in extras:
                 extras[key] = _embed(stream.reward, batch, batch.frame)
-            if stream.compares and f"obs_{key}" not in extras:
+            if "obs_frame" in stream.requires and f"obs_{key}" not in extras:
                 extras[f"obs_{key}"] = _embed_obs(stream.reward, batch, extras[key])
         batch = batch.replace(extras=extras)
         return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)

@@ -140,6 +140,60 @@ def test_a_memory_and_a_potential_exclude_each_other():
         mix(Age, shape="potential")
 
 
+class Climbed(Height):
+    """The highest that the episode has been, 0 at its start: a score of the history that may be a potential."""
+
+    relabelable = False
+    starts_at = 0.0
+
+    def initial_memory(self, n):
+        return {"top": np.zeros(n, np.float32)}
+
+    def score(self, batch, memory=None):
+        top = np.maximum(memory["top"], batch.next_obs[..., 0])
+        return top, {"top": top}
+
+
+CLIMB = [[1.0], [3.0], [2.0], [9.0], [4.0], [1.0]]  # row 3 only resets; the second episode terminates
+ENDED = [[0], [0], [1], [0], [0], [1]]
+
+
+def climb(shape="potential"):
+    ends_well = [[0], [0], [0], [0], [0], [1]]
+    batch = rollout(CLIMB, ended=ENDED, terminated=ends_well, valid=[[1], [1], [1], [0], [1], [1]])
+    return mix(Climbed, gamma=0.5, shape=shape), batch
+
+
+def test_a_potential_of_the_history_is_paid_from_where_every_episode_starts():
+    stream, batch = climb()
+    raw, memory = stream.score(batch)
+    expected = [0.5 * 1 - 0, 0.5 * 3 - 1, 0.5 * 3 - 3, 0, 0.5 * 4 - 0, 0 - 4]
+    assert raw["height"][:, 0].tolist() == expected
+    assert {key: value.tolist() for key, value in memory["height"].items()} == {"top": [0], "last score": [0]}
+    assert stream.requires == {"next_obs"}
+
+
+def test_a_potential_of_the_history_telescopes_to_a_constant():
+    stream, batch = climb()
+    paid = stream.score(batch)[0]["height"][:, 0]
+    assert (0.5 ** np.arange(3) * paid[:3]).sum() == pytest.approx(0.5**3 * 3)  # truncated: gamma^T phi_T - 0
+    assert (0.5 ** np.arange(2) * paid[4:]).sum() == pytest.approx(0)  # terminated: -0
+
+
+@pytest.mark.parametrize("shape", ["potential", "delta"])
+def test_a_potential_of_the_history_is_paid_step_by_step_as_in_a_rollout(shape):
+    stream, batch = climb(shape)
+    memory, paid = stream.initial_memory(1), []
+    for t in range(len(CLIMB)):
+        raw, memory = stream.score(batch[t], memory)
+        paid.append(raw["height"])
+        memory = stream.reset_memory(memory, batch.ended[t])
+    np.testing.assert_array_equal(np.stack(paid), stream.score(batch)[0]["height"])
+    first, memory = stream.score(batch[:2])
+    rest, _ = stream.score(batch[2:], memory)
+    np.testing.assert_array_equal(np.concatenate([first["height"], rest["height"]]), np.stack(paid))
+
+
 def test_a_scaled_stream_pays_nothing_until_it_is_warm_then_divides_by_the_statistics_of_the_last_update():
     scaled = mix(scale="std", warmup=4)
     first = rollout([[1.0], [3.0]])
