@@ -163,7 +163,7 @@ def _is_batched(env_id: str, arguments: set[str]) -> bool:
     """Whether there is an array program that understands all the arguments."""
     from envs import batched
 
-    options = {"max_episode_steps", "array", "device"} | batched.arguments(env_id)
+    options = {"max_episode_steps", "array", "device"} | batched.arguments(env_id) | batched.shows(env_id)
     return batched.knows(env_id) and arguments <= options | family_of(spec_of(env_id)).options
 
 
@@ -171,7 +171,7 @@ def _make_batched(env_id: str, n: int, seed: int, arguments: dict[str, Any]) -> 
     from envs import batched
 
     for key in ("frame_size", "text", "signals", "sticky", "noisy_tv"):
-        if key in arguments:
+        if key in arguments and key not in batched.shows(env_id):
             needs = "single environments" if key in ("sticky", "noisy_tv") else "environments that can be seen"
             raise ValueError(f'{key}={arguments[key]!r} needs {needs}; use backend="gym"')
     return batched.make(env_id, n, seed=seed, **arguments)

@@ -46,7 +46,7 @@ class Cursor:
         for name, value in shown.items():
             self.shown[name] = _merge(self.shown.get(name), value, mask)
 
-    def of_obs(self) -> dict[str, np.ndarray]:
+    def of_obs(self) -> dict[str, Any]:
         """What was shown with the current observation, as fields of `Transitions`: `obs_frame`, ..."""
         return {f"obs_{name}": value for name, value in self.shown.items()}
 
@@ -286,17 +286,17 @@ class Chunk:
         self._capacity = self.count
 
 
-def shown_by(infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def shown_by(infos: Mapping[str, Any]) -> dict[str, Any]:
     """What the infos of a vector environment show: some of `MEDIA`, each (N, ...)."""
     return {name: _plain(name, infos[name]) for name in MEDIA if infos.get(name) is not None}
 
 
-def shown_by_one(info: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def shown_by_one(info: Mapping[str, Any]) -> dict[str, Any]:
     """What the info of a single environment shows, with leading shape (1,)."""
     return {name: _plain(name, [info[name]]) for name in MEDIA if info.get(name) is not None}
 
 
-def shown_in(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def shown_in(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> dict[str, Any]:
     """What a list of infos shows, each (N, ...); rows outside `mask` mean nothing."""
     shown = {}
     for name in MEDIA:

@@ -40,6 +40,7 @@ TABLE: dict[str, str] = {
     "submodular": "rewards.exploration.submodular:Submodular",
     "deir": "rewards.exploration.deir:DEIR",
     "clip": "rewards.vision.clip:Clip",
+    "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
 }
 GROUP = "lodestar_rl.rewards"
 

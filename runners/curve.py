@@ -103,7 +103,9 @@ def _stack(axis: Any, shares: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
 
 def _shares(rows: list[dict[str, str]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Stream -> (steps, its share of the mean absolute reward)."""
-    names = {found[1] for row in rows for tag in row if (found := re.fullmatch(r"reward/(\w+)_share", tag))}
+    names = {
+        found[1] for row in rows for tag in row if row[tag] and (found := re.fullmatch(r"reward/(\w+)_share", tag))
+    }
     return {name: _columns(rows, f"reward/{name}_share") for name in sorted(names)}  # type: ignore[misc]
 
 

@@ -29,8 +29,8 @@ import numpy as np
 from rewards.vision.encoder import SHIPPED
 from runners import pretrain_words as vocabulary
 from runners.pretrain_captions import Caption, Grammar, truth
-from runners.pretrain_data import ATTRIBUTES, BASELINES, SUBJECTS, WORLDS, States, join, sample_states
-from runners.pretrain_frames import augment, draw
+
+from runners.pretrain_frames import augment
 
 Tensor = Any  # torch.Tensor; torch is imported where it is used
 OFFSET = 0.25  # the cosine aimed at: truth - OFFSET
@@ -168,7 +168,7 @@ def train_text(model: Any, tokenize: Any, frozen: Tensor, grammar: Grammar, conf
 
 
 def train_image(
-    model: Any, tokenize: Any, frames: np.ndarray, states: States, grammar: Grammar, config: PretrainConfig
+    model: Any, tokenize: Any, frames: np.ndarray, states: Any, grammar: Grammar, config: PretrainConfig
 ) -> float:
     """Fit the image tower to a bank of sentences that the finished text tower has read; returns the last loss."""
     import torch
@@ -183,14 +183,14 @@ def train_image(
         )
     rng = np.random.default_rng(config.seed + 4) if config.shuffle else None
 
-    def loss(image: Tensor, seen: States) -> Tensor:
+    def loss(image: Tensor, seen: Any) -> Tensor:
         return _loss(text, image / image.norm(dim=-1, keepdim=True), captions, seen, rng)
 
     return fit_tower(model.visual, loss, frames, states, config)
 
 
 def fit_tower(
-    visual: Any, loss: Callable[[Tensor, States], Tensor], frames: np.ndarray, states: States, config: PretrainConfig
+    visual: Any, loss: Callable[[Tensor, Any], Tensor], frames: np.ndarray, states: Any, config: PretrainConfig
 ) -> float:
     """Descend `loss(features, states)` over augmented frames; returns its last mean."""
     import torch
@@ -214,7 +214,7 @@ def fit_tower(
 
 
 def _loss(
-    text: Tensor, image: Tensor, captions: list[Caption], states: States, rng: np.random.Generator | None
+    text: Tensor, image: Tensor, captions: list[Caption], states: Any, rng: np.random.Generator | None
 ) -> Tensor:
     """Squared error of the cosines; pairs in which the caption is about the frame's world count three times."""
     import torch

@@ -1,4 +1,10 @@
-"""Captions for the in-domain CLIP, from the lexicon of `runners.pretrain_data`, and how true they are of frames."""
+"""Captions for the in-domain CLIP, from a lexicon of `runners.pretrain_worlds`, and how true they are of frames.
+
+A caption is made from simulator state, so every pair (caption, frame) has a graded truth in [0, 1]: fuzzy membership
+per attribute, product for "and", 1 - membership for "not", 0 for whatever the frame does not show. Random sentences and
+gibberish are captions too; their truth is 0 everywhere, so that a sentence without meaning pays the same for every
+frame.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runners.pretrain_data import (
-    ATTRIBUTES,
-    BASELINES,
-    CARTPOLE,
-    FRESH,
-    FRESH_SUBJECTS,
-    MOUNTAINCAR,
+from runners.pretrain_worlds.lexicon import Lexicon, States
+from runners.pretrain_worlds.templates import (
     NEGATIONS,
     NEGATIONS_HELD_OUT,
-    OPPOSITE,
     PAIRS,
-    PAIRS_HELD_OUT,
-    PENDULUM,
-    QUALITIES,
-    SUBJECTS,
-    TAILS,
     TEMPLATES,
     TEMPLATES_HELD_OUT,
     THINGS,
-    States,
 )
 
 
@@ -39,18 +33,13 @@ class Caption:
     claims: tuple[tuple[str, bool], ...] = ()  # (attribute, denied); none claims only that the subject is there
 
 
-def worlds_of(subject: str, tail: str = "") -> tuple[int, ...]:
-    """Where a rod with this name and place can be seen: naming the cart rules the pendulum's world out."""
-    return (CARTPOLE,) if "cart" in subject + tail else (CARTPOLE, PENDULUM)
-
-
-def truth(captions: Sequence[Caption], states: States) -> tuple[np.ndarray, np.ndarray]:
+def truth(lexicon: Lexicon, captions: Sequence[Caption], states: States) -> tuple[np.ndarray, np.ndarray]:
     """How true each caption is of each frame, and whether it is about the frame's world at all.
 
     Returns:
         float32 in [0, 1] and bool, both (captions, frames).
     """
-    table = {name: attribute.truth(states) for name, attribute in ATTRIBUTES.items()}
+    table = {name: attribute.truth(states) for name, attribute in lexicon.attributes.items()}
     meanings: dict[tuple[tuple[int, ...], tuple[tuple[str, bool], ...]], int] = {}  # many captions say the same
     index = [meanings.setdefault((caption.worlds, caption.claims), len(meanings)) for caption in captions]
     about = np.zeros((len(meanings), len(states)), bool)
@@ -67,22 +56,25 @@ class Grammar:
     """Draws captions.
 
     Args:
+        lexicon: what it speaks of.
         rng: its random numbers.
         vocabulary: words for the sentences without meaning; in-domain words and their neighbours must not be among
             them.
         held_out: None draws what training may see; "synonyms", "fresh", "phrasings" or "pairs" only what it may not.
-        attributes: what `draw` speaks about.
+        attributes: what `draw` speaks about; None for all of the lexicon.
     """
 
     def __init__(
         self,
+        lexicon: Lexicon,
         rng: np.random.Generator,
         vocabulary: Sequence[str] = THINGS,
         held_out: str | None = None,
-        attributes: Sequence[str] = tuple(ATTRIBUTES),
+        attributes: Sequence[str] | None = None,
     ) -> None:
+        self.lexicon = lexicon
         self.rng = rng
-        self.attributes = tuple(attributes)
+        self.attributes = tuple(lexicon.attributes if attributes is None else attributes)
         self.vocabulary = list(vocabulary)
         self.held_out = held_out
 
@@ -91,65 +83,61 @@ class Grammar:
         return options[int(self.rng.integers(len(options)))]
 
     def subject(self, about: str) -> str:
-        """A name for a rod, cart or car."""
-        if self.held_out == "fresh":
-            return self.pick(FRESH_SUBJECTS[about])
-        return self.pick(SUBJECTS[about][self.held_out == "synonyms"])
+        """A name for a kind of thing."""
+        subject = self.lexicon.subjects[about]
+        return self.pick({"fresh": subject.fresh, "synonyms": subject.held_out}.get(self.held_out or "", subject.said))
 
     def predicate(self, name: str) -> str:
         """A way to say an attribute."""
-        if self.held_out == "fresh":
-            return self.pick(FRESH[name])
-        return self.pick(ATTRIBUTES[name].held_out if self.held_out == "synonyms" else ATTRIBUTES[name].said)
+        attribute = self.lexicon.attributes[name]
+        choice = {"fresh": attribute.fresh, "synonyms": attribute.held_out}.get(self.held_out or "", attribute.said)
+        return self.pick(choice)
 
     def clause(self, name: str, *, denied: bool = False) -> Caption:
         """One claim about one subject."""
-        about = ATTRIBUTES[name].about
-        s, p, t = self.subject(about), self.predicate(name), self.pick(TAILS[about])
-        t = "" if "cart" in s + p or (about == "rod" and name == "down") else t
+        attribute = self.lexicon.attributes[name]
+        subject = self.lexicon.subjects[attribute.about]
+        s, p, t = self.subject(attribute.about), self.predicate(name), self.pick(subject.tails)
+        t = t if subject.takes_tail(name, s + p) else ""
         unseen = self.held_out == "phrasings"
         templates = (
             (NEGATIONS_HELD_OUT if unseen else NEGATIONS) if denied else (TEMPLATES_HELD_OUT if unseen else TEMPLATES)
         )
         template = self.pick(templates)
-        if "{s}" not in template and name not in ("up", "down", "flat", "peak", "valley", "tilted"):
+        if "{s}" not in template and not attribute.alone:
             template = templates[0]  # "on the left" alone does not say what is there
-        text = template.format(s=s, p=p, t=t)
-        worlds = {
-            "rod": worlds_of(s, p + t) if "{s}" in template else worlds_of(p),
-            "cart": (CARTPOLE,),
-            "car": (MOUNTAINCAR,),
-        }[about]
-        return Caption(text, worlds, ((name, denied),))
+        said = s + p + t if "{s}" in template else p
+        return Caption(template.format(s=s, p=p, t=t), self.lexicon.worlds_of(name, said), ((name, denied),))
 
     def pair(self) -> Caption:
-        """Two claims about CartPole: its pole and its cart."""
-        rods = [n for n, a in ATTRIBUTES.items() if a.about == "rod"]
-        carts = [n for n, a in ATTRIBUTES.items() if a.about == "cart"]
+        """Two claims about one picture, such as CartPole's pole and its cart."""
+        groups, held_out = self.lexicon.pairs, self.lexicon.pairs_held_out
         if self.held_out == "pairs":
-            first = self.pick(tuple(PAIRS_HELD_OUT))
-            second = PAIRS_HELD_OUT[first]
+            first = self.pick(tuple(held_out))
+            second = held_out[first]
         else:
+            firsts, seconds = groups[int(self.rng.integers(len(groups)))] if len(groups) > 1 else groups[0]
             while True:
-                first, second = self.pick(rods), self.pick(carts)
-                if PAIRS_HELD_OUT.get(first) != second:
+                first, second = self.pick(firsts), self.pick(seconds)
+                if held_out.get(first) != second:
                     break
-        a = f"the {self.subject('rod')} is {self.predicate(first)}"
-        b = f"the {self.subject('cart')} is {self.predicate(second)}"
+        attributes = self.lexicon.attributes
+        a, b = (f"the {self.subject(attributes[n].about)} is {self.predicate(n)}" for n in (first, second))
+        worlds = [self.lexicon.worlds_of(name, text) for name, text in ((first, a), (second, b))]
         if self.rng.random() < 0.3:
             a, b = b, a
-        return Caption(self.pick(PAIRS).format(a=a, b=b), (CARTPOLE,), ((first, False), (second, False)))
+        both = tuple(world for world in worlds[0] if world in worlds[1])
+        return Caption(self.pick(PAIRS).format(a=a, b=b), both, ((first, False), (second, False)))
 
     def baseline(self) -> Caption:
         """A sentence that only says what kind of picture it is."""
-        about = self.pick(("rod", "car"))
-        text = self.pick(BASELINES[about])
-        worlds = (MOUNTAINCAR,) if about == "car" else worlds_of(text)
-        return Caption(text, worlds)
+        about = self.pick(tuple(self.lexicon.baselines))
+        text = self.pick(self.lexicon.baselines[about])
+        return Caption(text, self.lexicon.numbers(self.lexicon.subjects[about].worlds(text)))
 
     def nothing(self) -> Caption:
         """A sentence that no frame of ours shows: gibberish, other topics, a wrong subject or a wrong predicate."""
-        kind, rng = self.rng.random(), self.rng
+        kind, rng, lexicon = self.rng.random(), self.rng, self.lexicon
         if kind < 0.25:
             words = [
                 "".join(chr(97 + c) for c in rng.integers(26, size=rng.integers(2, 9)))
@@ -159,14 +147,14 @@ class Grammar:
         elif kind < 0.5:
             text = " ".join(self.pick(self.vocabulary) for _ in range(rng.integers(1, 8)))
         elif kind < 0.75:
-            text = self.pick(TEMPLATES[:-4]).format(s=self.pick(THINGS), p=self.pick(QUALITIES), t="")
+            text = self.pick(TEMPLATES[:-4]).format(s=self.pick(lexicon.things), p=self.pick(lexicon.qualities), t="")
         elif kind < 0.88:
             text = self.pick(TEMPLATES[:4]).format(
-                s=self.pick(THINGS), p=self.predicate(self.pick(tuple(ATTRIBUTES))), t=""
+                s=self.pick(lexicon.things), p=self.predicate(self.pick(tuple(lexicon.attributes))), t=""
             )
         else:
             text = self.pick(TEMPLATES[:4]).format(
-                s=self.subject(self.pick(("rod", "car"))), p=self.pick(QUALITIES), t=""
+                s=self.subject(self.pick(tuple(lexicon.baselines))), p=self.pick(lexicon.qualities), t=""
             )
         return Caption(text, ())
 
@@ -177,8 +165,9 @@ class Grammar:
             kind, name = self.rng.random(), self.pick(self.attributes)
             if kind < 0.48:
                 captions.append(self.clause(name))
-                if OPPOSITE.get(name) in self.attributes and self.rng.random() < 0.5:
-                    captions.append(self.clause(OPPOSITE[name]))
+                opposite = self.lexicon.opposite(name)
+                if opposite in self.attributes and self.rng.random() < 0.5:
+                    captions.append(self.clause(str(opposite)))
             elif kind < 0.63:
                 captions.append(self.clause(name, denied=True))
             elif kind < 0.78:

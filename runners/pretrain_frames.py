@@ -1,4 +1,4 @@
-"""Frames for the in-domain CLIP: states drawn by the environments' own renderers, and what is done to them in training.
+"""What is done to the frames of the in-domain CLIP in training, so that other renderers' frames mean the same.
 
 The themes change a frame as another renderer might; some are held out of training for the test.
 """
@@ -10,41 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.pretrain_data import CARTPOLE, MOUNTAINCAR, PENDULUM, States
-
 Tensor = Any  # torch.Tensor; torch is imported where it is used
-
-_IDS = {CARTPOLE: "CartPole-v1", MOUNTAINCAR: "MountainCar-v0", PENDULUM: "Pendulum-v1"}
-
-
-def draw(states: States, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Render states with Gymnasium's own drawing code: uint8 (N, size, size, 3).
-
-    Half of Pendulum's frames show the torque arrow, at a random torque, so that it comes to mean nothing.
-    """
-    import gymnasium as gym
-
-    from envs.classic import pose
-    from envs.render import frame, prepare
-
-    prepare()
-    result = np.empty((len(states), size, size, 3), np.uint8)
-    for world in np.unique(states.world):
-        env = gym.make(_IDS[int(world)], render_mode="rgb_array")
-        env.reset(seed=0)
-        for i in np.flatnonzero(states.world == world):
-            angle, x = float(states.angle[i]), float(states.x[i])
-            if world == MOUNTAINCAR:
-                pose(env, position=x)
-            elif world == CARTPOLE:
-                pose(env, position=x, angle=angle)
-            else:
-                pose(env, angle=-angle)  # Pendulum counts its angle counter-clockwise
-                if rng.random() < 0.5:
-                    env.unwrapped.last_u = rng.uniform(-2, 2)  # type: ignore[attr-defined]
-            result[i] = frame(env, size)
-        env.close()
-    return result
 
 
 def _gain(frames: Tensor, generator: Any) -> Tensor:

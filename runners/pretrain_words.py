@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runners import pretrain_data as data
+from runners.pretrain_worlds import templates
+from runners.pretrain_worlds.lexicon import Lexicon
 
 CONTEXTS = (
     "{}",
@@ -40,19 +41,20 @@ def letters(text: str) -> list[str]:
     return re.findall("[a-z]+", text.lower().replace("'", ""))
 
 
-def training_words() -> list[str]:
+def training_words(lexicon: Lexicon) -> list[str]:
     """Every word that a training caption may hold, sorted."""
-    texts: list[str] = [*data.TEMPLATES, *data.NEGATIONS, *data.PAIRS, *data.THINGS, *data.QUALITIES]
-    for attribute in data.ATTRIBUTES.values():
+    texts: list[str] = [*templates.TEMPLATES, *templates.NEGATIONS, *templates.PAIRS]
+    texts += [*lexicon.things, *lexicon.qualities]
+    for attribute in lexicon.attributes.values():
         texts += attribute.said
-    for seen, _ in data.SUBJECTS.values():
-        texts += seen
-    for group in (*data.TAILS.values(), *data.BASELINES.values()):
+    for subject in lexicon.subjects.values():
+        texts += [*subject.said, *subject.tails]
+    for group in lexicon.baselines.values():
         texts += group
     return sorted({word for text in texts for word in letters(re.sub(r"\{.\}", " ", text))})
 
 
-def from_encoder(path: str, width: int, count: int) -> tuple[list[str], np.ndarray]:
+def from_encoder(path: str, lexicon: Lexicon, width: int, count: int) -> tuple[list[str], np.ndarray]:
     """Choose `count` words and give each a vector, float32 (count, width).
 
     The words: those of the captions, the most frequent of the encoder's vocabulary, and the neighbours of the captions'
@@ -60,6 +62,7 @@ def from_encoder(path: str, width: int, count: int) -> tuple[list[str], np.ndarr
 
     Args:
         path: a folder that sentence-transformers can load.
+        lexicon: what the captions are made of.
         width: length of the vectors.
         count: how many words.
     """
@@ -74,7 +77,7 @@ def from_encoder(path: str, width: int, count: int) -> tuple[list[str], np.ndarr
     # BERT's vocabulary is sorted by frequency; what comes before "the" are symbols.
     ranked = sorted(encoder.tokenizer.get_vocab().items(), key=lambda item: item[1])
     start = next(i for i, (word, _) in enumerate(ranked) if word == "the")
-    ours = training_words()
+    ours = training_words(lexicon)
     known = list(dict.fromkeys([*ours, *(w for w, _ in ranked[start:] if w.isascii() and w.isalpha() and len(w) > 1)]))
     near = np.zeros(len(known))
     for context in CONTEXTS[1:3]:
@@ -106,12 +109,12 @@ def reduce(views: np.ndarray, width: int) -> np.ndarray:
     return (LENGTH * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def far_words(words: list[str], vectors: np.ndarray) -> list[str]:
+def far_words(lexicon: Lexicon, words: list[str], vectors: np.ndarray) -> list[str]:
     """The half of the words that is least like any word of a caption: what sentences without meaning are made of.
 
     Were a neighbour of a caption's word among them, training would teach that synonyms mean nothing.
     """
-    ours = set(training_words())
+    ours = set(training_words(lexicon))
     near = (vectors @ vectors[[word in ours for word in words]].T).max(1)
     return [word for word, value in zip(words, near) if value < np.median(near)]
 

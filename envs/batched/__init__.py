@@ -10,9 +10,11 @@
     minigrid.py    MiniGrid's rules and its view, as tables
     levels.py      MiniGrid's level generators, as array programs
     exploration.py worlds of cells, with their noise
+    highway.py     highway-env's straight road, with the cars of highway_traffic.py and the pictures of highway_view.py
 
 Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
-are others. There are no frames and no captions. Importing this package imports neither torch nor a simulator.
+are others. The highway has frames and signals; there are no captions, and of the rest no frames either. Importing this
+package imports neither torch nor a simulator.
 """
 
 from __future__ import annotations
@@ -45,10 +47,12 @@ _CELLS = {  # id -> class, and the arguments of its original that it heeds
     "lodestar/NoisyRooms-v0": ("NoisyRooms", frozenset({"rooms", "noise", "bits", "code", "dense_size"})),
     "lodestar/DeepSea-v0": ("DeepSea", frozenset({"size", "stochastic", "mapping_seed"})),
 }
+_ROADS = ("highway-v0", "highway-fast-v0")
 _TABLE = {  # id -> module:Class
     **{env_id: f"envs.batched.classic:{name}" for env_id, name in _CLASSIC.items()},
     **{f"MiniGrid-{name}{size}": "envs.batched.minigrid:MiniGrid" for name, sizes in _GRIDS.items() for size in sizes},
     **{env_id: f"envs.batched.exploration:{name}" for env_id, (name, _) in _CELLS.items()},
+    **{env_id: "envs.batched.highway:Highway" for env_id in _ROADS},
 }
 IDS = tuple(_TABLE)
 
@@ -60,7 +64,14 @@ def knows(env_id: str) -> bool:
 
 def arguments(env_id: str) -> frozenset[str]:
     """The arguments of the environment itself that its array program heeds too."""
+    if env_id in _ROADS:
+        return frozenset({"config"})
     return _CELLS[env_id][1] if env_id in _CELLS else frozenset()
+
+
+def shows(env_id: str) -> frozenset[str]:
+    """The arguments by which its array program is asked to be seen: some of `frame_size` and `signals`."""
+    return frozenset({"frame_size", "signals"}) if env_id in _ROADS else frozenset()
 
 
 def make(
@@ -82,7 +93,8 @@ def make(
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         array: "numpy", or "torch" for tensors on `device`.
         device: where the tensors live, such as "cpu" or "cuda".
-        **options: those of the family's adapter, such as MiniGrid's `mission`, and `arguments(env_id)`; no others.
+        **options: those of the family's adapter, such as MiniGrid's `mission`, `arguments(env_id)`, and as in
+            `envs.make.make` those of `shows(env_id)`; no others.
 
     Raises:
         ValueError: if the id, an option, `n` or the device is none that there is.
@@ -96,7 +108,9 @@ def make(
         raise ValueError(f"no array program knows {env_id!r}; use envs.make.make_vec, or one of {', '.join(IDS)}")
     if n < 1:
         raise ValueError(f"n={n} environments make no vector; give at least 1")
-    for name in sorted(set(options) & {"frame_size", "text", "render_mode", "adapt", "sticky", "noisy_tv"}):
+    seen = {name: options.pop(name) for name in sorted(shows(env_id) & set(options))}
+    unheard = {"frame_size", "text", "signals", "render_mode", "adapt", "sticky", "noisy_tv"}
+    for name in sorted(set(options) & unheard):
         raise ValueError(f"{name}={options[name]!r} needs envs.make.make_vec; array programs only step")
     heeded = arguments(env_id) | family_of(spec_of(env_id)).options
     for name in sorted(set(options) - heeded):
@@ -109,6 +123,6 @@ def make(
     original = make_one(env_id, max_episode_steps=max_episode_steps, **options)
     module, _, name = _TABLE[env_id].partition(":")
     try:
-        return getattr(importlib.import_module(module), name)(original, n, seed, arrays)
+        return getattr(importlib.import_module(module), name)(original, n, seed, arrays, **seen)
     finally:
         original.close()

@@ -1,7 +1,8 @@
 """A sentence as the reward: how much the frame looks like the goal, as CLIP sees both.
 
 Source: Rocamonde et al. 2023, "Vision-Language Models are Zero-Shot Reward Models for Reinforcement Learning" (VLM-RM),
-arXiv 2310.12921, sections 3 and 3.2 (goal-baseline regularisation).
+arXiv 2310.12921, sections 3 and 3.2 (goal-baseline regularisation). `threshold` is the two-valued reward of Baumli et
+al. 2023, "Vision-Language Models as a Source of Rewards" (VLM-SR), arXiv 2312.09187, as VLM-RL compares with it.
 
 Differences from the source:
   - several sentences, separated by `|`, are averaged and the mean is scaled back to length one, so that alpha=0 stays a
@@ -10,6 +11,7 @@ Differences from the source:
     first;
   - the projection is computed from two scalars a frame instead of a D x D matrix;
   - embeddings are kept in half precision and can be scored again with another sentence, without the frames;
+  - a frame of a single colour pays 0;
   - the default model is our own small one. It is in-domain: taught with captions made from simulator state. Only with
     public weights (`model=ViT-B-32 weights=...`) is this the source's zero-shot reward.
 
@@ -20,61 +22,46 @@ or delta).
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 
-from envs.types import Memory, Transitions
-from rewards.base import Reward, RewardConfig
-from rewards.vision.encoder import LODESTAR, UNTRAINED, Encoder
-
-LONGEST = 500  # characters; the towers read 77 tokens at most
-PRECISIONS = ("fp32", "bf16", "fp16")
+from rewards.vision.base import Vision, VisionConfig, sentences, unit_mean
 
 
 @dataclass
-class ClipConfig(RewardConfig):
-    """Settings of `clip`; VLM-RM's value in brackets.
+class ClipConfig(VisionConfig):
+    """Settings of `clip` beside those of `VisionConfig`; VLM-RM's value in brackets, its model is ViT-bigG-14.
 
     Attributes:
-        goal: what a frame should show, at most 500 characters; several sentences separated by `|` are averaged.
-        baseline: what any frame shows, in the same form; needed where alpha > 0.
+        baseline: what any frame shows, in the form of `goal`; needed where alpha > 0.
         alpha: goal-baseline regularisation, in [0, 1]: 0 is the plain cosine, 1 looks only along the line from baseline
             to goal [tuned per task, 0 to 1].
-        model: `lodestar` for the small model that ships, or a name of open_clip such as ViT-B-32 [ViT-bigG-14].
-        weights: a file, a folder (`local-dir:<folder>`), a tag of open_clip such as `openai`, or `untrained` for the
-            control; empty for the shipped ones.
-        batch_size: frames per pass through the encoder.
-        precision: `fp32`, `bf16` or `fp16`; the short ones pay on a GPU.
+        threshold: pays +1 above it and -1 at or below, in units of the reward without it; None pays the reward itself
+            [VLM-SR on a ViT-bigG-14, as VLM-RL compares with it: 0.32].
     """
 
-    goal: str = ""
+    NAME: ClassVar[str] = "clip"
+    SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "baseline")
+
     baseline: str = ""
     alpha: float = 0.0
-    model: str = LODESTAR
-    weights: str = ""
-    batch_size: int = 256
-    precision: str = "fp32"
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"reward.clip.alpha={self.alpha} is outside [0, 1]; 0 is the plain cosine")
-        if self.batch_size < 1:
-            raise ValueError(f"reward.clip.batch_size={self.batch_size} is not a number of frames; give 1 or more")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"reward.clip.precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
-        for name in ("goal", "baseline"):
-            text = getattr(self, name)
-            if len(text) > LONGEST:
-                raise ValueError(
-                    f"reward.clip.{name} has {len(text)} characters, the limit is {LONGEST}; CLIP reads sentences"
-                )
+            raise ValueError(f"reward.{self.NAME}.alpha={self.alpha} is outside [0, 1]; 0 is the plain cosine")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ValueError(
+                f"reward.{self.NAME}.threshold={self.threshold} is no number; give one within [-1, 1], or null for none"
+            )
 
 
-class Clip(Reward):
+class Clip(Vision):
     """Goal reward in the eyes of CLIP.
 
     R = 1 - |alpha * proj_L(s) + (1 - alpha) * s - g|^2 / 2, with the unit embeddings s of the frame, g of the goal and
@@ -84,10 +71,6 @@ class Clip(Reward):
 
     Config = ClipConfig
     config: ClipConfig
-    requires = frozenset({"frame"})
-    role = "goal"
-    embedding = "clip"
-    control = {"weights": UNTRAINED}
 
     def __init__(
         self,
@@ -99,78 +82,24 @@ class Clip(Reward):
         device: str = "cpu",
     ) -> None:
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
-        if not _sentences(config.goal):
+        if config.alpha > 0 and not sentences(config.baseline):
             raise ValueError(
-                "reward.clip.goal is empty; say what the agent should reach, such as "
-                'reward.clip.goal="pole standing upright on the cart"'
+                f"reward.{config.NAME}.alpha={config.alpha} needs reward.{config.NAME}.baseline, what any frame shows "
+                "('pole and cart'); or set alpha=0"
             )
-        if config.alpha > 0 and not _sentences(config.baseline):
-            raise ValueError(
-                f"reward.clip.alpha={config.alpha} needs reward.clip.baseline, what any frame shows ('pole and cart'); "
-                "or set alpha=0"
-            )
-        self.encoder = Encoder(config.model, config.weights, seed=seed, device=device, precision=config.precision)
-        self.frame_size = self.encoder.size
-        self.goal = self._mean(config.goal, "goal")
-        self.baseline = self._mean(config.baseline, "baseline") if _sentences(config.baseline) else None
-        if config.alpha > 0 and self.baseline is not None and np.allclose(self.goal, self.baseline, atol=1e-4):
+        self.goal = unit_mean(self.meanings("goal"))
+        self.baseline = unit_mean(self.meanings("baseline")) if config.alpha > 0 else None
+        if self.baseline is not None and np.allclose(self.goal, self.baseline, atol=1e-4):
             raise ValueError(
                 f"goal and baseline mean the same ({config.goal!r}, {config.baseline!r}); change one or set alpha=0"
             )
 
-    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,), from `batch.extras["clip"]` where it is, else from `batch.frame`."""
-        seen = batch.extras.get("clip")
-        if seen is None:
-            seen = self.embed(batch)
-        return goal_reward(np.asarray(seen, np.float32), self.goal, self.baseline, self.config.alpha)
-
-    def embed(self, batch: Transitions) -> np.ndarray:
-        """Unit embeddings of `batch.frame`, float16 (N, D)."""
-        if batch.frame is None:
-            raise ValueError(
-                f"clip reads frames, and this batch has none; make the environment with frame_size={self.frame_size}"
-            )
-        return self.encoder.image(batch.frame, self.config.batch_size)
-
-    def notes(self) -> list[str]:
-        """What supervised the model, and which sentence lies far from anything it was taught."""
-        if self.config.weights == UNTRAINED:
-            return ["untrained weights, a control whose reward means nothing"]
-        known = self.encoder.trained_on
-        if known is None:
-            return []
-        lines = [known["supervision"]]
-        for sentence in _sentences(self.config.goal):
-            lines += self._unfamiliar(sentence, known)
-        return lines
-
-    def _unfamiliar(self, sentence: str, known: dict[str, Any]) -> list[str]:
-        """A warning if a sentence is far from what was taught; it names the nearest phrase and the new words."""
-        closeness = self.encoder.text(known["phrases"]) @ self.encoder.text([sentence])[0]
-        best = int(closeness.argmax())
-        new = sorted(set(re.findall("[a-z]+", sentence.lower().replace("'", ""))) - set(known["words"]))
-        if closeness[best] >= known["near"] and not new:
-            return []
-        unknown = f", which lacks the word{'s' * (len(new) > 1)} {', '.join(new)}" if new else ""
-        return [
-            f"{sentence!r} is not like what this model was taught{unknown}; the nearest phrase it knows is "
-            f"{known['phrases'][best]!r} (similarity {closeness[best]:.2f}); look at the reward before trusting it"
-        ]
-
-    def _mean(self, sentences: str, name: str) -> np.ndarray:
-        texts = _sentences(sentences)
-        for text in texts:
-            if excess := self.encoder.excess(text):
-                raise ValueError(
-                    f"reward.clip.{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; shorten it"
-                )
-        mean = self.encoder.text(texts).mean(0)
-        return mean / np.linalg.norm(mean)
-
-
-def _sentences(text: str) -> list[str]:
-    return [part.strip() for part in text.split("|") if part.strip()]
+    def rate(self, seen: np.ndarray) -> np.ndarray:
+        reward = goal_reward(seen, self.goal, self.baseline, self.config.alpha)
+        if self.config.threshold is not None:
+            reward = np.where(reward > self.config.threshold, np.float32(1), np.float32(-1))
+        reward[~seen.any(axis=1)] = 0
+        return reward
 
 
 def goal_reward(s: np.ndarray, g: np.ndarray, b: np.ndarray | None, alpha: float) -> np.ndarray:
@@ -188,9 +117,9 @@ def goal_reward(s: np.ndarray, g: np.ndarray, b: np.ndarray | None, alpha: float
     Returns:
         float32 (N,), at most 1.
     """
-    gap = s - g
-    square = np.einsum("nd,nd->n", gap, gap)
+    square = np.einsum("nd,nd->n", s, s) + g @ g - 2 * (s @ g)  # |s - g|^2, without another array of s's size
     if alpha == 0 or b is None:
         return (1 - square / 2).astype(np.float32)
-    along = gap @ ((g - b) / np.linalg.norm(g - b))
+    d = (g - b) / np.linalg.norm(g - b)
+    along = s @ d - g @ d
     return (1 - (along**2 + (1 - alpha) ** 2 * (square - along**2)) / 2).astype(np.float32)

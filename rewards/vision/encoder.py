@@ -1,13 +1,15 @@
-"""One way to a CLIP: the small model that ships with the suite, any open_clip model, a file, a folder, the hub.
+"""One way to a CLIP: the small models that ship with the suite, any open_clip model, a file, a folder, the hub.
 
 Everything goes through open_clip's own `create_model`, so a model that works here works there. A model that cannot be
 had is refused before anything heavy is imported: open_clip retries a dead network for most of a minute, and without
-weights it returns a random model with no more than a logged warning.
+weights it returns a random model with no more than a logged warning. Rewards that look through the same model share it,
+and what it has seen (`shared`).
 """
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import json
 import logging
 import os
@@ -17,21 +19,49 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
+from weakref import WeakValueDictionary
 
 import numpy as np
+
+from rewards.vision.cache import Cache
 
 LODESTAR = "lodestar"
 UNTRAINED = "untrained"
 LOCAL = "local-dir:"
 SHIPPED = Path(__file__).resolve().parents[2] / "assets" / "clip"
+MODELS = {LODESTAR: SHIPPED, "lodestar-96": SHIPPED.with_name("clip-96")}  # name -> folder of a model of our own
+
+_alive: WeakValueDictionary[tuple[Any, ...], Encoder] = WeakValueDictionary()
+
+
+def shared(model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32") -> Encoder:
+    """The encoder of these settings; the same object for everybody who asks while somebody holds it."""
+    key = (model, weights, seed if weights == UNTRAINED else None, device, precision, MODELS.get(model))
+    encoder = _alive.get(key)
+    if encoder is None:
+        encoder = _alive[key] = Encoder(model, weights, seed=seed, device=device, precision=precision)
+    return encoder
+
+
+def model_for(env: str) -> str:
+    """The name of the shipped model that was taught this environment; `lodestar` where none was.
+
+    A model says what it was taught in `worlds` of its phrases.json: shell patterns of ids.
+    """
+    name = env.rpartition(":")[2]
+    for model, folder in MODELS.items():
+        worlds = (_phrases(folder) or {}).get("worlds", [])
+        if (folder / "open_clip_config.json").is_file() and any(fnmatch.fnmatchcase(name, world) for world in worlds):
+            return model
+    return LODESTAR
 
 
 class Encoder:
     """Both towers of a CLIP, its tokenizer and its preprocessing; what it knows about its own training, if anything.
 
     Args:
-        model: "lodestar", or a name that open_clip knows.
-        weights: "" (the shipped ones; for "lodestar" only), a file, a folder, a tag of open_clip, or "untrained".
+        model: one of `MODELS`, or a name that open_clip knows.
+        weights: "" (the shipped ones; for `MODELS` only), a file, a folder, a tag of open_clip, or "untrained".
         seed: of untrained weights.
         device: as torch writes it.
         precision: "fp32", "bf16" or "fp16".
@@ -64,6 +94,27 @@ class Encoder:
         if self.size <= 96:  # a small ResNet is faster with its channels last; a ViT does not care
             self.model.to(memory_format=torch.channels_last)
         self.trained_on = _phrases(folder) if weights != UNTRAINED else None
+        plain = model in MODELS and not weights and precision == "fp32"
+        untrained = [str(seed)] if weights == UNTRAINED else []
+        self.name = "clip" if plain else " ".join(["clip", model, weights, precision, *untrained])
+        self._cache = Cache(self.image)
+
+    def embed(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
+        """As `image`, but a frame that was seen lately is not encoded again, and one of a single colour gives zeros.
+
+        Raises:
+            ValueError: if these are no frames.
+        """
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape[1:]:
+            raise ValueError(
+                f"frames are {frames.dtype} of shape {frames.shape}, CLIP reads uint8 (N, height, width, 3); hand over "
+                "what the environment draws, unscaled, its channels last"
+            )
+        seen = self._cache(frames, batch_size)
+        blank = blanks(frames)
+        if blank.any():
+            seen[blank] = 0
+        return seen
 
     def image(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """Unit embeddings of frames, uint8 (N, H, W, 3) -> float16 (N, D)."""
@@ -106,16 +157,25 @@ class Encoder:
         return self.torch.autocast(self.torch.device(self.device).type, dtype=kind, enabled=self.precision != "fp32")
 
 
+def blanks(frames: np.ndarray) -> np.ndarray:
+    """Which frames, uint8 (N, H, W, 3), have one colour only; bool (N,)."""
+    corner = frames[:, :1, :1]
+    blank = (frames[:, ::8, ::8] == corner).all((1, 2, 3))  # most are told by a few pixels
+    if blank.any():
+        blank[blank] = (frames[blank] == corner[blank]).all((1, 2, 3))
+    return blank
+
+
 def _folder(model: str, weights: str) -> Path | None:
     """The folder in open_clip's layout that describes the model, if one does."""
     named = next((text for text in (weights, model) if text.startswith(LOCAL)), None)
     if named is None and weights and os.path.isdir(weights):
         named = LOCAL + weights
-    folder = Path(named[len(LOCAL) :]) if named else SHIPPED if model == LODESTAR else None
+    folder = Path(named[len(LOCAL) :]) if named else MODELS.get(model)
     if folder is not None and not (folder / "open_clip_config.json").is_file():
-        if folder == SHIPPED:
+        if folder == MODELS.get(model):
             raise FileNotFoundError(
-                f"the model that ships with Lodestar is not in {folder}, where a checkout of the repository has it; "
+                f"the model {model}, which ships with Lodestar, is not in {folder}, where a checkout has it; "
                 "give its folder as reward.clip.weights=local-dir:<folder>"
             )
         raise FileNotFoundError(
@@ -194,7 +254,7 @@ def _create(model: str, weights: str, folder: Path | None, torch: Any) -> Any:
     options: dict[str, Any]
     if folder is None:
         if model not in open_clip.list_models():
-            near = difflib.get_close_matches(model, [LODESTAR, *open_clip.list_models()], n=1)
+            near = difflib.get_close_matches(model, [*MODELS, *open_clip.list_models()], n=1)
             hint = f"did you mean {near[0]!r}?" if near else "`open_clip.list_models()` names all of them"
             raise ValueError(f"there is no CLIP called {model!r}; {hint}")
         if weights != UNTRAINED and not os.path.isfile(weights):
