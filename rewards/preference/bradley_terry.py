@@ -1,0 +1,374 @@
+"""A reward learned from comparisons: somebody says which of two segments is better, an ensemble finds out why.
+
+Sources: Christiano et al. 2017, "Deep Reinforcement Learning from Human Preferences", arXiv 1706.03741, section 2.2.3
+(the model of Bradley and Terry with errors, the ensemble, queries where it disagrees); Lee, Smith, Abbeel 2021,
+"PEBBLE", arXiv 2106.05091 (old transitions are paid anew after each fit); Wang et al. 2024, "RL-VLM-F", arXiv
+2402.03681 (a model as the judge, unsure pairs dropped, training until 97 % are right).
+Differences:
+  - relabelling is what a replay buffer that computes rewards when it is sampled does anyway; `relabel=false` freezes
+    them when they are stored, for comparison;
+  - `of=frame` reads CLIP embeddings, where RL-VLM-F trains a convolutional network on the images;
+  - segments are drawn from recent behaviour only; there is no phase of unsupervised exploration before the first fit;
+  - inputs are whitened by the statistics of the segments that were shown to the judge;
+  - passes also end when labels held out get no better.
+When it fails: episodes that end early, whose length says what a segment cannot; a judge whose answers depend on more
+than a segment shows; behaviour so uniform that all pairs are equal. Segments of one step are single states.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch.nn.functional import logsigmoid
+
+from envs.types import Memory, Transitions
+from rewards.exploration.disagreement import Ensemble
+from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.preference.judge import make_judge
+from rewards.preference.segments import Segments
+from rewards.vision.encoder import shared
+
+FRAMES = 256  # a pass through CLIP
+FEW = 10  # labels held out; fewer say nothing about when to stop
+
+
+@dataclass
+class BradleyTerryConfig(LearnedConfig):
+    """Settings of bradley_terry; PEBBLE's and RL-VLM-F's value in brackets where it differs.
+
+    Attributes:
+        judge: who compares: scripted, heron, clip, recorded or vlm.
+        judge_options: what that judge is told, as in {mistakes: 0.1}; `cached: FILE` keeps its answers.
+        of: `transition` reads the action and the next observation, `frame` the CLIP embedding of the frame.
+        model: whose embedding `of=frame` reads, as in `reward.clip.model`.
+        weights: as `reward.clip.weights`.
+        length: steps of a segment, L [50; 1 for frames].
+        pool: newest segments that pairs are drawn from; frames of so many are kept where the judge looks at them.
+        seed_steps: transitions before the first queries.
+        every: transitions from one session of queries to the next.
+        queries: pairs that are shown in one session.
+        budget: labels in total.
+        draw: `uniform`, or `disagreement`: the pairs that the members disagree about most, among ten times as many.
+        mistakes: share of the labels that the model takes for coin flips, in [0, 1) [0].
+        members: networks, K [3].
+        epochs: most passes over the labels in one session.
+        enough: a session ends when the members are right about this share of the labels they learn from.
+        held_out: share of the labels that are kept to judge the reward by.
+        patience: passes without progress on the labels held out, after which a session ends.
+        batch_size: pairs in a minibatch [128].
+        update_proportion: share of each minibatch that a member learns from [1].
+        hidden: width of the first hidden layer [256].
+        features: width of the second [256].
+        relabel: whether old transitions are paid anew after each fit.
+    """
+
+    scale: str = "none"
+    gamma: float | None = None
+    judge: str = "scripted"
+    judge_options: dict[str, Any] = field(default_factory=dict)
+    of: str = "transition"
+    model: str = "lodestar"
+    weights: str = ""
+    length: int = 25
+    pool: int = 400
+    seed_steps: int = 1000
+    every: int = 1000
+    queries: int = 20
+    budget: int = 1000
+    draw: str = "uniform"
+    mistakes: float = 0.1
+    members: int = 3
+    epochs: int = 50
+    enough: float = 0.97
+    held_out: float = 0.1
+    patience: int = 10
+    batch_size: int = 32
+    max_grad_norm: float = 10.0
+    relabel: bool = True
+
+    @property
+    def name(self) -> str:
+        return "bradley_terry"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "length", "every", "queries", "budget", "members", "patience")
+        self.at_least(2, "pool")
+        self.at_least(0, "seed_steps")
+        self.share("enough")
+        self.one_of("of", "transition", "frame")
+        self.one_of("draw", "uniform", "disagreement")
+        for name in ("mistakes", "held_out"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"reward bradley_terry: {name}={getattr(self, name)} is outside [0, 1)")
+        if self.draw == "disagreement" and self.members < 2:
+            raise ValueError("reward bradley_terry: draw=disagreement needs members of 2 or more; one always agrees")
+
+
+class BradleyTerry(Learned):
+    """r(s', a) = mean over K of tanh(f_k(s', a)), where P(2 > 1) = (1 - mistakes) sigmoid(R_2 - R_1) + mistakes / 2.
+
+    R is the sum of r_k over a segment. Members see the labels in orders of their own; the reward is 0 before the first
+    fit, and always in [-1, 1].
+    """
+
+    Config = BradleyTerryConfig
+    role = "goal"
+
+    def __init__(
+        self,
+        config: BradleyTerryConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        own = {"seed": seed + 500, "device": device}  # it shall not draw what the pairs are drawn with
+        self.judge = make_judge(config.judge, **{**own, **config.judge_options})
+        self.encoder = shared(config.model, config.weights, seed=seed, device=device) if config.of == "frame" else None
+        self.requires = self.judge.requires | ({"frame"} if self.encoder else {"next_obs", "action"})
+        self.embedding = self.encoder.name if self.encoder else self.judge.embedding
+        self.keeps_frames = "frame" in self.judge.requires and self.judge.embedding != self.embedding
+        self.frame_size = self.judge.frame_size or (self.encoder.size if self.encoder else None)
+        self.relabelable = config.relabel
+        seen = observation_space if self.encoder is None else gym.spaces.Box(-1, 1, (self.encoder.width,), np.float32)
+        super().__init__(config, seen, action_space, seed=seed, device=device)
+        self.observation_space = observation_space
+        if self.layout.images:
+            raise ValueError(f"reward bradley_terry cannot read the images of {observation_space}; take of=frame")
+        inputs = self.layout.size + (0 if self.encoder else self.actions.size)
+        members = [self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)]
+        self.ensemble = Ensemble(members).to(device)
+        self.train_on(self.ensemble)
+        kept = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
+        self.segments = Segments(config.length, config.pool, kept, (self.embedding,) if self.embedding else ())
+        self.book = _Book(config.seed_steps)
+        self.failure = ""
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,) in [-1, 1]; 0 before the first fit."""
+        if not self.book.fits:
+            return np.zeros(batch.shape, np.float32)
+        rows, actions = self.seen(batch)
+        return self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device)).cpu().numpy()
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        """Embeddings of `batch.frame`, float16 (N, D): those that `of=frame` reads, or the judge's own."""
+        if self.encoder is None:
+            return self.judge.embed(batch)
+        if batch.frame is None:
+            raise ValueError(
+                f"bradley_terry with of=frame reads frames; make the environment with frame_size={self.frame_size}"
+            )
+        return self.encoder.embed(batch.frame, FRAMES)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Collect segments, and ask and learn when it is time."""
+        fresh = int(np.sum(batch.valid))
+        if not fresh:
+            return {}
+        self.segments.add(batch)
+        self.book.seen += fresh
+        metrics: dict[str, float] = {}
+        config = self.settings
+        if self.book.seen >= self.book.due and len(self.book) < config.budget and len(self.segments) > 1:
+            self.book.due = self.book.seen + config.every
+            metrics = self.session(min(config.queries, config.budget - len(self.book)))
+        return {**metrics, "labels": float(len(self.book))}
+
+    def session(self, queries: int) -> dict[str, float]:
+        """Show pairs of segments to the judge and learn from the answers; a judge that fails leaves all as it was."""
+        first, second = map(self.segments.pick, self.draw(queries))
+        self.book.asked += queries
+        try:
+            label = _checked(self.judge.compare(first, second), queries)
+        except Exception as error:  # a judge may be anything, and training does not depend on its health
+            self.failure = f"the judge {self.judge.name} failed and was left out of a session: {error}"
+            return {"failed": 1.0}
+        answered = np.flatnonzero(~np.isnan(label))
+        metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / queries}
+        if not len(answered):
+            self.failure = f"the judge {self.judge.name} answered none of {queries} pairs"
+            return metrics
+        return metrics | self.learn_from(first[:, answered], second[:, answered], label[answered])
+
+    def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places in the pool of the first and the second segment of each pair, never the same one."""
+        count = len(self.segments)
+        chosen = self.settings.draw == "disagreement" and self.book.fits > 0
+        drawn = 10 * queries if chosen else queries
+        one = self.rng.integers(count, size=drawn)
+        two = (one + 1 + self.rng.integers(count - 1, size=drawn)) % count
+        if chosen:
+            sums = self.sums(self.segments.pick(np.arange(count)))
+            chance = 1 / (1 + np.exp(sums[:, one] - sums[:, two]))
+            best = np.argsort(-chance.std(axis=0), kind="stable")[:queries]
+            one, two = one[best], two[best]
+        return one, two
+
+    def sums(self, segments: Transitions) -> np.ndarray:
+        """What each member thinks that segments (L, B) are worth: float32 (K, B)."""
+        rows, actions = self.seen(segments.flatten())
+        with torch.no_grad():
+            each = self.members(self.whiten(rows), torch.from_numpy(actions).to(self.device))
+        return each.unflatten(1, segments.shape).sum(dim=1).cpu().numpy()
+
+    def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:
+        """Take in labelled pairs and fit.
+
+        Args:
+            first: segments (L, B).
+            second: segments (L, B).
+            label: float32 (B,) in [0, 1], the chance that the second is better.
+
+        Returns:
+            Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and
+            those of `fit` where there was something to learn.
+        """
+        sides = [self.seen(side.flatten()) for side in (first, second)]
+        rows, actions = (
+            np.stack([part.reshape(*first.shape, part.shape[1]) for part in parts]).transpose(2, 0, 1, 3)
+            for parts in zip(*sides)
+        )
+        if self.settings.normalize_obs == "running":
+            self.statistics.update(rows.reshape(-1, rows.shape[-1]))
+        self.book.add(rows, actions, label, self.rng.random(len(label)) < self.settings.held_out)
+        gap = np.sum(second.reward - first.reward, axis=0)
+        decided = label != 0.5
+        metrics = {"ties": 1 - float(decided.mean())}
+        if decided.any():
+            metrics["agreement"] = float(((label > 0.5) == (gap > 0))[decided].mean())
+        known = self.book.label
+        if not ((known > 0.5).any() and (known < 0.5).any()):
+            said = "that both are equal" if (known == 0.5).all() else "for the same side"
+            self.failure = (
+                f"all {len(known)} labels so far are {said}, which says nothing about a reward; check the judge"
+            )
+            return metrics | {"failed": 1.0}
+        self.failure = ""
+        return metrics | self.fit_labels()
+
+    def fit_labels(self) -> dict[str, float]:
+        """Passes over all labels until enough are right, those held out get no better, or `epochs` are over."""
+        config, book = self.settings, self.book
+        x = torch.cat([self.whiten(book.rows), torch.from_numpy(book.actions).to(self.device)], dim=-1)
+        y = torch.from_numpy(book.label).to(self.device)
+        learnt, kept = np.flatnonzero(~book.held), np.flatnonzero(book.held)
+        if len(learnt) == 0:
+            learnt = kept
+        best, waited, passes, right, loss = math.inf, 0, 0, 0.0, 0.0
+        while passes < config.epochs and right < config.enough and waited < config.patience:
+            right, loss = self._one_pass(x, y, learnt)
+            passes += 1
+            if len(kept) >= FEW:
+                error = self._held_out(x[kept], y[kept])[1]
+                best, waited = (error, 0) if error < best else (best, waited + 1)
+        book.fits += 1
+        metrics = {"loss": loss, "train_accuracy": right, "passes": float(passes)}
+        if (book.label[kept] != 0.5).any():
+            metrics["accuracy"] = self._held_out(x[kept], y[kept])[0]
+        return metrics | {"spread": float(self.members(x.flatten(0, 2)).detach().std(dim=0, correction=0).mean())}
+
+    def _one_pass(self, x: torch.Tensor, y: torch.Tensor, learnt: np.ndarray) -> tuple[float, float]:
+        """Every member once through the labels, in its own order; share of right answers, and loss of a member."""
+        config = self.settings
+        order = self.rng.permuted(np.tile(learnt, (config.members, 1)), axis=1)
+        share = math.ceil(config.update_proportion * order.shape[1])
+        results = []
+        for i in range(0, share, config.batch_size):
+            index = torch.from_numpy(order[:, i : min(i + config.batch_size, share)]).to(self.device)
+            logits = self._logits(x[index])
+            losses = self._loss(logits, y[index])
+            self.descend(losses.mean(dim=1).sum())
+            results.append(torch.stack([_right(logits, y[index]), losses.detach()]).flatten(1))
+        right, loss = torch.cat(results, dim=1)
+        return float(right.nanmean()), float(loss.mean())
+
+    def _held_out(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+        """How often all members together are right about labels that none of them learnt from, and their mean loss."""
+        with torch.no_grad():
+            logits = self._logits(x)
+            return float(_right(logits.mean(dim=0), y).nanmean()), float(self._loss(logits, y).mean())
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        """R_2 - R_1 of pairs (B, 2, L, inputs), or of other pairs for each member (K, B, 2, L, inputs): (K, B)."""
+        sums = self.members(x.flatten(-4, -2)).unflatten(1, x.shape[-4:-1]).sum(dim=-1)
+        return sums[..., 1] - sums[..., 0]
+
+    def _loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of labels under (1 - mistakes) sigmoid(logits) + mistakes / 2, element by element."""
+        eps = self.settings.mistakes
+        if eps == 0:
+            return -y * logsigmoid(logits) - (1 - y) * logsigmoid(-logits)
+        second = (1 - eps) * torch.sigmoid(logits) + eps / 2
+        return -y * torch.log(second) - (1 - y) * torch.log(1 - second)
+
+    def members(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """r_k of rows (N, inputs), or of other rows for each member (K, N, inputs): (K, N), in [-1, 1]."""
+        return torch.tanh(self.ensemble(torch.cat(inputs, dim=-1)).squeeze(-1))
+
+    def mean(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The reward of rows (N, inputs): (N,)."""
+        return self.members(*inputs).mean(dim=0)
+
+    def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+        """What the members look at in flat transitions: rows (N, size) to be whitened, and actions (N, A)."""
+        if self.encoder is None:
+            return self.rows(batch.next_obs), self.actions(batch.action).cpu().numpy()
+        found = batch.extras.get(self.encoder.name)
+        embedded = self.embed(batch) if found is None else found
+        return np.asarray(embedded, np.float32), np.zeros((len(embedded), 0), np.float32)
+
+    def notes(self) -> list[str]:
+        return [*self.judge.notes(), *([self.failure] if self.failure else [])]
+
+
+def _right(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """1 where the sign of a logit is the label's, 0 where not, NaN where the label is a tie."""
+    right = ((logits > 0) == (y > 0.5)).float()
+    return torch.where(y == 0.5, torch.nan, right)
+
+
+def _checked(label: Any, queries: int) -> np.ndarray:
+    label = np.asarray(label, np.float32)
+    if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
+        raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")
+    return label
+
+
+class _Book:
+    """What was asked and answered: labelled pairs as the members see them, and counts.
+
+    Attributes:
+        rows: float32 (n, 2, L, size), not whitened.
+        actions: float32 (n, 2, L, A).
+        label: float32 (n,), the chance that the second is better.
+        held: bool (n,), kept to judge by.
+        seen: transitions; due: of them when the next session is; asked: pairs shown; fits: sessions that were learnt
+            from.
+    """
+
+    def __init__(self, due: int) -> None:
+        self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)
+        self.label, self.held = np.zeros(0, np.float32), np.zeros(0, bool)
+        self.seen, self.due, self.asked, self.fits = 0, due, 0, 0
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def add(self, *columns: np.ndarray) -> None:
+        for name, new in zip(("rows", "actions", "label", "held"), columns):
+            setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else int(value))
