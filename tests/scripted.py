@@ -1,7 +1,7 @@
 """A world in which the observation decides the action, so that every way of running it visits the same transitions.
 
-Episodes last three to seven steps; those with an even number terminate, the others run out of time. Frames and texts
-say where the world stands, so a reward that is handed the wrong one notices.
+Episodes last three to seven steps; those with an even number terminate, the others run out of time. Frames, texts and
+signals say where the world stands, so a reward that is handed the wrong one notices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class ScriptedWorld(gym.Env):
         rng = np.random.default_rng([self.index, self.episode + 1, self.k])
         small = rng.integers(0, 255, (8, 8, 3), np.uint8)
         frame = np.kron(small, np.ones((self.frame_size // 8, self.frame_size // 8, 1), np.uint8))
-        return obs, {"frame": frame, "text": f"world {self.index}, episode {self.episode}, step {self.k}"}
+        text = f"world {self.index}, episode {self.episode}, step {self.k}"
+        speed, offset, heading = 20 + 10 * obs[3], rng.normal(), rng.normal() / 2
+        car = (speed, offset, heading, 1, self.k == 5, self.k / 7, 50, 0.5, 30)  # as in envs.vehicle
+        return obs, {"frame": frame, "text": text, "signals": np.array(car, np.float32)}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

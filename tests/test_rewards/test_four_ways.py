@@ -23,20 +23,24 @@ N, T = 3, 24  # at least four episodes in each world
 NEVER = 10**9  # update_every: nothing learns while we compare
 
 
+UP = {"goal": "pole vertically upright on top of the cart"}
+DOWN = {"negative": "the pole is hanging down", "reference": 32}
+KNOWN = {"clip": UP | {"baseline": "pole and cart"}, "contrast": UP | DOWN, "synthesis": UP | DOWN | {"history": 3}}
+
+
 def options():
     """Every reward with its defaults, and each shape on the rewards whose score depends on the state alone."""
     cases = [(name, {}) for name in rewards.names()]
     cases += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
+    cases += [("contrast", {"shape": "potential"}), ("synthesis", {"semantics": "constant"})]
+    cases += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]
     cases += [("task", {"shape": "clip", "clip_at": 0.5}), ("rnd", {"shape": "potential"}), ("rnd", {"scale": "ema"})]
     return [pytest.param((name, changes), id="-".join([name, *map(str, changes.values())])) for name, changes in cases]
 
 
 def make_mix(name, changes, state=None):
     cls = rewards.get(name)
-    known = (
-        {"goal": "pole vertically upright on top of the cart", "baseline": "pole and cart"} if name == "clip" else {}
-    )
-    config = cls.Config(**known, **changes)
+    config = cls.Config(**KNOWN.get(name, {}) | changes)
     config.warmup = 0
     mix = rewards.make({name: config}, ScriptedWorld.observation_space, ScriptedWorld.action_space, gamma=0.9, seed=3)
     if state is not None:
@@ -62,6 +66,7 @@ def case(request):
         step=np.arange(16)[:, None] + np.zeros(shape, np.int64),
         frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
         obs_frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
+        signals=rng.normal(size=(*shape, 9)).astype(np.float32),
     )
     embedded = mix.embed(batch)
     mix.update(embedded, mix.score(embedded)[0])

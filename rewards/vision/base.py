@@ -1,0 +1,207 @@
+"""What every reward has in common that compares frames with sentences: the settings, the model, the sentences' checks.
+
+A frame of a single colour shows nothing: it is the black picture of a broken renderer, or a screen between two scenes.
+Its embedding is zero, it pays 0, `update` counts it, and refuses an update that saw nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from envs.types import Transitions
+from rewards.base import Reward, RewardConfig
+from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
+
+LONGEST = 500  # characters; the towers read 77 tokens at most
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass
+class VisionConfig(RewardConfig):
+    """Settings of every reward that compares frames with sentences.
+
+    Attributes:
+        goal: what a frame should show, at most 500 characters; several sentences are separated by `|`.
+        model: `lodestar` or `lodestar-96` for the small models that ship (the command line takes the one that was
+            taught the environment), or a name of open_clip such as ViT-B-32.
+        weights: a file, a folder (`local-dir:<folder>`), a tag of open_clip such as `openai`, or `untrained` for the
+            control; empty for the shipped ones.
+        batch_size: frames per pass through the encoder.
+        precision: `fp32`, `bf16` or `fp16`; the short ones pay on a GPU.
+    """
+
+    NAME: ClassVar[str] = "clip"  # on the command line
+    SENTENCES: ClassVar[tuple[str, ...]] = ("goal",)  # the fields that hold some
+
+    goal: str = ""
+    model: str = LODESTAR
+    weights: str = ""
+    batch_size: int = 256
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        name = f"reward.{self.NAME}"
+        if self.batch_size < 1:
+            raise ValueError(f"{name}.batch_size={self.batch_size} is not a number of frames; give 1 or more")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"{name}.precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
+        for field in self.SENTENCES:
+            text = getattr(self, field)
+            if len(text) > LONGEST:
+                raise ValueError(
+                    f"{name}.{field} has {len(text)} characters, the limit is {LONGEST}; CLIP reads sentences"
+                )
+            if strange := next((c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Cn", "Co")), None):
+                raise ValueError(
+                    f"{name}.{field} has the control character {strange!a} at place {text.index(strange)}; "
+                    "write one line of plain text"
+                )
+
+
+class Vision(Reward):
+    """Base class of `clip` and `contrast`: a frame is its embedding, a reward is what sentences make of it."""
+
+    Config = VisionConfig
+    config: VisionConfig
+    requires = frozenset({"frame"})
+    role = "goal"
+    control = {"weights": UNTRAINED}
+
+    def __init__(
+        self,
+        config: VisionConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        try:
+            self.encoder = shared(config.model, config.weights, seed=seed, device=device, precision=config.precision)
+        except (ValueError, FileNotFoundError) as error:
+            raise type(error)(str(error).replace("reward.clip.", f"reward.{config.NAME}.")) from error
+        self.frame_size = self.encoder.size
+        self.sentences: list[str] = []  # those that the reward reads
+        self.embedding = self.encoder.name
+
+    def rate(self, seen: np.ndarray) -> Any:
+        """What `score` says of embeddings, float32 (N, D); all zeros for a frame that shows nothing."""
+        raise NotImplementedError
+
+    def score(self, batch: Transitions, memory: Any = None) -> Any:
+        """Float32 (N,), from the embedding in `batch.extras` where it is, else from `batch.frame`."""
+        return self.rate(self.seen(batch))
+
+    def seen(self, batch: Transitions) -> np.ndarray:
+        """Unit embeddings, float32 (N, D), or zeros."""
+        kept = batch.extras.get(str(self.embedding))
+        return np.asarray(self.embed(batch) if kept is None else kept, np.float32)
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        """Unit embeddings of `batch.frame`, float16 (N, D); zeros where a frame has one colour only.
+
+        Raises:
+            ValueError: if there are no frames, or not uint8 (N, H, W, 3).
+        """
+        if batch.frame is None:
+            raise ValueError(
+                f"{self.config.NAME} reads frames, and this batch has none; "
+                f"make the environment with frame_size={self.frame_size}"
+            )
+        return self.encoder.embed(batch.frame, self.config.batch_size)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Count the frames that show nothing.
+
+        Raises:
+            ValueError: if none of them shows anything.
+        """
+        flat = batch.flatten()
+        rows = self.seen(flat)[flat.valid]
+        return self.learn(rows[rows.any(axis=1)], len(rows)) if len(rows) else {}
+
+    def learn(self, seen: np.ndarray, count: int) -> dict[str, float]:
+        """Take in the embeddings (n, D) of the frames that show something, out of `count`; returns metrics.
+
+        Raises:
+            ValueError: if n is 0.
+        """
+        if not len(seen):
+            raise ValueError(
+                f"all {count} frames since the last update have a single colour, so there is nothing to see; MuJoCo on "
+                "EGL draws black once another environment of the process was closed: keep all open, or one a process"
+            )
+        return {"blank": 1 - len(seen) / count}
+
+    def notes(self) -> list[str]:
+        """What supervised the model, and which sentence lies far from anything it was taught."""
+        if self.config.weights == UNTRAINED:
+            return ["untrained weights, a control whose reward means nothing"]
+        known = self.encoder.trained_on
+        if known is None:
+            return []
+        lines = [known["supervision"]]
+        for sentence in self.sentences:
+            lines += self._unfamiliar(sentence, known)
+        return lines
+
+    def _unfamiliar(self, sentence: str, known: dict[str, Any]) -> list[str]:
+        """A warning if a sentence is far from what was taught; it names the nearest phrase and the new words."""
+        closeness = self.encoder.text(known["phrases"]) @ self.encoder.text([sentence])[0]
+        best = int(closeness.argmax())
+        new = sorted(set(re.findall("[a-z]+", sentence.lower().replace("'", ""))) - set(known["words"]))
+        if closeness[best] >= known["near"] and not new:
+            return []
+        unknown = f", which lacks the word{'s' * (len(new) > 1)} {', '.join(new)}" if new else ""
+        return [
+            f"{sentence!r} is not like what this model was taught{unknown}; the nearest phrase it knows is "
+            f"{known['phrases'][best]!r} (similarity {closeness[best]:.2f}); look at the reward before trusting it"
+        ]
+
+    def meanings(self, field: str) -> np.ndarray:
+        """Unit embeddings of the sentences in a field of the configuration, float32 (K, D).
+
+        Raises:
+            ValueError: if there is none, or one that the model cannot read whole.
+        """
+        name, texts = f"reward.{self.config.NAME}.{field}", sentences(getattr(self.config, field))
+        if not texts:
+            raise ValueError(f"{name} is empty; {EXAMPLES.get(field, 'write a sentence')}")
+        for text in texts:
+            if self.encoder.trained_on is not None and not text.isascii():
+                strange = next(letter for letter in text if not letter.isascii())
+                raise ValueError(
+                    f"{name} has {strange!r} in {text!r}, and {self.config.model} was taught English in plain letters; "
+                    "translate it, or take a public model"
+                )
+            if excess := self.encoder.excess(text):
+                raise ValueError(
+                    f"{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; shorten it"
+                )
+        self.sentences += texts
+        return self.encoder.text(texts)
+
+
+EXAMPLES = {
+    "goal": "say what the agent should reach, such as 'pole standing upright on the cart'",
+    "baseline": "say what any frame shows, such as 'pole and cart'",
+    "negative": "say the opposite of the goal, such as 'the pole is hanging down', or use reward=clip",
+}
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a field, which `|` separates."""
+    return [part.strip() for part in text.split("|") if part.strip()]
+
+
+def unit_mean(vectors: np.ndarray) -> np.ndarray:
+    """The mean of (K, D), scaled back to length one."""
+    mean = vectors.mean(0)
+    return mean / np.linalg.norm(mean)

@@ -1,0 +1,210 @@
+"""What the frame says about the road, joined with what the car knows about itself: how fast, how straight, how steady.
+
+A frame tells danger from a clear road, but not speed, and rewards from frames alone teach cars to stand still. Here the
+picture only sets the speed to drive: the target speed on a clear road, none in danger.
+
+Source: Huang, Sheng et al. 2024, "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
+Safe Autonomous Driving", arXiv 2412.15544, section 4.3 (hierarchical reward synthesis), and its published code for what
+the paper leaves open.
+
+Differences from the source:
+  - the target speed is the road's own limit unless one is given;
+  - the speed's factor ends at 0; the source's is negative beyond twice the target, where a product of factors would
+    punish good lane keeping;
+  - the penalty is paid wherever the car has crashed or left the road; the source also ends episodes for speeding and
+    for standing still;
+  - `semantics` also takes the rewards that the source compares with, and `constant`, the control without any picture:
+    most of what a synthesis teaches, its speed term teaches alone.
+
+When it fails: a contrast that does not follow danger makes the car brake and race at random; off a lane (a car park)
+the offsets mean nothing. A window of lane offsets is a memory of the episode: replay cannot compute it again and
+potentials cannot be built on it (`history=0` leaves steadiness out, and both work).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from envs.types import Memory, Transitions
+from envs.vehicle import Vehicle, read
+from rewards.base import Reward, Scored
+from rewards.vision.base import Vision
+from rewards.vision.clip import Clip, ClipConfig
+from rewards.vision.contrast import Contrast, ContrastConfig
+
+SEMANTICS = ("contrast", "lord", "clip", "binary", "constant")
+SLOWEST = 0.1  # m/s, below which a limit is none
+
+
+@dataclass
+class SynthesisConfig(ContrastConfig, ClipConfig):
+    """Settings of `synthesis` beside those of its semantic part; VLM-RL's value in brackets.
+
+    Attributes:
+        semantics: what the frame says, as a share of the target speed: `contrast`; `lord`, its negative half alone;
+            `clip`, VLM-RM's reward cut off at 0 and 1; `binary`, whether that is above `threshold`; `constant`, always
+            all of it, the control that looks at no frame [contrast].
+        bounded: as in `contrast`, here by default.
+        target_speed: on a clear road, m/s; None takes the road's limit [25 km/h = 6.94].
+        max_offset: from the lane's centre, m, where the factor ends at 0 [2 or 3].
+        max_angle: between heading and lane, rad, where it ends [90 degrees].
+        max_deviation: standard deviation of the offset over `history`, m, where it ends [0.35 or 0.4].
+        history: steps of offsets that steadiness is about, in the episode; 0 leaves it out [30].
+        penalty: paid after a crash and off the road, at most 0 [-10].
+    """
+
+    NAME: ClassVar[str] = "synthesis"
+    SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative", "baseline")
+
+    semantics: str = "contrast"
+    bounded: bool = True
+    target_speed: float | None = None
+    max_offset: float = 3.0
+    max_angle: float = math.pi / 2
+    max_deviation: float = 0.4
+    history: int = 30
+    penalty: float = -10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.semantics not in SEMANTICS:
+            raise ValueError(f"reward.synthesis.semantics={self.semantics!r} is none of {', '.join(SEMANTICS)}")
+        for name, unit in (("target_speed", "m/s"), ("max_offset", "m"), ("max_angle", "rad"), ("max_deviation", "m")):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"reward.synthesis.{name}={value} must be positive, in {unit}")
+        if not 0 <= self.history <= 10_000:
+            raise ValueError(f"reward.synthesis.history={self.history} is no number of steps; give 0 to 10000")
+        if not -math.inf < self.penalty <= 0:
+            raise ValueError(f"reward.synthesis.penalty={self.penalty} must not be above 0; it is added as it is")
+        if self.semantics == "binary" and self.threshold is None:
+            raise ValueError("reward.synthesis.semantics=binary needs reward.synthesis.threshold; VLM-SR has 0.32")
+
+
+class Synthesis(Reward):
+    """Speed as the picture advises, times keeping to the lane.
+
+    R = max(0, 1 - |v - r v*| / v*) * max(0, 1 - |d| / d_max) * max(0, 1 - |angle| / a_max) * max(0, 1 - std(d) / s_max)
+    with r in [0, 1] from the frame, v the speed, v* the target, d the offset from the lane's centre; after a crash and
+    off the road the penalty instead.
+    """
+
+    Config = SynthesisConfig
+    config: SynthesisConfig
+    requires = frozenset({"frame", "signals"})
+    role = "goal"
+    control = {"semantics": "constant"}
+
+    def __init__(
+        self,
+        config: SynthesisConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.relabelable = not config.history
+        self.semantic: Vision | None = None
+        if config.semantics == "constant":
+            self.requires = frozenset({"signals"})
+            return
+        kind, settings = _part(config)
+        self.semantic = kind(settings, observation_space, action_space, seed=seed, device=device)
+        self.frame_size, self.embedding = self.semantic.frame_size, self.semantic.embedding
+
+    def initial_memory(self, n: int) -> Memory:
+        """The latest lane offsets, m, in a ring, and how many there have been."""
+        if not self.config.history:
+            return None
+        return {"offset": np.zeros((n, self.config.history), np.float32), "count": np.zeros(n, np.int64)}
+
+    def score(self, batch: Transitions, memory: Memory = None) -> Any:
+        """Float32 (N,), or not ready where the contrast is not; with a history, beside the memory."""
+        config = self.config
+        if batch.signals is None:
+            raise ValueError(
+                "synthesis reads a vehicle's signals, and this batch has none; make a driving environment with "
+                "signals=True"
+            )
+        car = read(batch.signals)
+        advised = self._advised(batch)
+        share = advised.value if isinstance(advised, Scored) else advised
+        target = np.maximum(car.speed_limit if config.target_speed is None else config.target_speed, SLOWEST)
+        reward = _falling(np.abs(car.speed - share * target), target)
+        reward = reward * _falling(np.abs(car.lane_offset), config.max_offset)
+        reward = reward * _falling(np.abs(car.heading), config.max_angle)
+        if memory is not None:
+            deviation, memory = _remember(memory, car.lane_offset)
+            reward = reward * _falling(deviation, config.max_deviation)
+        reward = np.where(_failed(car), config.penalty, reward).astype(np.float32)
+        scored = Scored(reward, advised.ready) if isinstance(advised, Scored) else reward
+        return scored if memory is None else (scored, memory)
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        return super().embed(batch) if self.semantic is None else self.semantic.embed(batch)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """The semantic part learns its scale; metrics: the speed it advises, and how often the car has failed."""
+        flat = batch.flatten()
+        flat = flat if flat.valid.all() else flat[flat.valid]
+        if not flat.shape[0]:
+            return {}
+        metrics = self.semantic.update(flat) if self.semantic is not None else {}
+        advised = self._advised(flat)
+        if not isinstance(advised, Scored):
+            metrics["advised"] = float(advised.mean())
+        if flat.signals is not None:
+            metrics["failed"] = float(_failed(read(flat.signals)).mean())
+        return metrics
+
+    def notes(self) -> list[str]:
+        if self.semantic is None:
+            return ["semantics=constant looks at no frame: the control that any claim about language needs"]
+        return self.semantic.notes()
+
+    def _advised(self, batch: Transitions) -> np.ndarray | Scored:
+        """The share of the target speed that the frame advises, float32 (N,) in [0, 1]."""
+        if self.semantic is None:
+            return np.ones(batch.shape, np.float32)
+        rated = self.semantic.score(batch)
+        if isinstance(rated, Scored):
+            return rated
+        if self.config.semantics == "binary":
+            rated = (rated + 1) / 2
+        return np.clip(rated, 0, 1)
+
+
+def _part(config: SynthesisConfig) -> tuple[type[Vision], Any]:
+    """The reward that reads the frame, and its settings."""
+    if config.semantics == "lord":
+        return Contrast, replace(config, positive_weight=[0.0], negative_weight=[1.0])
+    if config.semantics == "contrast":
+        return Contrast, config
+    return Clip, config if config.semantics == "binary" else replace(config, threshold=None)
+
+
+def _falling(distance: np.ndarray, end: Any) -> np.ndarray:
+    """1 at 0, falling in a straight line to 0 at `end`, and 0 beyond."""
+    return np.maximum(1 - distance / end, 0)
+
+
+def _failed(car: Vehicle) -> np.ndarray:
+    return (car.crashed > 0.5) | (car.on_road < 0.5)
+
+
+def _remember(memory: Memory, offset: np.ndarray) -> tuple[np.ndarray, Memory]:
+    """Standard deviation (N,) of the latest offsets, this one (N,) included, and the memory that holds it."""
+    latest, count = memory["offset"].copy(), memory["count"] + 1
+    latest[np.arange(len(offset)), memory["count"] % latest.shape[1]] = offset
+    held = np.minimum(count, latest.shape[1])[:, None]
+    filled = np.arange(latest.shape[1]) < held
+    mean = (latest * filled).sum(1, keepdims=True) / held
+    variance = (np.square(latest - mean) * filled).sum(1) / held[:, 0]
+    return np.sqrt(variance), {"offset": latest, "count": count}
