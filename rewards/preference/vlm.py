@@ -12,8 +12,8 @@ Differences from the source:
   - a segment is judged by its last frame, as the source's segments of one;
   - what fails is NaN, counted and told in `notes`, and after `failures` in a row the server is left alone for `pause`.
 
-When it fails: a goal that one picture cannot show; pictures so small that the model sees nothing (frame_size); two states that differ where the
-model does not look, which it calls equal or guesses.
+When it fails: a goal that one picture cannot show; pictures so small that the model sees nothing (frame_size); two
+states that differ where the model does not look, which it calls equal or guesses.
 """
 
 from __future__ import annotations
