@@ -31,7 +31,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
-from envs.driving_sense import bend, has_route, is_racing, lanes, names, sense
+from envs.driving_metrics import Driving
+from envs.driving_sense import bend, has_route, is_racing, lanes, names, seconds, sense
 from envs.family import Family, Goal, entry
 from envs.vehicle import read
 from envs.wrappers import PlainObservation, plain_space
@@ -214,6 +215,10 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     return bool(arrived and car.on_road and not car.crashed)
 
 
+def _metrics(env: gym.Env) -> Driving | None:
+    return Driving(seconds(env)) if _is_road(env.spec) else None
+
+
 FAMILY = Family(
     name="driving",
     description="driving: highway-env's traffic, and CarRacing from pixels",
@@ -238,5 +243,6 @@ FAMILY = Family(
     goals=_goals,
     signals=names,
     sense=sense,
+    metrics=_metrics,
     success=_success,
 )

@@ -9,7 +9,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -53,6 +53,19 @@ class Axis:
     place: Callable[[gym.Env, float], None]
 
 
+class Metrics(Protocol):
+    """Counts evaluation episodes in a family's own terms, from the signals of their states."""
+
+    def begin(self, signals: np.ndarray) -> None:
+        """An episode begins in a state with these signals, (K,)."""
+
+    def step(self, signals: np.ndarray) -> None:
+        """One step on, to a state with these signals."""
+
+    def summary(self) -> dict[str, float]:
+        """Name with unit -> mean over the episodes."""
+
+
 def _as_given(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
     return arguments
 
@@ -91,6 +104,10 @@ def _no_axis(spec: EnvSpec) -> Axis | None:
     return None
 
 
+def _no_metrics(env: gym.Env) -> Metrics | None:
+    return None
+
+
 def _unknown(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     return None
 
@@ -117,6 +134,7 @@ class Family:
         scatter: puts an environment, after its reset, into a random state, so that many of them cover its space; says
             False where it cannot.
         axis: the number along which an environment can be posed; None where there is none.
+        metrics: env -> a fresh count of evaluation episodes, fed with what `sense` reads; None where there is none.
         success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
             where nothing says so.
     """
@@ -136,6 +154,7 @@ class Family:
     sense: Callable[[gym.Env], np.ndarray] = _no_sense
     scatter: Callable[[gym.Env, np.random.Generator], bool] = _no_scatter
     axis: Callable[[EnvSpec], Axis | None] = _no_axis
+    metrics: Callable[[gym.Env], Metrics | None] = _no_metrics
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 
 

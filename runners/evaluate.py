@@ -35,6 +35,7 @@ class Scores:
     successes: list[bool] = field(default_factory=list)  # empty where the environment does not say
     goal_steps: list[int] = field(default_factory=list)  # steps in which the goal was true; empty without a goal
     goal: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)  # name with unit -> mean, in the family's own terms
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers: per-episode lists, their means, IQM and 95 % interval of the return."""
@@ -48,6 +49,7 @@ class Scores:
             "success": float(np.mean(self.successes)) if self.successes else None,
             "goal": self.goal or None,
             "goal_steps": float(np.mean(self.goal_steps)) if self.goal_steps else None,
+            "metrics": self.metrics,
             "returns": self.returns,
         }
 
@@ -75,10 +77,13 @@ def play(
         goal: whose truth is asked for after every step.
         options: of the environment, as in training.
     """
+    from envs.family import family_of
     from envs.make import make
 
     scores = Scores(goal=goal.name if goal else "")
     env = make(env_id, max_episode_steps=max_episode_steps, **options)
+    family = family_of(env.spec)
+    metrics = family.metrics(env)
     first = SEED + 1000 * seed
     env.action_space.seed(first)
     try:
@@ -87,11 +92,15 @@ def play(
                 break
             obs, info = env.reset(seed=first + index)
             ended, begins, met = False, True, 0
+            if metrics is not None:
+                metrics.begin(family.sense(env))
             while not ended:
                 action = env.action_space.sample() if act is None else act(obs, begins)
                 obs, _, terminated, truncated, info = env.step(action)
                 ended, begins = terminated or truncated, False
                 met += goal is not None and bool(goal.truth(env))
+                if metrics is not None:
+                    metrics.step(family.sense(env))
             scores.returns.append(float(info["episode"]["r"]))
             scores.lengths.append(int(info["episode"]["l"]))
             if "is_success" in info:
@@ -100,6 +109,7 @@ def play(
                 scores.goal_steps.append(met)
     finally:
         env.close()
+    scores.metrics = metrics.summary() if metrics is not None else {}
     return scores
 
 
@@ -174,8 +184,10 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
     goal = next((c["goal"] for c in columns.values() if c["goal"]), None)
     rows += [(f"steps with goal '{goal}'", "goal_steps"), ("success", "success"), ("episode length", "length")]
     lines = [["", *columns]]
-    for words, key in rows:
-        values = [column[key] for column in columns.values()]
+    listed = [(words, [column[key] for column in columns.values()]) for words, key in rows]
+    measured = [column.get("metrics") or {} for column in columns.values()]  # none in runs from before there were any
+    listed += [(name, [each.get(name) for each in measured]) for name in measured[0]]
+    for words, values in listed:
         if any(value is not None for value in values):
             lines.append([words, *map(_number, values)])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]

@@ -122,3 +122,17 @@ def test_the_film_draws_every_stream_up_to_the_step_it_shows():
 
 def test_scores_are_plain_json():
     assert json.loads(json.dumps(Scores([1.0, 2.0], [1, 2]).to_dict()))["success"] is None
+
+
+def test_driving_is_told_in_its_own_terms_beside_the_random_policy():
+    limits = {"seed": 0, "options": {"vehicles_count": 0, "duration": 3}}
+    steady = play("highway-fast-v0", lambda obs, begins: 1, 2, **limits)
+    assert steady.metrics["speed, km/h"] == 90 and steady.metrics["distance, m"] == 75
+    assert steady.metrics["collision rate"] == 0 and steady.metrics["route completion"] == 1
+    random = play("highway-fast-v0", None, 2, **limits)
+    lines = table({"this run": steady.to_dict(), "random": random.to_dict()}).splitlines()
+    assert next(line for line in lines if "speed, km/h" in line and "collision" not in line).split()[2] == "90.00"
+    assert next(line for line in lines if "jerk" in line).split()[-2] == "0.00"
+    assert play("CartPole-v1", None, 1).to_dict()["metrics"] == {}
+    old = {key: value for key, value in play("CartPole-v1", None, 1).to_dict().items() if key != "metrics"}
+    assert "task return" in table({"this run": old})  # from a run that knew no metrics
