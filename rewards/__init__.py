@@ -40,6 +40,8 @@ TABLE: dict[str, str] = {
     "submodular": "rewards.exploration.submodular:Submodular",
     "deir": "rewards.exploration.deir:DEIR",
     "clip": "rewards.vision.clip:Clip",
+    "progress": "rewards.vision.progress:Progress",
+    "self_reference": "rewards.vision.self_reference:SelfReference",
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",

@@ -147,12 +147,16 @@ class _Check:
         key = self.reward.embedding
         if key is None or rollout.frame is None or key in rollout.extras:
             return rollout
-        embedded = np.asarray(self.reward.embed(rollout.flatten()))
-        self.that(
-            len(embedded) == rollout.shape[0] * rollout.shape[1],
-            f"embed returned {embedded.shape} for {rollout.shape[0] * rollout.shape[1]} frames; give one row each",
-        )
-        extras = {**rollout.extras, key: embedded.reshape(*rollout.shape, *embedded.shape[1:])}
+        extras = dict(rollout.extras)
+        for name, frame in ((key, rollout.frame), (f"obs_{key}", rollout.obs_frame)):
+            if frame is not None:
+                embedded = np.asarray(self.reward.embed(rollout.replace(frame=frame).flatten()))
+                self.that(
+                    len(embedded) == rollout.shape[0] * rollout.shape[1],
+                    f"embed returned {embedded.shape} for {rollout.shape[0] * rollout.shape[1]} frames; give one row "
+                    "each",
+                )
+                extras[name] = embedded.reshape(*rollout.shape, *embedded.shape[1:])
         return rollout.replace(extras=extras, frame=None, obs_frame=None)
 
     def _check_class(self, built: Reward | None) -> RewardConfig:

@@ -6,9 +6,14 @@ signals say where the world stands, so a reward that is handed the wrong one not
 
 from __future__ import annotations
 
+import functools
+import tempfile
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+
+from envs.recording import episodes, record, save
 
 FRAME = 64
 
@@ -50,4 +55,14 @@ def script(obs: np.ndarray) -> np.ndarray:
     return ((3 * obs[:, 0] + obs[:, 1] + obs[:, 2]) % 3).astype(np.int64)
 
 
+@functools.cache
+def demonstrations() -> str:
+    """A recording of four episodes, with frames, in a folder that lives as long as the tests."""
+    file = f"{_FOLDER.name}/demonstrations.safetensors"
+    batch = record(ScriptedWorld(), lambda obs, begins: script(obs), steps=24, seed=0)
+    save(file, batch[: episodes(batch)[4].start], {"env": "ScriptedWorld-v0"})
+    return file
+
+
+_FOLDER = tempfile.TemporaryDirectory()
 gym.register("ScriptedWorld-v0", entry_point=ScriptedWorld)

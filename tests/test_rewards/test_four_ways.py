@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted import FRAME, ScriptedWorld, script
+from scripted import FRAME, ScriptedWorld, demonstrations, script
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -26,6 +26,7 @@ NEVER = 10**9  # update_every: nothing learns while we compare
 UP = {"goal": "pole vertically upright on top of the cart"}
 DOWN = {"negative": "the pole is hanging down", "reference": 32}
 KNOWN = {"clip": UP | {"baseline": "pole and cart"}, "contrast": UP | DOWN, "synthesis": UP | DOWN | {"history": 3}}
+KNOWN |= {"progress": {"demos": demonstrations(), "steps": 20}, "self_reference": {"threshold": -1e9}}
 
 
 def options():
@@ -34,6 +35,8 @@ def options():
     cases += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
     cases += [("contrast", {"shape": "potential"}), ("synthesis", {"semantics": "constant"})]
     cases += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]
+    cases += [("progress", {"of": "obs", "shape": shape}) for shape in ("none", "delta", "potential")]
+    cases += [("self_reference", {"of": "frame"})]
     cases += [("task", {"shape": "clip", "clip_at": 0.5}), ("rnd", {"shape": "potential"}), ("rnd", {"scale": "ema"})]
     return [pytest.param((name, changes), id="-".join([name, *map(str, changes.values())])) for name, changes in cases]
 
@@ -67,6 +70,7 @@ def case(request):
         frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
         obs_frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
         signals=rng.normal(size=(*shape, 9)).astype(np.float32),
+        obs_signals=rng.normal(size=(*shape, 9)).astype(np.float32),
     )
     embedded = mix.embed(batch)
     mix.update(embedded, mix.score(embedded)[0])

@@ -1,0 +1,70 @@
+"""Rows of numbers that stand for states, to compare states by: observations as they are, or embeddings of frames."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from envs.types import Transitions
+from rewards.exploration.spaces import Layout
+from rewards.vision.encoder import Encoder, shared
+
+SOURCES = ("obs", "frame")
+EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
+
+
+class Latent:
+    """States as float32 rows.
+
+    Args:
+        of: `obs`, or `frame` for CLIP's unit embeddings of frames.
+        space: of observations; read only where they are looked at.
+        reward: name of the reward, for errors.
+        model: of `rewards.vision.encoder`, as its weights.
+
+    Raises:
+        ValueError: for another `of`, and for a space that has no numbers.
+    """
+
+    def __init__(
+        self, of: str, space: gym.Space, reward: str, model: str, weights: str, *, seed: int, device: str
+    ) -> None:
+        if of not in SOURCES:
+            raise ValueError(f"reward.{reward}.of={of!r} is none of {', '.join(SOURCES)}")
+        self.reward = reward
+        self.layout: Layout | None = None
+        self.encoder: Encoder | None = None
+        if of == "obs":
+            self.layout = Layout(space, (), reward, channels=0, smallest_image=EVERY_PIXEL)
+            self.fields, self.size = frozenset({"next_obs"}), self.layout.size
+        else:
+            try:
+                self.encoder = shared(model, weights, seed=seed, device=device)
+            except (ValueError, FileNotFoundError) as error:
+                raise type(error)(str(error).replace("reward.clip.", f"reward.{reward}.")) from error
+            self.fields, self.size = frozenset({"frame"}), self.encoder.width
+        self.frame_size = self.encoder.size if self.encoder else None
+        self.embedding = self.encoder.name if self.encoder else None  # of the extra that stands for the frame
+
+    def __call__(self, batch: Transitions) -> np.ndarray:
+        """What the actions led to: leading shape of the batch, then (D,)."""
+        flat = batch.flatten()
+        rows = self.layout.flatten(flat.next_obs) if self.layout else flat.extras.get(str(self.embedding))
+        rows = self.embed(flat) if rows is None else rows
+        if rows.shape[1:] != (self.size,):
+            raise ValueError(f"reward {self.reward} was given states of {rows.shape[1:]} numbers, not ({self.size},)")
+        return np.asarray(rows, np.float32).reshape(*batch.shape, self.size)
+
+    def before(self, batch: Transitions) -> np.ndarray:
+        """What the actions left: leading shape of the batch, then (D,)."""
+        return self(batch.at_obs())
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        """Embeddings of `batch.frame`, float16 (N, D); zeros where a frame shows nothing."""
+        if batch.frame is None:
+            raise ValueError(
+                f"{self.reward} reads frames, and this batch has none; make the environment with "
+                f"frame_size={self.frame_size}, or set reward.{self.reward}.of=obs"
+            )
+        assert self.encoder is not None
+        return self.encoder.embed(batch.frame, 256)

@@ -1,0 +1,248 @@
+"""How far along the task is: learned from demonstrations as hops between two states, and paid as a potential.
+
+A network sees two states p and q and says which share of the way that was left after p (or behind p) lies between
+them. Three questions are asked of each state: from the episode's first state to it, from the goal back to it, and
+from the state before. Where the first two disagree, the state looks like nothing the demonstrations show: the gate
+closes, and progress stands still instead of being invented.
+Source: Robo-Dopamine, general process reward modelling (2025): hops, fusion of three views, consistency gate, shaping.
+Known to us from its paper's description; its training code is not public.
+Differences:
+    a small network on observations or on CLIP's embeddings of frames, fitted when the reward is built, where the source
+    tunes a model of 3 billion parameters;
+    pairs are drawn from all demonstrations, since all share one scale of progress; the goal is one of the last states;
+    the task's own reward tells success, where the source takes progress >= 0.95;
+    an episode's progress starts at 0 by definition, whatever its first state looks like: with that, the potential of a
+    history is invariant as one of states is, as long as `gamma` is the learner's.
+Fails when: demonstrations wander (a state seen early and late has no progress of its own), when one state hides what
+has been achieved (a key in the pocket), and alone: a potential without a task to add it to prefers nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from envs.recording import episodes, load
+from envs.types import Memory, Transitions
+from rewards.base import RewardConfig
+from rewards.exploration.learned import dense
+from rewards.exploration.memories import Episodic
+from rewards.vision.encoder import LODESTAR
+from rewards.vision.latent import Latent
+
+VIEWS = ("gated", "mean", "forward", "backward", "incremental")
+TINY = 1e-6
+
+
+@dataclass
+class ProgressConfig(RewardConfig):
+    """Settings of `progress`.
+
+    Attributes:
+        demos: a recording (`envs.recording`) of episodes that all reach the goal, at least one.
+        of: what states are compared by: `frame` (CLIP's embeddings) or `obs`.
+        view: `gated` (the source's three views behind its gate), `mean` of the three, or one of `forward`, `backward`,
+            `incremental`.
+        gate: how fast the gate closes as forward and backward disagree, at least 0; 0 leaves it open.
+        steps: minibatches that the hops are learnt from.
+        batch_size: pairs in one.
+        hidden: units of each of two layers.
+        learning_rate: of Adam, annealed to 0.
+        model: of CLIP, as in reward.clip.
+        weights: of CLIP, as in reward.clip.
+    """
+
+    shape: str = "potential"
+    demos: str = ""
+    of: str = "frame"
+    view: str = "gated"
+    gate: float = 1.0
+    steps: int = 1000
+    batch_size: int = 256
+    hidden: int = 128
+    learning_rate: float = 1e-3
+    model: str = LODESTAR
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        if self.view not in VIEWS:
+            raise ValueError(f"reward.progress.view={self.view!r} is none of {', '.join(VIEWS)}")
+        if not 0 <= self.gate < float("inf"):
+            raise ValueError(f"reward.progress.gate={self.gate} is out of range; give a number of at least 0")
+        for name in ("steps", "batch_size", "hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"reward.progress.{name}={getattr(self, name)} is out of range; give at least 1")
+        if not 0 < self.learning_rate <= 1:
+            raise ValueError(f"reward.progress.learning_rate={self.learning_rate} is out of range; give one in (0, 1]")
+
+
+class Progress(Episodic):
+    """phi in [0, 1]: the share of the task that the episode has done; it pays gamma * phi' - phi.
+
+    phi_t = phi_(t-1) + w / 2 * ((F + B) / 2 - phi_(t-1) + dI), w = exp(-gate * (|F - B| / ((F + B) / 2))^2), with F
+    and B what the forward and the backward view say and dI what the incremental one adds.
+    """
+
+    Config = ProgressConfig
+    config: ProgressConfig
+    role = "bonus"
+    starts_at = 0.0
+
+    def __init__(
+        self,
+        config: ProgressConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.latent = Latent(
+            config.of, observation_space, "progress", config.model, config.weights, seed=seed, device=device
+        )
+        self.requires = self.latent.fields | {"obs" if config.of == "obs" else "obs_frame"}
+        self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
+        states, progress = self._demonstrations(config.demos)
+        self.hops = Hops(self.latent.size, config.hidden, torch.Generator().manual_seed(seed)).to(device)
+        self.error = self.hops.fit(states, progress, config, np.random.default_rng(seed))
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        return self.latent.embed(batch)
+
+    def notes(self) -> list[str]:
+        """How well the hops were learnt."""
+        return [f"hops of the demonstrations are told to within {self.error:.3f} (mean error; they lie in [-1, 1])"]
+
+    def initial_memory(self, n: int) -> Memory:
+        return {
+            "first": np.zeros((n, self.latent.size), np.float32),
+            "begun": np.zeros(n, bool),
+            "phi": np.zeros(n, np.float32),
+        }
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        after, before = self.latent(batch), self.latent.before(batch)
+        first, begun, phi = memory["first"], memory["begun"], memory["phi"]
+        firsts = np.empty_like(after)
+        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
+            firsts[t] = first = np.where((begun | ~valid)[:, None], first, before[t])
+            first = np.where(ended[:, None], np.float32(0), first)
+            begun = (begun | valid) & ~ended
+        forward, back, step = self.hops.between(firsts, before, after)
+        forward, backward = np.maximum(forward, 0), 1 + np.minimum(back, 0)  # nothing lies before 0 or beyond 1
+        raw = np.empty(batch.shape, np.float32)
+        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
+            raw[t] = moved = self.fuse(phi, forward[t], backward[t], hop(phi, step[t]))
+            phi = np.where(ended, np.float32(0), np.where(valid, moved, phi))
+        return raw, {"first": first, "begun": begun, "phi": phi}
+
+    def fuse(self, last: np.ndarray, forward: np.ndarray, backward: np.ndarray, onward: np.ndarray) -> np.ndarray:
+        """Progress (N,) from the last one and what three views say it is now, all in [0, 1]."""
+        match self.config.view:
+            case "forward":
+                return forward
+            case "backward":
+                return backward
+            case "incremental":
+                return onward
+            case "mean":
+                return (forward + backward + onward) / 3
+        mean = (forward + backward) / 2
+        apart = np.abs(backward - forward) / (mean + TINY)
+        return last + np.exp(-self.config.gate * apart**2) / 2 * (mean - last + (onward - last))
+
+    def _demonstrations(self, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """States (M, D) of all demonstrations, and the share of its episode that lies behind each (M,)."""
+        if not path:
+            raise ValueError(
+                "reward.progress.demos is empty; name a recording of episodes that reach the goal, such as "
+                "reward.progress.demos=demos.safetensors"
+            )
+        if not Path(path).is_file():
+            raise ValueError(f"reward.progress.demos={path!r} is no file; envs.recording.save writes one")
+        batch, _ = load(path)
+        try:
+            after, before = self.latent(batch), self.latent.before(batch)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"reward.progress.demos={path!r} does not show what of={self.config.of} looks at ({error}); record "
+                "demonstrations in the same environment"
+            ) from None
+        states, progress = [], []
+        for rows in episodes(batch):
+            if batch.step[rows.start] == 0:  # of an episode without a beginning nobody knows how far it was
+                states.append(np.concatenate([before[rows][:1], after[rows]]))
+                progress.append(np.linspace(0, 1, len(states[-1]), dtype=np.float32))
+        if not states:
+            raise ValueError(f"reward.progress.demos={path!r} holds no episode from its beginning; record whole ones")
+        return np.concatenate(states), np.concatenate(progress)
+
+
+def hop(phi: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """phi + (1 - phi) h forwards, phi + phi h backwards: stays in [0, 1] for phi in [0, 1] and h in [-1, 1]."""
+    return phi + np.where(h >= 0, 1 - phi, phi) * h
+
+
+def hop_between(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """The hop from progress p to progress q, both in [0, 1]: what `hop` undoes. 0 where there is nothing to share."""
+    room = np.where(q >= p, 1 - p, p)
+    return np.divide(q - p, room, out=np.zeros_like(p), where=room > 0)
+
+
+class Hops(nn.Module):
+    """A network that tells the hop from one state to another, in [-1, 1]; it keeps the goal it measures back from."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+    goal: torch.Tensor
+
+    def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        for name in ("mean", "scale", "goal"):
+            self.register_buffer(name, torch.zeros(size))
+        self.layers = dense(2 * size, (hidden, hidden, 1), generator)
+
+    def forward(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """The hop (M,) between whitened states (M, D)."""
+        return torch.tanh(self.layers(torch.cat([p, q], dim=1)).squeeze(1))
+
+    def whiten(self, states: np.ndarray) -> torch.Tensor:
+        """States (..., D) as the network sees them, (M, D)."""
+        x = torch.from_numpy(np.ascontiguousarray(states.reshape(-1, states.shape[-1]))).to(self.goal.device)
+        return ((x - self.mean) / self.scale).clamp(-5, 5)
+
+    def between(self, firsts: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Hops first -> after, goal -> after and before -> after: each with the leading shape of states (..., D)."""
+        with torch.no_grad():
+            now = self.whiten(after)
+            starts = (self.whiten(firsts), self.goal.expand_as(now), self.whiten(before))
+            return tuple(self(p, now).cpu().numpy().reshape(after.shape[:-1]) for p in starts)
+
+    def fit(self, states: np.ndarray, progress: np.ndarray, config: Any, rng: np.random.Generator) -> float:
+        """Learn from pairs of states (M, D) with progress (M,); returns the mean error on the last tenth of them."""
+        mean, spread = states.mean(0), states.std(0)
+        self.mean.copy_(torch.from_numpy(mean))
+        self.scale.copy_(torch.from_numpy(np.where(spread > TINY, spread, 1)))
+        x = self.whiten(states)
+        last = x[torch.from_numpy(np.flatnonzero(progress == 1)).to(x.device)]
+        self.goal.copy_(last[(last - last.mean(0)).square().sum(1).argmin()])
+        optimizer = torch.optim.Adam(self.parameters(), lr=config.learning_rate, fused=True)
+        anneal = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, config.steps)
+        pairs = rng.integers(0, len(states), (config.steps, 2, config.batch_size))
+        target = torch.from_numpy(hop_between(progress[pairs[:, 0]], progress[pairs[:, 1]])).to(x.device)
+        rows, errors = torch.from_numpy(pairs).to(x.device), []
+        for t in range(config.steps):
+            gap = self(x[rows[t, 0]], x[rows[t, 1]]) - target[t]
+            optimizer.zero_grad()
+            gap.square().mean().backward()
+            optimizer.step()
+            anneal.step()
+            errors.append(gap.detach().abs().mean())
+        return float(torch.stack(errors[-max(config.steps // 10, 1) :]).mean())

@@ -1,0 +1,218 @@
+"""Progress by the agent's own successes: a state is worth what the successful episodes did when they were near it.
+
+The latest episodes that succeeded are kept, each as a row of states at even places of its way; their states are
+gathered into a few centres. A new state takes the progress of the nearest centre, less the farther away it is; that is
+paid as a potential. Nothing is paid before the first success.
+Source: Fei, Wang, Ji, Li, Zhang, Liu, Hou, Gong, Zhao, Qiu 2025, SRPO: Self-Referential Policy Optimization for
+Vision-Language-Action Models, arXiv 2511.15605.
+Differences:
+    the source gives one number to a failed episode: how near, among the episodes of its batch, the embedding of its
+    whole video comes to the nearest cluster of successes; ours speaks of each state, of every episode, so that
+    it can be a potential and leave the best policy as it is;
+    successes outlive their batch, because a rollout of a beginner holds none;
+    k-means instead of DBSCAN; observations or CLIP's embeddings of frames instead of V-JEPA 2's of videos.
+Fails when: exploration never succeeds (it cannot say where to look); successes wander, or the states of success and
+failure look alike; episodes are long and differ in length, since progress counts in shares of an episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from envs.types import Memory, Transitions
+from rewards.base import Reward, RewardConfig
+from rewards.vision.encoder import LODESTAR
+from rewards.vision.latent import Latent
+
+ROUNDS = 10  # of k-means
+PLACES = 64  # states kept of a success
+
+
+@dataclass
+class SelfReferenceConfig(RewardConfig):
+    """Settings of `self_reference`.
+
+    Attributes:
+        of: what states are compared by: `obs` or `frame` (CLIP's embeddings).
+        threshold: an episode succeeds if the task's return is above it; None asks for an end by termination with a
+            positive last reward, as tasks with a goal pay it.
+        successes: latest successful episodes that are kept, at least 1.
+        centres: of their states, at least 1.
+        width: distance from a centre at which its progress counts for 0.61, in standard deviations of the successes'
+            states, root mean square over the D numbers of a state; above 0.
+        longest: states of a running episode that are remembered; what came before is left out.
+        model: of CLIP, as in reward.clip.
+        weights: of CLIP, as in reward.clip.
+    """
+
+    shape: str = "potential"
+    of: str = "obs"
+    threshold: float | None = None
+    successes: int = 16
+    centres: int = 64
+    width: float = 0.5
+    longest: int = 1000
+    model: str = LODESTAR
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("successes", "centres", "longest"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"reward.self_reference.{name}={getattr(self, name)} is out of range; give at least 1")
+        if not 0 < self.width < float("inf"):
+            raise ValueError(f"reward.self_reference.width={self.width} is out of range; give a number above 0")
+        if self.threshold is not None and not np.isfinite(self.threshold):
+            raise ValueError(f"reward.self_reference.threshold={self.threshold} is no return; give a number or null")
+
+
+class SelfReference(Reward):
+    """phi(s) = p_j exp(-|s - c_j|^2 / (2 D width^2)), j the nearest centre, p_j its states' mean share of the way."""
+
+    Config = SelfReferenceConfig
+    config: SelfReferenceConfig
+    role = "bonus"
+
+    def __init__(
+        self,
+        config: SelfReferenceConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.latent = Latent(
+            config.of, observation_space, "self_reference", config.model, config.weights, seed=seed, device=device
+        )
+        self.requires = self.latent.fields
+        self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
+        self.running = Running(config.longest, self.latent.size)
+        self.found = 0  # successes so far
+        self.ways = np.zeros((config.successes, PLACES, self.latent.size), np.float32)
+        self._gather()
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        return self.latent.embed(batch)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        if not self.found:
+            return np.zeros(batch.shape, np.float32)
+        z = self.latent(batch) / self.spread
+        square = np.square(z).sum(1, keepdims=True) - 2 * z @ self.centres.T + np.square(self.centres).sum(1)
+        nearest = square.argmin(axis=1)
+        far = np.square(z - self.centres[nearest]).mean(1)  # without what the expansion rounds away
+        return (self.progress[nearest] * np.exp(-far / (2 * self.config.width**2))).astype(np.float32)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Keep the episodes that ended well; a flat batch (N,) is one step of N environments."""
+        if len(batch.shape) == 1:
+            batch = batch.map(lambda x: x[None])
+        if not batch.valid.any():
+            return {}
+        episodes = 0
+        successes = []
+        for way, total, last, terminated in self.running.ended(batch, self.latent(batch)):
+            episodes += 1
+            threshold = self.config.threshold
+            if (terminated and last > 0) if threshold is None else total > threshold:
+                successes.append(way)
+        for way in successes:
+            self.ways[self.found % len(self.ways)] = along(way)
+            self.found += 1
+        if successes:
+            self._gather()
+        return {"successes": float(self.found), **({"success": len(successes) / episodes} if episodes else {})}
+
+    def _gather(self) -> None:
+        """Make centres of the states of all successes that are kept."""
+        ways = self.ways[: min(self.found, len(self.ways))]
+        states = ways.reshape(-1, self.latent.size)
+        if not len(states):
+            states = np.zeros((1, self.latent.size), np.float32)
+        spread = states.std(0)
+        self.spread = np.where(spread > 1e-6, spread, 1).astype(np.float32)
+        progress = np.resize(np.linspace(0, 1, PLACES, dtype=np.float32), len(states))
+        self.centres, self.progress = gather(states / self.spread, progress, self.config.centres)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"found": self.found, "ways": self.ways.copy(), "running": self.running.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.found, self.ways = int(state["found"]), np.array(state["ways"], np.float32)
+        self.running.load_state_dict(state["running"])
+        self._gather()
+
+
+class Running:
+    """The episodes that are under way: their latest states, and what the task has paid so far."""
+
+    def __init__(self, longest: int, size: int) -> None:
+        self.longest = longest
+        self.states = np.zeros((0, 0, size), np.float32)  # (L, N, D), the newest last
+        self.paid = np.zeros(0)  # (N,)
+
+    def ended(self, batch: Transitions, states: np.ndarray) -> list[tuple[np.ndarray, float, float, bool]]:
+        """Take a rollout in; of each episode that ends there its states (M, D), return, last reward and termination.
+
+        Args:
+            batch: (T, N), the rows that follow the last call's.
+            states: what its actions led to (T, N, D).
+        """
+        envs = batch.shape[1]
+        if len(self.paid) != envs:
+            self.states, self.paid = np.zeros((0, *states.shape[1:]), np.float32), np.zeros(envs)
+        kept = len(self.states)
+        states = np.concatenate([self.states, np.where(batch.valid[..., None], states, np.float32(0))])
+        total = np.zeros((len(batch.reward) + 1, envs))  # of each column up to a row
+        np.cumsum(np.where(batch.valid, batch.reward, 0), axis=0, out=total[1:])
+        total += self.paid
+        before = np.zeros(envs)  # what earlier episodes of a column add to it
+        found = []
+        for t, n in np.argwhere(batch.ended):
+            first = max(kept + t - int(batch.step[t, n]), 0)
+            last = float(batch.reward[t, n]), bool(batch.terminated[t, n])
+            found.append((states[first : kept + t + 1, n], float(total[t + 1, n] - before[n]), *last))
+            before[n] = total[t + 1, n]
+        self.paid = total[-1] - before
+        self.states = states[-self.longest :].copy()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": self.states.copy(), "paid": self.paid.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.states, self.paid = np.array(state["states"], np.float32), np.array(state["paid"])
+
+
+def along(way: np.ndarray) -> np.ndarray:
+    """The states (PLACES, D) at even places of a way (M, D), its first and last among them."""
+    return way[np.linspace(0, len(way) - 1, PLACES).round().astype(np.int64)]
+
+
+def gather(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """K-means from a start that is spread evenly over progress.
+
+    Args:
+        states: (M, D).
+        progress: of each (M,).
+        count: centres wanted, at least 1.
+
+    Returns:
+        Centres (K, D) and the mean progress of the states that each gathers (K,), K at most `count` and M.
+    """
+    order = np.argsort(progress, kind="stable")
+    places = np.linspace(0, len(states) - 1, min(count, len(states))).round().astype(np.int64)
+    centres = states[order[places]].astype(np.float64)
+    for _ in range(ROUNDS):
+        square = np.square(centres).sum(1) - 2 * states @ centres.T
+        member = np.zeros((len(centres), len(states)))
+        member[square.argmin(axis=1), np.arange(len(states))] = 1
+        size = member.sum(1)
+        centres, size, member = centres[size > 0], size[size > 0], member[size > 0]
+        centres = member @ states / size[:, None]
+    return centres.astype(np.float32), (member @ progress / size).astype(np.float32)

@@ -1,0 +1,174 @@
+import copy
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from paths import LINE, PLANE, TWO, path
+
+import rewards
+from envs.types import concatenate, stack
+from rewards.check import check_reward
+from rewards.vision.self_reference import PLACES, SelfReference, SelfReferenceConfig, along, gather
+
+
+def made(space=LINE, **config):
+    return SelfReference(SelfReferenceConfig(**config), space, TWO)
+
+
+def won(batch, last=1.0):
+    """The batch (T, 1) with this reward at the end of each episode."""
+    reward = np.where(batch.terminated, last, 0).astype(np.float32)
+    return batch.replace(reward=reward)
+
+
+def at(*states):
+    """A flat batch whose successors are these numbers."""
+    return path([0, *states]).flatten()
+
+
+WAY = np.linspace(0, 9, 10)  # 9 steps; its end is followed by the beginning of another episode
+EPISODES = (WAY, [0, 0])
+
+
+def test_nothing_is_paid_before_the_first_success():
+    reward = made()
+    assert reward.update(won(path(*EPISODES), last=0)) == {"successes": 0, "success": 0}
+    assert reward.score(at(1, 5, 9)).tolist() == [0, 0, 0]
+
+
+def test_a_state_of_a_success_scores_its_place_on_the_way():
+    reward = made(centres=1000)
+    assert reward.update(won(path(*EPISODES))) == {"successes": 1, "success": 1}
+    places = (WAY[1:] - 1) / 8  # states 1 to 9, the first at 0 and the last at 1
+    np.testing.assert_allclose(reward.score(at(*WAY[1:])), places, atol=0.04)  # PLACES repeats a state about 7 times
+    assert reward.score(at(9))[0] > 0.95
+
+
+def test_progress_counts_less_the_farther_a_state_is_from_every_success():
+    reward = made(centres=1000, width=0.5)
+    reward.update(won(path(*EPISODES)))
+    spread, top = reward.spread[0], reward.score(at(9))[0]
+    assert spread == pytest.approx(along(WAY[1:, None].astype(np.float32)).std(), rel=1e-6)
+    for far in (0.5, 1.0, 2.0):
+        expected = top * np.exp(-(far**2) / (2 * 0.5**2))
+        assert reward.score(at(9 + far * spread))[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_distance_is_a_mean_over_the_numbers_of_a_state():
+    one, two = made(centres=1000), made(PLANE, centres=1000)
+    one.update(won(path(*EPISODES)))
+    two.update(won(path(*(np.repeat(np.asarray(e, float)[:, None], 2, axis=1) for e in EPISODES))))
+    both = path([[0, 0], [11, 11]]).flatten()
+    assert two.score(both)[0] == pytest.approx(one.score(at(11))[0], rel=1e-5)
+
+
+def test_an_episode_counts_its_return_and_states_across_batches():
+    whole, pieces = made(threshold=-9.5, centres=1000), made(threshold=-9.5, centres=1000)
+    batch = path(*EPISODES)
+    batch = batch.replace(reward=np.full(batch.shape, -1, np.float32), terminated=np.zeros(batch.shape, bool),
+                          truncated=batch.terminated)  # fmt: skip
+    assert whole.update(batch)["successes"] == 1  # -9 is above -9.5
+    for rows in (slice(0, 4), slice(4, 5), slice(5, None)):
+        pieces.update(batch[rows])
+    np.testing.assert_array_equal(pieces.ways, whole.ways)
+    assert made(threshold=-9.0).update(batch) == {"successes": 0, "success": 0}
+    flat = made(threshold=-9.5)
+    for t in range(len(batch.step)):
+        flat.update(batch[t])  # a flat batch is one step of all environments
+    np.testing.assert_array_equal(flat.ways, whole.ways)
+
+
+def test_what_lies_beyond_the_longest_memory_is_left_out():
+    reward = made(threshold=-100.0, longest=3)
+    batch = path(*EPISODES)
+    for t in range(len(batch.step)):
+        reward.update(batch[t])
+    assert np.unique(reward.ways[0]).tolist() == [6, 7, 8, 9]
+
+
+def test_episodes_of_one_environment_do_not_count_for_another():
+    left, right = path([0, 1, 2], [5, 6]), path([3, 4, 7, 8])
+    both = stack([concatenate([left[t], right[t]]) for t in range(3)])
+    both = both.replace(reward=np.array([[0, 5], [1, 5], [0, 5]], np.float32))
+    reward = made(centres=1000)
+    assert reward.update(both)["successes"] == 1
+    assert np.unique(reward.ways[0]).tolist() == [1, 2]
+    assert reward.running.paid.tolist() == [0, 15]
+
+
+def test_only_the_latest_successes_are_kept():
+    reward = made(successes=2, centres=1000)
+    reward.update(won(path([0, 1], [10, 11], [20, 21], [0, 0])))
+    assert sorted(np.unique(reward.ways).tolist()) == [11, 21]
+    assert reward.found == 3
+
+
+def test_a_way_is_resampled_from_its_first_state_to_its_last():
+    way = along(np.arange(1000, dtype=np.float32)[:, None])
+    assert way.shape == (PLACES, 1) and way[0] == 0 and way[-1] == 999
+    assert along(np.ones((1, 3), np.float32)).shape == (PLACES, 3)
+
+
+def test_k_means_finds_groups_and_their_mean_progress():
+    states = np.array([[0.0], [0.2], [5.0], [5.2], [9.9], [10.1]], np.float32)
+    progress = np.array([0, 0.1, 0.4, 0.5, 0.8, 1.0], np.float32)
+    centres, shares = gather(states, progress, 3)
+    np.testing.assert_allclose(centres[:, 0], [0.1, 5.1, 10.0], atol=1e-6)
+    np.testing.assert_allclose(shares, [0.05, 0.45, 0.9], atol=1e-6)
+
+
+def test_k_means_drops_centres_that_gather_nothing():
+    centres, shares = gather(np.ones((8, 2), np.float32), np.linspace(0, 1, 8).astype(np.float32), 4)
+    assert centres.tolist() == [[1, 1]] and shares.tolist() == [0.5]
+
+
+def test_state_survives_in_the_middle_of_an_episode():
+    batch = won(path(*EPISODES))
+    one = made()
+    one.update(batch[:5])
+    other = made()
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    one.update(batch[5:])
+    other.update(batch[5:])
+    np.testing.assert_array_equal(one.score(at(*WAY)), other.score(at(*WAY)))
+    assert one.score(at(9))[0] > 0.9
+
+
+def test_it_keeps_the_contract():
+    check_reward(SelfReference)
+    check_reward(SelfReference(SelfReferenceConfig(threshold=-1e9), spaces.Box(-1, 1, (4,), np.float32), TWO))
+
+
+def test_it_keeps_the_contract_on_frames():
+    check_reward(SelfReference(SelfReferenceConfig(of="frame", threshold=-1e9), LINE, TWO))
+
+
+def test_it_is_added_to_the_task_as_a_potential():
+    mix = rewards.make(["task", "self_reference"], LINE, TWO, gamma=0.5)
+    batch = won(path(*EPISODES))
+    embedded = mix.embed(batch)
+    mix.update(embedded, mix.score(embedded)[0])
+    raw, _ = mix.score(batch)
+    reward = mix.streams["self_reference"].reward
+    phi = reward.score(batch.flatten())
+    before = np.append(reward.score(at(0)), phi[:-1])
+    expected = 0.5 * np.where(batch.terminated[:, 0], 0, phi) - before
+    np.testing.assert_allclose(raw["self_reference"][:9, 0], expected[:9], atol=1e-6)
+    assert mix.relabelable and mix.streams["self_reference"].shape == "potential"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"successes": 0}, r"successes=0 is out of range; give at least 1"),
+        ({"centres": 0}, r"centres=0 is out of range"),
+        ({"longest": 0}, r"longest=0 is out of range"),
+        ({"width": 0.0}, r"width=0.0 is out of range; give a number above 0"),
+        ({"threshold": float("nan")}, r"threshold=nan is no return"),
+        ({"of": "dreams"}, r"of='dreams' is none of obs, frame"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(config, words):
+    with pytest.raises(ValueError, match=words) as error:
+        made(**config)
+    assert "reward.self_reference." in str(error.value)
