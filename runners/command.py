@@ -333,7 +333,9 @@ def _preset_values(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
-    """Give a reward that wants a goal the one that the environment's family knows.
+    """Give a reward that wants a goal the one that the environment's family knows, and the model that was taught it.
+
+    The first goal's sentences go together: beside a goal of the user's own nothing is filled in.
 
     Args:
         config: is changed in place.
@@ -345,7 +347,10 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     from envs.make import goals
 
     for name, options in config.reward.items():
-        if f"reward.{name}.goal" in given or getattr(options, "goal", True):
+        if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
+            continue
+        _fill_model(config.env, name, options, given)
+        if f"reward.{name}.goal" in given or options.goal:
             continue
         known = goals(config.env)
         if not known:
@@ -354,5 +359,14 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
                 f'give reward.{name}.goal="what you want to see"'
             )
         options.goal = known[0].prompt
-        if f"reward.{name}.baseline" not in given and not getattr(options, "baseline", True):
-            options.baseline = known[0].baseline
+        for field in ("baseline", "negative"):
+            if f"reward.{name}.{field}" not in given and not getattr(options, field, True):
+                setattr(options, field, getattr(known[0], field))
+
+
+def _fill_model(env: str, name: str, options: Any, given: Collection[str]) -> None:
+    """The shipped model that was taught the environment, where the user names neither a model nor weights."""
+    from rewards.vision.encoder import MODELS, model_for
+
+    if getattr(options, "model", None) in MODELS and not {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}:
+        options.model = model_for(env)

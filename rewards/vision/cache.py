@@ -46,8 +46,9 @@ class Cache:
 
     def __call__(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """Embeddings, float16 (N, D), in an array of the caller's own."""
-        if not self.pays or not len(frames):
+        if not self.pays:
             self.table, self.slots = None, {}
+        if not self.pays or not len(frames):
             return self.encode(frames, batch_size)
         keys = [hash((frames.shape[1:], frame.tobytes())) for frame in frames]
         fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self.slots}

@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from envs.transitions import Cursor, from_gym_step
 from envs.types import Transitions
 from rewards.vision import encoder as encoder_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.encoder import SHIPPED, Encoder
+from rewards.vision.encoder import MODELS, SHIPPED, Encoder, blanks, model_for, shared
 
 UP = "pole vertically upright on top of the cart"
 SIZE = 64
@@ -160,6 +161,13 @@ def test_notes_say_what_supervised_the_model_and_warn_of_unknown_prompts():
         ({"alpha": 0.5}, "reward.clip.alpha=0.5 needs reward.clip.baseline"),
         ({"alpha": 0.5, "baseline": UP}, "goal and baseline mean the same"),
         ({"batch_size": 0}, "reward.clip.batch_size=0"),
+        ({"threshold": float("nan")}, "reward.clip.threshold=nan is no number"),
+        ({"goal": "pole\x07 up"}, r"reward.clip.goal has the control character '\\x07' at place 4"),
+        ({"goal": "pole\nup"}, r"reward.clip.goal has the control character '\\n' at place 4"),
+        ({"goal": "pole \u202eup"}, r"reward.clip.goal has the control character '\\u202e' at place 5"),
+        ({"goal": "la barre est à la verticale"}, "reward.clip.goal has 'à' in 'la barre est à la verticale', and"),
+        ({"goal": "杆子直立"}, "lodestar was taught English in plain letters; translate it"),
+        ({"alpha": 0.5, "baseline": "Wagen über Schiene"}, "reward.clip.baseline has 'ü'"),
         ({"precision": "int8"}, "reward.clip.precision='int8' is none of fp32"),
         ({"model": "ViT-B-23", "weights": "untrained"}, "no CLIP called 'ViT-B-23'; did you mean 'ViT-B-32'"),
         ({"model": "ViT-B-32"}, "reward.clip.model='ViT-B-32' needs reward.clip.weights"),
@@ -197,9 +205,78 @@ def test_a_folder_elsewhere_loads_by_the_same_path(tmp_path, poses):
 
 
 def test_a_model_absent_from_an_installation_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(encoder_module, "SHIPPED", tmp_path)
-    with pytest.raises(FileNotFoundError, match="the model that ships with Lodestar is not in"):
-        build()
+    monkeypatch.setitem(MODELS, "lodestar-96", tmp_path)
+    with pytest.raises(FileNotFoundError, match="the model lodestar-96, which ships with Lodestar, is not in"):
+        build(model="lodestar-96")
+
+
+def test_the_model_is_the_one_that_was_taught_the_environment(monkeypatch, tmp_path):
+    for name, worlds in (("one", ["MiniGrid-*", "highway*"]), ("two", ["Acrobot-v?"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "open_clip_config.json").write_text("{}")
+        (tmp_path / name / "phrases.json").write_text(json.dumps({"worlds": worlds}))
+        monkeypatch.setitem(MODELS, name, tmp_path / name)
+    assert model_for("MiniGrid-Empty-5x5-v0") == "one" and model_for("highway_env:highway-fast-v0") == "one"
+    assert model_for("Acrobot-v1") == "two"
+    assert model_for("CartPole-v1") == model_for("Taxi-v3") == "lodestar"
+
+
+def test_rewards_that_look_through_the_same_model_share_it():
+    first, second, other = build(), build(goal="the pole is hanging down"), build(precision="bf16")
+    assert first.encoder is second.encoder is shared("lodestar", "")
+    assert other.encoder is not first.encoder and first.embedding == "clip" != other.embedding
+    controls = [Clip(ClipConfig(goal=UP, **Clip.control), None, None, seed=seed) for seed in (0, 1)]
+    assert controls[0].embedding != controls[1].embedding  # untrained, and each in a way of its own
+
+
+def test_a_threshold_pays_one_above_and_minus_one_below(poses):
+    plain = build().score(batch_of(poses))
+    middle = float(np.sort(plain)[2])
+    assert build(threshold=middle).score(batch_of(poses)).tolist() == [1 if r > middle else -1 for r in plain.tolist()]
+    assert build(threshold=middle).score(batch_of(poses)).dtype == np.float32
+
+
+def test_frames_of_one_colour_are_known_pay_nothing_and_are_counted(poses):
+    black, red = np.zeros_like(poses[0]), np.full_like(poses[0], (255, 0, 0))
+    dot = black.copy()
+    dot[31, 17, 2] = 1
+    frames = np.stack([poses[0], black, red, dot])
+    assert blanks(frames).tolist() == [False, True, True, False]
+    reward = build()
+    batch = batch_of(None, {"clip": reward.embed(batch_of(frames))})
+    assert reward.score(batch)[1:3].tolist() == [0, 0] and 0 not in reward.score(batch)[[0, 3]]
+    assert reward.update(batch) == {"blank": 0.5}
+    assert reward.update(batch.replace(valid=np.zeros(4, bool))) == {}
+    valid = np.array([True, False, True, True])
+    assert reward.update(batch.replace(valid=valid))["blank"] == pytest.approx(1 / 3)
+
+
+def test_an_update_that_saw_only_blank_frames_is_refused_with_one_sentence():
+    reward = build()
+    batch = batch_of(None, {"clip": reward.embed(batch_of(np.zeros((5, SIZE, SIZE, 3), np.uint8)))})
+    with pytest.raises(ValueError, match="all 5 frames since the last update have a single colour") as caught:
+        reward.update(batch)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("frames", "sentence"),
+    [
+        (np.zeros((2, 64, 64, 3), np.float32), r"frames are float32 of shape \(2, 64, 64, 3\), CLIP reads uint8"),
+        (np.zeros((2, 3, 64, 64), np.uint8), r"frames are uint8 of shape \(2, 3, 64, 64\)"),
+        (np.zeros((64, 64, 3), np.uint8), r"frames are uint8 of shape \(64, 64, 3\)"),
+        (np.zeros((2, 0, 64, 3), np.uint8), r"frames are uint8 of shape \(2, 0, 64, 3\)"),
+    ],
+)
+def test_what_is_no_frame_is_refused_with_one_sentence(frames, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        build().embed(batch_of(frames))
+
+
+def test_a_batch_without_frames_says_how_to_get_them():
+    batch = batch_of(np.zeros((1, 8, 8, 3), np.uint8)).replace(frame=None)
+    with pytest.raises(ValueError, match="clip reads frames, and this batch has none; make the environment with"):
+        build().score(batch)
 
 
 @pytest.mark.parametrize("offline", [True, False])
