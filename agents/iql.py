@@ -1,0 +1,348 @@
+"""IQL: a policy from recorded transitions alone, without ever asking for the value of an action nobody took.
+
+A value V(s) is fitted to an upper expectile of Q(s, a) over the recorded actions, Q to r + gamma V(s'), and the policy
+imitates the recorded actions, each as strongly as its advantage Q - V is large.
+
+Source: Kostrikov, Nair & Levine 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169,
+equations 5 (expectile), 6 (Q) and 7 (policy).
+
+Differences from the source:
+  - the three losses are minimised in one step of Adam, at one learning rate without decay; each sees the others of the
+    step before;
+  - observations are whitened with the data's mean and deviation, and rewards divided by their deviation, so that beta
+    means the same for a learned reward; the source scales the task's rewards per benchmark;
+  - discrete actions, with one value each.
+With beta=0 every action counts the same: behaviour cloning.
+
+d3rlpy has an IQL too. It requires gymnasium==1.0.0 (2.8.1) beside the abandoned gym; nle, and so this project, 1.2.0.
+
+When it fails: data that never comes near what is wanted; a reward that pays every step in data where episodes end at
+different times, if the learned reward's zero is arbitrary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from agents.nets import CLIP, Flat, Inputs
+from agents.verbs import is_single
+from envs.types import Obs, Transitions
+
+AHEAD = 256  # minibatches drawn at once
+Q, V, PI, ALL = slice(0, 2), slice(2, 3), slice(3, 4), slice(0, 4)  # places of the networks in the stack
+LOG_STD = (-5.0, 2.0)  # the source's limits
+
+
+@dataclass
+class IQLConfig:
+    """Settings of `IQL`; the source's values where nothing else is said.
+
+    Attributes:
+        learning_rate: of Adam, in (0, 1].
+        gamma: discount in (0, 1].
+        expectile: tau, in (0, 1); 0.5 is the value of the recorded policy, near 1 that of its best actions.
+        beta: how much more a better action is imitated, 0 or more; 0 is behaviour cloning.
+        max_weight: what exp(beta * advantage) is cut at, above 0.
+        tau: share of the new Q in its target after each step, in (0, 1].
+        batch_size: transitions a step.
+        net_arch: units of the hidden layers of each network.
+        normalize_reward: whether rewards are divided by their standard deviation over the data.
+    """
+
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    expectile: float = 0.7
+    beta: float = 3.0
+    max_weight: float = 100.0
+    tau: float = 0.005
+    batch_size: int = 256
+    net_arch: list[int] = field(default_factory=lambda: [256, 256])
+    normalize_reward: bool = True
+
+    def __post_init__(self) -> None:
+        for name, high in {
+            "learning_rate": 1,
+            "gamma": 1,
+            "tau": 1,
+            "max_weight": math.inf,
+            "batch_size": math.inf,
+        }.items():
+            value = getattr(self, name)
+            if not 0 < value <= high:
+                raise ValueError(f"agent.{name}={value} is out of range; give a number above 0, at most {high}")
+        if not 0 < self.expectile < 1:
+            raise ValueError(f"agent.expectile={self.expectile} is out of range; give a number between 0 and 1")
+        if not self.beta >= 0:
+            raise ValueError(f"agent.beta={self.beta} is out of range; give 0 (behaviour cloning) or more")
+
+
+def expectile_loss(gap: Tensor, expectile: float) -> Tensor:
+    """Equation 5: |expectile - 1(gap < 0)| gap^2, elementwise; `gap` is what the value is below its target."""
+    return torch.where(gap < 0, 1 - expectile, expectile) * gap.square()
+
+
+def imitation_weights(advantage: Tensor, beta: float, most: float) -> Tensor:
+    """Equation 7's exp(beta * advantage), at most `most`."""
+    return torch.exp(beta * advantage).clamp(max=most)
+
+
+class IQL:
+    """Learns from transitions and their rewards; has Stable-Baselines3's `predict`.
+
+    Args:
+        config: its settings.
+        observation_space: numbers, no images.
+        action_space: Discrete, or a Box with finite bounds.
+        data: a flat batch (N,); rows that are no transitions are left out. None for a policy that only acts.
+        rewards: float32 (N,), what each transition is worth; None for the task's.
+        seed: of the weights, the minibatches and the sampled actions.
+        device: as torch writes it.
+
+    Raises:
+        ValueError: for a space it cannot use, for data without a valid transition, for rewards that are not finite or
+            do not fit the data.
+    """
+
+    def __init__(
+        self,
+        config: IQLConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        data: Transitions | None = None,
+        rewards: np.ndarray | None = None,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.config, self.observation_space, self.action_space = config, observation_space, action_space
+        self.inputs = Inputs(observation_space)
+        if self.inputs.images:
+            raise ValueError(f"IQL cannot read images, and {observation_space} has some; record embeddings or states")
+        self.discrete = isinstance(action_space, spaces.Discrete)
+        if not self.discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):
+            raise ValueError(
+                f"IQL cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
+            )
+        self.device = torch.device(device)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        actions = int(action_space.n) if self.discrete else int(np.prod(action_space.shape or ()))  # type: ignore[attr-defined]
+        with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
+            torch.default_generator.manual_seed(seed)
+            self.net = _Networks(self.inputs.size, actions, config.net_arch, self.discrete).to(self.device)
+        self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
+        self._target = self._copied()
+        self._rows = None if data is None else self._table(data, rewards)
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """Take `steps` minibatches; returns losses and mean advantage of the last one.
+
+        Raises:
+            ValueError: without data.
+        """
+        if self._rows is None:
+            raise ValueError("this IQL was loaded to act and has no data; build one with data to learn")
+        rows, size = self._rows, self.config.batch_size
+        metrics: dict[str, Tensor] = {}
+        for step in range(steps):
+            if step % AHEAD == 0:
+                ahead = min(AHEAD, steps - step)
+                draws = torch.randint(len(rows), (ahead, size), generator=self._generator, device=self.device)
+            metrics = self._step(rows[draws[step % AHEAD]])
+        return {name: float(value) for name, value in metrics.items()}
+
+    def predict(
+        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = True
+    ) -> tuple[np.ndarray, None]:
+        """Actions for one observation or a batch (N, ...); `state` and `episode_start` are for recurrent policies."""
+        single = is_single(observation, self.observation_space)
+        vector = torch.as_tensor(self.inputs.vector(observation, 0 if single else 1), device=self.device)
+        with torch.no_grad():
+            obs = self.net.whitened(vector.reshape(-1, self.inputs.size))
+            unused = obs.new_zeros(len(obs), self.net.log_std.shape[0])
+            outputs = _run(self.net.layers(PI), self.net.inputs(obs, unused, PI))[0]
+            chosen = self._chosen(self.net.policy(outputs), deterministic).cpu().numpy()
+        actions = self._to_env(chosen)
+        return (actions[0] if single else actions), None
+
+    def save(self, path: str) -> None:
+        """Write weights and configuration to one safetensors file; nothing in it is ever executed."""
+        from safetensors.torch import save_file
+
+        tensors = {key: value.detach().cpu().clone() for key, value in self.net.state_dict().items()}
+        save_file(tensors, path, {"agent": "IQL", "config": json.dumps(asdict(self.config))})
+
+    @classmethod
+    def load(
+        cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
+    ) -> IQL:
+        """Read a policy back.
+
+        Raises:
+            ValueError: if the file holds another kind of agent, or does not fit the spaces.
+        """
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
+        if about.get("agent") != "IQL":
+            raise ValueError(f"{path} holds no IQL (but {about.get('agent')}); give a file it saved")
+        model = cls(IQLConfig(**json.loads(about["config"])), observation_space, action_space, seed=seed, device=device)
+        try:
+            model.net.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ValueError(f"{path} does not fit these spaces: {error}") from None
+        model._target = model._copied()
+        return model
+
+    def _step(self, rows: Tensor) -> dict[str, Tensor]:
+        """One minibatch: equations 5, 6 and 7, each on what the networks said before."""
+        config, net, width = self.config, self.net, self.inputs.size
+        obs, next_obs, action, reward, goes_on = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
+        inputs = net.inputs(obs, action)
+        with torch.no_grad():
+            target = net.q(_run(self._target, inputs[Q]), action).amin(0)
+            next_value = _run(net.layers(V), net.inputs(next_obs, action, V))[0, :, :1]
+            bootstrapped = reward + config.gamma * goes_on * next_value
+        outputs = _run(net.layers(), inputs)
+        gap = target - outputs[2, :, :1]
+        weight = imitation_weights(gap.detach(), config.beta, config.max_weight)
+        value_loss = expectile_loss(gap, config.expectile).mean()
+        q_loss = (net.q(outputs[Q], action) - bootstrapped).square().mean((1, 2)).sum()
+        policy_loss = -(weight * net.log_prob(net.policy(outputs[3]), action)).mean()
+        self._flat.grad.zero_()
+        (value_loss + q_loss + policy_loss).backward()
+        self._flat.step(config.learning_rate, math.inf)
+        with torch.no_grad():
+            for old, new in zip(self._target, net.layers(Q)):
+                for x, y in zip(old, new):
+                    x.lerp_(y, config.tau)
+        losses = {"value_loss": value_loss, "q_loss": q_loss, "policy_loss": policy_loss, "advantage": gap.mean()}
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def _copied(self) -> list[tuple[Tensor, Tensor]]:
+        return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in self.net.layers(Q)]
+
+    def _table(self, data: Transitions, rewards: np.ndarray | None) -> Tensor:
+        """All that a step reads of a transition, side by side: obs, next_obs, action, reward, whether it goes on."""
+        paid = np.asarray(data.reward if rewards is None else rewards, np.float32)
+        if paid.shape != data.shape or len(data.shape) != 1:
+            raise ValueError(
+                f"rewards of shape {paid.shape} for data of shape {data.shape}; give a flat batch and one each"
+            )
+        if not np.isfinite(paid).all():
+            raise ValueError(f"{np.sum(~np.isfinite(paid))} rewards are not finite; every transition needs a number")
+        keep = np.asarray(data.valid, bool)
+        if not keep.any():
+            raise ValueError("the data has no valid transition; give a recording")
+        paid, data = paid[keep], data[keep]
+        obs, next_obs = (torch.tensor(self.inputs.vector(x)) for x in (data.obs, data.next_obs))
+        everything = torch.cat([obs, next_obs])
+        self.net.mean.copy_(everything.mean(0))
+        self.net.std.copy_(everything.std(0).clamp(min=1e-3))
+        spread = float(paid.std()) if self.config.normalize_reward else 1.0
+        numbers = np.stack([paid / (spread if spread > 0 else 1.0), ~np.asarray(data.terminated, bool)], -1)
+        whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
+        table = [*whitened, self._from_env(data.action), torch.tensor(numbers, dtype=torch.float32, device=self.device)]
+        return torch.cat(table, -1)
+
+    def _from_env(self, action: np.ndarray) -> Tensor:
+        """Recorded actions as the networks have them: one-hot, or scaled to [-1, 1]; float32 (N, A)."""
+        space: Any = self.action_space
+        if self.discrete:
+            scaled = np.eye(space.n, dtype=np.float32)[np.asarray(action).ravel() - space.start]
+        else:
+            low, high = space.low.ravel(), space.high.ravel()
+            scaled = 2 * (np.asarray(action, np.float32).reshape(len(action), -1) - low) / (high - low) - 1
+        return torch.tensor(scaled, dtype=torch.float32, device=self.device)
+
+    def _chosen(self, outputs: Tensor, deterministic: bool) -> Tensor:
+        if self.discrete:
+            if not deterministic:
+                waiting = torch.empty_like(outputs).exponential_(generator=self._generator)
+                outputs = outputs - waiting.clamp_(min=1e-30).log_()  # Gumbel noise: the largest is a sample
+            return outputs.argmax(-1)
+        if deterministic:
+            return outputs
+        noise = torch.empty_like(outputs).normal_(generator=self._generator)
+        return outputs + self.net.log_std.clamp(*LOG_STD).exp() * noise
+
+    def _to_env(self, chosen: np.ndarray) -> np.ndarray:
+        space: Any = self.action_space
+        if self.discrete:
+            return chosen + space.start
+        low, high = space.low.ravel(), space.high.ravel()
+        actions = low + (np.clip(chosen, -1, 1) + 1) / 2 * (high - low)
+        return actions.reshape(len(actions), *space.shape).astype(space.dtype)
+
+
+class _Networks(nn.Module):
+    """Two Q(s, a), V(s) and a policy, side by side as one stack of four, since small networks cost by the call.
+
+    The policy gives logits, or the mean in [-1, 1] of a Gaussian with one deviation for all states. Where an action is
+    an input, it is zero for V and the policy; of outputs that a network does not need, the first is read.
+    """
+
+    mean: Tensor
+    std: Tensor
+    reads: Tensor
+
+    def __init__(self, width: int, actions: int, net_arch: list[int], discrete: bool) -> None:
+        super().__init__()
+        self.discrete = discrete
+        sizes = [width + (0 if discrete else actions), *net_arch, actions]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for inputs, outputs in itertools.pairwise(sizes):
+            for store, shape in ((self.weights, (4, inputs, outputs)), (self.biases, (4, 1, outputs))):
+                store.append(nn.Parameter(torch.empty(shape).uniform_(-1, 1) / math.sqrt(inputs)))
+        self.log_std = nn.Parameter(torch.zeros(actions), requires_grad=not discrete)
+        reads = torch.ones(4, 1, sizes[0])
+        reads[2:, :, width:] = 0
+        self.register_buffer("reads", reads, persistent=False)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("std", torch.ones(width))
+
+    def layers(self, nets: slice = ALL) -> list[tuple[Tensor, Tensor]]:
+        """Weights (K, in, out) and biases (K, 1, out) of some of the networks, as views."""
+        return [(weight[nets], bias[nets]) for weight, bias in zip(self.weights, self.biases)]
+
+    def whitened(self, vector: Tensor) -> Tensor:
+        return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
+
+    def inputs(self, obs: Tensor, action: Tensor, nets: slice = ALL) -> Tensor:
+        """(K, B, in)."""
+        both = obs if self.discrete else torch.cat([obs, action], -1)
+        return both * self.reads[nets]
+
+    def q(self, outputs: Tensor, action: Tensor) -> Tensor:
+        """Q of recorded actions, (K, B, 1), from outputs (K, B, A)."""
+        return (outputs * action).sum(-1, keepdim=True) if self.discrete else outputs[..., :1]
+
+    def policy(self, outputs: Tensor) -> Tensor:
+        return outputs if self.discrete else torch.tanh(outputs)
+
+    def log_prob(self, policy: Tensor, action: Tensor) -> Tensor:
+        """Log-probability of recorded actions, up to a constant; (B, 1)."""
+        if self.discrete:
+            return (torch.log_softmax(policy, -1) * action).sum(-1, keepdim=True)
+        log_std = self.log_std.clamp(*LOG_STD)
+        scaled = (action - policy) * torch.exp(-log_std)
+        return -(0.5 * scaled.square() + log_std).sum(-1, keepdim=True)
+
+
+def _run(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+    """(K, B, in) through K networks -> (K, B, out)."""
+    for weight, bias in layers[:-1]:
+        x = torch.baddbmm(bias, x, weight).relu_()
+    weight, bias = layers[-1]
+    return torch.baddbmm(bias, x, weight)
