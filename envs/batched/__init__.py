@@ -6,7 +6,7 @@
 
     base.py        BatchedEnv: seeds, time limits, returns, SAME_STEP resets, snapshots; the same for all families
     arrays.py      the few words that NumPy and torch spell differently
-    classic.py     CartPole, MountainCar, Pendulum, Acrobot
+    classic.py     CartPole, MountainCar, Pendulum, Acrobot, with the pictures of classic_view.py
     minigrid.py    MiniGrid's rules and its view, as tables
     levels.py      MiniGrid's level generators, as array programs
     exploration.py worlds of cells, with their noise
@@ -33,6 +33,8 @@ _CLASSIC = {
     "MountainCarContinuous-v0": "MountainCarContinuous",
     "Pendulum-v1": "Pendulum",
     "Acrobot-v1": "Acrobot",
+    "lodestar/MountainCarGoal-v0": "MountainCarGoal",
+    "lodestar/PendulumUpright-v0": "PendulumUpright",
     "lodestar/MountainCarSparse-v0": "MountainCarSparse",
     "lodestar/PendulumSparse-v0": "PendulumSparse",
 }
@@ -66,12 +68,16 @@ def arguments(env_id: str) -> frozenset[str]:
     """The arguments of the environment itself that its array program heeds too."""
     if env_id in _ROADS:
         return frozenset({"config"})
+    if env_id == "lodestar/PendulumUpright-v0":
+        return frozenset({"torques"})
     return _CELLS[env_id][1] if env_id in _CELLS else frozenset()
 
 
 def shows(env_id: str) -> frozenset[str]:
     """The arguments by which its array program is asked to be seen: some of `frame_size` and `signals`."""
-    return frozenset({"frame_size", "signals"}) if env_id in _ROADS else frozenset()
+    if env_id in _ROADS:
+        return frozenset({"frame_size", "signals"})
+    return frozenset({"frame_size"}) if env_id in _CLASSIC else frozenset()
 
 
 def make(

@@ -24,9 +24,14 @@ class Classic(BatchedEnv):
     START: tuple[tuple[float, ...], tuple[float, ...]]  # low, high
     DTYPE: type = np.float64
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, frame_size: int | None = None) -> None:
         super().__init__(original, n, seed, arrays)
         self._zeros = arrays.array(np.zeros(n))
+        if frame_size is not None:
+            from envs.batched.classic_view import View
+
+            self._view = View(self.world, frame_size)
+            self.shown["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         low, high = self.START
@@ -37,6 +42,10 @@ class Classic(BatchedEnv):
 
     def _read(self, original: Any) -> dict[str, Any]:
         return {"x": np.asarray(original.state, self.DTYPE)}
+
+    def _show(self, rows: Array) -> None:
+        index = self.arrays.numpy(rows)
+        self.shown["frame"][index] = self._view.draw(self.arrays.numpy(self.state["x"])[index])
 
 
 class CartPole(Classic):
@@ -114,6 +123,22 @@ class MountainCar(Classic):
         return self.state["x"][:, 0] >= FLAG
 
 
+class MountainCarGoal(MountainCar):
+    """`envs.classic.MountainCarGoal`: a car that arrives stays; 1 for every step there."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        xp, x = self.xp, self.state["x"]
+        before = x.copy() if not self.arrays.is_torch else x.clone()
+        super()._advance(actions)
+        x[...] = xp.where((before[:, 0] >= FLAG)[:, None], before, x)
+        there = x[:, 0] >= FLAG
+        x[:, 1] *= ~there
+        return 1.0 * there, self._zeros > 0
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        out[:, 0], out[:, 1] = state["x"][:, 0], state["x"][:, 1] / self.world.max_speed
+
+
 class MountainCarSparse(MountainCar):
     """`envs.classic.MountainCarSparse`: 1 for the step that arrives."""
 
@@ -167,6 +192,16 @@ class Pendulum(Classic):
 
     def _success(self, terminated: Array) -> Array:
         return abs(self._wrapped()) < UPRIGHT
+
+
+class PendulumUpright(Pendulum):
+    """`envs.classic.PendulumUpright`: 1 while upright; with `torques`, the action is the number of one."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        if self.world.torques is not None:
+            actions = self.arrays.array(self.world.torques)[actions][:, None]
+        _, never = super()._advance(actions)
+        return 1.0 * (abs(self._wrapped()) < UPRIGHT), never
 
 
 class PendulumSparse(Pendulum):

@@ -180,7 +180,7 @@ def test_bad_input_is_answered_with_what_to_give_instead():
         (("CartPole-v1", 1), {"device": "cuda"}, "device='cuda' holds no NumPy arrays.*torch"),
         (("CartPole-v1", 1), {"array": "torch", "device": "cuda:99"}, "device='cuda:99' is not there"),
         (("CartPole-v1", 1), {"max_episode_steps": 0}, "max_episode_steps=0 is out of range"),
-        (("CartPole-v1", 1), {"frame_size": 64}, "frame_size=64 needs envs.make.make_vec"),
+        (("MiniGrid-Empty-5x5-v0", 1), {"frame_size": 64}, "frame_size=64 needs envs.make.make_vec"),
         (("CartPole-v1", 1), {"sticky": 0.25}, "sticky=0.25 needs envs.make.make_vec"),
         (("lodestar/DeepSea-v0", 1), {"noisy_tv": "always"}, "noisy_tv='always' needs envs.make.make_vec"),
         (("MiniGrid-Empty-5x5-v0", 1), {"mission": "sung"}, "mission='sung' is unknown"),
