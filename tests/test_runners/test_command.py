@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import rewards
+from envs.make import goals
 from runners import command
 from runners.command import compose, fill_goals, find_preset
 from runners.config import TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
@@ -303,6 +304,37 @@ def test_a_reward_that_wants_a_goal_takes_the_environments_own():
     config.env = "Taxi-v3"
     with pytest.raises(UsageError, match=r"give reward\.seen\.goal="):
         fill_goals(config)
+
+
+def test_a_contrast_takes_the_goals_opposite_and_the_model_that_was_taught_the_world(monkeypatch):
+    from rewards.vision import encoder
+
+    monkeypatch.setattr(encoder, "model_for", lambda env: "lodestar-96")
+    config = compose(["env=highway-fast-v0", "reward=contrast"])[0].reward["contrast"]
+    known = goals("highway-fast-v0")[0]
+    assert (config.goal, config.negative, config.model) == (known.prompt, known.negative, "lodestar-96")
+    for own in ("reward.contrast.model=lodestar", "reward.contrast.weights=some.pt"):
+        assert compose(["env=highway-fast-v0", "reward=contrast", own])[0].reward["contrast"].model == "lodestar"
+    own = compose(["env=highway-fast-v0", "reward=contrast", "reward.contrast.goal=a red car"])[0].reward["contrast"]
+    assert (own.goal, own.negative, own.model) == ("a red car", "", "lodestar-96")
+
+
+def test_the_control_of_synthesis_needs_no_sentence():
+    config, _ = compose(["env=Taxi-v3", "reward=synthesis", "reward.synthesis.semantics=constant"])
+    assert config.reward["synthesis"].goal == ""
+
+
+def test_the_published_rewards_for_driving_are_presets():
+    road = ["env=highway-fast-v0"]
+    made = {name: compose([*road, f"preset={name}"])[0].reward for name in ("vlm_rm", "lord", "roboclip", "vlm_rl")}
+    clip, lord, binary = made["vlm_rm"]["clip"], made["lord"]["contrast"], made["roboclip"]["clip"]
+    assert (clip.goal, clip.baseline, clip.alpha) == ("A car is driving safely", "A car", 0.5)
+    assert (lord.goal, lord.positive_weight, lord.negative_weight, lord.low, lord.high) == ("", [0], [1], -1, 0)
+    assert binary.threshold == 0.32
+    collided = "Two cars have collided with each other on the road"
+    assert (made["vlm_rl"]["synthesis"].negative, lord.negative) == (collided, collided)
+    constant = compose([*road, "preset=constant_semantics"])[0].reward["synthesis"]
+    assert constant.semantics == "constant" and list(made["vlm_rl"]) == ["synthesis"]
 
 
 HELP = """
