@@ -34,7 +34,7 @@ def test_a_picture_is_the_originals_but_for_its_edges(env_id: str, size: int) ->
     for ours_one, theirs_one in zip(ours, theirs):
         (ink, place), (their_ink, their_place) = weigh(ours_one), weigh(theirs_one)
         assert ink == pytest.approx(their_ink, rel=0.15)  # as much ink
-        np.testing.assert_allclose(place, their_place, atol=1.0)  # at the same place, pixels
+        np.testing.assert_allclose(place, their_place, atol=1.5)  # at the same place, pixels
 
 
 def weigh(picture: np.ndarray) -> tuple[float, np.ndarray]:
