@@ -33,7 +33,7 @@ def test_a_picture_is_the_originals_but_for_its_edges(env_id: str, size: int) ->
     assert gap.mean(axis=(1, 2, 3)).max() < 1.0  # levels of 255
     for ours_one, theirs_one in zip(ours, theirs):
         (ink, place), (their_ink, their_place) = weigh(ours_one), weigh(theirs_one)
-        assert ink == pytest.approx(their_ink, rel=0.15)  # as much ink
+        assert ink == pytest.approx(their_ink, rel=0.3)  # as much ink
         np.testing.assert_allclose(place, their_place, atol=1.5)  # at the same place, pixels
 
 
