@@ -4,8 +4,9 @@ A network sees two states p and q and says which share of the way that was left 
 them. Three questions are asked of each state: from the episode's first state to it, from the goal back to it, and
 from the state before. Where the first two disagree, the state looks like nothing the demonstrations show: the gate
 closes, and progress stands still instead of being invented.
-Source: Robo-Dopamine, general process reward modelling (2025): hops, fusion of three views, consistency gate, shaping.
-Known to us from its paper's description; its training code is not public.
+Source: Tan, Chen, Xu, Wang, Ji, Chi, Lyu, Zhao, Chen, Co, Xie, Yao, Wang, Zhang 2025, Robo-Dopamine: General Process
+Reward Modeling for High-Precision Robotic Manipulation, arXiv 2512.23703, section 3: hops, fusion of three views, gate,
+shaping. Its training code is not public; this was written from descriptions of the paper.
 Differences:
     a small network on observations or on CLIP's embeddings of frames, fitted when the reward is built, where the source
     tunes a model of 3 billion parameters;
@@ -45,7 +46,9 @@ class ProgressConfig(RewardConfig):
     """Settings of `progress`.
 
     Attributes:
-        demos: a recording (`envs.recording`) of episodes that all reach the goal, at least one.
+        demos: a recording (`envs.recording`) of episodes that reach the goal, at least one; what was cut short at
+            either end is left out.
+        threshold: episodes whose return is not above it are left out, too; None keeps all.
         of: what states are compared by: `frame` (CLIP's embeddings) or `obs`.
         view: `gated` (the source's three views behind its gate), `mean` of the three, or one of `forward`, `backward`,
             `incremental`.
@@ -60,6 +63,7 @@ class ProgressConfig(RewardConfig):
 
     shape: str = "potential"
     demos: str = ""
+    threshold: float | None = None
     of: str = "frame"
     view: str = "gated"
     gate: float = 1.0
@@ -175,13 +179,17 @@ class Progress(Episodic):
                 f"reward.progress.demos={path!r} does not show what of={self.config.of} looks at ({error}); record "
                 "demonstrations in the same environment"
             ) from None
-        states, progress = [], []
+        states, progress, least = [], [], self.config.threshold
         for rows in episodes(batch):
-            if batch.step[rows.start] == 0:  # of an episode without a beginning nobody knows how far it was
+            whole = batch.step[rows.start] == 0 and batch.ended[rows.stop - 1]
+            if whole and (least is None or batch.reward[rows].sum() > least):
                 states.append(np.concatenate([before[rows][:1], after[rows]]))
                 progress.append(np.linspace(0, 1, len(states[-1]), dtype=np.float32))
         if not states:
-            raise ValueError(f"reward.progress.demos={path!r} holds no episode from its beginning; record whole ones")
+            raise ValueError(
+                f"reward.progress.demos={path!r} holds no whole episode with a return above {least}; record more, or "
+                "lower reward.progress.threshold"
+            )
         return np.concatenate(states), np.concatenate(progress)
 
 

@@ -43,7 +43,7 @@ class SelfReferenceConfig(RewardConfig):
         successes: latest successful episodes that are kept, at least 1.
         centres: of their states, at least 1.
         width: distance from a centre at which its progress counts for 0.61, in standard deviations of the successes'
-            states, root mean square over the D numbers of a state; above 0.
+            states, root mean square over the numbers that differ among them; above 0.
         longest: states of a running episode that are remembered; what came before is left out.
         model: of CLIP, as in reward.clip.
         weights: of CLIP, as in reward.clip.
@@ -70,7 +70,10 @@ class SelfReferenceConfig(RewardConfig):
 
 
 class SelfReference(Reward):
-    """phi(s) = p_j exp(-|s - c_j|^2 / (2 D width^2)), j the nearest centre, p_j its states' mean share of the way."""
+    """phi(s) = p_j exp(-|s - c_j|^2 / (2 D width^2)), j the nearest centre, p_j its states' mean share of the way.
+
+    States are divided by the standard deviations of the successes', of which D are not 0.
+    """
 
     Config = SelfReferenceConfig
     config: SelfReferenceConfig
@@ -105,7 +108,7 @@ class SelfReference(Reward):
         z = self.latent(batch) / self.spread
         square = np.square(z).sum(1, keepdims=True) - 2 * z @ self.centres.T + np.square(self.centres).sum(1)
         nearest = square.argmin(axis=1)
-        far = np.square(z - self.centres[nearest]).mean(1)  # without what the expansion rounds away
+        far = np.square(z - self.centres[nearest]).sum(1) / self.vary  # without what the expansion rounds away
         return (self.progress[nearest] * np.exp(-far / (2 * self.config.width**2))).astype(np.float32)
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -136,6 +139,7 @@ class SelfReference(Reward):
             states = np.zeros((1, self.latent.size), np.float32)
         spread = states.std(0)
         self.spread = np.where(spread > 1e-6, spread, 1).astype(np.float32)
+        self.vary = max(int((spread > 1e-6).sum()), 1)  # numbers; two of these states are about 2 * vary apart, squared
         progress = np.resize(np.linspace(0, 1, PLACES, dtype=np.float32), len(states))
         self.centres, self.progress = gather(states / self.spread, progress, self.config.centres)
 

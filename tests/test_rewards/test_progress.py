@@ -197,8 +197,12 @@ def test_demonstrations_of_another_environment_are_refused(demos):
         Progress(ProgressConfig(demos=demos, of="obs"), spaces.Box(-1, 1, (4,), np.float32), TWO)
 
 
-def test_demonstrations_without_a_beginning_are_refused(tmp_path):
-    batch = path([0, 1, 2], [0, 0]).flatten()[:2]
-    save(tmp_path / "late", batch.replace(step=np.array([5, 6])), {})
-    with pytest.raises(ValueError, match=r"holds no episode from its beginning"):
-        made(str(tmp_path / "late"))
+def test_only_whole_episodes_above_the_threshold_are_learnt_from(tmp_path):
+    batch = path([0, 1], [10, 11, 12], [20, 21], [30, 31, 32]).flatten()  # the last one is cut short
+    begun_earlier = batch.replace(step=np.array([5, *batch.step[1:]]), reward=np.array([1, 1, 2, 0, 1, 1], np.float32))
+    save(tmp_path / "mixed", begun_earlier, {})
+    reward = made(str(tmp_path / "mixed"), threshold=2.0, steps=1)
+    assert reward.hops.mean.tolist() == [11]  # of 10, 11 and 12
+    assert made(str(tmp_path / "mixed"), steps=1).hops.mean.item() == pytest.approx((10 + 11 + 12 + 20 + 21) / 5)
+    with pytest.raises(ValueError, match=r"holds no whole episode with a return above 9.0; record more"):
+        made(str(tmp_path / "mixed"), threshold=9.0)

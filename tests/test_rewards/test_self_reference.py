@@ -62,6 +62,13 @@ def test_distance_is_a_mean_over_the_numbers_of_a_state():
     assert two.score(both)[0] == pytest.approx(one.score(at(11))[0], rel=1e-5)
 
 
+def test_what_never_differed_among_successes_is_far_as_soon_as_it_does():
+    reward = made(PLANE, centres=1000)
+    reward.update(won(path(*([[x, 3] for x in episode] for episode in EPISODES))))
+    on, beside = reward.score(path([[0, 0], [9, 3], [9, 4]]).flatten())
+    assert beside == pytest.approx(on * np.exp(-1 / (2 * 0.5**2)), rel=1e-5)  # one number varies, this one is 1 away
+
+
 def test_an_episode_counts_its_return_and_states_across_batches():
     whole, pieces = made(threshold=-9.5, centres=1000), made(threshold=-9.5, centres=1000)
     batch = path(*EPISODES)
