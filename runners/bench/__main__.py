@@ -11,6 +11,7 @@
     python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
     python -m runners.bench shaping_grid   which ways of paying a score can be farmed? exactly, on a small grid: seconds
+    python -m runners.bench highway-speed  the highway as an array program beside highway-env itself: minutes
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
@@ -38,6 +39,7 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "noisy_rooms": ("noisy_rooms:run", "exploration"),
     "pseudo_counts": ("pseudo_counts:run", "exploration"),
     "exploration-speed": ("exploration_speed:run", "exploration"),
+    "highway-speed": ("highway_speed:run", "vision"),
     "shaping_grid": ("shaping_grid:run", "vision"),
 }
 
