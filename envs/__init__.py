@@ -12,6 +12,10 @@
     family.py        what each of the next files declares
     classic.py mujoco.py minigrid.py nethack.py driving.py
                      one file per family: ids, observation handling, captions, goals
+    vehicle.py       the signals that all driving environments share
+    driving_sense.py driving_metrics.py
+                     how they are read from highway-env and CarRacing; how well a policy drives
+    carla.py         a family too: driving environments of others, with a camera and a car
     exploration.py   a family too: worlds that tell methods of exploration apart, rooms with noise and a deep dive
     disturb.py       sticky actions and a noisy television, for any environment
     snapshots.py     the state of a simulator as plain data, and back
@@ -34,6 +38,7 @@ _TASKS = {  # id -> entry point, steps until truncation, constructor arguments
     "MountainCarSparse-v0": ("envs.classic:MountainCarSparse", 200, {}),
     "PendulumSparse-v0": ("envs.classic:PendulumSparse", 200, {}),
     "NoisyRooms-v0": ("envs.exploration:NoisyRooms", 200, {}),
+    "Carla-v0": ("envs.carla:Carla", None, {}),
     "DeepSea-v0": ("envs.exploration:DeepSea", None, {}),
     "ProbeValue-v0": ("envs.probe:Probe", None, {"kind": "value"}),
     "ProbeObservation-v0": ("envs.probe:Probe", None, {"kind": "observation"}),

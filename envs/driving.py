@@ -20,6 +20,16 @@ close is less than 20 m. CarRacing has no other cars, and its road is always cle
 
 Success: highway and racetrack to their end, merge to the end of its road, roundabout and intersection to the exit of
 the planned route, all without a crash and on the road; CarRacing, a return of 900; the rest as far as a crash tells.
+
+What is slow: policy steps a second of one core at the defaults, without frames and with 96 pixels, profiled:
+    highway         2     2    half in finding the vehicles around every other one, a third in collisions of all pairs
+    highway-fast   18    17    a third in finding vehicles, a quarter in the observation, which is a pandas table
+    merge          27    20    two fifths in that table, a fifth in finding the lane nearest to each vehicle
+    roundabout     16    11    half in finding that lane
+    intersection   10     8    a third in finding that lane, a quarter in the rules of way
+    racetrack      33    20    four fifths in its occupancy grid, whatever the traffic
+    CarRacing      80    32    all in drawing its observation; a frame is drawn on top of that
+`vehicles_count` helps where vehicles cost: highway-fast makes 41 with 5, highway 14 with 10, intersection 17 with 3.
 """
 
 from __future__ import annotations
@@ -170,7 +180,7 @@ def _is_on_road(env: gym.Env) -> bool:
 
 
 # The two sentences of VLM-RL (Huang et al., 2024, arXiv 2412.15544); the baseline is VLM-RM's in its comparison.
-_SAFE = Goal(
+SAFE = Goal(
     "safe",
     "The road is clear with no car accidents",
     "A car",
@@ -199,10 +209,10 @@ def _goals(spec: EnvSpec) -> list[Goal]:
     if is_racing(spec):
         return [_TRACK]
     if spec.name.startswith(("highway", "merge")):  # straight roads, where lanes have a plain meaning
-        return [_CLEAR, _RIGHTMOST, _SAFE]
+        return [_CLEAR, _RIGHTMOST, SAFE]
     if spec.name.startswith("racetrack"):
-        return [_ON_ROAD, _CLEAR, _SAFE]
-    return [_SAFE, _CLEAR] if names(spec) else []
+        return [_ON_ROAD, _CLEAR, SAFE]
+    return [SAFE, _CLEAR] if names(spec) else []
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
