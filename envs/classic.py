@@ -326,7 +326,14 @@ _PENDULUM = [
     Goal("upright", "pendulum in the upright position", "pendulum", _pole_is_upright, degree=states.uprightness)
 ]
 _ACROBOT = [
-    Goal("up", "an acrobot stretched out above the line", "an acrobot", _acrobot_is_up, degree=states.tip_height)
+    Goal(
+        "up",
+        "an acrobot stretched out above the line",
+        "an acrobot",
+        _acrobot_is_up,
+        "an acrobot hanging down below the line",
+        states.tip_height,
+    )
 ]
 
 _GOALS = {  # by the class name in the entry point: an environment need not be made to know them

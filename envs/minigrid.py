@@ -119,9 +119,10 @@ _GOAL = Goal(
     "a red triangle on the green square",
     "a red triangle in a grid of rooms",
     _at_goal,
+    "a red triangle far from the green square",
     degree=states.nearness_to_goal,
 )
-_DOOR = Goal("door", "an open door between two rooms", "a grid of rooms with a door", _door_is_open)
+_DOOR = Goal("door", "the door is open", "a grid of rooms", _door_is_open, "the door is closed")
 _WITH_GOAL = ("Empty", "DoorKey", "FourRooms", "MultiRoom", "Crossing", "LavaGap", "DistShift")
 _WITH_DOOR = ("DoorKey", "MultiRoom", "Unlock", "KeyCorridor", "LockedRoom")
 

@@ -123,6 +123,7 @@ _GOALS: dict[str, list[Goal]] = {
             "a cheetah robot lying upside down on its back",
             "a cheetah robot",
             _on_its_back,
+            negative="a cheetah robot standing on its feet",
             degree=lambda env: -_axis_up(env, 2),
         ),
         Goal(
@@ -130,16 +131,40 @@ _GOALS: dict[str, list[Goal]] = {
             "a cheetah robot standing upright on its hind leg",
             "a cheetah robot",
             _nose_up,
+            negative="a cheetah robot standing on its front leg",
             degree=lambda env: _axis_up(env, 0),
         ),
     ],
     "Hopper": [
-        Goal("standing", "a one-legged robot standing upright", "a one-legged robot", _standing, degree=_stands)
+        Goal(
+            "standing",
+            "a one-legged robot standing upright",
+            "a one-legged robot",
+            _standing,
+            negative="a one-legged robot lying on the ground",
+            degree=_stands,
+        )
     ],
     "Walker2d": [
-        Goal("standing", "a two-legged robot standing upright", "a two-legged robot", _standing, degree=_stands)
+        Goal(
+            "standing",
+            "a two-legged robot standing upright",
+            "a two-legged robot",
+            _standing,
+            negative="a two-legged robot lying on the ground",
+            degree=_stands,
+        )
     ],
-    "Humanoid": [Goal("standing", "a humanoid robot standing upright", "a humanoid robot", _standing, degree=_stands)],
+    "Humanoid": [
+        Goal(
+            "standing",
+            "a humanoid robot standing upright",
+            "a humanoid robot",
+            _standing,
+            negative="a humanoid robot lying on the ground",
+            degree=_stands,
+        )
+    ],
     "Ant": [
         Goal(
             "on_its_feet",
