@@ -168,3 +168,32 @@ def test_a_world_that_cannot_be_made_is_told() -> None:
     with pytest.raises(ValueError, match=r"observe='lidar' is no entry of the observation, which has \['birdeye_wpt'"):
         make("lodestar/Carla-v0", world=CarDreamer, observe="lidar")
     assert Carla("CartPole-v1", Wiring(speed="obs").__dict__ | {"speed": 1.0}).observation_space.shape == (4,)
+
+
+def test_synthesis_and_contrast_are_paid_from_it_unchanged() -> None:
+    import rewards
+    from envs.rollout import OneGroup, Rollout
+
+    envs = make_vec("lodestar/Carla-v0", 1, world="replayed:VlmRl", wiring="vlm-rl", observe="vehicle_measures",
+                    frame_size=64, signals=True, backend="gym")  # fmt: skip
+    rollout, stepper = Rollout(2, envs, frozenset({"frame", "signals"})), OneGroup(envs)
+    rollout.begin(*envs.reset(seed=0))
+    for t in range(2):
+        stepper.send(np.zeros((1, 2), np.float32), 0)
+        rollout.write(t, slice(0, 1), *stepper.recv(0))
+    batch = rollout.transitions(frozenset({"frame", "signals"})).flatten()
+    spaces_ = (envs.single_observation_space, envs.single_action_space)
+
+    kind = rewards.get("synthesis")
+    plain = kind(kind.Config(semantics="constant", history=0, goal="", negative=""), *spaces_)
+    target = 25 / 3.6
+    expected = (1 - (target - 5) / target) * (1 - 0.4 / 3) * (1 - 0.2 / (np.pi / 2))
+    np.testing.assert_allclose(plain.score(batch), [expected, -10.0], rtol=1e-5)  # driving, and the crash
+
+    (goal,) = goals("lodestar/Carla-v0")
+    kind = rewards.get("contrast")
+    seen = kind(kind.Config(goal=goal.prompt, negative=goal.negative, model="lodestar"), *spaces_)
+    seen.update(batch)
+    paid = seen.score(batch.replace(extras={"clip": seen.embed(batch)}))
+    paid = getattr(paid, "value", paid)
+    assert paid.shape == (2,) and np.isfinite(paid).all() and paid[0] != paid[1]
