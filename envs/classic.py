@@ -310,7 +310,8 @@ _CARTPOLE = [
         "pole vertically upright on top of the cart",
         "pole and cart",
         _pole_is_upright,
-        degree=states.uprightness,
+        "pole hanging down below the cart",
+        states.uprightness,
     )
 ]
 _CAR = [
@@ -319,11 +320,19 @@ _CAR = [
         "a car at the peak of the mountain, next to the yellow flag",
         "a car in the mountain",
         _car_is_at_flag,
-        degree=states.way_to_flag,
+        "a car at the bottom of the valley",
+        states.way_to_flag,
     )
 ]
 _PENDULUM = [
-    Goal("upright", "pendulum in the upright position", "pendulum", _pole_is_upright, degree=states.uprightness)
+    Goal(
+        "upright",
+        "pendulum in the upright position",
+        "pendulum",
+        _pole_is_upright,
+        "pendulum hanging down",
+        states.uprightness,
+    )
 ]
 _ACROBOT = [
     Goal(
@@ -371,6 +380,15 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     return terminated if isinstance(inner, AcrobotEnv) else None
 
 
+_SIGNALS = {"PendulumEnv": ("height", "spin", "torque")}  # cos angle, |rad/s|, |N m| of the last step
+
+
+def _sense(env: gym.Env) -> np.ndarray:
+    inner: Any = env.unwrapped
+    angle, velocity = inner.state
+    return np.array([math.cos(angle), abs(velocity), abs(inner.last_u or 0.0)], np.float32)
+
+
 FAMILY = Family(
     name="classic",
     description="classic control: poles, pendulums and a car on a hill, drawn in two dimensions",
@@ -392,5 +410,7 @@ FAMILY = Family(
     goals=lambda spec: _GOALS.get(_class(spec), []),
     scatter=states.scatter_classic,
     axis=states.axis_classic,
+    signals=lambda spec: _SIGNALS.get(_class(spec), ()),
+    sense=_sense,
     success=_success,
 )

@@ -13,16 +13,14 @@ Runs go on one process a core. Rows are written as they end; an interrupted stud
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runners import results
+from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
 SEEDS = 5
@@ -117,27 +115,6 @@ def known() -> list[str]:
     import rewards
 
     return [arm for arm, (reward, _) in METHODS.items() if reward in rewards.TABLE]
-
-
-Job = tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]
-
-
-def run_missing(folder: Path, study: str, keys: tuple[str, ...], jobs: list[Job]) -> list[dict[str, Any]]:
-    """Rows of `study`.csv, after the jobs whose keys are not there have run, one process a core."""
-    from envs.workers import cores
-
-    path = folder / f"{study}.csv"
-    rows = results.read_rows(path)
-    finished = {tuple(str(row[key]) for key in keys) for row in rows}
-    missing = [(function, values) for function, values in jobs if tuple(map(str, values)) not in finished]
-    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(function, *values): values for function, values in missing}
-        for future in as_completed(futures):
-            row = {**dict(zip(keys, futures[future])), **future.result()}
-            results.append_rows(path, [row])
-            rows.append(row)
-            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    return rows
 
 
 def train(name: str, arm: str, seed: int, task: Task | None = None, **changes: Any) -> dict[str, Any]:

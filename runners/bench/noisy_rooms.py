@@ -22,7 +22,8 @@ import numpy as np
 
 from runners import results
 from runners.bench import exploration_figure
-from runners.bench.exploration import SEEDS, run_missing
+from runners.bench.exploration import SEEDS
+from runners.bench.jobs import run_missing
 from runners.evaluate import interval
 
 STEPS, ENVS = 200_000, 32
