@@ -45,7 +45,7 @@ LOG_STD = (-5.0, 2.0)  # the source's limits
 
 @dataclass
 class IQLConfig:
-    """Settings of `IQL`; the source's values where nothing else is said.
+    """Settings of `IQL`; the source's value in brackets where it differs.
 
     Attributes:
         learning_rate: of Adam, in (0, 1].
@@ -55,7 +55,7 @@ class IQLConfig:
         max_weight: what exp(beta * advantage) is cut at, above 0.
         tau: share of the new Q in its target after each step, in (0, 1].
         batch_size: transitions a step.
-        net_arch: units of the hidden layers of each network.
+        net_arch: units of the hidden layers of each network [256, 256]: a fifth of the speed on a CPU.
         normalize_reward: whether rewards are divided by their standard deviation over the data.
     """
 
@@ -66,7 +66,7 @@ class IQLConfig:
     max_weight: float = 100.0
     tau: float = 0.005
     batch_size: int = 256
-    net_arch: list[int] = field(default_factory=lambda: [256, 256])
+    net_arch: list[int] = field(default_factory=lambda: [64, 64])
     normalize_reward: bool = True
 
     def __post_init__(self) -> None:

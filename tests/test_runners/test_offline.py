@@ -1,0 +1,135 @@
+"""Learning from a recording and comparisons, in a world where the answer is known: act as the observation says."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import register, registry
+
+from agents.iql import IQL
+from envs.recording import save
+from runners.config import UsageError
+from runners.offline import OfflineConfig, labelled, load, main, run
+
+BOX, TWO = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+FAST = {"net_arch": [16], "learning_rate": 1e-2, "batch_size": 64}
+
+
+class Obey(gym.Env):
+    """Eight steps; doing what the sign of the first number says is worth 1, and the second number shows whether it was.
+
+    `bradley_terry` reads the action and the state it led to, so what was right has to be seen there.
+    """
+
+    observation_space, action_space = BOX, TWO
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 8
+        return self.look(0.0), {}
+
+    def look(self, reward):
+        self.seen = np.array([self.np_random.uniform(-1, 1), reward], np.float32)
+        return self.seen
+
+    def step(self, action):
+        reward = float(action == (self.seen[0] > 0))
+        self.left -= 1
+        return self.look(reward), reward, False, self.left == 0, {}
+
+
+if "Obey-v0" not in registry:
+    register("Obey-v0", Obey)
+
+
+@pytest.fixture
+def recorded():
+    """Random actions in 100 episodes of 8 steps."""
+    from envs.make import make
+    from envs.recording import record
+
+    env = make("Obey-v0")
+    batch = record(env, None, 800, seed=0)
+    env.close()
+    return batch
+
+
+def config(**changes):
+    options = {"data": "x", "env": "Obey-v0", "queries": 100, "length": 4, "steps": 300, "agent_options": FAST}
+    return OfflineConfig(**{**options, **changes})
+
+
+def test_a_policy_learned_from_comparisons_does_as_well_as_one_that_was_told_the_rewards(recorded):
+    found = run(config(), recorded)
+    returns = {name: scores["task_return"] for name, scores in found["arms"].items()}
+    assert set(returns) == {"preferences", "true", "cloning", "random", "the data"}
+    assert returns["true"] > 7.5 and returns["preferences"] > 7.5
+    assert all(3 < returns[name] < 5 for name in ("random", "the data"))
+    assert returns["cloning"] < 6
+    assert found["labels"]["agreement"] == 1 and found["labels"]["correlation"] > 0.8
+    assert found["notes"][0].startswith("labels are synthetic")
+
+
+def test_the_judge_decides_and_not_the_task(recorded):
+    """A teacher who is always wrong teaches the opposite."""
+    found = run(config(arms="preferences", judge_options={"mistakes": 1.0}), recorded)
+    assert found["arms"]["preferences"]["task_return"] < 0.5 and found["labels"]["correlation"] < -0.8
+
+
+def test_the_command_reads_files_keeps_the_policy_and_prints_a_table(recorded, tmp_path, capsys):
+    half = len(recorded.step) // 2
+    for name, rows in (("a", slice(0, half)), ("b", slice(half, None))):
+        save(tmp_path / f"{name}.safetensors", recorded[rows], {"env": "Obey-v0"})
+    arguments = f"data={tmp_path}/a.safetensors,{tmp_path}/b.safetensors queries=20 length=4 steps=20 episodes=2"
+    options = f"arms=preferences agent.net_arch=[8] judge.mistakes=0 out={tmp_path}/new/policy.safetensors"
+    assert main([*arguments.split(), *options.split()]) == 0
+    printed = capsys.readouterr().out
+    assert "preferences" in printed and "the data" in printed and "labels 20" in printed
+    assert IQL.load(f"{tmp_path}/new/policy.safetensors", BOX, TWO).config.net_arch == [8]
+
+
+def test_recordings_of_different_environments_do_not_mix(recorded, tmp_path):
+    for name, env in (("a", "Obey-v0"), ("b", "CartPole-v1")):
+        save(tmp_path / name, recorded, {"env": env})
+    with pytest.raises(UsageError, match=r"holds recordings of different environments"):
+        load(f"{tmp_path}/a,{tmp_path}/b")
+
+
+def test_a_judge_that_cannot_see_or_does_not_know_is_a_sentence(recorded):
+    seeing = config(judge="vlm", judge_options={"goal": "to obey", "model": "tiny"})
+    with pytest.raises(UsageError, match=r"the judge vlm reads frame, which the data lacks; record with frames=224"):
+        labelled(seeing, recorded, BOX, TWO)
+    silent = config(judge_options={"skip": 1.0})
+    with pytest.raises(UsageError, match=r"no reward could be learned: .*answered none of 100 pairs"):
+        labelled(silent, recorded, BOX, TWO)
+
+
+def test_a_model_over_http_can_be_the_judge(recorded):
+    """It is shown frames whose brightness is the reward, and prefers the brighter one."""
+    import json
+
+    from model_server import ModelServer
+
+    def looks(text, images):
+        if images:
+            return f"verdict {int(images[1].mean() > images[0].mean())}"
+        return json.dumps({"answer": int(text.split("verdict ")[1][0])})
+
+    bright = (200 * recorded.reward + recorded.step).astype(np.uint8)
+    seen = recorded.replace(frame=np.tile(bright[:, None, None, None], (8, 8, 3)))
+    with ModelServer(looks) as server:
+        options = {"goal": "to make it bright", "model": "tiny", "url": server.url}
+        asked = config(judge="vlm", judge_options=options, length=1, queries=60)
+        rewards, metrics, notes = labelled(asked, seen, BOX, TWO)
+    assert metrics["correlation"] > 0.7 and len(rewards) == 800
+    assert notes == [f"preferences are those of tiny at {server.url}, asked for: to make it bright"]
+
+
+def test_values_out_of_range_are_refused():
+    for changes, words in [
+        ({"data": ""}, r"data= is missing"),
+        ({"arms": "preferences,magic"}, r"arms=magic is unknown"),
+        ({"queries": 0}, r"queries=0 is out of range"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            config(**changes)

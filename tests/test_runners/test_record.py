@@ -1,0 +1,92 @@
+"""Recording from the command line: who acts, what is kept, what is refused."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs import recording
+from envs.types import Transitions
+from runners.config import UsageError
+from runners.record import RecordConfig, acting, main, parsed, played, record
+
+
+def test_a_random_policy_is_recorded_with_what_was_asked_for(tmp_path, capsys):
+    path = tmp_path / "a.safetensors"
+    arguments = "env=MiniGrid-Empty-5x5-v0 steps=30 frames=16 text=true seed=3 env.max_episode_steps=10"
+    assert main([*arguments.split(), f"out={path}"]) == 0
+    batch, meta = recording.load(path)
+    assert batch.shape == (30,) and batch.frame.shape == (30, 16, 16, 3) and isinstance(batch.text[0], str)
+    assert np.diff(np.flatnonzero(batch.step == 0)).max() <= 10
+    assert meta["env"] == "MiniGrid-Empty-5x5-v0" and meta["env_options"] == {"max_episode_steps": 10}
+    assert f"{path}: 30 transitions of MiniGrid-Empty-5x5-v0" in capsys.readouterr().out
+    again = tmp_path / "b.safetensors"
+    main([*arguments.split(), f"out={again}"])
+    np.testing.assert_array_equal(recording.load(again)[0].action, batch.action)
+
+
+def test_a_run_is_recorded_in_its_own_environment(tmp_path):
+    from runners.train import main as train
+
+    run = tmp_path / "run"
+    options = "env=CartPole-v1 total_timesteps=256 n_envs=1 agent.n_steps=64 max_episode_steps=20 video=false"
+    assert train([*options.split(), "eval_episodes=0", "control=none", f"run_dir={run}"]) == 0
+    meta = record(RecordConfig(policy=str(run), steps=60, out=str(tmp_path / "a.safetensors")))
+    assert meta["env"] == "CartPole-v1" and meta["env_options"] == {"max_episode_steps": 20}
+    assert recording.load(tmp_path / "a.safetensors")[0].step.max() <= 19
+
+
+class Constant:
+    def predict(self, obs, state, episode_start, deterministic):
+        assert deterministic
+        return np.zeros(len(obs), int), (0 if state is None else state + 1)
+
+
+def test_noise_is_the_share_of_random_actions_and_the_state_of_a_policy_is_handed_on():
+    space = spaces.Discrete(1000)
+    space.seed(0)
+    act = acting(Constant(), space, 0.25, seed=0)
+    actions = np.concatenate([act(np.zeros((4, 1)), np.zeros(4, bool)) for _ in range(500)])
+    assert (actions > 0).mean() == pytest.approx(0.25, abs=0.03)
+    assert (acting(Constant(), space, 0.0, seed=0)(np.zeros((9, 1)), np.zeros(9, bool)) == 0).all()
+
+
+def test_only_whole_episodes_have_a_return():
+    step = np.array([3, 4, 0, 1, 2, 0, 1])
+    truncated = np.array([False, True, False, False, True, False, False])
+    none, reward = np.zeros(7, bool), np.arange(7, dtype=np.float32)
+    scores = played(Transitions(reward, reward, reward, reward, none, truncated, ~none, step))
+    assert scores.returns == [2 + 3 + 4] and scores.lengths == [3]
+
+
+def test_arguments_become_a_configuration_of_the_right_types():
+    config = parsed(
+        RecordConfig, ["env=a", "out=7", "steps=1e3", "noise=0", "text=true", "env.size=8"], {"env": "env_options"}
+    )
+    assert (config.out, config.steps, config.noise, config.text) == ("7", 1000, 0.0, True)
+    assert config.env_options == {"size": 8} and isinstance(config.steps, int) and isinstance(config.noise, float)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("env=a", r"out= is missing"),
+        ("out=a", r"env= is missing"),
+        ("env=a out=a noise=2", r"noise=2.0 is no share"),
+        ("env=a out=a step=3", r"key=step is unknown; did you mean steps\?"),
+        ("env=a out=a steps=many", r"steps=many is no number"),
+        ("env=a out=a text=7", r"text=7 is neither true nor false"),
+        ("env=a out=a agent.x=7", r"key=agent.x is unknown"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        parsed(RecordConfig, arguments.split(), {"env": "env_options"})
+
+
+def test_the_command_explains_itself_and_answers_mistakes_with_a_sentence(capsys):
+    assert main(["--help"]) == 0 and "policy=" in capsys.readouterr().out
+    assert main([]) == 2
+    assert main(["env=Pendulum-v1", "out=x", "steps=0"]) == 2
+    assert capsys.readouterr().err == "error: steps=0 record nothing; give at least 1\n"
+    assert main(["policy=nowhere", "out=x"]) == 2
+    assert "nowhere is no run's folder" in capsys.readouterr().err
