@@ -380,15 +380,6 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     return terminated if isinstance(inner, AcrobotEnv) else None
 
 
-_SIGNALS = {"PendulumEnv": ("height", "spin", "torque")}  # cos angle, |rad/s|, |N m| of the last step
-
-
-def _sense(env: gym.Env) -> np.ndarray:
-    inner: Any = env.unwrapped
-    angle, velocity = inner.state
-    return np.array([math.cos(angle), abs(velocity), abs(inner.last_u or 0.0)], np.float32)
-
-
 FAMILY = Family(
     name="classic",
     description="classic control: poles, pendulums and a car on a hill, drawn in two dimensions",
@@ -410,7 +401,7 @@ FAMILY = Family(
     goals=lambda spec: _GOALS.get(_class(spec), []),
     scatter=states.scatter_classic,
     axis=states.axis_classic,
-    signals=lambda spec: _SIGNALS.get(_class(spec), ()),
-    sense=_sense,
+    signals=states.signals_classic,
+    sense=states.sense_pendulum,
     success=_success,
 )

@@ -87,6 +87,18 @@ def tip_height(env: gym.Env) -> float:
     return -math.cos(inner.state[0]) - math.cos(inner.state[0] + inner.state[1])
 
 
+def signals_classic(spec: EnvSpec) -> tuple[str, ...]:
+    """What `sense_pendulum` reads, for Pendulum; nothing for the others."""
+    return ("height", "spin", "torque") if entry(spec).endswith(":PendulumEnv") else ()
+
+
+def sense_pendulum(env: gym.Env) -> np.ndarray:
+    """Pendulum in numbers: the cosine of its angle from upright, its spin in |rad/s|, the last torque in |N m|."""
+    inner: Any = env.unwrapped
+    angle, velocity = inner.state
+    return np.array([math.cos(angle), abs(velocity), abs(inner.last_u or 0.0)], np.float32)
+
+
 def scatter_grid(env: gym.Env, rng: np.random.Generator) -> bool:
     """The agent anywhere in a MiniGrid; BabyAI, whose missions remember what happened, is left alone."""
     inner: Any = env.unwrapped
