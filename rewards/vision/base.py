@@ -125,7 +125,7 @@ class Vision(Reward):
         """
         flat = batch.flatten()
         rows = self.seen(flat)[flat.valid]
-        return self.learn(rows[rows.any(axis=1)], len(rows)) if len(rows) else {}
+        return self.learn(rows[shows(rows)], len(rows)) if len(rows) else {}
 
     def learn(self, seen: np.ndarray, count: int) -> dict[str, float]:
         """Take in the embeddings (n, D) of the frames that show something, out of `count`; returns metrics.
@@ -199,6 +199,11 @@ EXAMPLES = {
 def sentences(text: str) -> list[str]:
     """The sentences of a field, which `|` separates."""
     return [part.strip() for part in text.split("|") if part.strip()]
+
+
+def shows(seen: np.ndarray) -> np.ndarray:
+    """Which embeddings, float32 (N, D), are of a frame that shows something; bool (N,)."""
+    return np.einsum("nd,nd->n", seen, seen) > 0
 
 
 def unit_mean(vectors: np.ndarray) -> np.ndarray:

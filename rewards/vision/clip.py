@@ -29,7 +29,7 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 
-from rewards.vision.base import Vision, VisionConfig, sentences, unit_mean
+from rewards.vision.base import Vision, VisionConfig, sentences, shows, unit_mean
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Clip(Vision):
         reward = goal_reward(seen, self.goal, self.baseline, self.config.alpha)
         if self.config.threshold is not None:
             reward = np.where(reward > self.config.threshold, np.float32(1), np.float32(-1))
-        reward[~seen.any(axis=1)] = 0
+        reward[~shows(seen)] = 0
         return reward
 
 

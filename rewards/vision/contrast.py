@@ -32,7 +32,7 @@ import gymnasium as gym
 import numpy as np
 
 from rewards.base import Scored
-from rewards.vision.base import Vision, VisionConfig
+from rewards.vision.base import Vision, VisionConfig, shows
 from rewards.vision.calibration import Calibration
 
 
@@ -131,7 +131,7 @@ class Contrast(Vision):
         z = seen @ self.direction
         if self.calibration.ready:
             z = self.calibration(z, self.config.bounded)
-            z[~seen.any(axis=1)] = 0
+            z[~shows(seen)] = 0
             return z
         return Scored(z, np.zeros(len(z), bool)) if self.config.reference else z
 
@@ -165,7 +165,8 @@ class Contrast(Vision):
 
         frames = load(path)[0].frame
         seen = self.encoder.embed(frames, self.config.batch_size) if frames is not None else np.zeros((0, 1))
-        seen = seen[seen.any(axis=1)].astype(np.float32)
+        seen = seen.astype(np.float32)
+        seen = seen[shows(seen)]
         if not len(seen):
             raise ValueError(
                 f"reward.{self.config.NAME}.reference_file={path!r} has no frame that shows anything; record with "

@@ -91,6 +91,10 @@ class Encoder:
         self.mean, self.std = (
             torch.tensor(v, device=device)[:, None, None] for v in (visual.image_mean, visual.image_std)
         )
+        # Per byte of a frame, because a broadcast over three channels takes eight times as long.
+        count = self.size * self.size
+        self._factor = (1 / (255 * self.std)).flatten().repeat(count)
+        self._shift = (-self.mean / self.std).flatten().repeat(count)
         if self.size <= 96:  # a small ResNet is faster with its channels last; a ViT does not care
             self.model.to(memory_format=torch.channels_last)
         self.trained_on = _phrases(folder) if weights != UNTRAINED else None
@@ -98,6 +102,7 @@ class Encoder:
         untrained = [str(seed)] if weights == UNTRAINED else []
         self.name = "clip" if plain else " ".join(["clip", model, weights, precision, *untrained])
         self._cache = Cache(self.image)
+        self._texts: dict[str, np.ndarray] = {}
 
     def embed(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """As `image`, but a frame that was seen lately is not encoded again, and one of a single colour gives zeros.
@@ -123,21 +128,29 @@ class Encoder:
         with torch.inference_mode(), self._autocast():
             for start in range(0, len(frames), batch_size):
                 pixels = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
-                x = pixels.permute(0, 3, 1, 2)  # a view: the channels stay last in memory
-                if x.shape[-2:] != (self.size, self.size):
-                    x = torch.nn.functional.interpolate(
-                        x.float(), (self.size, self.size), mode=self.resample, antialias=True, align_corners=False
-                    ).clamp(0, 255)
-                x = (x / 255 - self.mean) / self.std
+                if pixels.shape[1:3] != (self.size, self.size):
+                    pixels = self._resized(pixels)
+                x = torch.addcmul(self._shift, pixels.flatten(1).float(), self._factor)
+                x = x.view(-1, self.size, self.size, 3).permute(0, 3, 1, 2)  # the channels stay last in memory
                 parts.append(self.model.encode_image(x, normalize=True).float().cpu())
         return torch.cat(parts).numpy().astype(np.float16) if parts else np.zeros((0, self.width), np.float16)
 
+    def _resized(self, pixels: Any) -> Any:
+        """Bytes (N, H, W, 3) -> float32 (N, size, size, 3) in [0, 255]."""
+        x = pixels.permute(0, 3, 1, 2).float()
+        x = self.torch.nn.functional.interpolate(
+            x, (self.size, self.size), mode=self.resample, antialias=True, align_corners=False
+        )
+        return x.clamp(0, 255).permute(0, 2, 3, 1)
+
     def text(self, sentences: list[str]) -> np.ndarray:
-        """Unit embeddings of sentences, float32 (N, D)."""
-        with self.torch.inference_mode(), self._autocast():
-            return (
-                self.model.encode_text(self.tokenizer(sentences).to(self.device), normalize=True).float().cpu().numpy()
-            )
+        """Unit embeddings of sentences, float32 (N, D), at least one; each is read once."""
+        for sentence in dict.fromkeys(sentences):
+            if sentence not in self._texts:  # one by one, so that no sentence's last digit depends on its company
+                with self.torch.inference_mode(), self._autocast():
+                    tokens = self.tokenizer([sentence]).to(self.device)
+                    self._texts[sentence] = self.model.encode_text(tokens, normalize=True).float().cpu().numpy()[0]
+        return np.stack([self._texts[sentence] for sentence in sentences])
 
     @property
     def width(self) -> int:

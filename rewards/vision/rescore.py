@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rewards.base import values_of
+from rewards.vision.base import shows
 from rewards.vision.clip import Clip
 from rewards.vision.contrast import Contrast, ContrastConfig
 from rewards.vision.encoder import LODESTAR, shared
@@ -41,6 +42,7 @@ class Rescorer:
                 "name the model that made them"
             )
         self.seen = np.asarray(embeddings, np.float32)
+        self.shown = shows(self.seen)
 
     def __call__(self, config: Any) -> np.ndarray:
         """Float32 (N,): what a `clip` or a `contrast` with these settings pays for each frame.
@@ -56,7 +58,6 @@ class Rescorer:
         if not isinstance(config, ContrastConfig):
             return Clip(config, None, None, seed=self.seed).rate(self.seen)  # type: ignore[arg-type]
         contrast = Contrast(config, None, None, seed=self.seed)  # type: ignore[arg-type]
-        shown = self.seen[self.seen.any(axis=1)]
-        if config.reference and not contrast.calibration.ready and len(shown):
-            contrast.calibrate(shown)
+        if config.reference and not contrast.calibration.ready and self.shown.any():
+            contrast.calibrate(self.seen if self.shown.all() else self.seen[self.shown])
         return values_of(contrast.rate(self.seen))

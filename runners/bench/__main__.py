@@ -11,7 +11,9 @@
     python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
     python -m runners.bench shaping_grid   which ways of paying a score can be farmed? exactly, on a small grid: seconds
+    python -m runners.bench vision-speed   what a reward from frames costs, beside its encoder and beside vlmrm: minutes
     python -m runners.bench highway-speed  the highway as an array program beside highway-env itself: minutes
+    python -m runners.bench offline        policies from recordings and 300 comparisons, beside true rewards: minutes
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
@@ -41,6 +43,8 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "exploration-speed": ("exploration_speed:run", "exploration"),
     "highway-speed": ("highway_speed:run", "vision"),
     "shaping_grid": ("shaping_grid:run", "vision"),
+    "vision-speed": ("vision_speed:run", "vision"),
+    "offline": ("offline:run", "vision"),
 }
 
 

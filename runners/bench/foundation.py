@@ -126,7 +126,7 @@ def _clip_reward() -> tuple[int, Callable[[], Any]]:
 
     def work() -> None:
         for _ in range(CLIP_BATCHES):
-            clip.score(batch.replace(extras={"clip": clip.embed(batch)}))
+            clip.score(batch.replace(extras={"clip": clip.encoder.image(batch.frame, CLIP_BATCH)}))  # without its cache
 
     return CLIP_BATCH * CLIP_BATCHES, work
 
