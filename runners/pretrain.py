@@ -1,11 +1,12 @@
-"""Train the in-domain CLIP that ships in assets/clip.
+"""Train the in-domain CLIPs that ship in assets: `lodestar` in assets/clip and `lodestar-96` in assets/clip-96.
 
-    python -m runners.pretrain                  about 15 minutes on one core; the result is the shipped file
-    python -m runners.pretrain evaluate=true    only measures what is in `out`: assets/results/clip_splits.csv and .json
+    python -m runners.pretrain                      about 15 minutes on one core; the result is the shipped file
+    python -m runners.pretrain model=lodestar-96    frames of 96 pixels of other worlds; about an hour
+    python -m runners.pretrain evaluate=true        only measures what is in `out`: assets/results/clip_splits.csv
 
 Two of open_clip's own towers learn from frames of our environments and captions made from simulator state: the cosine
-of a caption and a frame is regressed on how true the caption is of the frame (`runners.pretrain_data`). It is therefore
-a success classifier that reads English, supervised by the simulator; in-domain, never zero-shot.
+of a caption and a frame is regressed on how true the caption is of the frame (`runners.pretrain_captions`). It is
+therefore a success classifier that reads English, supervised by the simulator; in-domain, never zero-shot.
 
 Difference from CLIP's loss: a softmax over the batch would tie the value of a frame to the other captions at hand; a
 pairwise regression pins down the shape of the reward itself, and lets a sentence without meaning pay the same for every
@@ -14,10 +15,7 @@ frame.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -26,28 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from rewards.vision.encoder import SHIPPED
-from runners import pretrain_words as vocabulary
 from runners.pretrain_captions import Caption, Grammar, truth
-
 from runners.pretrain_frames import augment
+from runners.pretrain_model import known_words, prepare, save
+from runners.pretrain_words import far_words
+from runners.pretrain_worlds import MODELS
+from runners.pretrain_worlds.lexicon import Lexicon, States
 
 Tensor = Any  # torch.Tensor; torch is imported where it is used
 OFFSET = 0.25  # the cosine aimed at: truth - OFFSET
-CONTEXT = 64  # tokens
-WIDTH = 96  # of the text tower, and of a word's vector
-WORDS = 8000
-NEAR = 0.85  # similarity with a known phrase below which a prompt counts as unfamiliar
-PREPROCESSING: dict[str, Any] = {
-    "mean": [0.9, 0.9, 0.9],
-    "std": [0.25, 0.25, 0.25],
-    "interpolation": "bilinear",
-    "resize_mode": "squash",
-}
-SUPERVISION = (
-    "in-domain CLIP (state-captioned): supervised by simulator state of CartPole, MountainCar and Pendulum, "
-    "so it is not zero-shot"
-)
+STATES = 200  # of each world that the text tower learns from
 
 
 @dataclass
@@ -55,12 +41,13 @@ class PretrainConfig:
     """What `runners.pretrain` takes as key=value.
 
     Attributes:
-        out: folder that gets the model.
+        model: `lodestar` or `lodestar-96`; what each learns from stands in `runners.pretrain_worlds`.
+        out: folder that gets the model; empty for the model's own.
         words: where the vocabulary and its vectors come from: "" for the shipped model; else a sentence-transformers
             folder.
         steps: optimiser steps of the image tower.
         text_steps: optimiser steps of the text tower, which comes first.
-        frames: frames rendered per world.
+        frames: frames rendered per world, times the world's share.
         batch: frames per step.
         captions: captions per step of the text tower.
         bank: captions that teach the image tower.
@@ -68,11 +55,13 @@ class PretrainConfig:
         noise: added to the word vectors in training, relative to their length, so that a neighbourhood means the same.
         shuffle: give each caption another caption's truth: a control that must come out worthless.
         evaluate: measure the model in `out`, and controls trained for `steps`, instead of training it.
+        controls: whether measuring trains those controls.
         seed: of the frames, the captions and the weights.
         num_threads: of torch.
     """
 
-    out: str = "assets/clip"
+    model: str = "lodestar"
+    out: str = ""
     words: str = ""
     steps: int = 1400
     text_steps: int = 1600
@@ -84,10 +73,14 @@ class PretrainConfig:
     noise: float = 0.4
     shuffle: bool = False
     evaluate: bool = False
+    controls: bool = True
     seed: int = 0
     num_threads: int = 1
 
     def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ValueError(f"model={self.model!r} is none of {', '.join(MODELS)}")
+        self.out = self.out or MODELS[self.model].folder
         for name in ("steps", "text_steps", "frames", "batch", "captions", "bank", "num_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is too small; give 1 or more")
@@ -95,30 +88,6 @@ class PretrainConfig:
             raise ValueError(f"lr={self.lr} is outside (0, 1); 0.002 trained the shipped model")
         if self.noise < 0:
             raise ValueError(f"noise={self.noise} is negative; give 0 or more")
-
-
-def model_config(vocab_size: int) -> dict[str, Any]:
-    """open_clip's description of the model: a ResNet of width 12 at 64 px, two text layers of width 96."""
-    return {
-        "embed_dim": 64,
-        "custom_text": True,
-        "vision_cfg": {"layers": [1, 1, 1, 1], "width": 12, "image_size": 64},
-        "text_cfg": {
-            "context_length": CONTEXT,
-            "vocab_size": vocab_size,
-            "width": WIDTH,
-            "heads": 4,
-            "layers": 2,
-            "tokenizer_kwargs": {"bpe_path": "bpe.txt.gz", "clean": "canonicalize"},
-        },
-    }
-
-
-def tokenizer_of(folder: Path) -> Any:
-    """open_clip's tokenizer over the merges in `folder`."""
-    from open_clip.tokenizer import SimpleTokenizer
-
-    return SimpleTokenizer(bpe_path=str(folder / "bpe.txt.gz"), clean="canonicalize", context_length=CONTEXT)
 
 
 def encode_text(model: Any, tokens: Tensor, frozen: Tensor, noise: float, generator: Any) -> Tensor:
@@ -151,7 +120,7 @@ def train_text(model: Any, tokenize: Any, frozen: Tensor, grammar: Grammar, conf
 
     generator = torch.Generator().manual_seed(config.seed)
     rng = np.random.default_rng(config.seed + 1)
-    states = join([sample_states(rng, 200, world) for world in range(len(WORLDS))])
+    states, _ = grammar.lexicon.sample(rng, STATES)
     points = torch.nn.Parameter(0.1 * torch.randn(len(states), model.visual.output_dim, generator=generator))
     optimiser, schedule = _optimiser(model.text, config.lr, config.text_steps, [points])
     model.train()
@@ -159,7 +128,9 @@ def train_text(model: Any, tokenize: Any, frozen: Tensor, grammar: Grammar, conf
     for step in range(config.text_steps):
         captions = grammar.draw(config.captions)
         text = encode_text(model, tokenize([c.text for c in captions]), frozen, config.noise, generator)
-        loss = _loss(text, F.normalize(points, dim=-1), captions, states, rng if config.shuffle else None)
+        loss = _loss(
+            text, F.normalize(points, dim=-1), captions, states, grammar.lexicon, rng if config.shuffle else None
+        )
         _descend(loss, optimiser, schedule, model.text)
         losses.append(loss.item())
         _report("text", step, config.text_steps, losses)
@@ -168,7 +139,7 @@ def train_text(model: Any, tokenize: Any, frozen: Tensor, grammar: Grammar, conf
 
 
 def train_image(
-    model: Any, tokenize: Any, frames: np.ndarray, states: Any, grammar: Grammar, config: PretrainConfig
+    model: Any, tokenize: Any, frames: np.ndarray, states: States, grammar: Grammar, config: PretrainConfig
 ) -> float:
     """Fit the image tower to a bank of sentences that the finished text tower has read; returns the last loss."""
     import torch
@@ -183,14 +154,14 @@ def train_image(
         )
     rng = np.random.default_rng(config.seed + 4) if config.shuffle else None
 
-    def loss(image: Tensor, seen: Any) -> Tensor:
-        return _loss(text, image / image.norm(dim=-1, keepdim=True), captions, seen, rng)
+    def loss(image: Tensor, seen: States) -> Tensor:
+        return _loss(text, image / image.norm(dim=-1, keepdim=True), captions, seen, grammar.lexicon, rng)
 
     return fit_tower(model.visual, loss, frames, states, config)
 
 
 def fit_tower(
-    visual: Any, loss: Callable[[Tensor, Any], Tensor], frames: np.ndarray, states: Any, config: PretrainConfig
+    visual: Any, loss: Callable[[Tensor, States], Tensor], frames: np.ndarray, states: States, config: PretrainConfig
 ) -> float:
     """Descend `loss(features, states)` over augmented frames; returns its last mean."""
     import torch
@@ -198,14 +169,16 @@ def fit_tower(
     generator = torch.Generator().manual_seed(config.seed + 3)
     rng = np.random.default_rng(config.seed + 3)
     pixels = torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous()
-    mean, std = (torch.tensor(PREPROCESSING[name])[:, None, None] for name in ("mean", "std"))
+    model = MODELS[config.model]
     optimiser, schedule = _optimiser(visual, config.lr, config.steps, [])
     visual.to(memory_format=torch.channels_last).train()
     losses: list[float] = []
     for step in range(config.steps):
         rows = rng.integers(len(frames), size=config.batch)
         image = augment(pixels[torch.from_numpy(rows)].float() / 255, generator)
-        value = loss(visual(((image - mean) / std).contiguous(memory_format=torch.channels_last)), states[rows])
+        value = loss(
+            visual(((image - model.mean) / model.std).contiguous(memory_format=torch.channels_last)), states[rows]
+        )
         _descend(value, optimiser, schedule, visual)
         losses.append(value.item())
         _report("image", step, config.steps, losses)
@@ -214,12 +187,17 @@ def fit_tower(
 
 
 def _loss(
-    text: Tensor, image: Tensor, captions: list[Caption], states: Any, rng: np.random.Generator | None
+    text: Tensor,
+    image: Tensor,
+    captions: list[Caption],
+    states: States,
+    lexicon: Lexicon,
+    rng: np.random.Generator | None,
 ) -> Tensor:
     """Squared error of the cosines; pairs in which the caption is about the frame's world count three times."""
     import torch
 
-    target, about = truth(captions, states)
+    target, about = truth(lexicon, captions, states)
     if rng is not None:
         order = rng.permutation(len(captions))
         target, about = target[order], about[order]
@@ -261,89 +239,29 @@ def _report(tower: str, step: int, steps: int, losses: list[float]) -> None:
         print(f"{tower} tower: step {step + 1}/{steps}, loss {np.mean(losses[-100:]):.4f}", flush=True)
 
 
-def prepare(config: PretrainConfig, words: list[str], vectors: np.ndarray, folder: Path) -> tuple[Any, Any, Tensor]:
-    """An untrained model whose words have their vectors: (model, tokenizer, mask of its token table's frozen rows)."""
-    import open_clip
-    import torch
-
-    if config.words or not (SHIPPED / "bpe.txt.gz").is_file():
-        vocabulary.write(folder, words)
-    elif folder.resolve() != SHIPPED.resolve():
-        for name in ("words.txt", "bpe.txt.gz"):
-            shutil.copyfile(SHIPPED / name, folder / name)
-    tokenize = tokenizer_of(folder)
-    torch.manual_seed(config.seed)
-    description = model_config(tokenize.vocab_size)
-    (folder / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": description, "preprocess_cfg": PREPROCESSING}, indent=2) + "\n"
-    )
-    model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
-    rows = torch.tensor([tokenize.encode(word)[0] for word in words])
-    frozen = torch.zeros(tokenize.vocab_size, dtype=torch.bool)
-    frozen[rows] = True
-    with torch.no_grad():
-        model.text.token_embedding.weight[rows] = torch.from_numpy(vectors)
-    return model, tokenize, frozen
-
-
-def known_words(config: PretrainConfig) -> tuple[list[str], np.ndarray]:
-    """Words and vectors: from a sentence encoder, or those of the shipped model."""
-    if config.words:
-        return vocabulary.from_encoder(config.words, WIDTH, WORDS)
-    from safetensors.numpy import load_file
-
-    if not (SHIPPED / "words.txt").is_file():
-        raise FileNotFoundError(f"{SHIPPED} has no words.txt to start from; give words=<folder of all-MiniLM-L6-v2>")
-    words, tokenize = vocabulary.read(SHIPPED), tokenizer_of(SHIPPED)
-    table = load_file(SHIPPED / "open_clip_model.safetensors")["text.token_embedding.weight"].astype(np.float32)
-    return words, table[[tokenize.encode(word)[0] for word in words]]
-
-
-def states_of(config: PretrainConfig) -> States:
-    """The training states, the same number for each world."""
-    rng = np.random.default_rng(config.seed)
-    return join([sample_states(rng, config.frames, world) for world in range(len(WORLDS))])
-
-
-def phrases() -> list[str]:
-    """Sentences the model was taught, one for each thing it knows to say: what a prompt is compared with."""
-    found = [text for group in BASELINES.values() for text in group]
-    for attribute in ATTRIBUTES.values():
-        subject = SUBJECTS[attribute.about][0][0]
-        found += [f"the {subject} is {predicate}" for predicate in attribute.said]
-        found += [f"the {subject} is not {attribute.said[0]}"]
-    found += [f"the {subject} is {ATTRIBUTES['up'].said[0]}" for subject in SUBJECTS["rod"][0]]
-    found += [f"the {subject} is {ATTRIBUTES['peak'].said[0]}" for subject in SUBJECTS["car"][0]]
-    return sorted(set(found))
-
-
-def save(model: Any, folder: Path) -> str:
-    """Write the weights in half precision and the known phrases; returns the sha256 of the weights."""
-    from safetensors.torch import save_file
-
-    path = folder / "open_clip_model.safetensors"
-    state = {name: value.half() if value.is_floating_point() else value for name, value in model.state_dict().items()}
-    save_file({name: value.contiguous() for name, value in state.items()}, str(path))
-    known = {"supervision": SUPERVISION, "near": NEAR, "words": vocabulary.training_words(), "phrases": phrases()}
-    (folder / "phrases.json").write_text(json.dumps(known, indent=0) + "\n")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def run(config: PretrainConfig, folder: Path) -> str:
     """Draw frames, train, save into `folder`; returns the sha256 of the weights."""
     import torch
 
     torch.set_num_threads(config.num_threads)
-    words, vectors = known_words(config)
+    of = MODELS[config.model]
+    lexicon = of.lexicon()
+    words, vectors = known_words(of, config.words)
     folder.mkdir(parents=True, exist_ok=True)
-    model, tokenize, frozen = prepare(config, words, vectors, folder)
-    states = states_of(config)
-    print(f"drawing {len(states)} frames", flush=True)
-    frames = draw(states, model.visual.image_size, np.random.default_rng(config.seed))
-    grammar = Grammar(np.random.default_rng(config.seed + 2), vocabulary.far_words(words, vectors))
+    model, tokenize, frozen = prepare(of, folder, words, vectors, seed=config.seed, new_words=bool(config.words))
+    print("drawing frames", flush=True)
+    states, frames = training_frames(config)
+    grammar = Grammar(lexicon, np.random.default_rng(config.seed + 2), far_words(lexicon, words, vectors))
     train_text(model, tokenize, frozen, grammar, config)
     train_image(model, tokenize, frames, states, grammar, config)
-    return save(model, folder)
+    return save(model, folder, of)
+
+
+def training_frames(config: PretrainConfig) -> tuple[States, np.ndarray]:
+    """The training states and their frames, uint8 (N, size, size, 3)."""
+    of = MODELS[config.model]
+    rng, look = np.random.default_rng(config.seed), np.random.default_rng(config.seed)
+    return of.lexicon().sample(rng, config.frames, of.size, look)
 
 
 def parse(argv: list[str]) -> PretrainConfig:
