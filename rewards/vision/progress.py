@@ -186,10 +186,8 @@ class Progress(Episodic):
                 states.append(np.concatenate([before[rows][:1], after[rows]]))
                 progress.append(np.linspace(0, 1, len(states[-1]), dtype=np.float32))
         if not states:
-            raise ValueError(
-                f"reward.progress.demos={path!r} holds no whole episode with a return above {least}; record more, or "
-                "lower reward.progress.threshold"
-            )
+            above = "" if least is None else f" with a return above {least}, as reward.progress.threshold asks"
+            raise ValueError(f"reward.progress.demos={path!r} holds no whole episode{above}; record more")
         return np.concatenate(states), np.concatenate(progress)
 
 

@@ -10,6 +10,7 @@ Differences:
     whole video comes to the nearest cluster of successes; ours speaks of each state, of every episode, so that
     it can be a potential and leave the best policy as it is;
     successes outlive their batch, because a rollout of a beginner holds none;
+    a new success moves the potential, so an episode that lives through an update is paid by two of them;
     k-means instead of DBSCAN; observations or CLIP's embeddings of frames instead of V-JEPA 2's of videos.
 Fails when: exploration never succeeds (it cannot say where to look); successes wander, or the states of success and
 failure look alike; episodes are long and differ in length, since progress counts in shares of an episode.
