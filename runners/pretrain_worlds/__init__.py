@@ -46,7 +46,7 @@ MODELS = {
     ),
     "lodestar-96": Model(
         "assets/clip-96",
-        ("acrobot", "minigrid", "driving", "mujoco"),
+        ("acrobot", "minigrid", "highway", "racing", "mujoco"),
         "Acrobot, MiniGrid, highway-env, CarRacing and poses of MuJoCo robots",
         size=96,
         width=16,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runners.pretrain_captions import Caption, Grammar, truth
-from runners.pretrain_worlds import MODELS, classic, driving, minigrid, mujoco
+from runners.pretrain_worlds import MODELS, classic, highway, minigrid, mujoco, racing
 from runners.pretrain_worlds.acrobot import LEXICON as ACROBOT
 from runners.pretrain_worlds.lexicon import States, bump, collect, join, merge, near
 
@@ -149,7 +149,7 @@ def test_a_door_and_a_key_are_read_from_the_grid():
 
 
 def test_a_highway_scene_is_what_its_facts_say():
-    states, frames = some(driving.LEXICON, 0, 40, 96)
+    states, frames = some(highway.LEXICON, 0, 40, 96)
     crashed = states.fact("crashed") == 1
     assert 0 < crashed.sum() < 40 and states.fact("clear")[crashed].max() == 0
     red = (frames[..., 0] > 200) & (frames[..., 1] < 140)
@@ -159,7 +159,7 @@ def test_a_highway_scene_is_what_its_facts_say():
 
 
 def test_a_car_on_the_grass_is_seen_on_the_grass():
-    states, frames = some(driving.LEXICON, 1, 40, 96)
+    states, frames = some(racing.LEXICON, 0, 40, 96)
     # Left and right of the car, which always stands at the same place, is grey track or green grass.
     beside = np.concatenate([frames[:, 70:73, 44:46], frames[:, 70:73, 51:53]], axis=2).astype(int)
     green = ((beside[..., 1] - beside[..., 0]) > 40).mean((1, 2))

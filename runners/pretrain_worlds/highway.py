@@ -1,9 +1,8 @@
-"""The worlds of driving: highway-env's straight road from above, and CarRacing's track.
+"""The world of highway-env: a green car on a straight road from above, among blue ones.
 
-Facts of the highway: `clear` in [0, 1], how free the lane is ahead (half at 22 m, nothing ahead counts as 100 m), 0
-after a crash; `crashed`; `lane` from 0 at the top of the picture, the left, to 1 at its bottom; `traffic`, the share of
-a full picture's cars; `on_road`. Facts of the track: `on_road` in [0, 1], falling where the car's centre leaves the
-track; `bend` in rad, the track's turn over the next 30 m, left positive.
+Facts: `clear` in [0, 1], how free the lane is ahead (half at 22 m, nothing ahead counts as 100 m), 0 after a crash;
+`crashed`; `lane` from 0 at the top of the picture, the left, to 1 at its bottom; `traffic`, the share of a full
+picture's cars; `on_road`.
 """
 
 from __future__ import annotations
@@ -16,18 +15,13 @@ import numpy as np
 from runners.pretrain_worlds.lexicon import Attribute, Lexicon, Scene, States, Subject, World, bump, fact, step
 from runners.pretrain_worlds.templates import phrases
 
-HIGHWAY, RACING = "highway", "CarRacing"
+HIGHWAY, RACING = "highway", "CarRacing"  # a car of no colour may be either's
 MANY = 10  # cars in a full picture
 LANE = 4.0  # m
-TURN_AHEAD = 9  # tiles of 3.5 m
 
 
 def _collision(s: States) -> np.ndarray:
     return s.fact("crashed") + 0.35 * (1 - s.fact("crashed")) * (1 - s.fact("clear"))
-
-
-def _on_track(s: States) -> np.ndarray:
-    return s.fact("on_road")
 
 
 def _lowest(s: States) -> np.ndarray:
@@ -38,7 +32,7 @@ def _highest(s: States) -> np.ndarray:
     return 0.6 * (1 - s.fact("lane")) + 0.4 * step(0.15 - s.fact("lane"), 0.05)
 
 
-_CAR_ATTRIBUTES = {
+_ATTRIBUTES = {
     "clear": Attribute(
         "car",
         fact("clear"),
@@ -149,59 +143,9 @@ _CAR_ATTRIBUTES = {
         worlds=(HIGHWAY,),
     ),
 }
-_TRACK_ATTRIBUTES = {
-    "on_track": Attribute(
-        "racer",
-        _on_track,
-        phrases(
-            "on the track, on the grey track, on the road, on the grey road, on the asphalt, in the middle of the "
-            "track, staying on the track, driving on the track, inside the track, on the race track, on the street, "
-            "within the track, on the pavement"
-        ),
-        phrases("on the tarmac, on the racecourse, on the course"),
-    ),
-    "off_track": Attribute(
-        "racer",
-        lambda s: 1 - s.fact("on_road"),
-        phrases(
-            "on the grass, on the green grass, off the track, off the road, beside the track, in the grass, on the "
-            "lawn, on the meadow, outside the track, next to the track, away from the track, on green ground, in the "
-            "field"
-        ),
-        phrases("on the turf, in the greenery, astray"),
-    ),
-    "straight": Attribute(
-        "track",
-        lambda s: bump(s.fact("bend"), 0.3),
-        phrases("straight, straight ahead, without a curve, leading straight ahead, going straight on"),
-        phrases("unbent, not winding"),
-    ),
-    "curve": Attribute(
-        "track",
-        lambda s: 1 - bump(s.fact("bend"), 0.3),
-        phrases("curved, bending, bent, turning, winding, making a turn, curving, not straight"),
-        phrases("twisting, swerving"),
-    ),
-    "curve_left": Attribute(
-        "track",
-        lambda s: step(s.fact("bend") - 0.4, 0.15),
-        phrases("turning left, bending to the left, curving to the left, turning to the left, leading left"),
-        phrases(
-            "veering left",
-        ),
-    ),
-    "curve_right": Attribute(
-        "track",
-        lambda s: step(-s.fact("bend") - 0.4, 0.15),
-        phrases("turning right, bending to the right, curving to the right, turning to the right, leading right"),
-        phrases(
-            "veering right",
-        ),
-    ),
-}
 
 
-def _highway_facts(env: Any) -> dict[str, float]:
+def _facts(env: Any) -> dict[str, float]:
     from envs.driving_sense import sense
     from envs.vehicle import read
 
@@ -262,7 +206,7 @@ def _place(vehicle: Any, x: float, y: float, heading: float) -> None:
     vehicle.on_state_update()
 
 
-def _highway_scenes(rng: np.random.Generator, count: int, look: np.random.Generator) -> Iterator[Scene]:
+def _scenes(rng: np.random.Generator, count: int, look: np.random.Generator) -> Iterator[Scene]:
     """Roads of 3 and 4 lanes, more rarely 2; the heaviest traffic has 14 cars in the picture's reach."""
     from envs.make import make
 
@@ -276,77 +220,20 @@ def _highway_scenes(rng: np.random.Generator, count: int, look: np.random.Genera
                 everybody = list(env.unwrapped.road.vehicles)  # type: ignore[attr-defined]
             env.unwrapped.road.vehicles = list(everybody)  # type: ignore[attr-defined]
             _rearrange(env, rng)
-            yield env, _highway_facts(env)
+            yield env, _facts(env)
         env.close()
 
 
-def _highway_walk(rng: np.random.Generator, steps: int) -> Iterator[Scene]:
+def _walk(rng: np.random.Generator, steps: int) -> Iterator[Scene]:
     from envs.make import make
 
     env = make("highway-fast-v0", render_mode="rgb_array", config={"vehicles_count": 12})
     env.reset(seed=int(rng.integers(1000)))
     for _ in range(steps):
         _, _, terminated, truncated, _ = env.step(int(rng.integers(5)))
-        yield env, _highway_facts(env)
+        yield env, _facts(env)
         if terminated or truncated:
             env.reset()
-    env.close()
-
-
-def _track_facts(env: Any) -> dict[str, float]:
-    from gymnasium.envs.box2d.car_racing import TRACK_WIDTH
-
-    inner = env.unwrapped
-    track = np.array(inner.track)  # angle around the field, direction, x, y
-    hull = inner.car.hull
-    gap = np.hypot(track[:, 2] - hull.position[0], track[:, 3] - hull.position[1])
-    nearest = int(gap.argmin())
-    ahead = _ahead(track, nearest, float(hull.angle))
-    bend = np.diff(np.unwrap(track[ahead, 1])).sum()
-    return {"on_road": float(step(TRACK_WIDTH - gap[nearest], 1.0)), "bend": float(bend)}
-
-
-def _ahead(track: np.ndarray, nearest: int, angle: float) -> np.ndarray:
-    """Indices of the next tiles in the direction the car faces; the track is a ring."""
-    forward = np.cos(track[nearest, 1] - angle) >= 0
-    return (nearest + (1 if forward else -1) * np.arange(TURN_AHEAD + 1)) % len(track)
-
-
-def _track_scenes(rng: np.random.Generator, count: int, look: np.random.Generator) -> Iterator[Scene]:
-    """Tracks of many seeds, 40 places each; half of them on the track. Speed, score and time show, and mean nothing."""
-    from gymnasium.envs.box2d.car_dynamics import Car
-    from gymnasium.envs.box2d.car_racing import TRACK_WIDTH
-
-    from envs.make import make
-
-    env: Any = make("CarRacing-v3", render_mode="rgb_array")
-    inner = env.unwrapped
-    for i in range(count):
-        if i % 40 == 0:
-            env.reset(seed=int(rng.integers(2**31)))
-        _, direction, x, y = inner.track[int(rng.integers(len(inner.track)))]
-        offset = float(rng.uniform(-1, 1)) * TRACK_WIDTH * (1.0 if rng.random() < 0.5 else 3.0)
-        angle = direction + float(rng.normal(0, 0.25)) + (np.pi if rng.random() < 0.05 else 0.0)
-        inner.car.destroy()
-        inner.car = Car(inner.world, angle, x + offset * np.cos(direction), y + offset * np.sin(direction))
-        inner.car.hull.linearVelocity = tuple(look.normal(0, 20, 2))
-        inner.t, inner.reward = float(look.uniform(0.8, 20)), float(look.uniform(-100, 900))
-        yield env, _track_facts(env)
-    env.close()
-
-
-def _track_walk(rng: np.random.Generator, steps: int) -> Iterator[Scene]:
-    """A random policy that likes the gas, three frames to an action, from a new track every 100 steps."""
-    from envs.make import make
-
-    env = make("CarRacing-v3", render_mode="rgb_array")
-    for t in range(steps):
-        if t % 100 == 0:
-            env.reset(seed=int(rng.integers(2**31)))
-        action = np.array([rng.uniform(-1, 1), rng.uniform(0, 0.5), 0.0])
-        for _ in range(3):
-            env.step(action)
-        yield env, _track_facts(env)
     env.close()
 
 
@@ -354,15 +241,11 @@ def _cars(text: str) -> tuple[str, ...]:
     return (HIGHWAY,) if "green" in text or "cars" in text else (HIGHWAY, RACING)
 
 
-def _racers(text: str) -> tuple[str, ...]:
-    return (RACING,) if any(word in text for word in ("red", "rac", "track", "grass")) else (HIGHWAY, RACING)
-
-
 _VERBATIM = (
     "The road is clear with no car accidents",
     "Two cars have collided with each other on the road",
 )  # VLM-RL's two sentences
-_ROAD_GOALS = (
+_GOALS = (
     ("a green car with no car close ahead of it", "clear"),
     ("a green car with another car close ahead of it", "close"),
     (_VERBATIM[0], "road_clear"),
@@ -370,26 +253,16 @@ _ROAD_GOALS = (
     ("a green car in the lowest lane of the road", "lowest"),
     ("a green car in the highest lane of the road", "highest"),
 )
-_TRACK_GOALS = (
-    ("a red car on the grey track", "on_track"),
-    ("a red car on the green grass", "off_track"),
-)
 
 LEXICON = Lexicon(
-    worlds=(
-        World(HIGHWAY, ("highway-*",), _highway_scenes, _highway_walk, goals=_ROAD_GOALS),
-        World(RACING, ("CarRacing-*",), _track_scenes, _track_walk, 0.75, _TRACK_GOALS),
-    ),
-    attributes=_CAR_ATTRIBUTES | _TRACK_ATTRIBUTES,
+    worlds=(World(HIGHWAY, ("highway-*",), _scenes, _walk, goals=_GOALS),),
+    attributes=_ATTRIBUTES,
     opposites=(
         ("clear", "close"),
         ("road_clear", "collision"),
         ("crashed", "road_blocked"),
         ("lowest", "highest"),
         ("busy", "empty"),
-        ("on_track", "off_track"),
-        ("straight", "curve"),
-        ("curve_left", "curve_right"),
     ),
     subjects={
         "car": Subject(
@@ -416,37 +289,17 @@ LEXICON = Lexicon(
                 "expressway",
             ),
         ),
-        "racer": Subject(
-            _racers,
-            phrases(
-                "red car, red car, race car, racing car, red race car, car, small red car, red vehicle, sports car"
-            ),
-            phrases("red buggy, racer"),
-            phrases(
-                "red roadster",
-            ),
-        ),
-        "track": Subject(
-            lambda text: (RACING,),
-            phrases("track, race track, grey track, racing track, track ahead, course ahead"),
-            phrases("circuit, raceway"),
-            phrases(
-                "speedway",
-            ),
-        ),
     },
     baselines={
         "car": phrases(
             "a green car on a road, a green car, green car on a highway, a highway with cars in green and blue, a "
             "picture of a highway with a green car"
         ),
-        "racer": phrases("a red car, a race car, a picture of a red car, a racing game, a red car from above"),
     },
     pairs=(
         (("clear", "close", "crashed"), ("lowest", "highest", "middle")),
         (("lowest", "highest"), ("busy", "empty")),
-        (("on_track", "off_track"), ("curve_left", "curve_right", "straight")),
     ),
-    pairs_held_out={"clear": "lowest", "off_track": "straight"},
+    pairs_held_out={"clear": "lowest"},
     verbatim=_VERBATIM,
 )
