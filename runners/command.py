@@ -347,9 +347,9 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     from envs.make import goals
 
     for name, options in config.reward.items():
+        _fill_model(config.env, name, options, given)
         if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
             continue
-        _fill_model(config.env, name, options, given)
         if f"reward.{name}.goal" in given or options.goal:
             continue
         known = goals(config.env)
