@@ -1,12 +1,11 @@
 """Pictures of a straight road for all environments at once, as `envs.render.frame` gives them of one.
 
-highway-env draws 600 x 150 pixels with pygame, which are then averaged over blocks. Here the road is averaged from the
-outset, as products of rows and columns, and only the pixels of cars are looked at one by one: each changes the mean of
-its block. Geometry, colours and whole-pixel corners are those of highway-env 1.12 (`road/graphics.py`,
-`vehicle/graphics.py`).
+highway-env draws 600 x 150 pixels with pygame, which are then averaged over blocks. Here nothing is drawn large: the
+road and every car that drives straight, by itself, in its lane are products of rows and columns, averaged from the
+outset. Only where cars turn or come close is each pixel looked at, and changes the mean of its block. Geometry, colours
+and whole-pixel corners are those of highway-env 1.12 (`road/graphics.py`, `vehicle/graphics.py`).
 
-Differences, less than a grey level on average: a car that is turned is sampled pixel by pixel, and lies on top of those
-that drive straight.
+Differences, less than a grey level on average: the edges of a car that is turned.
 
 When it fails: below 38 pixels Pillow averages in two rounds, and the two kinds of pictures differ by four levels.
 """
@@ -26,7 +25,8 @@ _STRIPE, _EVERY, _LINE = 3.0, 4.33, 0.3  # metres: length, distance and breadth 
 _LIGHTS = (0.72, 0.6)  # metres: length and breadth of a headlight
 _LENGTH = 10_000.0  # metres of road
 _TURNED = np.deg2rad(2)  # below it, cars are drawn straight
-_AT_ONCE = 32  # roads drawn together, to spare memory
+_ALONE = (6.5, 3.6, 0.6)  # metres along and across to the next car, and from the lane's middle: pixels are their own
+_AT_ONCE = 16  # roads drawn together, to spare memory
 NONE, STRIPED, SOLID = 0, 1, 2
 
 
@@ -49,13 +49,14 @@ class View:
         self._thick = max(int(_LINE * self._scale), 1)
         self._columns, self._rows = _Blocks(self._width, size), _Blocks(self._height, size)
         self._sprite = self._drawn()
-        half = (np.array(self._sprite.shape[::-1]) / 2).astype(int)
-        reach = int(np.hypot(*CAR) / 2 * self._scale) + 2
-        self._straight = _grid(int(CAR[0] / 2 * self._scale) + 1, int(CAR[1] / 2 * self._scale) + 1)
-        self._turned = _grid(reach, reach)
-        self._middle = half
-        colours = [_shades(colour) for colour in (_BLUE, _GREEN, _RED)]
-        self._palette = np.array(colours, np.float64).reshape(-1, 3)
+        self._middle = np.array(self._sprite.shape) // 2
+        reach = np.arange(1 - self._middle.min(), self._middle.min())
+        self._grid = np.stack(np.meshgrid(reach, reach)).reshape(2, -1)  # offsets of a car's pixels, however it turns
+        self._palette = np.array([_shades(colour) for colour in (_BLUE, _GREEN, _RED)], np.float64)
+        body = [np.flatnonzero((self._sprite > 0).any(axis)) for axis in (1, 0)]
+        self._body = [place - middle for place, middle in zip(body, self._middle)]  # offsets of rows and of columns
+        shades = self._sprite[np.ix_(*body)] - 1
+        self._change = self._palette[:, shades].transpose(0, 3, 1, 2) - GREY  # (colours, 3, rows, columns)
         self._last = np.zeros(0, np.int32)
 
     def _drawn(self) -> np.ndarray:
@@ -98,12 +99,16 @@ class View:
         visible = (np.abs(2 * across - self._width) < self._width + 100) & (
             np.abs(2 * down - self._height) < self._height + 100
         )
-        turned = np.abs(heading) > _TURNED
+        heading = np.where(np.abs(heading) > _TURNED, heading, 0.0)
         colour = np.where(crashed, 2, np.arange(x.shape[1]) == 0)
-        cars = (across, down, colour)
-        straight = self._stamp(np.nonzero(visible & ~turned), *cars, None, self._straight)
-        bent = self._stamp(np.nonzero(visible & turned), *cars, heading, self._turned)
-        picture = self._blend(road, marks, kinds, *np.concatenate([straight, bent], 1))
+        alone = (heading == 0) & (np.abs(y - WIDTH * np.round(y / WIDTH)) < _ALONE[2])
+        near = (np.abs(x[:, :, None] - x[:, None]) < _ALONE[0]) & (np.abs(y[:, :, None] - y[:, None]) < _ALONE[1])
+        alone &= near.sum(2) == 1
+        changes = [
+            self._whole(np.nonzero(visible & alone), across, down, colour),
+            self._pixels(np.nonzero(visible & ~alone), across, down, colour, heading, marks, kinds),
+        ]
+        picture = self._blend(road, *(np.concatenate(part, -1) for part in zip(*changes)))
         return picture.take(self._rows.spread, 1).take(self._columns.spread, 2) if self._rows.small else picture
 
     def _pixel(self, metres: np.ndarray) -> np.ndarray:
@@ -138,57 +143,64 @@ class View:
             kinds[road, row[road, line]] = self._kinds[line]
         return kinds
 
-    def _stamp(
+    def _whole(
+        self, cars: tuple[np.ndarray, ...], across: np.ndarray, down: np.ndarray, colour: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What straight cars change: blocks, int (P,), and by how much, (3, P)."""
+        row, rows = self._rows.cover(down[cars][:, None] + self._body[0])
+        column, columns = self._columns.cover(across[cars][:, None] + self._body[1])
+        change = rows[:, None] @ self._change[colour[cars]] @ columns[:, None].swapaxes(2, 3)  # (C, 3, rows, columns)
+        return self._block(cars[0][:, None, None], row[:, :, None], column[:, None]), change.swapaxes(0, 1).reshape(
+            3, -1
+        )
+
+    def _pixels(
         self,
         cars: tuple[np.ndarray, ...],
         across: np.ndarray,
         down: np.ndarray,
         colour: np.ndarray,
-        heading: np.ndarray | None,
-        grid: np.ndarray,
-    ) -> np.ndarray:
-        """The pixels of some cars: int (4, P), their road, row, column and colour."""
-        across, down, colour = (part[cars][:, None] for part in (across, down, colour))
-        angle = np.zeros((1, 1)) if heading is None else heading[cars][:, None]
-        (dx, dy), cos, sin, centre = grid, np.cos(angle), np.sin(angle), self._middle
-        u = np.floor(cos * (dx + 0.5) + sin * (dy + 0.5)).astype(np.int64) + centre[0]
-        v = np.floor(cos * (dy + 0.5) - sin * (dx + 0.5)).astype(np.int64) + centre[1]
-        rows, columns = down + dy, across + dx
-        shade = self._sprite[np.clip(v, 0, len(self._sprite) - 1), np.clip(u, 0, self._sprite.shape[1] - 1)]
-        shown = (shade > 0) & (rows >= 0) & (rows < self._height) & (columns >= 0) & (columns < self._width)
-        road = np.broadcast_to(cars[0][:, None], shown.shape)
-        return np.stack([road[shown], rows[shown], columns[shown], (3 * colour + shade - 1)[shown]])
-
-    def _blend(
-        self,
-        road: np.ndarray,
+        heading: np.ndarray,
         marks: np.ndarray,
         kinds: np.ndarray,
-        where: np.ndarray,
-        row: np.ndarray,
-        column: np.ndarray,
-        colour: np.ndarray,
-    ) -> np.ndarray:
-        """Put P pixels of cars on averaged roads (K, size, size): uint8 (K, size, size, 3)."""
-        pixel = (where * self._height + row) * self._width + column
-        if len(self._last) < len(road) * self._height * self._width:
-            self._last = np.zeros(len(road) * self._height * self._width, np.int32)
-        self._last[pixel] = np.arange(len(pixel))  # where cars overlap, the last one is seen
-        top = np.flatnonzero(self._last[pixel] == np.arange(len(pixel)))
-        where, row, column, colour = (part[top] for part in (where, row, column, colour))
-        under = np.where(marks[where, kinds[where, row], column], WHITE, GREY)
-        rows, columns = self._rows.of[row], self._columns.of[column]
-        share = self._rows.share[rows] * self._columns.share[columns]
-        block = (where * road.shape[1] + rows) * road.shape[2] + columns
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `_whole`, for cars that turn, overlap, or lie on lines."""
+        across, down, colour, heading = (part[cars][:, None] for part in (across, down, colour, heading))
+        (dx, dy), cos, sin = self._grid, np.cos(heading), np.sin(heading)
+        u = np.floor(cos * (dx + 0.5) + sin * (dy + 0.5)).astype(np.int64) + self._middle[1]
+        v = np.floor(cos * (dy + 0.5) - sin * (dx + 0.5)).astype(np.int64) + self._middle[0]
+        row, column = down + dy, across + dx
+        shade = self._sprite[np.clip(v, 0, len(self._sprite) - 1), np.clip(u, 0, self._sprite.shape[1] - 1)]
+        shown = (shade > 0) & (row >= 0) & (row < self._height) & (column >= 0) & (column < self._width)
+        road, colour = (np.broadcast_to(part, shown.shape)[shown] for part in (cars[0][:, None], colour))
+        row, column, shade = row[shown], column[shown], shade[shown] - 1
+        pixel = (road * self._height + row) * self._width + column
+        if len(self._last) < kinds.size * self._width:
+            self._last = np.zeros(kinds.size * self._width, np.int32)
+        self._last[pixel] = np.arange(len(pixel))
+        seen = self._last[pixel] == np.arange(len(pixel))  # of cars that overlap, the last one
+        under = np.where(marks[road, kinds[road, row], column], WHITE, GREY)
+        row, column = self._rows.of[row], self._columns.of[column]
+        share = self._rows.share[row] * self._columns.share[column] * seen
+        return self._block(road, row, column), (self._palette[colour, shade].T - under) * share
+
+    def _block(self, road: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """The numbers of blocks, int (P,)."""
+        return ((road * len(self._rows.share) + row) * len(self._columns.share) + column).ravel()
+
+    @staticmethod
+    def _blend(road: np.ndarray, block: np.ndarray, change: np.ndarray) -> np.ndarray:
+        """Averaged roads (K, size, size) with changes (3, P) to `block`s: uint8 (K, size, size, 3)."""
         touched = np.zeros(road.size, bool)
         touched[block] = True
         changed = np.flatnonzero(touched)
         number = np.empty(road.size, np.int64)
         number[changed] = np.arange(len(changed))
+        number = number[block]
         picture = np.repeat((road + 0.5).astype(np.uint8).reshape(-1, 1), 3, 1)
         for channel in range(3):
-            change = np.bincount(number[block], (self._palette[colour, channel] - under) * share, len(changed))
-            picture[changed, channel] = np.clip(road.ravel()[changed] + change + 0.5, 0, 255)
+            mean = road.ravel()[changed] + np.bincount(number, change[channel], len(changed))
+            picture[changed, channel] = np.clip(mean + 0.5, 0, 255)
         return picture.reshape(*road.shape, 3)
 
 
@@ -208,10 +220,14 @@ class _Blocks:
         """Means over blocks of the last axis."""
         return np.add.reduceat(x.astype(np.float64), self._starts, -1) * self.share
 
-
-def _grid(x: int, y: int) -> np.ndarray:
-    """Offsets (2, P) of the pixels at most so far away."""
-    return np.stack(np.meshgrid(np.arange(-x, x + 1), np.arange(-y, y + 1))).reshape(2, -1)
+    def cover(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks, int (C, B), that C runs of L `pixels` (C, L) lie in, and what each gives to them, (C, B, L)."""
+        inside = (pixels >= 0) & (pixels < len(self.of))
+        of = self.of[np.clip(pixels, 0, len(self.of) - 1)]
+        steps = np.arange(int((of[:, -1] - of[:, 0]).max(initial=0)) + 1)
+        blocks = of[:, :1] + steps
+        shares = (blocks[:, :, None] == of[:, None]) * (self.share[of] * inside)[:, None]
+        return np.minimum(blocks, len(self.share) - 1), shares
 
 
 def _shades(colour: tuple[int, int, int]) -> list[tuple[int, ...]]:
