@@ -178,7 +178,7 @@ class BradleyTerry(Learned):
         metrics: dict[str, float] = {}
         config = self.settings
         if self.book.seen >= self.book.due and len(self.book) < config.budget and len(self.segments) > 1:
-            self.book.due = self.book.seen + config.every
+            self.book.due += config.every * ((self.book.seen - self.book.due) // config.every + 1)
             metrics = self.session(min(config.queries, config.budget - len(self.book)))
         return {**metrics, "labels": float(len(self.book))}
 

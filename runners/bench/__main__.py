@@ -14,6 +14,7 @@
     python -m runners.bench vision-speed   what a reward from frames costs, beside its encoder and beside vlmrm: minutes
     python -m runners.bench highway-speed  the highway as an array program beside highway-env itself: minutes
     python -m runners.bench offline        policies from recordings and 300 comparisons, beside true rewards: minutes
+    python -m runners.bench preferences    Pendulum from 300 comparisons, a tenth of them wrong, five seeds: an hour
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
@@ -44,6 +45,7 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "highway-speed": ("highway_speed:run", "vision"),
     "shaping_grid": ("shaping_grid:run", "vision"),
     "vision-speed": ("vision_speed:run", "vision"),
+    "preferences": ("preferences:run", "vision"),
     "offline": ("offline:run", "vision"),
 }
 
