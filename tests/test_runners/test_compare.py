@@ -1,0 +1,337 @@
+"""The report card: it works for every reward, knows good from bad, and says so in one page and one sentence."""
+
+import re
+
+import numpy as np
+import pytest
+
+import rewards
+from envs.make import goals, make
+from envs.recording import record, save
+from rewards.compare import starc
+from runners import compare, compare_card, compare_sample
+from runners.compare_card import DO_NOT, NOT_JUDGED, USABLE, WEAK, measures, pictures, verdict
+from runners.compare_sample import SOURCES, Plan, enumerate_world, load_or_take, load_or_walk, take
+from runners.compare_subject import Subject
+from runners.config import UsageError
+
+CARTPOLE, PENDULUM = "lodestar/CartPoleUpright-v0", "lodestar/PendulumUpright-v0"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cards")
+
+
+@pytest.fixture(autouse=True)
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def cards(*arguments):
+    """What `compare` finds: name -> (subject, card)."""
+    options, rest = compare.parse(list(arguments))
+    found = {}
+    for subject, goal in compare.ask(options, compare.compose(options, rest)):
+        world = None if subject.stream.has_memory else load_or_walk(subject.plan)
+        found[subject.name] = subject, compare_card.card(subject, goal, world, "x")
+    return found
+
+
+def test_a_sample_covers_the_world_and_is_the_same_again():
+    sample = take(Plan(CARTPOLE, frames=60))
+    assert [int((sample.source == i).sum()) for i in range(4)] == [30, 30, 0, compare_sample.POSES]
+    assert sample.batch.frame.shape == (121, 64, 64, 3) and not sample.blank.any()
+    again = take(Plan(CARTPOLE, frames=60))
+    np.testing.assert_array_equal(sample.batch.frame, again.batch.frame)
+    np.testing.assert_array_equal(sample.batch.next_obs, again.batch.next_obs)
+    # The truth is that of the next state, and every scattered state is an episode of its own.
+    np.testing.assert_allclose(sample.degree[:, 0], sample.batch.next_obs[:, 2], atol=1e-6)
+    np.testing.assert_array_equal(sample.truth[:, 0], sample.batch.reward == 1)
+    assert (sample.batch.ended[sample.source != 1]).all() and (sample.batch.step[sample.source != 1] == 0).all()
+    other = take(Plan(CARTPOLE, frames=60, seed=1))
+    assert not np.array_equal(other.batch.next_obs, sample.batch.next_obs)
+
+
+def test_scattered_transitions_are_true_transitions():
+    sample = take(Plan("Pendulum-v1", frames=40, frame_size=None))
+    batch = sample.batch
+    # Gymnasium's pendulum: the angle moves by the new velocity times 0.05 s.
+    turned = np.arctan2(batch.next_obs[:, 1], batch.next_obs[:, 0]) - np.arctan2(batch.obs[:, 1], batch.obs[:, 0])
+    wrapped = (turned + np.pi) % (2 * np.pi) - np.pi
+    np.testing.assert_allclose(wrapped, 0.05 * batch.next_obs[:, 2], atol=1e-4)
+
+
+def test_a_sample_comes_back_from_its_file_as_it_was(folder):
+    plan = Plan("MiniGrid-DoorKey-5x5-v0", frames=30, text=True)
+    first, second = load_or_take(plan), load_or_take(plan)
+    assert (plan.folder / f"sample-{plan.key}.safetensors").exists()
+    for name in compare_sample.KEPT:
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+    np.testing.assert_array_equal(first.batch.frame, second.batch.frame)
+    assert first.batch.text.tolist() == second.batch.text.tolist() and second.batch.extras == {}
+    assert first.truth.shape == (30, 2)
+
+
+def test_every_state_of_a_small_world_is_walked_through_once():
+    world = load_or_walk(Plan("MiniGrid-Empty-5x5-v0", frames=20, frame_size=None))
+    # Eight of nine cells, four directions, seven actions; a step onto the ninth, the goal, ends it.
+    assert world.leads.shape == (32, 7)
+    batch, states = world.sample.batch, 32
+    ends = world.leads.ravel() == states
+    assert ends.sum() == 2 and (ends == batch.terminated).all() and (world.sample.truth[:, 0] == ends).all()
+    assert (batch.reward[ends] > 0.98).all()  # the clock stands still
+    assert not batch.truncated[~ends].all() or len(batch.step) == 224
+    assert (world.leads[:, 3:] == np.arange(states)[:, None]).all()  # nothing to pick up, drop or toggle
+    again = load_or_walk(Plan("MiniGrid-Empty-5x5-v0", frames=20, frame_size=None))
+    np.testing.assert_array_equal(world.leads, again.leads)
+
+
+def test_a_dive_has_a_state_for_each_cell_it_can_reach():
+    world = enumerate_world(Plan("lodestar/DeepSea-v0", options={"size": 4}, frames=20, frame_size=None))
+    assert world.leads.shape == (4 * 5 // 2, 2) and (world.leads == 10).sum() == 8
+    assert world.sample.batch.reward.max() == pytest.approx(1 - 0.01 / 4)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "BabyAI-GoToRedBall-v0", "lodestar/NoisyRooms-v0"])
+def test_a_world_that_is_large_continuous_or_closed_is_not_walked_through(env_id):
+    assert load_or_walk(Plan(env_id, frames=20, frame_size=None)) is None or env_id.startswith("lodestar/Noisy")
+    noisy = Plan("lodestar/NoisyRooms-v0", options={"noise": "pixels"}, frames=20, frame_size=None)
+    assert enumerate_world(noisy) is None
+
+
+@pytest.fixture(scope="module")
+def demos(folder):
+    """Recorded episodes that hold the pole up, by a controller."""
+
+    def act(obs, begins):
+        return (obs[:, 3] + 0.5 * obs[:, 4] + 0.1 * obs[:, 0] + 0.15 * obs[:, 1] > 0).astype(np.int64)
+
+    path = folder / "demos.safetensors"
+    save(path, record(make(CARTPOLE), act, 400), {})
+    return path
+
+
+OPTIONS = {
+    "contrast": {"negative": "the pole is hanging down"},
+    "progress": {"of": "obs", "steps": 50},
+    "self_reference": {"of": "obs"},
+}
+
+
+def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
+    """A reward about a sample, without the command line."""
+    cls, env = rewards.get(name), make(env_id)
+    if hasattr(cls.Config, "goal") and "goal" not in options:
+        options["goal"] = goals(env_id)[0].prompt
+    config = cls.Config(**OPTIONS.get(name, {}), **options)
+    plan = Plan(env_id, frames=frames)
+    return Subject(name, config, (env.observation_space, env.action_space), plan, load_or_take(plan), warm=warm)
+
+
+@pytest.mark.parametrize("name", sorted(set(rewards.TABLE) - {"synthesis"}))
+def test_there_is_a_card_for_every_reward(name, demos):
+    subject = ask(name, **({"demos": str(demos)} if name == "progress" else {}))
+    made = compare_card.card(subject, 0, None, "upright")
+    assert made["verdict"] in (USABLE, WEAK, DO_NOT) and made["reasons"]
+    assert np.isfinite(made["range"]).all() and 0 <= made["nonzero"] <= 1 and made["rows"] == 60
+    assert -1 <= made["truth"]["pearson"] <= 1 and 0 <= made["task"]["epic"] <= 1
+    assert len(made["landscape"]["x"]) == compare_sample.POSES
+    assert made["starc"] is None or 0 <= made["starc"]["distance"] <= 1
+    assert "\n".join(compare.lines(CARTPOLE, [made], {})).count("VERDICT") == 1
+    if subject.reward.role == "bonus":
+        assert made["controls"] == []
+
+
+def test_a_driving_reward_is_asked_without_scattered_states():
+    arguments = ("env=highway-fast-v0", "reward=synthesis", "frames=20", "env.vehicles_count=3")
+    subject, made = cards(*arguments, "reward.synthesis.semantics=constant")["synthesis"]
+    assert made["about"] == "20 random policy" and subject.sample.batch.signals is not None
+    assert made["landscape"] is None
+
+
+def test_the_truth_itself_is_perfect_and_a_good_sentence_usable():
+    found = cards(f"env={CARTPOLE}", "reward=task,clip", "frames=300")
+    task, clip = found["task"][1], found["clip"][1]
+    assert task["truth"]["auroc"] == 1.0 and task["truth"]["epic_goal"] == 0.0 and task["task"]["pearson"] == 1.0
+    assert clip["verdict"] == USABLE and clip["truth"]["auroc"] > 0.95 and clip["truth"]["pearson"] > 0.9
+    assert clip["truth"]["auroc_interval"][0] <= clip["truth"]["auroc"] <= clip["truth"]["auroc_interval"][1]
+    assert clip["epic"]["distance"] == pytest.approx(np.sqrt((1 - clip["truth"]["pearson"]) / 2))
+    landscape = clip["landscape"]
+    assert abs(landscape["x"][int(np.argmax(landscape["reward"]))]) < 0.4
+    kinds = {row["kind"]: row for row in clip["controls"]}
+    assert list(kinds) == ["gibberish", "off topic", "negated", "baseline alone", "untrained"]
+    assert kinds["negated"]["pearson"] < -0.5 and kinds["untrained"]["high"] - kinds["untrained"]["low"] < 0.05
+    assert clip["phrases"][0][1] > 0.9 and clip["spread"] > 0.5
+
+
+@pytest.mark.parametrize("sentence", ["the pole is hanging down", "qwv zzxk blorp", "a bowl of noodle soup"])
+def test_bad_sentences_are_not_to_be_trained_with(sentence):
+    made = compare_card.card(ask("clip", frames=300, goal=sentence), 0)
+    assert made["verdict"] == DO_NOT, made["reasons"]
+
+
+def test_a_contrast_is_calibrated_before_it_is_asked():
+    subject = ask("contrast")
+    made = compare_card.card(subject, 0)
+    assert subject.passes > 0 and made["truth"]["auroc"] > 0.9 and made["range"][4] > 0.5
+    negated = next(row for row in made["controls"] if row["kind"] == "negated")
+    assert negated["sentence"] == "the pole is hanging down" and negated["pearson"] < 0
+
+
+def test_starc_is_exact_in_a_small_world():
+    task, rnd = (ask(name, "MiniGrid-Empty-5x5-v0", 40) for name in ("task", "rnd"))
+    world = load_or_walk(task.plan)
+    found = compare_card.starc(task, task.values, world, 0)
+    assert found["kind"] == "exact, 32 states"
+    # What is paid everywhere keeps an agent away from the goal, where the episode ends.
+    assert compare_card.starc(rnd, rnd.values, world, 0)["distance"] > 0.9
+    table, transition = compare_card._tables(world.sample.batch.reward, world), compare_card._transition(world)
+    distances = [starc(table, x * table, transition, gamma=0.99) for x in (3, -1)]
+    assert distances == pytest.approx([0, 1], abs=1e-7)
+
+
+def test_embeddings_are_kept_and_another_sentence_needs_no_frames(monkeypatch):
+    first = ask("clip", PENDULUM, 40)
+    assert first.seconds["embed"] > 0
+    compare_card.card(first, 0)  # looks with untrained eyes, too
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("frames were looked at again")
+
+    monkeypatch.setattr(type(first.reward), "embed", refuse)
+    monkeypatch.setattr(compare_sample, "take", refuse)
+    second = ask("clip", PENDULUM, 40, goal="the pendulum is hanging down")
+    assert second.seconds["embed"] == 0 and compare_card.card(second, 0)["verdict"] == DO_NOT
+
+
+def test_a_warm_bonus_has_learnt_from_the_sample():
+    cold, warm = ask("rnd", frames=200), ask("rnd", frames=200, warm=3)
+    assert warm.passes == 3 and cold.passes == 0 and warm.values.mean() < cold.values.mean()
+    assert any("knows nothing yet" in note for note in compare_card._notes(cold))
+    assert any("saw the sample 3 times" in note for note in compare_card._notes(warm))
+
+
+def judged(**changes):
+    """The verdict on a card that is good but for `changes`."""
+    truth = {"auroc": 0.95, "spearman": 0.8, "spearman_interval": (0.7, 0.9), **changes.pop("truth", {})}
+    made = {
+        "role": "goal",
+        "range": [0.0, 0.1, 0.5, 0.9, 1.0],
+        "nonzero": 1.0,
+        "truth": truth,
+        "spread": 0.6,
+        "controls": [{"kind": "gibberish", "sentence": "qwv", "spearman": 0.1}],
+        "notes": [],
+        "blank": 0.0,
+        **changes,
+    }
+    return verdict(made)[0]
+
+
+def test_the_rules_of_the_verdict_one_by_one():
+    assert judged() == USABLE
+    assert judged(truth={"auroc": 0.8}) == WEAK and judged(truth={"auroc": 0.6}) == DO_NOT
+    assert judged(truth={"auroc": float("nan")}) == WEAK
+    assert judged(truth={"spearman": -0.4, "spearman_interval": (-0.5, -0.3)}) == DO_NOT
+    assert judged(spread=0.1) == WEAK and judged(spread=0.04) == DO_NOT and judged(spread=None) == USABLE
+    assert judged(controls=[{"kind": "gibberish", "sentence": "qwv", "spearman": 0.79}]) == DO_NOT
+    assert judged(notes=["'a fox' is not like what this model was taught; look"]) == WEAK
+    assert judged(blank=0.3) == WEAK
+    assert judged(range=[0.5] * 5) == DO_NOT and judged(range=[float("nan")] * 5) == DO_NOT
+    assert judged(role="bonus") == USABLE
+    assert verdict({"role": "goal", "range": [0, 0, 0, 0, 1.0], "truth": None, "nonzero": 1.0, "spread": None})[0] == (
+        NOT_JUDGED
+    )
+
+
+def test_measures_agree_with_each_other():
+    truth = np.array([True, True, False, False, False])
+    found = measures(np.array([5.0, 4, 3, 2, 1]), truth, truth.astype(float))
+    assert found["auroc"] == 1.0 and found["epic"] == found["epic_goal"]
+    assert found["epic_interval"][0] <= found["epic"] <= found["epic_interval"][1]
+
+
+def test_an_environment_without_goals_is_compared_with_the_task(capsys):
+    assert compare.main(["env=lodestar/DeepSea-v0", "reward=count", "frames=20", "env.size=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "with the task's reward" in shown and "goal or not" not in shown
+
+
+def test_the_page_holds_everything_and_needs_nothing_else(folder, capsys):
+    page = folder / "deep" / "page.html"
+    assert compare.main([f"env={CARTPOLE}", "reward=clip,rnd", "frames=60", f"page={page}"]) == 0
+    text = page.read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", text) and "<script" not in text
+    assert len(re.findall(r"<figure>", text)) == 4 * 8 and len(re.findall(r"<img", text)) == 4 * 8 + 4
+    assert "pole vertically upright on top of the cart" in text and "STARC" in text
+    shown = capsys.readouterr().out
+    assert shown.count("VERDICT") == 2 and f"page: {page}" in shown and "clip and rnd: EPIC" in shown
+
+
+def test_a_sentence_with_markup_stays_a_sentence(folder):
+    page = folder / "markup.html"
+    assert (
+        compare.main([f"env={CARTPOLE}", "reward=clip", "frames=20", "reward.clip.goal=a <b>pole</b>", f"page={page}"])
+        == 0
+    )
+    assert "<b>pole" not in page.read_text() and "&lt;b&gt;pole" in page.read_text()
+
+
+def test_pictures_are_the_highest_and_the_lowest_and_all_differ():
+    subject = ask("task")
+    chosen = pictures(subject, count=5)
+    counted = subject.values[subject.sample.counted]
+    assert (
+        subject.values[chosen["highest"][0]] == counted.max() and subject.values[chosen["lowest"][0]] == counted.min()
+    )
+    frames = {subject.sample.batch.frame[row].tobytes() for row in chosen["highest"]}
+    assert len(frames) == 5 and not set(chosen["highest"]) & set(chosen["lowest"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["reward=clip"], "env= is missing"),
+        ([f"env={CARTPOLE}"], "reward= is missing"),
+        ([f"env={CARTPOLE}", "reward=clipp"], "did you mean clip?"),
+        ([f"env={CARTPOLE}", "reward=clip", "frmes=3"], "did you mean frames?"),
+        ([f"env={CARTPOLE}", "reward=clip", "frames=3"], "frames=3 is out of range; give a whole number, 20 or more"),
+        ([f"env={CARTPOLE}", "reward=clip", "frames=200000"], "give 20 to 100000"),
+        ([f"env={CARTPOLE}", "reward=clip", "goal=lying"], f"goal=lying is unknown; {CARTPOLE} has upright"),
+        (["env=lodestar/DeepSea-v0", "reward=count", "goal=x"], "no goals are known for lodestar/DeepSea-v0"),
+        (["env=lodestar/DeepSea-v0", "reward=clip"], "needs a sentence for lodestar/DeepSea-v0"),
+        ([f"env={CARTPOLE}", "reward=clip", "reward.rnd.weight=2"], "reward.rnd.weight belongs to a reward"),
+        ([f"env={CARTPOLE}", "reward=clip", "run=nowhere"], "run=nowhere is no run's folder"),
+        (["env=CartPole-v9", "reward=task"], "unknown environment 'CartPole-v9'"),
+        ([f"env={CARTPOLE}", "reward=clip", "reward.clip.alpha=7"], "outside [0, 1]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused_in_one_sentence(arguments, sentence, capsys):
+    assert compare.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_the_goal_that_is_asked_for_brings_its_sentence_and_its_truth():
+    options, rest = compare.parse(["env=HalfCheetah-v5", "reward=clip", "goal=rearing"])
+    config = compare.compose(options, rest)["clip"].reward["clip"]
+    assert config.goal == "a cheetah robot standing upright on its hind leg"
+    known = goals("HalfCheetah-v5")
+    assert compare._index(options, known, config) == 1
+    options["goal"] = ""
+    assert compare._index(options, known, config) == 1 and compare._index(options, [], config) is None
+
+
+def test_a_subject_leaves_weight_scale_and_shape_out():
+    plan = Plan(CARTPOLE, frames=20, frame_size=None)
+    env = make(CARTPOLE)
+    config = rewards.get("task").Config(weight="linear:1:0:10", scale="return", shape="potential")
+    subject = Subject("task", config, (env.observation_space, env.action_space), plan, load_or_take(plan))
+    np.testing.assert_array_equal(subject.values, subject.sample.batch.reward)
+    assert SOURCES[0] == "scattered" and subject.stream.shape == "none"
+
+
+def test_a_usage_error_is_a_value_error_of_the_plan():
+    with pytest.raises(UsageError, match=r"frames=5 is out of range"):
+        Plan(CARTPOLE, frames=5)
