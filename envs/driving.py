@@ -43,6 +43,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from envs.driving_metrics import Driving
 from envs.driving_sense import bend, has_route, is_racing, lanes, names, seconds, sense
+from envs.driving_states import axis, scatter
 from envs.family import Family, Goal, entry
 from envs.vehicle import read
 from envs.wrappers import PlainObservation, plain_space
@@ -54,15 +55,17 @@ COUNTS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")  # what h
 
 
 class OneFrame(gym.Wrapper, RecordConstructorArgs):
-    """Draws one frame when asked for one.
+    """Draws one frame when asked for one, and keeps the action space.
 
     highway-env draws nothing at all, black, where SDL has no screen, and after the first frame it draws one at every
-    simulation step, 5 to 15 for each frame anybody sees.
+    simulation step, 5 to 15 for each frame anybody sees. At every reset it makes a new action space, which knows
+    nothing of the seed that the old one was given.
     """
 
     def __init__(self, env: gym.Env) -> None:
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
+        self.action_space = env.action_space
 
     def render(self) -> Any:
         inner: Any = self.unwrapped
@@ -253,6 +256,8 @@ FAMILY = Family(
     goals=_goals,
     signals=names,
     sense=sense,
+    scatter=scatter,
+    axis=axis,
     metrics=_metrics,
     success=_success,
 )

@@ -4,10 +4,10 @@ Source: Huang et al., "VLM-RL: A Unified Vision Language Models and Reinforcemen
 Driving", 2024, arXiv 2412.15544: average speed, route completion, distance, collision speed, success rate; each is
 taken per episode and averaged over episodes.
 
-Differences: distance is that of one episode, not the sum over ten routes. Collision speed is the speed at the step
-before the collision: highway-env's cars brake within the step that they crash in. As in its evaluation an episode
-without a collision counts 0, so the figure falls with the collision rate too. Comfort is ours: accelerations between
-steps of the policy, the same forwards and backwards, and their change.
+Differences: distance is that of one episode, not the sum over ten routes. Collision speed is the higher one of the step
+of the collision and of the step before: highway-env's cars brake within the step that they crash in. As in the source
+an episode without a collision counts 0, so the figure falls with the collision rate too. Comfort is ours: accelerations
+between steps of the policy, the same forwards and backwards, and their change.
 
 When it fails: at one step a second, highway-env's default, what happens within a second is not seen; a car that brakes
 and speeds up again within it is comfortable.
@@ -63,7 +63,7 @@ class Driving:
             "route completion": float(car.completion[-1]),
             "distance, m": float((speed[1:] + speed[:-1]).sum()) * dt / 2,
             "collision rate": float(len(hit) > 0),
-            "collision speed, km/h": KMH * float(speed[max(hit[0] - 1, 0)]) if len(hit) else 0.0,
+            "collision speed, km/h": KMH * float(speed[max(hit[0] - 1, 0) : hit[0] + 1].max()) if len(hit) else 0.0,
             "acceleration, m/s2": float(np.abs(acceleration).mean()) if len(acceleration) else 0.0,
             "jerk, m/s3": float(np.abs(np.diff(acceleration)).mean()) / dt if len(acceleration) > 1 else 0.0,
         }

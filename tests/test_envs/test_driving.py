@@ -123,3 +123,13 @@ def test_parking_keeps_its_own_observations_and_says_nothing() -> None:
     obs, info = env.reset()
     assert set(obs) == {"observation", "achieved_goal", "desired_goal"} and info["text"] == ""
     assert DRIVING.signals(spec_of("parking-v0")) == ()
+
+
+def test_random_actions_follow_their_seed_across_resets() -> None:
+    env = make("highway-fast-v0", seed=0, vehicles_count=0)
+    drawn = []
+    for _ in range(2):
+        env.action_space.seed(7)
+        env.reset()
+        drawn.append([int(env.action_space.sample()) for _ in range(12)])
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) > 2

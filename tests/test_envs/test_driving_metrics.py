@@ -33,11 +33,13 @@ def test_one_episode_is_counted_by_hand() -> None:
     assert found["collision rate"] == 0 and found["collision speed, km/h"] == 0
 
 
-def test_the_speed_of_a_collision_is_that_before_it_and_episodes_without_one_count_nothing() -> None:
+def test_the_speed_of_a_collision_is_the_higher_one_around_it_and_episodes_without_one_count_nothing() -> None:
     crash = [signals(20), signals(25), signals(3, crashed=1), signals(0, crashed=1)]
     found = drive(1.0, crash, [signals(20), signals(20)], [signals(10), signals(10)], [signals(0), signals(0)])
     assert found["collision rate"] == 0.25
-    assert found["collision speed, km/h"] == pytest.approx(3.6 * 25 / 4)
+    assert found["collision speed, km/h"] == pytest.approx(3.6 * 25 / 4)  # and not 3, braked by the collision
+    found = drive(1.0, [signals(20), signals(22, crashed=1)])
+    assert found["collision speed, km/h"] == pytest.approx(3.6 * 22)
 
 
 def test_every_episode_counts_alike_however_long() -> None:
