@@ -302,7 +302,13 @@ class Recorded(Judge):
         with self.path.open(newline="", encoding="utf-8") as file:
             if self.path.suffix == ".csv":
                 return list(csv.DictReader(file))
-            return [json.loads(line) for line in file if line.strip()]
+            rows = []
+            for number, line in enumerate(file, start=1):
+                try:
+                    rows += [dict(json.loads(line))] if line.strip() else []
+                except (TypeError, ValueError):
+                    raise ValueError(f"{self.path}, line {number} is no JSON object; is it a file of labels?") from None
+            return rows
 
     def _write(self, new: list[tuple[tuple[str, str], float]]) -> None:
         if not new:
