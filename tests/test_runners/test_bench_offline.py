@@ -15,6 +15,8 @@ def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path,
         for seed in (0, 1, 2)
     ]
     monkeypatch.setattr("runners.bench.exploration.run_missing", lambda *arguments: rows)
+    monkeypatch.setattr(offline, "DATA", tmp_path / "data.safetensors")
+    offline.DATA.touch()
     figures = offline.run(tmp_path)
     assert figures["offline_preferences"] == -299 and figures["offline_true"] == -200
     assert figures["offline_preferences_ratio"] == pytest.approx((1200 - 299) / (1200 - 200))
