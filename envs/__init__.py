@@ -13,8 +13,8 @@
     classic.py mujoco.py minigrid.py nethack.py driving.py
                      one file per family: ids, observation handling, captions, goals
     vehicle.py       the signals that all driving environments share
-    driving_sense.py driving_metrics.py
-                     how they are read from highway-env and CarRacing; how well a policy drives
+    driving_sense.py driving_metrics.py driving_states.py
+                     how they are read from highway-env and CarRacing; how well a policy drives; states to look at
     carla.py         a family too: driving environments of others, with a camera and a car
     exploration.py   a family too: worlds that tell methods of exploration apart, rooms with noise and a deep dive
     disturb.py       sticky actions and a noisy television, for any environment
