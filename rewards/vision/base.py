@@ -118,7 +118,7 @@ class Vision(Reward):
         return self.encoder.embed(batch.frame, self.config.batch_size)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Count the frames that show nothing.
+        """Count the frames that show nothing: `blank` is their share since the last update.
 
         Raises:
             ValueError: if none of them shows anything.

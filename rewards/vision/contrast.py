@@ -100,7 +100,7 @@ class Contrast(Vision):
     """Good minus bad, on a scale of its own.
 
     z = sum_i w_i cos(s, p_i) - sum_j v_j cos(s, n_j), with the embeddings s of the frame, p_i of what it should show,
-    n_j of what it must not; R = (z - low) / (high - low).
+    n_j of what it must not; R = (z - low) / (high - low). Metrics: `low`, `high`, once they are known.
     """
 
     Config = ContrastConfig

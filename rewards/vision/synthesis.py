@@ -151,7 +151,12 @@ class Synthesis(Reward):
         return super().embed(batch) if self.semantic is None else self.semantic.embed(batch)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """The semantic part learns its scale; metrics: the speed it advises, and how often the car has failed."""
+        """The semantic part learns its scale.
+
+        Returns:
+            `advised`, the mean share of the target speed; `failed`, the share of steps that paid the penalty; and what
+            the semantic part reports.
+        """
         flat = batch.flatten()
         flat = flat if flat.valid.all() else flat[flat.valid]
         if not flat.shape[0]:
