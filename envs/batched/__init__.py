@@ -13,8 +13,8 @@
     highway.py     highway-env's straight road, with the cars of highway_traffic.py and the pictures of highway_view.py
 
 Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
-are others. The highway has frames and signals; there are no captions, and of the rest no frames either. Importing this
-package imports neither torch nor a simulator.
+are others. Classic control and the highway have frames, the highway has signals too; there are no captions. Importing
+this package imports neither torch nor a simulator.
 """
 
 from __future__ import annotations
