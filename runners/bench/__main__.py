@@ -15,6 +15,7 @@
     python -m runners.bench highway-speed  the highway as an array program beside highway-env itself: minutes
     python -m runners.bench offline        policies from recordings and 300 comparisons, beside true rewards: minutes
     python -m runners.bench preferences    Pendulum from 300 comparisons, a tenth of them wrong, five seeds: an hour
+    python -m runners.bench bad-prompts    does the report card stop bad sentences, and let good ones through? minutes
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
@@ -47,6 +48,7 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "vision-speed": ("vision_speed:run", "vision"),
     "preferences": ("preferences:run", "vision"),
     "offline": ("offline:run", "vision"),
+    "bad-prompts": ("bad_prompts:run", "vision"),
 }
 
 
