@@ -89,6 +89,8 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     if batch is None:
         batch, meta = load(config.data)
     env_id = config.env or meta["env"]
+    if config.judge == "heron" and meta.get("signals"):
+        config.judge_options.setdefault("names", meta["signals"])
     options = meta.get("env_options", {})
     env = make(env_id, **options)
     spaces = env.observation_space, env.action_space

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.family import family_of
 from envs.recording import episodes, save
 from envs.recording import record as recorded
 from envs.types import Transitions
@@ -71,6 +72,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
     try:
         act = None if model is None else acting(model, env.action_space, config.noise, config.seed)
         batch = recorded(env, act, config.steps, config.seed)
+        signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []
     finally:
         env.close()
     returns = played(batch).returns
@@ -80,6 +82,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
         "policy": config.policy,
         "noise": config.noise,
         "seed": config.seed,
+        "signals": signals,
         "transitions": batch.shape[0],
         "episodes": len(returns),
         "mean_return": float(np.mean(returns)) if returns else None,

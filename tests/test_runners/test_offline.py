@@ -10,6 +10,7 @@ from agents.iql import IQL
 from envs.recording import save
 from runners.config import UsageError
 from runners.offline import OfflineConfig, labelled, load, main, run
+from runners.record import main as record
 
 BOX, TWO = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 FAST = {"net_arch": [16], "learning_rate": 1e-2, "batch_size": 64}
@@ -86,6 +87,14 @@ def test_the_command_reads_files_keeps_the_policy_and_prints_a_table(recorded, t
     printed = capsys.readouterr().out
     assert "preferences" in printed and "the data" in printed and "labels 20" in printed
     assert IQL.load(f"{tmp_path}/new/policy.safetensors", BOX, TWO).config.net_arch == [8]
+
+
+def test_signals_that_were_recorded_are_known_to_heron_by_name(tmp_path, capsys):
+    path = tmp_path / "a.safetensors"
+    assert record(["env=Pendulum-v1", "steps=400", "signals=true", f"out={path}"]) == 0
+    options = f"data={path} judge=heron judge.order=[height,-spin] queries=20 steps=5 episodes=1 arms=preferences"
+    assert main(options.split()) == 0
+    assert "labels are synthetic: signals of the simulator" in capsys.readouterr().out
 
 
 def test_recordings_of_different_environments_do_not_mix(recorded, tmp_path):
