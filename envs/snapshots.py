@@ -33,7 +33,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, StickyAction, TimeLimit
 
-from envs.classic import Canvas
+from envs.canvas import Canvas
 from envs.disturb import NoisyTV
 from envs.minigrid import GridObservation
 from envs.mujoco import OwnContext
