@@ -110,5 +110,6 @@ def _learn(arm: str, seed: int, steps: int, changes: dict[str, Any], last: dict[
     buffer = (relabelling(ReplayBuffer), {"mix": mix, "update_every": 200})
     model = SAC.build(config, venv, seed=seed, device="cpu", buffer=buffer)
     model.learn(steps, callback=Watch())
+    last.update(model.replay_buffer.metrics)
     venv.close()
     return model
