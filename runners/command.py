@@ -245,7 +245,9 @@ def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfi
     GlobalHydra.instance().clear()
     try:
         with initialize(version_base="1.3", config_path=None):
-            composed = hydra_compose("train", [f"{key}={_literal(value)}" for key, value in values.items()])
+            # A dict has keys that no dataclass names, which Hydra takes after ++ alone.
+            free = {key: "++" if isinstance(value, dict) else "" for key, value in values.items()}
+            composed = hydra_compose("train", [f"{free[key]}{key}={_literal(value)}" for key, value in values.items()])
         parts = {name: OmegaConf.to_object(composed.reward[name]) for name in names}
         own = {str(key): value for key, value in composed.items() if key not in ("reward", "agent")}
         own["agent_name"] = agent
@@ -269,7 +271,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_literal, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_literal(k)}:{_literal(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{k}:{_literal(v)}" for k, v in value.items()) + "}"  # Hydra quotes no keys
     # In Hydra's quoted strings only a backslash before a quote is special.
     escaped = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
     escaped = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, escaped)

@@ -50,7 +50,8 @@ class BradleyTerryConfig(LearnedConfig):
         length: steps of a segment, L [50; 1 for frames].
         pool: newest segments that pairs are drawn from; frames of so many are kept where the judge looks at them.
         seed_steps: transitions before the first queries.
-        every: transitions from one session of queries to the next.
+        every: transitions from one session of queries to the next; a session waits for the driver's next update, and
+            there is at most one in each.
         queries: pairs that are shown in one session.
         budget: labels in total.
         draw: `uniform`, or `disagreement`: the pairs that the members disagree about most, among ten times as many.

@@ -142,6 +142,7 @@ class Heron(Judge):
         if unit not in ("std", "own"):
             raise ValueError(f"judge heron: unit={unit!r} is neither std nor own")
         self.signs = np.array([-1.0 if str(signal).startswith("-") else 1.0 for signal in order])
+        self.width = len(names)
         self.columns = [_column(str(signal).lstrip("+-"), names) for signal in order]
         given = np.asarray(margins, np.float64)
         if given.ndim and len(given) != len(order):
@@ -153,6 +154,9 @@ class Heron(Judge):
         self.statistics = RunningMeanStd((len(order),))
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
+        if first.signals is None or first.signals.shape[-1] != self.width:
+            found = "no" if first.signals is None else first.signals.shape[-1]
+            raise ValueError(f"there are {found} signals, and names for {self.width}; name them in names=[...]")
         means = [np.asarray(side.signals, np.float64)[..., self.columns].mean(axis=0) for side in (first, second)]
         margins = self.margins
         if self.unit == "std":

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from envs import classic
 from envs.family import family_of
 from envs.make import goals, make, spec_of
 from envs.snapshots import get_state, set_state, to_json
@@ -128,3 +129,15 @@ def test_nearness_in_a_grid_counts_steps_around_walls():
     assert goal.degree(env) == -1.0
     env.unwrapped.grid.set(3, 3, None)
     assert goal.degree(env) == -25.0
+
+
+def test_pendulum_tells_its_height_its_spin_and_the_last_torque():
+    env = make("Pendulum-v1", signals=True)
+    env.reset(seed=0)
+    classic.pose(env, angle=math.pi / 3, angular_velocity=-2.0)
+    assert family_of(env.spec).sense(env).tolist() == pytest.approx([0.5, 2.0, 0.0])
+    signals = env.step(np.array([-1.5], np.float32))[-1]["signals"]
+    assert signals[2] == 1.5
+    env.close()
+    with pytest.raises(ValueError, match=r"CartPole-v1 has no signals"):
+        make("CartPole-v1", signals=True)

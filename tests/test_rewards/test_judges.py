@@ -164,6 +164,14 @@ def test_margins_in_deviations_are_those_of_the_segments_seen_so_far():
     assert fresh.statistics.count == 4
 
 
+def test_signals_without_a_name_each_are_refused():
+    three = segments(signals=np.zeros((2, 1, 3)))
+    with pytest.raises(ValueError, match=r"there are 3 signals, and names for 9; name them"):
+        Heron(["speed"]).compare(three, three)
+    with pytest.raises(ValueError, match=r"there are no signals"):
+        Heron(["speed"]).compare(segments(), segments())
+
+
 def test_vehicles_have_names_of_their_own():
     assert Heron(["-crashed", "speed"]).columns == [4, 0]
 

@@ -55,6 +55,13 @@ def test_a_text_needs_no_quotes_of_its_own(text):
     assert compose([CARTPOLE, f"root={text}"])[0].root == text
 
 
+def test_a_judge_is_told_what_it_needs_in_braces():
+    options = "reward.bradley_terry.judge_options={mistakes: 0.1, order: [speed, -gap], cached: a/b.jsonl}"
+    config = compose(["env=Pendulum-v1", "reward=bradley_terry", options])[0]
+    told = config.reward["bradley_terry"].judge_options
+    assert told == {"mistakes": 0.1, "order": ["speed", "-gap"], "cached": "a/b.jsonl"}
+
+
 def test_a_text_in_quotes_loses_them():
     assert compose([CARTPOLE, 'root="a b"'])[0].root == "a b"
 
