@@ -80,7 +80,9 @@ def train(arm: str, seed: int, steps: int | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         configs: dict[str, Any] = {"task": None}
         for key, options in pays.items():
-            extra: dict[str, Any] = {"demos": demonstrations(Path(scratch), arm == "random_demos", seed)} if key == "progress" else {}
+            extra: dict[str, Any] = {}
+            if key == "progress":
+                extra["demos"] = demonstrations(Path(scratch), arm == "random_demos", seed)
             configs[key] = rewards.get(key).Config(**options, **extra)
         spaces = (envs.single_observation_space, envs.single_action_space)
         mix = rewards.make(configs, *spaces, gamma=config.gamma, seed=seed)
