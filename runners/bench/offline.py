@@ -19,7 +19,7 @@ from envs.types import Transitions, concatenate
 
 ENV = "Pendulum-v1"
 DATA = Path(__file__).resolve().parents[2] / "assets" / "recordings" / "pendulum.safetensors"
-SEEDS = 3
+SEEDS = 5
 AGES = (0, 1000, 2000, 3000, 4000)  # environment steps that SAC has learnt for
 EACH = 4000  # transitions recorded at each age
 AGENT: dict[str, Any] = {"learning_rate": 1e-3, "tau": 0.01, "batch_size": 128}
