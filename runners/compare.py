@@ -227,7 +227,7 @@ def _index(options: dict[str, str], known: list[Goal], config: RewardConfig) -> 
 def apart(subjects: list[Subject]) -> dict[tuple[str, str], tuple[float, float]]:
     """Pair of rewards -> EPIC distance (of states) and STARC distance on the sample's distribution."""
     from rewards import compare as distances
-    from runners.compare_subject import GAMMA
+    from runners.compare_subject import FITTED
 
     found = {}
     for i, one in enumerate(subjects):
@@ -237,7 +237,7 @@ def apart(subjects: list[Subject]) -> dict[tuple[str, str], tuple[float, float]]
             acted = np.isin(one.sample.source, (0, 1))
             now, after = distances.state_features(batch)
             starc = distances.starc_on_distribution(
-                one.values[acted], other.values[acted], now, after, batch.terminated, gamma=GAMMA
+                one.values[acted], other.values[acted], now, after, batch.terminated, **FITTED
             )
             found[one.name, other.name] = (distances.epic(one.values[rows], other.values[rows]), starc)
     return found
@@ -248,9 +248,9 @@ def lines(env: str, cards: list[Card], between: dict[tuple[str, str], tuple[floa
     shown = []
     for made in cards:
         shown += [f"{made['name']} on {env}", f"  VERDICT: {made['verdict']}: {'; '.join(made['reasons'])}"]
-        shown += [f"  {name:<26}{value}" for name, value in facts(made)]
+        shown += [f"  {name:<30}{value}" for name, value in facts(made)]
         for row in made["controls"]:
-            shown.append(f"  {'control: ' + row['kind']:<26}{control_text(row)}   {row['sentence']!r}"[: WIDTH + 40])
+            shown.append(f"  {'control: ' + row['kind']:<30}{control_text(row)}   {row['sentence']!r}"[: WIDTH + 40])
         shown += [f"  note: {note}" for note in made["notes"]]
         shown.append("")
     for (one, other), (epic, starc) in between.items():
@@ -272,7 +272,8 @@ def facts(made: Card) -> list[tuple[str, str]]:
     epic = [f"{made['epic']['distance']:.3f} ({made['epic']['kind']})"] if made["epic"] else []
     epic += [f"{truth['epic_goal']:.3f} to goal or not"] if truth else []
     rows.append(("EPIC distance", ", ".join(epic) or "cannot be asked of this reward"))
-    rows.append(("STARC distance", f"{starc['distance']:.3f} ({starc['kind']})" if starc else "none: it remembers"))
+    far = f"{starc['distance']:.3f} {_interval(starc, 'distance')} ({starc['kind']})" if starc else "none: it remembers"
+    rows.append(("STARC distance", far))
     if truth:
         rows.append(("with the task's reward", f"Pearson {task['pearson']:.3f}"))
     quantiles = " / ".join(f"{q:.3g}" for q in made["range"])
@@ -285,7 +286,7 @@ def facts(made: Card) -> list[tuple[str, str]]:
 
 
 def _interval(values: Card, name: str) -> str:
-    low, high = values[f"{name}_interval"]
+    low, high = values.get(f"{name}_interval", (np.nan, np.nan))
     return "" if np.isnan(low) else f"[{low:.3f}, {high:.3f}]"
 
 

@@ -10,6 +10,8 @@ choice, checked against sentences known to be good and bad (`runners.bench bad-p
                              a fifth of the frames or more are blank
     usable                   else
 
+Intervals resample rows as if they were independent; those of episodes are not, so they are a little too narrow.
+
 A bonus has no truth to be held against: it is usable where it is not constant, and only training shows whether it
 helps. The same holds for a goal reward in an environment whose goals nobody can tell (`not judged`).
 """
@@ -23,7 +25,7 @@ import numpy as np
 
 from rewards import compare as distances
 from runners.compare_sample import Sample, World
-from runners.compare_subject import GAMMA, Subject
+from runners.compare_subject import FITTED, GAMMA, Subject
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
 CHANCE, GOOD = 0.7, 0.85  # AUROC
@@ -152,15 +154,17 @@ def nearest_phrases(subject: Subject, count: int = 3) -> list[tuple[str, float]]
 def relative_spread(subject: Subject) -> float | None:
     """The reward's 5 to 95 % range over that of the widest tenth of the phrases its model was taught.
 
-    None for a reward that is no plain cosine, or whose model does not say what it was taught.
+    Of a contrast, before it is calibrated. None for other rewards, and where a model does not say what it was taught.
     """
-    if subject.name != "clip" or subject.taught is None or getattr(subject.config, "threshold", None) is not None:
+    direction = getattr(subject.reward, "direction", None)
+    plain = subject.name == "clip" and getattr(subject.config, "threshold", None) is None
+    if subject.taught is None or (direction is None and not plain):
         return None
     counted = subject.sample.counted
     seen = np.asarray(subject.batch.extras[str(subject.reward.embedding)], np.float32)[counted]
+    values = subject.values[counted] if direction is None else seen @ direction
     low, high = np.quantile(seen @ subject.taught[1].T, [0.05, 0.95], axis=0)
-    mine = np.subtract(*np.quantile(subject.values[counted], [0.95, 0.05]))
-    return float(mine / max(np.quantile(high - low, 0.9), 1e-9))
+    return float(np.subtract(*np.quantile(values, [0.95, 0.05])) / max(np.quantile(high - low, 0.9), 1e-9))
 
 
 def speed(subject: Subject) -> dict[str, float]:
@@ -240,14 +244,18 @@ def starc(subject: Subject, target: np.ndarray, world: World | None, goal: int |
     batch = sample.batch[rows]
     now, after = distances.state_features(batch)
     both = np.stack([subject.values[rows], target[rows]], 1)
-    fitted = distances.fit_canonical(both, now, after, batch.terminated, gamma=GAMMA)
+    fitted = distances.fit_canonical(both, now, after, batch.terminated, **FITTED)
 
     def distance_of(first: np.ndarray, second: np.ndarray) -> float:
         return distances.starc_distance(first, second)
 
     low, high = distances.interval(distance_of, fitted[:, 0], fitted[:, 1])
     value = distances.starc_distance(fitted[:, 0], fitted[:, 1])
-    return {"distance": value, "interval": (low, high), "kind": "on the sample's distribution, values fitted"}
+    return {
+        "distance": value,
+        "distance_interval": (low, high),
+        "kind": "on the sample's distribution, discount 0.9, values fitted",
+    }
 
 
 def _tables(values: np.ndarray, world: World) -> np.ndarray:

@@ -21,6 +21,7 @@ from rewards.mix import Stream
 from runners.compare_sample import Plan, Sample, World
 
 GAMMA = 0.99
+FITTED = {"gamma": 0.9, "ridge": 1e-3}  # of values fitted to rows that do not follow each other; see rewards.compare
 PATIENCE = 6_000  # rows that a goal reward may learn from until it is ready
 
 

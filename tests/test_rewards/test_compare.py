@@ -146,14 +146,17 @@ def test_epic_on_samples_cancels_shaping_exactly_and_leaves_a_reward_of_the_next
 def test_starc_on_a_batch_sees_no_shaping_and_no_scale():
     batch = walk()
     now, after = state_features(batch)
-    assert now.shape == after.shape == (400, 1 + 2 + 128)
+    assert now.shape == after.shape == (400, 1 + 2 + 40)  # one random feature for ten rows
     reward, potential = plain(batch), linear_shaping(batch)
     args = (now, after, batch.terminated)
-    assert starc_on_distribution(reward, 5 * reward + potential, *args, gamma=GAMMA) < 1e-3
-    assert starc_on_distribution(reward, -reward, *args, gamma=GAMMA) == pytest.approx(1)
-    # Both want the action that increases the state, so they order policies alike; the negative does not.
-    assert starc_on_distribution(reward, batch.next_obs[:, 0], *args, gamma=GAMMA) < 0.1
-    assert starc_on_distribution(reward, -batch.next_obs[:, 0], *args, gamma=GAMMA) > 0.9
+    assert starc_on_distribution(reward, 5 * reward + potential, *args, gamma=GAMMA, ridge=1e-6) < 1e-3
+    assert starc_on_distribution(reward, 5 * reward + potential, *args) < 0.01
+    assert starc_on_distribution(reward, -reward, *args) == pytest.approx(1)
+    # The state moves up with action 1, and down with 0: paying the state or the action orders policies alike.
+    assert starc_on_distribution(batch.action, batch.next_obs[:, 0], *args) < 0.05
+    assert starc_on_distribution(batch.action, -batch.next_obs[:, 0], *args) > 0.95
+    noise = np.random.default_rng(0).normal(size=400)
+    assert starc_on_distribution(reward, noise, *args) == pytest.approx(np.sqrt(2) / 2, abs=0.05)
 
 
 def test_a_fitted_canonical_reward_is_the_exact_one_where_features_are_one_hot():
