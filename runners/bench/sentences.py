@@ -47,7 +47,9 @@ class Task:
 
 TASKS = {
     "cartpole": Task("lodestar/CartPoleUpright-v0", 40_000, n_envs=8, settings={}),
-    "mountaincar": Task("lodestar/MountainCarGoal-v0", 60_000, settings=FAST),
+    "mountaincar": Task(
+        "lodestar/MountainCarGoal-v0", 80_000, settings={**FAST, "gamma": 0.995, "entropy_weight": 0.03}
+    ),
     "pendulum": Task("lodestar/PendulumUpright-v0", 80_000, settings={**FAST, "gamma": 0.95}),
     "acrobot": Task("Acrobot-v1", 60_000, model="lodestar-96", shape="delta", settings=FAST),
     "minigrid": Task(
