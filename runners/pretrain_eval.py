@@ -73,13 +73,14 @@ def split_captions(lexicon: Lexicon) -> dict[str, list[Caption]]:
         known = [name for name, attribute in lexicon.attributes.items() if attribute.fresh or held_out != "fresh"]
         return [grammar.clause(name, denied=denied) for _ in range(10) for name in known]
 
+    fresh = any(attribute.fresh for attribute in lexicon.attributes.values())
     pairs = Grammar(lexicon, np.random.default_rng(1), held_out="pairs")
     return {
         "states": clauses(None),
         "denials": clauses(None, denied=True),
         "phrasings": clauses("phrasings") + clauses("phrasings", denied=True)[: len(lexicon.attributes)],
         "synonyms": clauses("synonyms"),
-        "synonyms_fresh": clauses("fresh"),
+        **({"synonyms_fresh": clauses("fresh")} if fresh else {}),
         "pairs": [pairs.pair() for _ in range(100)],
     }
 
@@ -166,8 +167,7 @@ class Table:
         self.rows: list[dict[str, Any]] = []
 
     def note(self, model: str, split: str, values: np.ndarray) -> float:
-        """Add a row; returns the mean, 0 where there is no value."""
-        values = values if len(values) else np.zeros(1)
+        """Add a row; returns the mean."""
         row = {"model": model, "split": split, "sentences": len(values), "mean": round(float(values.mean()), 3)}
         row["worst_tenth"] = round(float(np.quantile(values, 0.1)), 3)
         row["below_zero"] = round(float((values < 0).mean()), 3)
