@@ -28,7 +28,7 @@ from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
 ENV = "highway-fast-v0"
-SEEDS, STEPS, N_ENVS, EPISODES = 5, 30_000, 16, 100
+SEEDS, STEPS, N_ENVS, EPISODES = 5, 20_000, 16, 100
 SETTINGS = {
     "n_steps": 64,
     "batch_size": 128,
