@@ -194,14 +194,14 @@ def _loss(
     lexicon: Lexicon,
     rng: np.random.Generator | None,
 ) -> Tensor:
-    """Squared error of the cosines; pairs in which the caption is about the frame's world count three times."""
+    """Squared error of the cosines; pairs in which the caption is about the frame's world count as much as the rest."""
     import torch
 
     target, about = truth(lexicon, captions, states)
     if rng is not None:
         order = rng.permutation(len(captions))
         target, about = target[order], about[order]
-    weight = torch.from_numpy(np.where(about, 3.0, 1.0).astype(np.float32))
+    weight = torch.from_numpy(np.where(about, float(len(lexicon.worlds)), 1.0).astype(np.float32))
     return (weight * (text @ image.T - (torch.from_numpy(target) - OFFSET)).square()).mean()
 
 

@@ -173,12 +173,15 @@ class Lexicon:
     def sample(
         self, rng: np.random.Generator, count: int, size: int | None = None, look: np.random.Generator | None = None
     ) -> tuple[States, np.ndarray]:
-        """`count` states of each world, times its share, and their frames unless `size` is None."""
+        """States of each world, and their frames unless `size` is None.
+
+        Frames are `count` times the world's share; without frames, `count` of each world.
+        """
         look = look or np.random.default_rng(0)
-        parts = [
-            collect(world.scenes(rng, max(1, round(world.share * count)), look), i, size)
-            for i, world in enumerate(self.worlds)
-        ]
+        parts = []
+        for i, world in enumerate(self.worlds):
+            many = count if size is None else max(1, round(world.share * count))
+            parts.append(collect(world.scenes(rng, many, look), i, size))
         return join([states for states, _ in parts]), np.concatenate([frames for _, frames in parts])
 
 
