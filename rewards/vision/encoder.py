@@ -130,7 +130,8 @@ class Encoder:
                 pixels = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
                 if pixels.shape[1:3] != (self.size, self.size):
                     pixels = self._resized(pixels)
-                x = torch.addcmul(self._shift, pixels.flatten(1).float(), self._factor)
+                x = pixels.flatten(1).float()
+                x = torch.addcmul(self._shift, x, self._factor, out=x)
                 x = x.view(-1, self.size, self.size, 3).permute(0, 3, 1, 2)  # the channels stay last in memory
                 parts.append(self.model.encode_image(x, normalize=True).float().cpu())
         return torch.cat(parts).numpy().astype(np.float16) if parts else np.zeros((0, self.width), np.float16)

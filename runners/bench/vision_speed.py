@@ -2,28 +2,34 @@
 
     clip_encoder_ratio_<model>     the whole path over the bare encoder, frames per CPU-second: uint8 frames to float32
                                    rewards through the mix, 64 at a time, none of which comes back
-    clip_cache_ratio               the small model's path with the cache of embeddings over without it, nothing repeats
-    clip_repeats_ratio             the same where 2,048 frames show 200 pictures
+    clip_cache_cost                time to look for frames in the cache and to keep them, over the small encoder's; none
+                                   of them comes back
+    clip_repeats_ratio             the small encoder with its cache over without, where 2,048 frames show 200 pictures
     vlmrm_ratio_<model>            the path over vlmrm's, on frames of 480 x 480, 64 at a time: CPU time per frame
     vlmrm_quick_ratio_<model>      vlmrm told to shrink pictures without antialiasing, as in the torchvision it pins
+    vlmrm_kept_ratio_<model>       vlmrm given `runners.memory`, which our runs set and it does not
     reprompt_100k_s                seconds for another sentence, alpha or weight over 100,000 kept embeddings of 64
     reprompt_100k_s_ViT-B-32       of 512, the length of a ViT-B-32's
 
 Variants take turns; a figure is the median over rounds of the ratio of neighbours, on one thread. ViT-B-32 has random
-weights, which cost the same as any.
+weights, which cost the same as any. Ours and vlmrm's run in processes of their own.
 
 vlmrm (Rocamonde et al., github.com/AlignmentResearch/vlmrm at 811d820) is read from $LODESTAR_PEERS/vlmrm, put there
 with `git` on first use; without it its figures are left out. Like for like: the same open_clip model with the same
 weights, the same frames in memory, alpha 0.5, one goal, one baseline, and the same formula: rewards from equal
 embeddings are compared first. Not like for like, and the reason of the ratio for a small model: vlmrm shrinks whole
 480 x 480 frames in floating point with bicubic weights, ours averages bytes to the model's size where the frame is
-drawn (that is counted). Its `scatter` to GPUs, which needs CUDA, is left out. The rewards of the two differ a little,
-as the pictures do.
+drawn (that is counted); and vlmrm's large arrays go back to the system after each batch, unless told otherwise, which
+takes as long as everything else. Its `scatter` to GPUs, which needs CUDA, is left out. The rewards of the two differ a
+little, as the pictures do.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import os
+import subprocess
 import sys
 import time
 import types
@@ -35,13 +41,15 @@ import numpy as np
 
 from runners import results
 from runners.bench import measure, peers
+from runners.memory import keep_freed_memory
 
 GOAL, BASELINE, ALPHA = "pole vertically upright on top of the cart", "pole and cart", 0.5
 BATCH, SIDE = 64, 480  # frames; pixels as vlmrm draws them
 ROUNDS = 3
-BATCHES = {"lodestar": 8, "lodestar-96": 6, "ViT-B-32": 1}  # of one measurement
+BATCHES = {"lodestar": 24, "lodestar-96": 12, "ViT-B-32": 1}  # of one measurement
 PICTURES, SHOWN = 200, 2048
 COMMIT = "811d820"
+THEIRS = ("vlmrm", "vlmrm_quick", "vlmrm_kept")
 SOURCE = "https://github.com/AlignmentResearch/vlmrm"
 
 
@@ -52,6 +60,7 @@ def run(folder: Path, models: Sequence[str] = tuple(BATCHES), home: Path = peers
     from rewards.vision.encoder import MODELS
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run does
     path = folder / "vision-speed.csv"
     path.unlink(missing_ok=True)
     theirs = _source(home / "vlmrm")
@@ -60,14 +69,14 @@ def run(folder: Path, models: Sequence[str] = tuple(BATCHES), home: Path = peers
         if model in MODELS and not (MODELS[model] / "open_clip_config.json").is_file():
             print(f"{model} is skipped: it is not in {MODELS[model]}", file=sys.stderr)
             continue
+        if theirs is not None:
+            figures |= _beside_vlmrm(path, model, home)
         variants: dict[str, measure.Measure] = {
             "encoder": functools.partial(_encoder, model),
             "reward": functools.partial(_reward, model),
         }
         rates = measure.interleave(path, model, ROUNDS, variants)["cpu"]
         figures[f"clip_encoder_ratio_{model}"] = measure.ratio(rates, "reward", "encoder")
-        if theirs is not None:
-            figures |= _beside_vlmrm(path, model, theirs)
     return figures | _cache(path) | _reprompt(path)
 
 
@@ -95,15 +104,47 @@ def _reward(model: str) -> tuple[int, Callable[[], Any]]:
     return BATCH * len(parts), lambda: [mix.total(part, None, 0) for part in parts]
 
 
-def _beside_vlmrm(path: Path, model: str, theirs: Any) -> dict[str, float]:
-    """Ratios to vlmrm's path; both begin with the environment's picture."""
-    variants: dict[str, measure.Measure] = {
-        "ours": functools.partial(_ours, model),
-        "vlmrm": functools.partial(_vlmrm, model, theirs, True),
-        "vlmrm_quick": functools.partial(_vlmrm, model, theirs, False),
-    }
-    rates = measure.interleave(path, f"{model} {SIDE}x{SIDE}", ROUNDS, variants)["cpu"]
-    return {f"{name}_ratio_{model}": measure.ratio(rates, "ours", name) for name in ("vlmrm", "vlmrm_quick")}
+def _beside_vlmrm(path: Path, model: str, home: Path) -> dict[str, float]:
+    """Ratios to vlmrm's path; both begin with the environment's picture, each in a process of its own."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in ("ours", *THEIRS)}
+    for turn in range(1, ROUNDS + 1):
+        for kind in seconds:
+            frames, cpu = _alone(model, kind, home)
+            row = {"group": f"{model} {SIDE}x{SIDE}", "variant": kind, "round": turn, "frames": frames}
+            row |= {"cpu_seconds": round(cpu, 4), "frames_per_cpu_second": round(frames / cpu, 1)}
+            results.append_rows(path, [row])
+            seconds[kind].append(cpu / frames)
+    ours = np.array(seconds["ours"])
+    return {f"{kind}_ratio_{model}": float(np.median(np.array(seconds[kind]) / ours)) for kind in THEIRS}
+
+
+def _alone(model: str, kind: str, home: Path) -> tuple[int, float]:
+    """Frames and CPU seconds of one variant in a fresh process, whose allocator is as its project has it."""
+    command = [sys.executable, "-m", "runners.bench.vision_speed", model, kind, str(home), str(BATCH), str(SIDE)]
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=peers.ROOT, env=inherited)
+    if answer.returncode:
+        raise RuntimeError((answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1])
+    frames, cpu = json.loads(answer.stdout.splitlines()[-1])
+    return frames, cpu
+
+
+def _main(model: str, kind: str, home: str, batch: str, side: str) -> None:
+    """What `_alone` starts: the first pass warms up and does not count."""
+    global BATCH, SIDE
+    import torch
+
+    BATCH, SIDE = int(batch), int(side)
+    torch.set_num_threads(1)
+    if kind in ("ours", "vlmrm_kept"):
+        keep_freed_memory()
+    theirs = _source(Path(home) / "vlmrm")
+    for _ in range(2):
+        frames, work = _ours(model) if kind == "ours" else _vlmrm(model, theirs, kind != "vlmrm_quick")
+        start = time.process_time()
+        work()
+        cpu = time.process_time() - start
+    print(json.dumps([frames, cpu]))
 
 
 def _ours(model: str) -> tuple[int, Callable[[], Any]]:
@@ -151,10 +192,13 @@ def _vlmrm(model: str, theirs: Any, antialias: bool) -> tuple[int, Callable[[], 
 
 def _cache(path: Path) -> dict[str, float]:
     """What the cache costs where nothing repeats, and saves where much does."""
-    kinds = ("none", "new", "repeats")
+    kinds = ("none", "lookup", "repeats")
     variants: dict[str, measure.Measure] = {kind: functools.partial(_with_cache, kind) for kind in kinds}
     rates = measure.interleave(path, "cache", ROUNDS, variants)["cpu"]
-    return {f"clip_{key}_ratio": measure.ratio(rates, one, "none") for key, one in (("cache", "new"), ("repeats",) * 2)}
+    return {
+        "clip_cache_cost": measure.ratio(rates, "none", "lookup"),
+        "clip_repeats_ratio": measure.ratio(rates, "repeats", "none"),
+    }
 
 
 def _with_cache(kind: str) -> tuple[int, Callable[[], Any]]:
@@ -164,8 +208,13 @@ def _with_cache(kind: str) -> tuple[int, Callable[[], Any]]:
     encoder = _clip(LODESTAR).encoder
     frames = _frames(PICTURES if kind == "repeats" else SHOWN, encoder.size)
     frames = frames[np.random.default_rng(0).integers(len(frames), size=SHOWN)] if kind == "repeats" else frames
-    embed = encoder.image if kind == "none" else Cache(encoder.image)
-    return SHOWN, lambda: embed(frames, 256)
+    nothing = np.zeros((SHOWN, encoder.width), np.float16)
+    embed = {
+        "none": encoder.image,
+        "lookup": Cache(lambda new, _: nothing[: len(new)]),
+        "repeats": Cache(encoder.image),
+    }[kind]
+    return SHOWN, lambda: [embed(frames[i : i + 256], 256) for i in range(0, SHOWN, 256)]
 
 
 def _reprompt(path: Path) -> dict[str, float]:
@@ -257,3 +306,7 @@ def _source(folder: Path) -> Any:
     except (RuntimeError, ImportError) as error:
         print(f"vlmrm is skipped: {error}", file=sys.stderr)
         return None
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

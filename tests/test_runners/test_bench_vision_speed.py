@@ -1,4 +1,8 @@
+import contextlib
 import csv
+import io
+import json
+import sys
 
 import numpy as np
 import pytest
@@ -42,12 +46,20 @@ def small(monkeypatch):
     monkeypatch.setitem(vision_speed.BATCHES, "lodestar", 1)
     monkeypatch.setattr(vision_speed, "_reprompt", lambda path: {})
 
+    def alone(model, kind, home):  # in this process, which has all it needs
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written):
+            vision_speed._main(model, kind, str(home), "4", "96")
+        return json.loads(written.getvalue())
+
+    monkeypatch.setattr(vision_speed, "_alone", alone)
+
 
 def peer(tmp_path, monkeypatch, factor):
     """A stand-in for vlmrm with its formula, or nearly."""
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    monkeypatch.setattr("sys.path", list(sys.path))
     for name in ("vlmrm", "vlmrm.reward_model", "vlmrm.trainer.config"):
-        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     folder = tmp_path / "vlmrm" / "src" / "vlmrm"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
@@ -61,12 +73,13 @@ def test_it_writes_a_row_for_every_measurement_and_a_ratio_for_every_pair(tmp_pa
         "clip_encoder_ratio_lodestar",
         "vlmrm_ratio_lodestar",
         "vlmrm_quick_ratio_lodestar",
-        "clip_cache_ratio",
+        "vlmrm_kept_ratio_lodestar",
+        "clip_cache_cost",
         "clip_repeats_ratio",
     }
     assert all(np.isfinite(value) and value > 0 for value in figures.values())
     rows = list(csv.DictReader((tmp_path / "vision-speed.csv").open()))
-    variants = ["encoder", "reward", "ours", "vlmrm", "vlmrm_quick", "none", "new", "repeats"]
+    variants = ["ours", "vlmrm", "vlmrm_quick", "vlmrm_kept", "encoder", "reward", "none", "lookup", "repeats"]
     assert [row["variant"] for row in rows] == variants
 
 
