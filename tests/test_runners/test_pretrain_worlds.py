@@ -132,6 +132,13 @@ def test_a_grids_truth_climbs_along_the_path_and_peaks_on_the_square():
     assert one(SECOND, "far_from_goal", goal=0, goals=1) == 1 and one(SECOND, "far_from_goal", goal=0, goals=0) == 0
 
 
+def test_a_walk_through_grids_also_reaches_the_goal():
+    states, _ = collect(minigrid.LEXICON.worlds[0].walk(np.random.default_rng(0), 240), 0, None)
+    assert len(states) == 240
+    random, seeking = states.fact("goal")[80:160], states.fact("goal")[160:]
+    assert seeking.max() == 1 and seeking.mean() > random.mean() + 0.1
+
+
 def test_a_door_and_a_key_are_read_from_the_grid():
     from envs.make import make
 
