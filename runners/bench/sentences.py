@@ -51,9 +51,9 @@ TASKS = {
         "lodestar/MountainCarGoal-v0", 80_000, settings={**FAST, "gamma": 0.995, "entropy_weight": 0.03}
     ),
     "pendulum": Task("lodestar/PendulumUpright-v0", 80_000, settings={**FAST, "gamma": 0.95}),
-    "acrobot": Task("Acrobot-v1", 60_000, model="lodestar-96", shape="delta", settings=FAST),
+    "acrobot": Task("Acrobot-v1", 40_000, model="lodestar-96", shape="delta", settings=FAST),
     "minigrid": Task(
-        "MiniGrid-Empty-Random-6x6-v0", 40_000, model="lodestar-96", shape="delta", settings=FAST, backend="gym"
+        "MiniGrid-Empty-Random-6x6-v0", 20_000, model="lodestar-96", shape="delta", settings=FAST, backend="gym"
     ),
 }
 
