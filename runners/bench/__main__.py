@@ -10,6 +10,9 @@
     python -m runners.bench pseudo_counts  do RDD, coin flips and RND know how often they were somewhere? minutes
     python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
+    python -m runners.bench sentences      five tasks from a sentence alone, beside what a meaningless one teaches: two hours
+    python -m runners.bench highway        what semantics add to driving, beside the control without pictures: an hour
+    python -m runners.bench progress       demonstrations as a potential on MountainCar, own successes on DeepSea: minutes
     python -m runners.bench shaping_grid   which ways of paying a score can be farmed? exactly, on a small grid: seconds
     python -m runners.bench vision-speed   what a reward from frames costs, beside its encoder and beside vlmrm: minutes
     python -m runners.bench highway-speed  the highway as an array program beside highway-env itself: minutes
@@ -20,7 +23,7 @@
     python -m runners.bench mountaincar    learning study, hours
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json and exploration.json. An interrupted study goes on where it stopped.
+foundation.json, ppo.json, exploration.json and vision.json. An interrupted study goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -43,6 +46,9 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "noisy_rooms": ("noisy_rooms:run", "exploration"),
     "pseudo_counts": ("pseudo_counts:run", "exploration"),
     "exploration-speed": ("exploration_speed:run", "exploration"),
+    "sentences": ("sentences:run", "vision"),
+    "highway": ("highway:run", "vision"),
+    "progress": ("progress:run", "vision"),
     "highway-speed": ("highway_speed:run", "vision"),
     "shaping_grid": ("shaping_grid:run", "vision"),
     "vision-speed": ("vision_speed:run", "vision"),
