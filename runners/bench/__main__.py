@@ -10,9 +10,9 @@
     python -m runners.bench pseudo_counts  do RDD, coin flips and RND know how often they were somewhere? minutes
     python -m runners.bench exploration-speed  our exploration rewards beside rllte's, scoring and learning
     python -m runners.bench upright        the README's first command, five seeds, with its control: half an hour
-    python -m runners.bench sentences      five tasks from a sentence alone, beside what a meaningless one teaches: two hours
+    python -m runners.bench sentences      five tasks from a sentence alone, beside meaningless ones: two hours
     python -m runners.bench highway        what semantics add to driving, beside the control without pictures: an hour
-    python -m runners.bench progress       demonstrations as a potential on MountainCar, own successes on DeepSea: minutes
+    python -m runners.bench progress       demonstrations as a potential, own successes as another: minutes
     python -m runners.bench shaping_grid   which ways of paying a score can be farmed? exactly, on a small grid: seconds
     python -m runners.bench vision-speed   what a reward from frames costs, beside its encoder and beside vlmrm: minutes
     python -m runners.bench highway-speed  the highway as an array program beside highway-env itself: minutes

@@ -29,7 +29,7 @@ from runners.evaluate import interval
 
 ENV = "highway-fast-v0"
 SEEDS, STEPS, N_ENVS, EPISODES = 5, 20_000, 16, 100
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "n_steps": 64,
     "batch_size": 128,
     "n_epochs": 10,
@@ -77,7 +77,7 @@ def train(arm: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
     pays, model = ARMS[arm], None
     if pays is not None:
         config = PPOConfig(**SETTINGS)
-        wants = {"frame_size": 96} if arm not in ("task", "constant") else {}
+        wants: dict[str, Any] = {"frame_size": 96} if arm not in ("task", "constant") else {}
         envs = make_vec(ENV, N_ENVS, seed=1000 * seed, backend="batched", signals=True, **wants)
         model = PPO(envs, config, scorer=mix_of(envs, *pays, config.gamma, seed), seed=seed)
         model.learn(steps)
@@ -92,7 +92,7 @@ def mix_of(envs: Any, name: str, options: dict[str, Any], gamma: float, seed: in
     from envs.make import goals
 
     goal = goals(ENV)[0]
-    kind = rewards.get(name).Config
+    kind: Any = rewards.get(name).Config
     words = {"goal": goal.prompt, "negative": goal.negative, "baseline": goal.baseline, "model": "lodestar-96"}
     config = kind(**options, **{key: value for key, value in words.items() if hasattr(kind, key)})
     return rewards.make({name: config}, envs.single_observation_space, envs.single_action_space, gamma=gamma, seed=seed)
