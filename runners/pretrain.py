@@ -45,7 +45,6 @@ class PretrainConfig:
         out: folder that gets the model; empty for the model's own.
         words: where the vocabulary and its vectors come from: "" for the shipped model; else a sentence-transformers
             folder.
-        start: folder of a model whose image tower learns on, with the text tower that it has; empty for a new one.
         steps: optimiser steps of the image tower.
         text_steps: optimiser steps of the text tower, which comes first.
         frames: frames rendered per world, times the world's share.
@@ -64,7 +63,6 @@ class PretrainConfig:
     model: str = "lodestar"
     out: str = ""
     words: str = ""
-    start: str = ""
     steps: int = 1400
     text_steps: int = 1600
     frames: int = 4000
@@ -244,7 +242,6 @@ def _report(tower: str, step: int, steps: int, losses: list[float]) -> None:
 def run(config: PretrainConfig, folder: Path) -> str:
     """Draw frames, train, save into `folder`; returns the sha256 of the weights."""
     import torch
-    from safetensors.torch import load_file
 
     torch.set_num_threads(config.num_threads)
     of = MODELS[config.model]
@@ -255,10 +252,7 @@ def run(config: PretrainConfig, folder: Path) -> str:
     print("drawing frames", flush=True)
     states, frames = training_frames(config)
     grammar = Grammar(lexicon, np.random.default_rng(config.seed + 2), far_words(lexicon, words, vectors))
-    if config.start:
-        model.load_state_dict(load_file(Path(config.start) / "open_clip_model.safetensors"))
-    else:
-        train_text(model, tokenize, frozen, grammar, config)
+    train_text(model, tokenize, frozen, grammar, config)
     train_image(model, tokenize, frames, states, grammar, config)
     return save(model, folder, of)
 
