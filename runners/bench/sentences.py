@@ -68,14 +68,20 @@ def run(folder: Path) -> dict[str, float]:
         for arm in ARMS
         if seed < (CONTROL_SEEDS if arm in MEANINGLESS else SEEDS)
     ]
-    rows = run_missing(folder, "sentences", ("task", "arm", "seed"), jobs)
-    figures: dict[str, float] = {}
+    return figures(run_missing(folder, "sentences", ("task", "arm", "seed"), jobs))
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Success and its interval of every task and reward that has rows."""
+    found: dict[str, float] = {}
     for name in TASKS:
         for arm in ARMS:
             of = [float(row["success"]) for row in rows if (row["task"], row["arm"]) == (name, arm)]
+            if not of:
+                continue
             low, high = interval(of)
-            figures |= {f"{name}_{arm}": results.iqm(of), f"{name}_{arm}_low": low, f"{name}_{arm}_high": high}
-    return figures
+            found |= {f"{name}_{arm}": results.iqm(of), f"{name}_{arm}_low": low, f"{name}_{arm}_high": high}
+    return found
 
 
 def train(name: str, arm: str, seed: int, task: Task | None = None) -> dict[str, Any]:
