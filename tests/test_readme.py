@@ -14,7 +14,12 @@ from rewards.check import check_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-FIGURES = {"### Fast PPO": "ppo", "## Exploration": "exploration", "## Sentences": "vision", "## Numbers": "foundation"}  # heading -> results
+FIGURES = {
+    "### Fast PPO": "ppo",
+    "## Exploration": "exploration",
+    "## Sentences": "vision",
+    "## Numbers": "foundation",
+}  # heading -> results
 
 
 def test_every_tag_of_the_glossary_is_explained():

@@ -16,6 +16,7 @@ import numpy as np
 
 from envs.recording import record, save
 from envs.types import Transitions, concatenate
+from runners.bench.jobs import run_missing
 
 ENV = "Pendulum-v1"
 DATA = Path(__file__).resolve().parents[2] / "assets" / "recordings" / "pendulum.safetensors"
@@ -29,8 +30,6 @@ NAMES = {"preferences": "preferences", "true": "true", "cloning": "cloning", "ra
 
 def run(folder: Path) -> dict[str, float]:
     """Make what is missing; means over seeds, and how much of what true rewards bring over random comparisons bring."""
-    from runners.bench.exploration import run_missing
-
     if not DATA.exists():
         about = {"env": ENV, "policy": f"SAC after {', '.join(map(str, AGES))} steps, noise 0.1", "each": EACH}
         save(DATA, mixed(0), about)

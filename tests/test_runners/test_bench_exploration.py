@@ -1,7 +1,6 @@
 """Studies of exploration: rows that are there are not run again, columns, counts and figures computed by hand."""
 
 import inspect
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -16,50 +15,8 @@ ROOMS, SEA = "lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"
 DIVE = replace(exploration.TASKS["deepsea10"], steps=1000)
 
 
-@pytest.fixture
-def in_threads(monkeypatch):
-    """Jobs run in a thread of this process."""
-    monkeypatch.setattr(exploration, "ProcessPoolExecutor", lambda cores, mp_context: ThreadPoolExecutor(1))
-
-
 def write(folder, study, rows):
     results.append_rows(folder / f"{study}.csv", rows)
-
-
-# Studies
-
-
-def test_what_is_missing_runs_and_is_appended_and_what_is_there_is_left_alone(in_threads, tmp_path):
-    ran = []
-
-    def job(name, seed):
-        ran.append((name, seed))
-        return {"score": 10 * seed}
-
-    jobs = [(job, (name, seed)) for name in ("a", "b") for seed in (0, 1)]
-    write(tmp_path, "study", [{"name": "a", "seed": 1, "score": 7}])
-    rows = exploration.run_missing(tmp_path, "study", ("name", "seed"), jobs)
-    assert sorted(ran) == [("a", 0), ("b", 0), ("b", 1)]
-    text = (tmp_path / "study.csv").read_text().splitlines()
-    assert text[:2] == ["name,seed,score", "a,1,7"] and sorted(text[2:]) == ["a,0,0", "b,0,0", "b,1,10"]
-    assert sorted((row["name"], int(row["seed"]), int(row["score"])) for row in rows) == [
-        *(("a", 0, 0), ("a", 1, 7), ("b", 0, 0), ("b", 1, 10)),
-    ]
-    assert exploration.run_missing(tmp_path, "study", ("name", "seed"), jobs) == results.read_rows(
-        tmp_path / "study.csv"
-    )
-    assert len(ran) == 3
-
-
-def test_rows_before_a_job_that_fails_are_kept(in_threads, tmp_path):
-    def job(seed):
-        return {"inverse": 1 // seed}
-
-    with pytest.raises(ZeroDivisionError):
-        exploration.run_missing(tmp_path, "study", ("seed",), [(job, (1,)), (job, (0,))])
-    assert results.read_rows(tmp_path / "study.csv") in ([{"seed": "1", "inverse": "1"}], [])
-    rows = exploration.run_missing(tmp_path, "study", ("seed",), [(job, (1,)), (job, (2,))])
-    assert sorted(int(row["inverse"]) for row in rows) == [0, 1]
 
 
 # Sparse tasks

@@ -14,7 +14,7 @@ def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path,
         | {"agreement": 0.9, "accuracy": 0.8, "correlation": 0.95}
         for seed in (0, 1, 2)
     ]
-    monkeypatch.setattr("runners.bench.exploration.run_missing", lambda *arguments: rows)
+    monkeypatch.setattr(offline, "run_missing", lambda *arguments: rows)
     monkeypatch.setattr(offline, "DATA", tmp_path / "data.safetensors")
     offline.DATA.touch()
     figures = offline.run(tmp_path)
