@@ -34,6 +34,7 @@ What is slow: policy steps a second of one core at the defaults, without frames 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -53,19 +54,46 @@ SLOW, FAST = 0.73, 0.9  # of the speed limit
 BENT = 0.25  # rad
 COUNTS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")  # what highway-env calls the other vehicles
 
+# highway-env's IDMVehicle as it comes: m, m/s^2, m/s^2.
+MANNERS = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5.0}
+
 
 class OneFrame(gym.Wrapper, RecordConstructorArgs):
-    """Draws one frame when asked for one, and keeps the action space.
+    """Draws one frame when asked for one, and keeps the action space and the manners of other drivers.
 
     highway-env draws nothing at all, black, where SDL has no screen, and after the first frame it draws one at every
     simulation step, 5 to 15 for each frame anybody sees. At every reset it makes a new action space, which knows
-    nothing of the seed that the old one was given.
+    nothing of the seed that the old one was given. An intersection changes how the vehicles of all other environments
+    in the process drive: here each has its own manners, whatever was made beside it.
     """
 
     def __init__(self, env: gym.Env) -> None:
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self.action_space = env.action_space
+        self._manners: dict[str, float] = {}  # what the environment made of MANNERS
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        drivers = self._drivers()
+        for name, value in MANNERS.items():
+            setattr(drivers, name, value)
+        result = self.env.reset(seed=seed, options=options)
+        self._manners = {name: getattr(drivers, name) for name in MANNERS}
+        return result
+
+    def step(self, action: Any) -> Any:
+        drivers = self._drivers()
+        for name, value in self._manners.items():
+            setattr(drivers, name, value)
+        return self.env.step(action)
+
+    def _drivers(self) -> Any:
+        """highway-env's class of other drivers, or for other environments something of no consequence."""
+        if not hasattr(self.unwrapped, "road"):
+            return SimpleNamespace()
+        from highway_env.vehicle.behavior import IDMVehicle
+
+        return IDMVehicle
 
     def render(self) -> Any:
         inner: Any = self.unwrapped

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.driving import words
+from envs.driving import MANNERS, words
 from envs.make import families, goals, make, spec_of
 from envs.options import options
 from envs.vehicle import VEHICLE
@@ -133,3 +133,21 @@ def test_random_actions_follow_their_seed_across_resets() -> None:
         env.reset()
         drawn.append([int(env.action_space.sample()) for _ in range(12)])
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 2
+
+
+def test_an_intersection_leaves_the_drivers_of_other_roads_as_they_are() -> None:
+    from highway_env.vehicle.behavior import IDMVehicle
+
+    def manners() -> tuple[float, ...]:
+        return tuple(getattr(IDMVehicle, name) for name in MANNERS)
+
+    usual = tuple(MANNERS.values())
+    road, crossing = make("highway-fast-v0", seed=0), make("intersection-v0", seed=0)
+    crossing.reset()
+    assert manners() == (7, 6, -3)  # what it makes of the class that all environments share
+    road.reset()
+    assert manners() == usual
+    crossing.step(crossing.action_space.sample())
+    assert manners() == (7, 6, -3)
+    road.step(1)
+    assert manners() == usual

@@ -211,6 +211,7 @@ def test_a_model_absent_from_an_installation_is_named(monkeypatch, tmp_path):
 
 
 def test_the_model_is_the_one_that_was_taught_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delitem(MODELS, "lodestar-96")
     for name, worlds in (("one", ["MiniGrid-*", "highway*"]), ("two", ["Acrobot-v?"])):
         (tmp_path / name).mkdir()
         (tmp_path / name / "open_clip_config.json").write_text("{}")
