@@ -42,7 +42,7 @@ def test_the_files_it_shows_exist():
 
 
 def test_the_numbers_are_those_of_the_results():
-    rows = [(file, row) for file, text in figured() for row in re.findall(r"`(\w+)` \| ([-\d.]+) (?=\|)", text)]
+    rows = [(file, row) for file, text in figured() for row in re.findall(r"`([\w-]+)` \| ([-\d.]+) (?=\|)", text)]
     assert len(rows) >= 12
     for file, (key, shown) in rows:
         digits = len(shown.partition(".")[2])
