@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -83,17 +84,15 @@ class Vision(Reward):
         device: str = "cpu",
     ) -> None:
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
-        try:
-            self.encoder = shared(config.model, config.weights, seed=seed, device=device, precision=config.precision)
-        except (ValueError, FileNotFoundError) as error:
-            raise type(error)(str(error).replace("reward.clip.", f"reward.{config.NAME}.")) from error
+        about: dict[str, Any] = {"device": device, "precision": config.precision, "reward": config.NAME}
+        self.encoder = shared(config.model, config.weights, seed=seed, **about)
         self.frame_size = self.encoder.size
         self.sentences: list[str] = []  # those that the reward reads
         self.embedding = self.encoder.name
 
+    @abstractmethod
     def rate(self, seen: np.ndarray) -> Any:
         """What `score` says of embeddings, float32 (N, D); all zeros for a frame that shows nothing."""
-        raise NotImplementedError
 
     def score(self, batch: Transitions, memory: Any = None) -> Any:
         """Float32 (N,), from the embedding in `batch.extras` where it is, else from `batch.frame`."""

@@ -34,12 +34,21 @@ MODELS = {LODESTAR: SHIPPED, "lodestar-96": SHIPPED.with_name("clip-96")}  # nam
 _alive: WeakValueDictionary[tuple[Any, ...], Encoder] = WeakValueDictionary()
 
 
-def shared(model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32") -> Encoder:
-    """The encoder of these settings; the same object for everybody who asks while somebody holds it."""
+def shared(
+    model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32", reward: str = "clip"
+) -> Encoder:
+    """The encoder of these settings; the same object for everybody who asks while somebody holds it.
+
+    Raises:
+        ValueError, FileNotFoundError: as `Encoder`, about the options of `reward`.
+    """
     key = (model, weights, seed if weights == UNTRAINED else None, device, precision, MODELS.get(model))
     encoder = _alive.get(key)
     if encoder is None:
-        encoder = _alive[key] = Encoder(model, weights, seed=seed, device=device, precision=precision)
+        try:
+            encoder = _alive[key] = Encoder(model, weights, seed=seed, device=device, precision=precision)
+        except (ValueError, FileNotFoundError) as error:
+            raise type(error)(str(error).replace("reward.clip.", f"reward.{reward}.")) from error
     return encoder
 
 

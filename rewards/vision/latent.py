@@ -38,10 +38,7 @@ class Latent:
             self.layout = Layout(space, (), reward, channels=0, smallest_image=EVERY_PIXEL)
             self.fields, self.size = frozenset({"next_obs"}), self.layout.size
         else:
-            try:
-                self.encoder = shared(model, weights, seed=seed, device=device)
-            except (ValueError, FileNotFoundError) as error:
-                raise type(error)(str(error).replace("reward.clip.", f"reward.{reward}.")) from error
+            self.encoder = shared(model, weights, seed=seed, device=device, reward=reward)
             self.fields, self.size = frozenset({"frame"}), self.encoder.width
         self.frame_size = self.encoder.size if self.encoder else None
         self.embedding = self.encoder.name if self.encoder else None  # of the extra that stands for the frame
