@@ -88,6 +88,10 @@ def _no_goals(spec: EnvSpec) -> list[Goal]:
     return []
 
 
+def _no_aim(spec: EnvSpec) -> str:
+    return ""
+
+
 def _no_signals(spec: EnvSpec) -> tuple[str, ...]:
     return ()
 
@@ -129,6 +133,7 @@ class Family:
         caption: (env, memory) -> the state or the last event in words. `memory` is a dict that the caller keeps and
             empties at each reset.
         goals: what may be wanted of an environment; the first is the default.
+        aim: one sentence for a judge of texts: what counts as progress; "" where nobody has said.
         signals: names of the numbers that `sense` reads; empty where there are none. Cars have `envs.vehicle.VEHICLE`.
         sense: the state in numbers, float32 (K,), as `signals` names them.
         scatter: puts an environment, after its reset, into a random state, so that many of them cover its space; says
@@ -150,6 +155,7 @@ class Family:
     options: frozenset[str] = frozenset()
     caption: Callable[[gym.Env, dict[str, Any]], str] = _no_caption
     goals: Callable[[EnvSpec], list[Goal]] = _no_goals
+    aim: Callable[[EnvSpec], str] = _no_aim
     signals: Callable[[EnvSpec], tuple[str, ...]] = _no_signals
     sense: Callable[[gym.Env], np.ndarray] = _no_sense
     scatter: Callable[[gym.Env, np.random.Generator], bool] = _no_scatter

@@ -14,15 +14,13 @@ why in `notes`, so that training goes on without it.
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from abc import ABC, abstractmethod
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
 
 from envs.types import Transitions
+from rewards.named import make_named
 
 JUDGES: dict[str, str] = {
     "scripted": "rewards.preference.judges:Scripted",
@@ -89,27 +87,9 @@ def make_judge(name: str, *, cached: str = "", seed: int = 0, device: str = "cpu
     Raises:
         ValueError: for an unknown name or option, with the nearest; or from the judge, for a value it refuses.
     """
-    if name not in JUDGES:
-        raise ValueError(f"there is no judge {name!r}; {_nearest(name, list(JUDGES))}")
-    module, _, attribute = JUDGES[name].partition(":")
-    kind = getattr(import_module(module), attribute)
-    accepted = inspect.signature(kind).parameters
-    known = [key for key in accepted if key not in ("seed", "device")]
-    for key in options:
-        if key not in known:
-            raise ValueError(f"the judge {name} has no option {key!r}; {_nearest(key, known)}")
-    for key in known:
-        if key not in options and accepted[key].default is inspect.Parameter.empty:
-            raise ValueError(f"the judge {name} needs {key}; give it among the judge's options")
-    own = {key: value for key, value in {"seed": seed, "device": device}.items() if key in accepted}
-    judge: Judge = kind(**options, **own)
+    judge: Judge = make_named("judge", JUDGES, name, seed=seed, device=device, **options)
     if cached:
         from rewards.preference.judges import Recorded
 
         return Recorded(cached, judge)
     return judge
-
-
-def _nearest(given: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(given, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
