@@ -337,7 +337,8 @@ def _preset_values(name: str, given: dict[str, Any]) -> dict[str, Any]:
 def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     """Give a reward that wants a goal the one that the environment's family knows, and the model that was taught it.
 
-    The first goal's sentences go together: beside a goal of the user's own nothing is filled in.
+    A reward that reads captions gets the family's aim, and the family's name as its `world`; one that sees gets the
+    first goal's sentences, which go together: beside a goal of the user's own nothing is filled in.
 
     Args:
         config: is changed in place.
@@ -346,13 +347,21 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     Raises:
         UsageError: if none is known.
     """
-    from envs.make import goals
+    from envs.family import family_of
+    from envs.make import goals, spec_of
 
     for name, options in config.reward.items():
         _fill_model(config.env, name, options, given)
         if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
             continue
-        if f"reward.{name}.goal" in given or options.goal:
+        chosen = f"reward.{name}.goal" in given or options.goal
+        if hasattr(options, "world"):
+            spec = spec_of(config.env)
+            family = family_of(spec)
+            options.goal = options.goal if chosen else family.aim(spec)
+            options.world = options.world if f"reward.{name}.world" in given else options.world or family.name
+            continue
+        if chosen:
             continue
         known = goals(config.env)
         if not known:
