@@ -25,6 +25,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from envs import states
 from envs.family import Family, Goal, entry
+from envs.minigrid_signals import sense, signals
 from envs.words import WORDS, hashed_words
 
 PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
@@ -165,6 +166,8 @@ FAMILY = Family(
     options=frozenset({"mission"}),
     caption=_caption,
     goals=_goals,
+    signals=signals,
+    sense=sense,
     scatter=states.scatter_grid,
     success=lambda env, episode_return, terminated, info: episode_return > 0,
 )
