@@ -17,6 +17,7 @@
                      how they are read from highway-env and CarRacing; how well a policy drives; states to look at
     carla.py         a family too: driving environments of others, with a camera and a car
     exploration.py   a family too: worlds that tell methods of exploration apart, rooms with noise and a deep dive
+    crafter.py       a family too: survival in a small open world, with 22 achievements
     disturb.py       sticky actions and a noisy television, for any environment
     snapshots.py     the state of a simulator as plain data, and back
     s3rl.py          S3RL: first episodes that begin in states of a teacher
@@ -40,6 +41,7 @@ _TASKS = {  # id -> entry point, steps until truncation, constructor arguments
     "NoisyRooms-v0": ("envs.exploration:NoisyRooms", 200, {}),
     "Carla-v0": ("envs.carla:Carla", None, {}),
     "DeepSea-v0": ("envs.exploration:DeepSea", None, {}),
+    "Crafter-v0": ("envs.crafter:Crafter", 10_000, {}),
     "ProbeValue-v0": ("envs.probe:Probe", None, {"kind": "value"}),
     "ProbeObservation-v0": ("envs.probe:Probe", None, {"kind": "observation"}),
     "ProbeDiscount-v0": ("envs.probe:Probe", None, {"kind": "discount"}),
