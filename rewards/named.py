@@ -15,6 +15,17 @@ def make_named(what: str, table: Mapping[str, str], name: str, /, **options: Any
     Raises:
         ValueError: for an unknown name or option, with the nearest, or a missing one.
     """
+    kind = check_named(what, table, name, **options)
+    accepted = inspect.signature(kind).parameters
+    return kind(**{key: value for key, value in options.items() if key in accepted})
+
+
+def check_named(what: str, table: Mapping[str, str], name: str, /, **options: Any) -> Any:
+    """The class that `make_named` would build, not built.
+
+    Raises:
+        ValueError: as `make_named`, but for what the class itself refuses.
+    """
     if name not in table:
         raise ValueError(f"there is no {what} {name!r}; {nearest(name, list(table))}")
     module, _, attribute = table[name].partition(":")
@@ -28,7 +39,7 @@ def make_named(what: str, table: Mapping[str, str], name: str, /, **options: Any
     for key in known:
         if key not in options and accepted[key].default is inspect.Parameter.empty:
             raise ValueError(f"the {what} {name} needs {key}; give it among the {what}'s options")
-    return kind(**{key: value for key, value in options.items() if key in accepted})
+    return kind
 
 
 def nearest(given: str, names: Sequence[str]) -> str:

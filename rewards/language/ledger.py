@@ -1,0 +1,210 @@
+"""Which texts wait for a judge, which are being asked, which are answered; and how many may still be asked.
+
+A book for one writer at a time, whoever holds `lock`; nothing in it waits, reads or writes a file or asks anybody.
+
+    offered -> waiting -> asking -> answered (due at a step) -> taken
+                  ^          |
+                  +- failed -+ -> given up after `tries`
+
+What waits is bounded, and what is asked next is what has the highest priority and, among equals, what came last: an
+agent meets new texts faster than a language model reads, and the newest are those it meets again soon.
+Source: Zheng et al. 2024, arXiv 2410.23022 (ONI), section 3, asks newest first from an unbounded list; differences:
+bounded, what waits or is being asked is not taken in a second time, priorities, a budget, a rate.
+When it fails: a text that was let go of for want of room is forgotten; it comes back only if it is met again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, TypeAlias
+
+Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better is asked for
+
+KNOWN = 100_000  # answered items that are remembered so as not to be asked again
+COUNTS = ("asked", "answered", "unsure", "failed", "dropped", "cached", "tokens", "seconds")
+
+
+class Ledger:
+    """The book.
+
+    Args:
+        queue: items that may wait, at least 1.
+        newest: whether of two items of equal priority the later is asked first.
+        rate: items asked per 1,000 steps; what a stretch of steps leaves over is lost. 0 for no limit.
+        budget: answers of the judge in total, 0 for no limit. Cached answers are free.
+        token_budget: tokens in total, 0 for no limit; what is being asked when they are spent is still paid for.
+
+    Attributes:
+        lock: to be held around every call.
+        waiting: (priority, serial number) of each item that waits; the highest is next.
+        asking: the same of each item that a judge is thinking about.
+        fresh: items that nobody has looked for in a cache yet.
+        answers: (step from which it may be taken, item, value), NaN for unsure, not yet taken.
+        counts: totals by name, see `COUNTS`.
+    """
+
+    def __init__(
+        self, queue: int = 1000, newest: bool = True, rate: float = 0.0, budget: int = 0, token_budget: int = 0
+    ) -> None:
+        self.queue, self.newest, self.rate, self.budget, self.token_budget = queue, newest, rate, budget, token_budget
+        self.lock = threading.Lock()
+        self.waiting: dict[Item, tuple[float, int]] = {}
+        self.asking: dict[Item, tuple[float, int]] = {}
+        self.fresh: list[Item] = []
+        self.answers: deque[tuple[int, Item, float]] = deque()
+        self.counts = dict.fromkeys(COUNTS, 0.0)
+        self._known: dict[Item, None] = {}
+        self._tries: dict[Item, int] = {}
+        self._order: list[Item] | None = None  # what waits, the next one last; None when it must be sorted again
+        self._serial = 0
+        self._now, self._credit = 0, 0.0
+
+    def offer(self, items: Sequence[Item], priority: Sequence[float] | None = None) -> int:
+        """Take in what is new; the last is the newest. Items that wait already move to their new place.
+
+        Returns:
+            How many were new and are waiting now.
+        """
+        new = []
+        for item, rank in zip(items, repeat(0.0) if priority is None else priority):
+            if item in self._known or item in self.asking or not (item if isinstance(item, str) else all(item)):
+                continue
+            if item not in self.waiting:
+                new.append(item)
+            self._serial += 1
+            self.waiting[item] = (float(rank), self._serial if self.newest else -self._serial)
+            self._order = None
+        surplus = len(self.waiting) - self.queue
+        if surplus > 0:
+            for item in self._sorted()[:surplus]:
+                del self.waiting[item]
+            del self._sorted()[:surplus]
+            self.counts["dropped"] += surplus
+            new = [item for item in new if item in self.waiting]
+        self.fresh += new
+        return len(new)
+
+    def tick(self, now: int) -> None:
+        """Let the steps since the last tick pay for questions."""
+        if now > self._now:
+            gain = (now - self._now) * self.rate / 1000
+            self._now, self._credit = now, min(self._credit + gain, gain + 1)  # + 1: fractions of a question add up
+
+    def draw(self, most: int) -> list[Item]:
+        """The next items to be asked, at most `most`, within budget and rate; they count as being asked from now on."""
+        if self.budget:
+            most = min(most, self.budget - int(self.counts["answered"]) - len(self.asking))
+        if self.rate:
+            most = min(most, int(self._credit))
+        if self.token_budget and self.counts["tokens"] >= self.token_budget:
+            return []
+        order = self._sorted()
+        drawn: list[Item] = []
+        while order and len(drawn) < most:
+            item = order.pop()
+            place = self.waiting.pop(item, None)  # None: a cache answered it meanwhile
+            if place is not None:
+                self.asking[item] = place
+                drawn.append(item)
+        return drawn
+
+    def sent(self, items: Sequence[Item]) -> None:
+        """These were put to the judge."""
+        self.counts["asked"] += len(items)
+        if self.rate:
+            self._credit -= len(items)
+
+    def answer(self, item: Item, value: float, due: int = 0, cached: bool = False) -> None:
+        """An item has an answer, NaN for unsure, which may be taken from step `due` on."""
+        self.asking.pop(item, None)
+        self.waiting.pop(item, None)
+        self._remember(item)
+        self.answers.append((due, item, value))
+        self.counts["cached" if cached else "answered"] += 1
+        self.counts["unsure"] += value != value
+
+    def fail(self, item: Item, tries: int) -> None:
+        """An item got no usable answer: it waits again behind all others, or is given up if that was try `tries`."""
+        if self.asking.pop(item, None) is None:
+            return
+        self.counts["failed"] += 1
+        self._tries[item] = self._tries.get(item, 0) + 1
+        if self._tries[item] >= tries:
+            self.counts["dropped"] += 1
+            self._remember(item)
+        else:
+            self._serial += 1
+            self.waiting[item] = (float("-inf"), -self._serial)
+            self._order = None
+
+    def forgive(self) -> None:
+        """Forget how often items failed: it was the judge that was ill."""
+        self._tries.clear()
+
+    def take(self, now: int) -> list[tuple[Item, float]]:
+        """The answers that are due, the first first."""
+        taken = []
+        while self.answers and self.answers[0][0] <= now:
+            taken.append(self.answers.popleft()[1:])
+        return taken
+
+    def spent(self) -> str:
+        """Which budget is spent, as a sentence; "" while there is some left."""
+        if self.budget and self.counts["answered"] >= self.budget:
+            return f"the budget of {self.budget:,} labels is spent, nothing is asked any more"
+        if self.token_budget and self.counts["tokens"] >= self.token_budget:
+            return f"the budget of {self.token_budget:,} tokens is spent, nothing is asked any more"
+        return ""
+
+    def metrics(self) -> dict[str, float]:
+        """The counts, what waits, and the mean seconds that an answer took."""
+        counts = dict(self.counts)
+        latency = counts.pop("seconds") / max(counts["answered"], 1.0)
+        return {**counts, "queued": float(len(self.waiting)), "latency": latency}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as lists and numbers; what is being asked waits again."""
+        open_ = {**self.waiting, **self.asking}
+        return {
+            "waiting": [[*_texts(item), *open_[item]] for item in sorted(open_, key=open_.__getitem__)],
+            "answers": [[due, *_texts(item), None if value != value else value] for due, item, value in self.answers],
+            "known": [_texts(item) for item in self._known],
+            "counts": dict(self.counts),
+            "serial": self._serial,
+            "now": self._now,
+            "credit": self._credit,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.waiting = {_item(texts): (rank, serial) for *texts, rank, serial in state["waiting"]}
+        self.answers = deque(
+            (due, _item(texts), float("nan") if value is None else value) for due, *texts, value in state["answers"]
+        )
+        self._known = dict.fromkeys(map(_item, state["known"]))
+        self.counts = dict(state["counts"])
+        self._serial, self._now, self._credit = state["serial"], state["now"], state["credit"]
+        self.asking, self.fresh, self._order = {}, list(self.waiting), None
+        self.forgive()
+
+    def _sorted(self) -> list[Item]:
+        if self._order is None:
+            self._order = sorted(self.waiting, key=self.waiting.__getitem__)
+        return self._order
+
+    def _remember(self, item: Item) -> None:
+        self._tries.pop(item, None)
+        self._known[item] = None
+        if len(self._known) > KNOWN:
+            del self._known[next(iter(self._known))]
+
+
+def _texts(item: Item) -> list[str]:
+    return [item] if isinstance(item, str) else list(item)
+
+
+def _item(texts: Iterable[str]) -> Item:
+    first, *second = texts
+    return (first, second[0]) if second else first
