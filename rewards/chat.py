@@ -25,6 +25,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -47,6 +48,19 @@ class _TryAgain(JudgeError):
 
 class _Refused(JudgeError):
     """The server understood the question and does not take it in this form."""
+
+
+@dataclass
+class Said:
+    """What came back for one question.
+
+    Attributes:
+        text: the model's last words, "" if there were none.
+        tokens: of question and answer together, all attempts, as the server counts them; 0 if it does not.
+    """
+
+    text: str = ""
+    tokens: int = 0
 
 
 class Chat:
@@ -105,12 +119,15 @@ class Chat:
         self._random = random.Random(seed)
         self._client = httpx2.Client(timeout=httpx2.Timeout(timeout, connect=connect))
 
-    def ask(self, parts: Sequence[str | np.ndarray], schema: dict[str, Any] | None = None) -> Any:
+    def ask(
+        self, parts: Sequence[str | np.ndarray], schema: dict[str, Any] | None = None, said: Said | None = None
+    ) -> Any:
         """Put one question.
 
         Args:
             parts: texts and images, uint8 (H, W, 3), in the order in which they are read.
             schema: a JSON schema (type, enum, properties, required, items, minimum, maximum) that the answer must fit.
+            said: filled with the model's words and what they cost, also if there is no usable answer.
 
         Returns:
             The answer's text; with a schema what it decodes to.
@@ -118,36 +135,38 @@ class Chat:
         Raises:
             JudgeError: if there is none, or it does not fit the schema.
         """
-        content = [_part(part) for part in parts]
+        parts = list(parts)
         if schema is not None:
-            content.append(_part(f"Answer with JSON only, in the form of this JSON schema: {json.dumps(schema)}"))
+            parts.append(f"Answer with JSON only, in the form of this JSON schema: {json.dumps(schema)}")
+        texts = [part for part in parts if isinstance(part, str)]  # some servers take no list where nothing is shown
+        content = "\n".join(texts) if len(texts) == len(parts) else [_part(part) for part in parts]
         body = {**self.options, "model": self.model, "messages": [{"role": "user", "content": content}]}
+        said = Said() if said is None else said
         if schema is None:
-            return self._retried(body)
+            return self._retried(body, said)
         if self._structured:
             form = {"name": "answer", "strict": True, "schema": schema}
             try:
-                return decode(
-                    self._retried({**body, "response_format": {"type": "json_schema", "json_schema": form}}), schema
-                )
+                structured = {**body, "response_format": {"type": "json_schema", "json_schema": form}}
+                return decode(self._retried(structured, said), schema)
             except _Refused:
-                answer = decode(self._retried(body), schema)
+                answer = decode(self._retried(body, said), schema)
                 self._structured = False  # only now is it known to be the schema that was refused
                 return answer
-        return decode(self._retried(body), schema)
+        return decode(self._retried(body, said), schema)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _retried(self, body: dict[str, Any]) -> str:
+    def _retried(self, body: dict[str, Any], said: Said) -> str:
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.attempts),
             wait=self._wait,
             retry=tenacity.retry_if_exception_type(_TryAgain),
             reraise=True,
         )
-        return retrying(self._once, body)
+        return retrying(self._once, body, said)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         """Seconds until the next attempt: full jitter, or what the server asked for."""
@@ -155,7 +174,7 @@ class Chat:
         drawn = self._random.uniform(0, self.backoff * 2.0 ** (state.attempt_number - 1))
         return min(max(drawn, getattr(error, "after", 0.0)), self.longest)
 
-    def _once(self, body: dict[str, Any]) -> str:
+    def _once(self, body: dict[str, Any], said: Said) -> str:
         key = os.environ.get(self.key, "").strip()
         headers = {"Accept-Encoding": "identity"}  # what is counted is what arrives
         if not (key.isascii() and key.isprintable()):
@@ -171,15 +190,15 @@ class Chat:
             raise _TryAgain(f"{self.url} did not answer in time ({type(error).__name__})") from None
         except httpx2.TransportError as error:
             raise _TryAgain(f"{self.url} cannot be reached: {type(error).__name__}: {error}") from None
-        quote = " ".join(data[:QUOTE].decode("utf-8", "replace").split())
-        if key:
-            quote = quote.replace(key, "***")
+        quote = " ".join(_masked(data.decode("utf-8", "replace"), key)[:QUOTE].split())
         if status == 429 or status == 408 or status >= 500:
             raise _TryAgain(f"{self.url} answered {status}: {quote!r}", _seconds(after))
         if status != 200:
             kind = _Refused if status in (400, 422) else JudgeError
             raise kind(f"{self.url} answered {status}: {quote!r}")
-        return self._content(data, quote)
+        content, tokens = self._content(data, quote)
+        said.text, said.tokens = _masked(content, key), said.tokens + tokens
+        return said.text
 
     def _read(self, response: httpx2.Response, deadline: float) -> bytes:
         data = bytearray()
@@ -191,18 +210,21 @@ class Chat:
                 raise _TryAgain(f"{self.url} was still answering after {self.timeout:g} s")
         return bytes(data)
 
-    def _content(self, data: bytes, quote: str) -> str:
+    def _content(self, data: bytes, quote: str) -> tuple[str, int]:
+        """The model's words, and what question and answer cost by the server's count, tokens."""
         if data.lstrip()[:1] == b"<":
             raise JudgeError(
                 f"{self.url} answered with a web page ({quote!r}); give the API's root, often ending in /v1"
             )
         try:
-            content = json.loads(data)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+            completion = json.loads(data)
+            content = completion["choices"][0]["message"]["content"]
+            tokens = (completion.get("usage") or {}).get("total_tokens", 0)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise JudgeError(f"{self.url} answered with something that is no chat completion: {quote!r}") from None
         if not isinstance(content, str):
-            raise JudgeError(f"{self.model} answered nothing ({content!r})")
-        return content
+            raise JudgeError(f"{self.model} answered nothing ({None if content is None else type(content).__name__})")
+        return content, max(tokens, 0) if isinstance(tokens, int) else 0
 
 
 def decode(text: str, schema: dict[str, Any]) -> Any:
@@ -269,6 +291,11 @@ def _part(part: str | np.ndarray) -> dict[str, Any]:
         return {"type": "text", "text": part}
     data = base64.b64encode(png(part)).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def _masked(text: str, key: str) -> str:
+    """A server's words without the key, which a server may repeat."""
+    return text.replace(key, "***") if key else text
 
 
 def _seconds(retry_after: str) -> float:

@@ -60,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
                 plan(self)
                 return
             parts = body["messages"][0]["content"]
+            if isinstance(parts, str):
+                parts = [{"type": "text", "text": parts}]
             text = "\n".join(part["text"] for part in parts if part["type"] == "text")
             images = [picture(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
             self.say(server.think(text, images))

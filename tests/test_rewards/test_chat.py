@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
 
-from rewards.chat import Chat, JudgeError, _seconds, decode, fits
+from rewards.chat import Chat, JudgeError, Said, _seconds, decode, fits
 
 YES = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": False}
 WHITE, BLACK = np.full((6, 8, 3), 255, np.uint8), np.zeros((6, 8, 3), np.uint8)
@@ -150,6 +150,42 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(server, monkeypat
     monkeypatch.delenv("MY_KEY")
     asking.ask(["How bright?", WHITE])
     assert "Authorization" not in server.seen[-1][0]
+
+
+def test_a_server_that_repeats_the_key_does_not_get_it_into_answers_or_errors(server, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret-123")
+    said = Said()
+    server.plan = [says("your key is sk-secret-123"), says(["sk-secret-123"]), status(401, "x" * 192 + "sk-secret-123")]
+    asking = chat(server, key="MY_KEY")
+    assert asking.ask(["?"], said=said) == said.text == "your key is ***"
+    for words in (r"tiny answered nothing \(list\)$", r"answered 401: 'x{192}\*\*\*'$"):  # cut only when it is masked
+        with pytest.raises(JudgeError, match=words):
+            asking.ask(["?"], said=said)
+
+
+def test_words_and_tokens_are_told_also_where_the_answer_does_not_fit(server):
+    def costs(content, usage):
+        message = {"choices": [{"message": {"content": content}}], "usage": usage}
+        return lambda handler: handler.send(200, json.dumps(message))
+
+    server.plan = [status(500), costs("yes and no", {"total_tokens": 41}), costs('{"yes": true}', {"total_tokens": 7})]
+    server.plan += [costs("a", None), costs("b", {"total_tokens": "many"}), costs("c", {})]
+    said = Said()
+    with pytest.raises(JudgeError, match=r"no JSON in the answer fits"):
+        chat(server).ask(["?"], YES, said)
+    assert said == Said("yes and no", 41)
+    assert chat(server).ask(["?"], YES, said) == {"yes": True}
+    assert said == Said('{"yes": true}', 48)
+    for _ in range(3):
+        chat(server).ask(["?"], said=said)
+    assert said == Said("c", 48)
+
+
+def test_a_question_without_pictures_is_one_plain_string_which_every_server_takes(server):
+    server.think = lambda text, images: '{"yes": true}'
+    assert chat(server).ask(["Bright?", "Really?"], YES) == {"yes": True}
+    content = server.seen[0][1]["messages"][0]["content"]
+    assert content.startswith("Bright?\nReally?\nAnswer with JSON only, in the form of this JSON schema: {")
 
 
 def test_waits_double_with_full_jitter_and_the_servers_wish_counts_up_to_a_limit(server, monkeypatch):

@@ -54,9 +54,9 @@ def test_the_second_is_better_where_its_last_picture_is_nearer_to_the_goal(serve
 
 def test_both_questions_name_the_goal_and_the_second_hears_what_was_said_in_the_first(server):
     judge(server).compare(segments(10), segments(20))
-    look, decide = ([part.get("text", "") for part in body["messages"][0]["content"]] for _, body in server.seen)
-    assert "to make it bright" in look[-1] and "to make it bright" in decide[0]
-    assert "brightness 10" in decide[0] and "brightness 20" in decide[0]
+    look, decide = (body["messages"][0]["content"] for _, body in server.seen)
+    assert "to make it bright" in look[-1]["text"] and "to make it bright" in decide
+    assert "brightness 10" in decide and "brightness 20" in decide
     assert server.seen[1][1]["response_format"]["json_schema"]["schema"]["properties"]["answer"]["enum"] == [0, 1, -1]
 
 
