@@ -7,10 +7,10 @@ Observation, flat float32 in {0, 1}, for the default view of 7 x 7 cells:
 
 so (984,) for DoorKey, whose mission is always the same, and (1048,) for KeyCorridor or BabyAI.
 
-Option of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop".
+Options of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop"; of what `info["text"]` says,
+`captions` = "events" or "full", `chatter` and `varied` (false), as `envs.minigrid_captions` tells.
 
-`info["text"]` tells events, as a game's message line does: the mission at a reset, "picked up the yellow key", "opened
-the blue door", "reached the goal"; "" when nothing happened. Success is a positive task return.
+Success is a positive task return.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from envs import states
 from envs.family import Family, Goal, entry
+from envs.minigrid_captions import Speech, caption
 from envs.minigrid_signals import sense, signals
 from envs.words import WORDS, hashed_words
 
@@ -34,13 +35,25 @@ PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
 class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
     """MiniGrid's dict of image, direction and mission as one flat float32 vector; the module says which.
 
-    Values that MiniGrid's own tables do not have count as their last entry.
+    Values that MiniGrid's own tables do not have count as their last entry. With chatter, each reset draws one more
+    random number of the environment's, which names the episode.
+
+    Attributes:
+        speech: what captions are to say, and of what.
     """
 
-    def __init__(self, env: gym.Env, mission: str = "auto") -> None:
+    def __init__(
+        self,
+        env: gym.Env,
+        mission: str = "auto",
+        captions: str = "events",
+        chatter: bool = False,
+        varied: bool = False,
+    ) -> None:
         if mission not in ("auto", "words", "drop"):
             raise ValueError(f'mission={mission!r} is unknown; give "auto", "words" or "drop"')
-        RecordConstructorArgs.__init__(self, mission=mission)
+        self.speech = Speech(captions, chatter, varied)
+        RecordConstructorArgs.__init__(self, mission=mission, captions=captions, chatter=chatter, varied=varied)
         super().__init__(env)
         space: Any = env.observation_space
         if not (isinstance(space, spaces.Dict) and {"image", "direction", "mission"} <= set(space.spaces)):
@@ -59,7 +72,19 @@ class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
         self._length = self._view + 4 + (WORDS if self._words else 0)
         self.observation_space = spaces.Box(0.0, 1.0, (self._length,), np.float32)
 
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        answer = super().reset(seed=seed, options=options)
+        self.speech.action = -1
+        if self.speech.chatter:
+            self.speech.salt = int(self.unwrapped.np_random.integers(1 << 32))
+        return answer
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.speech.action = action
+        return super().step(action)
+
     def observation(self, observation: Any) -> np.ndarray:
+        self.speech.view = observation["image"]
         flat = np.zeros(self._length, dtype=np.float32)
         flat[self._begin + np.minimum(observation["image"], self._last)] = 1.0
         flat[self._view + int(observation["direction"])] = 1.0
@@ -75,33 +100,6 @@ def varies(space: Any) -> bool:
         # BabyAI's spaces have no placeholders: they hold whatever its grammar makes.
         return type(space).__name__ != "MissionSpace"
     return any(len(choices) > 1 for choices in placeholders)
-
-
-def _name(thing: Any) -> str:
-    return f"{thing.color} {thing.type}"
-
-
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    inner: Any = env.unwrapped
-    ahead = inner.grid.get(*inner.front_pos)
-    is_open = getattr(ahead, "is_open", None)
-    now = {"pose": (tuple(inner.agent_pos), inner.agent_dir), "carrying": inner.carrying, "door": is_open}
-    before = dict(memory)
-    memory.update(now)
-    if not before:
-        return f"mission: {inner.mission}"
-    under = inner.grid.get(*inner.agent_pos)
-    moved = before["pose"][0] != now["pose"][0]
-    if moved and under is not None and under.type in ("goal", "lava"):
-        return "reached the goal" if under.type == "goal" else "fell into lava"
-    if now["carrying"] is not before["carrying"]:
-        if now["carrying"] is not None:
-            return f"picked up the {_name(now['carrying'])}"
-        return f"dropped the {_name(before['carrying'])}"
-    # Only a toggle changes the door ahead while the agent stands as it stood.
-    if before["pose"] == now["pose"] and before["door"] is not None and before["door"] != is_open:
-        return f"{'opened' if is_open else 'closed'} the {_name(ahead)}"
-    return ""
 
 
 def _at_goal(env: gym.Env) -> bool:
@@ -163,8 +161,8 @@ FAMILY = Family(
     knows=lambda spec: entry(spec).startswith("minigrid."),
     module="minigrid",
     adapt=GridObservation,
-    options=frozenset({"mission"}),
-    caption=_caption,
+    options=frozenset({"mission", "captions", "chatter", "varied"}),
+    caption=caption,
     goals=_goals,
     signals=signals,
     sense=sense,

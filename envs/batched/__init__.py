@@ -7,13 +7,13 @@
     base.py        BatchedEnv: seeds, time limits, returns, SAME_STEP resets, snapshots; the same for all families
     arrays.py      the few words that NumPy and torch spell differently
     classic.py     CartPole, MountainCar, Pendulum, Acrobot, with the pictures of classic_view.py
-    minigrid.py    MiniGrid's rules and its view, as tables
+    minigrid.py    MiniGrid's rules and its view, as tables, with the words of minigrid_captions.py
     levels.py      MiniGrid's level generators, as array programs
     exploration.py worlds of cells, with their noise
     highway.py     highway-env's straight road, with the cars of highway_traffic.py and the pictures of highway_view.py
 
 Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
-are others. Classic control and the highway have frames, the highway has signals too; there are no captions. Importing
+are others. Classic control and the highway have frames, the highway has signals too, MiniGrid has captions. Importing
 this package imports neither torch nor a simulator.
 """
 
@@ -74,9 +74,11 @@ def arguments(env_id: str) -> frozenset[str]:
 
 
 def shows(env_id: str) -> frozenset[str]:
-    """The arguments by which its array program is asked to be seen: some of `frame_size` and `signals`."""
+    """The arguments by which its array program is asked to be seen: some of `frame_size`, `text` and `signals`."""
     if env_id in _ROADS:
         return frozenset({"frame_size", "signals"})
+    if env_id.startswith("MiniGrid"):
+        return frozenset({"text"})
     return frozenset({"frame_size"}) if env_id in _CLASSIC else frozenset()
 
 

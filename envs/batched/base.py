@@ -155,7 +155,7 @@ class BatchedEnv(VectorEnv):
         self._final_obs[rows] = self._obs[rows]
         episode = {"r": self._returns * ended, "l": self._steps * ended}
         final = {"episode": episode, "is_success": self._success(terminated) & ended}
-        final |= {name: copy.deepcopy(value) for name, value in self.shown.items()}
+        final |= {name: value.copy() for name, value in self.shown.items()}
         self._begin(rows)
         return {"final_obs": self._final_obs, "_final_obs": ended, "final_info": final, "_final_info": ended}
 

@@ -7,6 +7,7 @@ view reaches, and a position is an index into the flat padded grid, so that the 
     view      direction -> offsets of the 7 x 7 cells the agent faces
     shadows   (cells of a row that light reaches, cells that let it through) -> (cells seen, light for the row ahead)
     one-hot   cell -> 20 floats
+    events    what the rules were asked -> what is said of it; see `envs.batched.minigrid_captions`
 
 Source: minigrid 3.2 (Farama Foundation): minigrid_env.py (step, gen_obs_grid) and core/grid.py (process_vis); the
 observation is that of `envs.minigrid.GridObservation`. Limits: the families of `levels.py`; no lava that moves, no
@@ -15,6 +16,7 @@ boxes with something in them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -25,6 +27,7 @@ from minigrid.core.constants import COLOR_TO_IDX, IDX_TO_COLOR, OBJECT_TO_IDX
 from envs.batched.arrays import Arrays
 from envs.batched.base import BatchedEnv
 from envs.batched.levels import CODES, COLOURS, DIRECTIONS, DOOR, EMPTY, KEY, LOCKED, STATES, WALL, code, generate
+from envs.batched.minigrid_captions import Captions
 from envs.minigrid import PARTS
 from envs.types import Array
 from envs.words import WORDS, hashed_words
@@ -38,10 +41,17 @@ class MiniGrid(BatchedEnv):
     """N MiniGrid worlds of one id.
 
     State: `grid` uint8 (N, H * W) of cell codes, padded; `position` int64 (N,) in it; `direction`, `hands` (what is
-    carried) and `mission` int64 (N,).
+    carried) and `mission` int64 (N,); with chatter `salt` int64 (N,), which names the episode.
+
+    Args:
+        original: one environment from `envs.make.make`.
+        n: how many, N.
+        seed: of the first reset.
+        arrays: which arrays to compute with.
+        text: whether to write `infos["text"]`, object (N,) of str, on the host.
     """
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, text: bool = False) -> None:
         super().__init__(original, n, seed, arrays)
         self._size = self.world.agent_view_size
         self._pad = self._size - 2  # an agent is never on the border itself
@@ -52,16 +62,24 @@ class MiniGrid(BatchedEnv):
         self._ahead, self._turn = array(strides), array(_turns())
         self._base = array(np.arange(n) * area)
         self._view = array(_view(strides, self._size))
-        self._rules = array(_rules(getattr(self.world, "obj_type", None)))
+        rules = _rules(getattr(self.world, "obj_type", None))
+        self._rules = array(rules)
         self._held = array(_held())
         self._pixels, self._words = array(_one_hot()), array(_words(original))
         self._clear, self._place = array(_transparent()), array(_places(self._size))
         self._seen, self._beam, self._bits = (array(table) for table in _shadows(self._size))
         self._compass = array(np.eye(4, dtype=np.float32))
+        self._situation, self._sight = array(np.zeros(n, np.int64)), array(np.zeros((n, 0), np.uint8))
+        self._speech = original.get_wrapper_attr("speech")
+        self._captions: Captions | None = None
+        if text:
+            self._captions = Captions(self._speech, rules, _missions(original), self.max_steps, n)
+            self.shown["text"] = self._captions.text
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         levels = generate(self.world, rng, count)
-        return self._state(levels["grid"], levels["x"], levels["y"], levels["direction"], levels["mission"])
+        state = self._state(levels["grid"], levels["x"], levels["y"], levels["direction"], levels["mission"])
+        return state | ({"salt": rng.integers(1 << 32, size=count)} if self._speech.chatter else {})
 
     def _state(self, grid: np.ndarray, x: Any, y: Any, direction: Any, mission: Any) -> dict[str, np.ndarray]:
         """P levels (P, H, W) as entries of the state."""
@@ -90,7 +108,7 @@ class MiniGrid(BatchedEnv):
         direction, stride = state["direction"], gather(self._ahead, state["direction"])
         cells = state["grid"].reshape(-1)
         ahead = self._base + state["position"] + stride
-        situation = (actions * CODES + cells[ahead]) * HANDS + state["hands"]
+        situation = self._situation = (actions * CODES + cells[ahead]) * HANDS + state["hands"]
         cell, hands, moves, ends = gather(self._rules, situation).T
         cells[ahead] = cell
         state["hands"][...] = hands
@@ -109,6 +127,7 @@ class MiniGrid(BatchedEnv):
         if not self.world.see_through_walls:
             view = view * self._visible(view)
         view[:, size * size // 2 + size // 2] = gather(self._held, state["hands"])
+        self._sight = view
         pixels = size * size * sum(PARTS)
         out[:, :pixels] = gather(self._pixels, view).reshape(count, pixels)
         out[:, pixels : pixels + 4] = gather(self._compass, state["direction"])
@@ -128,8 +147,36 @@ class MiniGrid(BatchedEnv):
             beam = gather(self._beam, lit)
         return gather(self._bits, seen).swapaxes(1, 2).reshape(view.shape)
 
+    def _show(self, rows: Array) -> None:
+        if self._captions is None:
+            return
+        host, state = self.arrays.numpy, self.state
+        rows, steps, sight = host(rows), host(self._steps[rows]), host(self._sight)
+        if steps.any():  # a step; or a snapshot, whose texts are put back by `restore`
+            salt = host(state["salt"]) if "salt" in state else None
+            self._captions.step(host(self._situation), sight, steps, salt)
+        else:
+            self._captions.begin(rows, host(state["mission"])[rows], sight)
+        self.shown["text"] = self._captions.text
+
     def _success(self, terminated: Array) -> Array:
         return self._returns > 0
+
+    def load(self, originals: Sequence[gym.Env]) -> Array:
+        obs = super().load(originals)
+        if self._speech.chatter:
+            self.state["salt"] = self.arrays.array([one.get_wrapper_attr("speech").salt for one in originals])
+        return obs
+
+    def snapshot(self) -> dict[str, Any]:
+        said = {} if self._captions is None else {"text": self._captions.text.tolist()}
+        return super().snapshot() | said
+
+    def restore(self, state: dict[str, Any]) -> Array:
+        obs = super().restore(state)
+        if self._captions is not None and "text" in state:
+            self._captions.text[:] = state["text"]
+        return obs
 
 
 def _turns() -> np.ndarray:
@@ -234,7 +281,12 @@ def _words(original: gym.Env) -> np.ndarray:
     view = inner.agent_view_size**2 * sum(PARTS) + 4
     if original.observation_space.shape == (view,):
         return np.zeros((0, WORDS), np.float32)
-    missions = [inner.mission]
+    return np.stack([hashed_words(mission.encode()) for mission in _missions(original)])
+
+
+def _missions(original: gym.Env) -> list[str]:
+    """The missions by their numbers in `state`."""
+    inner: Any = original.unwrapped
     if hasattr(inner, "obj_type"):
-        missions = [inner._gen_mission(IDX_TO_COLOR[colour], inner.obj_type) for colour in range(COLOURS)]
-    return np.stack([hashed_words(mission.encode()) for mission in missions])
+        return [inner._gen_mission(IDX_TO_COLOR[colour], inner.obj_type) for colour in range(COLOURS)]
+    return [inner.mission]

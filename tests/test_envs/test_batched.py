@@ -187,7 +187,7 @@ def test_bad_input_is_answered_with_what_to_give_instead():
         (
             ("MiniGrid-Empty-5x5-v0", 1),
             {"size": 9},
-            r"size=9 is not heeded by .* heeds mission\); leave it out",
+            r"size=9 is not heeded by .* heeds captions, chatter, mission, varied\); leave it out",
         ),
         (("CartPole-v1", 1), {"sutton_barto_reward": True}, r"sutton_barto_reward=True is not heeded .* heeds none\)"),
         (("lodestar/DeepSea-v0", 1), {"depth": 3}, r"depth=3 .* heeds mapping_seed, size, stochastic\); .*\"gym\""),

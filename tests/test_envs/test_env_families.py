@@ -167,7 +167,7 @@ def test_minigrid_tells_events_in_words_and_knows_success() -> None:
     assert reward > 0 and terminated and not truncated and info["is_success"] is True
 
 
-EVENTS = [("picked up", "key"), ("opened", "door"), ("closed", "door"), ("opened", "door")]
+EVENTS = [("picked up", "key"), ("unlocked", "door"), ("closed", "door"), ("opened", "door")]
 
 
 def test_a_timed_out_mission_truncates_without_success() -> None:

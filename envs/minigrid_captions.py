@@ -1,0 +1,182 @@
+"""What MiniGrid says: captions of what happened, as a game's message line tells it, and two nuisances for studies.
+
+    captions="events"   the mission at a reset; then "picked up the yellow key", "dropped ...", "opened the blue door",
+                        "closed ...", "unlocked ...", "reached the goal", "fell into lava"; "" where nothing happened
+    captions="full"     also "bumped into a wall", "the yellow door is locked", and "sees the green goal" where a thing
+                        comes into view that was not in view before; of several, the first in the order of `SIGHTS`.
+                        With an event in the same step: "opened the yellow door, sees the green goal"
+    chatter             the action `done`, which changes nothing, prints "the screen shows picture 48213": ever new
+    varied              whatever is said ends in " (417 moves left)", so that useful captions rarely repeat
+
+Both nuisances are for studies of rewards that read captions: with few clean captions any bonus for a new caption finds
+the task, so that nothing is learnt about judges. The television of Burda et al. 2018, "Large-Scale Study of
+Curiosity-Driven Learning" (arXiv 1808.04355), is the same trap for rewards that read pictures.
+
+Events are read from what changed in the world, so they hold in every task, whatever its actions mean. What a picture's
+number is follows from the episode's `salt` and the step: an episode that is played again prints the same.
+
+When it fails: a step tells one event. What others move, as in Dynamic-Obstacles, is told only if it comes into view.
+The nuisances, bumps and sights need the adapter (`adapt=True`), which sees actions and views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")  # MiniGrid's codes
+COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+EVENTS = (
+    "",
+    "reached the goal",
+    "fell into lava",
+    "picked up {}",
+    "dropped {}",
+    "opened {}",
+    "closed {}",
+    "unlocked {}",
+    "bumped into {}",
+    "{} is locked",
+)
+NOTHING, REACHED, FELL, PICKED, DROPPED, OPENED, CLOSED, UNLOCKED, BUMPED, LOCKED = range(len(EVENTS))
+MORE = (BUMPED, LOCKED)  # what only "full" captions tell
+SIGHTS = ("goal", "key", "ball", "box", "door", "lava")  # what is worth seeing, the most telling first
+CAPTIONS = ("events", "full")
+PICTURES = 10**7
+FORWARD, TOGGLE, DONE = 2, 5, 6  # actions
+
+
+@dataclass
+class Speech:
+    """What an environment is to say, and what the adapter has seen that the world itself does not keep.
+
+    Attributes:
+        captions: "events" or "full".
+        chatter, varied: the nuisances.
+        action: the last one; -1 at a reset.
+        view: MiniGrid's picture of what the agent sees, uint8 (size, size, 3).
+        salt: names the episode, in [0, 2^32); 0 without chatter.
+
+    Raises:
+        ValueError: for other captions.
+    """
+
+    captions: str = "events"
+    chatter: bool = False
+    varied: bool = False
+    action: int = -1
+    view: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 3), np.uint8))
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        if self.captions not in CAPTIONS:
+            raise ValueError(f'captions={self.captions!r} is unknown; give "events" or "full"')
+        for name in ("chatter", "varied"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} is neither true nor false; give one of them")
+
+
+def called(kind: str, colour: str) -> str:
+    """A thing in words."""
+    return {"wall": "a wall", "lava": "lava"}.get(kind, f"the {colour} {kind}")
+
+
+# The sights in their order, as (kind, colour), and their place in it by 6 * kind + colour of MiniGrid's codes.
+SEEN = tuple((kind, colour) for kind in SIGHTS for colour in COLOURS)
+RANK = {KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour): rank for rank, (kind, colour) in enumerate(SEEN)}
+
+
+def picture(salt: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Numbers of the pictures that are shown at these steps of these episodes, int64 in [0, PICTURES).
+
+    Args:
+        salt: int64 (K,) in [0, 2^32).
+        step: int64 (K,), from 1 on.
+    """
+    x = (salt.astype(np.uint64) << np.uint64(32)) + step.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64's (Steele et al. 2014)
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return ((x ^ (x >> np.uint64(31))) % np.uint64(PICTURES)).astype(np.int64)
+
+
+def chatters(number: Any) -> str:
+    """What the action `done` prints."""
+    return f"the screen shows picture {number}"
+
+
+def left(moves: Any) -> str:
+    """What `varied` captions end in."""
+    return f" ({moves} moves left)"
+
+
+def caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    """What is said of the state an environment has just reached; see `envs.family.Family.caption`."""
+    inner: Any = env.unwrapped
+    speech = env.get_wrapper_attr("speech") if env.has_wrapper_attr("speech") else Speech()
+    before = dict(memory)
+    memory.update(_situation(inner, speech))
+    text = _told(inner, before, memory, speech) if before else f"mission: {inner.mission}"
+    if speech.varied and text:
+        limits = (inner.max_steps, env.spec.max_episode_steps if env.spec is not None else None)
+        text += left(min(limit for limit in limits if limit is not None) - inner.step_count)
+    return text
+
+
+def _situation(inner: Any, speech: Speech) -> dict[str, Any]:
+    ahead = inner.grid.get(*inner.front_pos)
+    return {
+        "place": tuple(inner.agent_pos),
+        "facing": inner.agent_dir,
+        "carrying": inner.carrying,
+        "ahead": ahead,
+        "door": (ahead.is_open, ahead.is_locked) if ahead is not None and ahead.type == "door" else None,
+        "seen": _seen(speech.view) if speech.captions == "full" else frozenset(),
+    }
+
+
+def _seen(view: np.ndarray) -> frozenset[int]:
+    """The sights in a view, by their ranks; what the agent carries is one, so that putting it down brings none."""
+    things = (view[..., 0] * len(COLOURS) + view[..., 1]).ravel().tolist()
+    return frozenset(RANK[thing] for thing in set(things) if thing in RANK)
+
+
+def _told(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
+    if speech.chatter and speech.action == DONE:
+        event = chatters(picture(np.array([speech.salt]), np.array([inner.step_count]))[0])
+    else:
+        what, thing = _event(inner, before, now, speech)
+        event = EVENTS[what].format(called(thing.type, thing.color)) if thing is not None else EVENTS[what]
+    new = now["seen"] - before["seen"]
+    if not new:
+        return event
+    sight = "sees " + called(*SEEN[min(new)])
+    return f"{event}, {sight}" if event else sight
+
+
+def _event(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> tuple[int, Any]:
+    """What happened, one of `EVENTS`, and to which thing."""
+    if before["place"] != now["place"]:
+        under = inner.grid.get(*inner.agent_pos)
+        kind = under.type if under is not None else ""
+        if kind in ("goal", "lava"):
+            return (REACHED if kind == "goal" else FELL), None
+    if now["carrying"] is not before["carrying"]:
+        taken = now["carrying"] is not None
+        return (PICKED, now["carrying"]) if taken else (DROPPED, before["carrying"])
+    if (before["place"], before["facing"]) != (now["place"], now["facing"]):
+        return NOTHING, None
+    # The agent stands as it stood: what changed ahead, it has toggled.
+    ahead, door = before["ahead"], before["door"]
+    if ahead is not None and ahead.type == "box" and now["ahead"] is not ahead:
+        return OPENED, ahead
+    if door is not None and now["ahead"] is ahead and now["door"] != door:
+        return (CLOSED if door[0] else UNLOCKED if door[1] else OPENED), ahead
+    if speech.captions == "full":
+        if speech.action == FORWARD and now["ahead"] is not None:
+            return BUMPED, now["ahead"]
+        if speech.action == TOGGLE and door == (False, True):
+            return LOCKED, ahead
+    return NOTHING, None

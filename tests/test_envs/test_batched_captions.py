@@ -1,0 +1,136 @@
+"""Captions of array programs: step by step those of single environments, in the infos where they belong."""
+
+import numpy as np
+import pytest
+
+from envs import batched
+from envs.batched.base import BatchedEnv
+from envs.make import make, make_vec
+from envs.minigrid_captions import PICTURES, picture
+from envs.rollout import Rollout
+from envs.vector import InProcess
+
+GRIDS = [name for name in batched.IDS if name.startswith("MiniGrid")]
+BEGIN = "mission: use the key to open the door and then get to the goal (7 moves left)"
+OPTIONS = [{}, {"captions": "full"}, {"captions": "full", "chatter": True, "varied": True}]
+N = 4
+
+
+def urge(original, rng):
+    """A random action that likes to pick up keys and balls, open doors, and go through them to the goal."""
+    inner = original.unwrapped
+    ahead = inner.grid.get(*inner.front_pos)
+    if ahead is not None and rng.random() < 0.8:
+        if ahead.type == "goal" or (ahead.type == "door" and ahead.is_open):
+            return rng.choice([2, 2, 2, 5])
+        if ahead.type == "door":
+            return 5
+        if ahead.type in ("key", "ball") and inner.carrying is None:
+            return 3
+    return rng.choice(7, p=[0.15, 0.15, 0.35, 0.05, 0.1, 0.15, 0.05])
+
+
+def told_alike(env, originals, rng, steps):
+    """Play beside the originals until an episode ends; all that was said."""
+    said = [original.reset(seed=int(rng.integers(1 << 30)))[1]["text"] for original in originals]
+    env.load(originals)
+    assert env.shown["text"].tolist() == said
+    for _ in range(steps):
+        actions = np.array([urge(original, rng) for original in originals])
+        *_, terminations, truncations, infos = env.step(actions)
+        ended = terminations | truncations
+        texts = [original.step(action)[-1]["text"] for original, action in zip(originals, actions)]
+        mine = np.where(ended, infos["final_info"]["text"], infos["text"]) if ended.any() else infos["text"]
+        assert mine.tolist() == texts
+        assert all(text.startswith("mission: ") for text in infos["text"][ended])
+        said += texts
+        if ended.any():
+            break
+    return said
+
+
+@pytest.mark.parametrize("env_id", GRIDS)
+def test_all_worlds_say_what_the_originals_say(env_id):
+    rng = np.random.default_rng(1)
+    for options, array in zip(OPTIONS, ("numpy", "torch", "numpy")):
+        env = batched.make(env_id, N, text=True, array=array, **options)
+        originals = [make(env_id, text=True, **options) for _ in range(N)]
+        said = [text for _ in range(3) for text in told_alike(env, originals, rng, 30)]
+        assert all(isinstance(text, str) for text in said)
+        if options.get("captions") == "full":
+            assert any("sees " in text or "bumped into " in text for text in said)
+        if options.get("varied"):
+            assert all(text == "" or text.endswith(" moves left)") for text in said)
+
+
+def test_every_event_is_said_where_it_happens():
+    env_id, rng, heard = "MiniGrid-DoorKey-5x5-v0", np.random.default_rng(0), []
+    env = batched.make(env_id, N, text=True, captions="full")
+    originals = [make(env_id, text=True, captions="full") for _ in range(N)]
+    while len(heard) < 6000:
+        heard += told_alike(env, originals, rng, 250)
+    assert {text.partition(",")[0] for text in heard} == {
+        "", "mission: use the key to open the door and then get to the goal", "picked up the yellow key",
+        "dropped the yellow key", "unlocked the yellow door", "opened the yellow door", "closed the yellow door",
+        "reached the goal", "bumped into a wall", "bumped into the yellow key", "bumped into the yellow door",
+        "the yellow door is locked", "sees the yellow key", "sees the yellow door", "sees the green goal",
+    }  # fmt: skip
+
+
+def test_captions_travel_as_those_of_a_vector_of_environments():
+    options = {"text": True, "captions": "full", "varied": True, "max_episode_steps": 7}
+    for backend, kind in (("auto", BatchedEnv), ("gym", InProcess)):
+        env = make_vec("MiniGrid-DoorKey-6x6-v0", 3, seed=0, backend=backend, **options)
+        assert isinstance(env, kind)
+        obs, infos = env.reset()
+        rollout = Rollout(9, env, media=frozenset({"text"}))
+        rollout.begin(obs, infos)
+        for step in range(9):
+            rollout.write(step, slice(0, 3), *env.step(np.full(3, 2)))
+        batch = rollout.transitions(frozenset({"text", "obs_text"}))
+        for step, row in enumerate(batch.text):  # also where time ran out, in row 6: the successor's, no mission
+            assert all(said == "" or said.endswith(f" ({6 - step % 7} moves left)") for said in row)
+        assert any("bumped into a wall" in said for said in batch.text[6])
+        assert batch.obs_text[0].tolist() == batch.obs_text[7].tolist() == [BEGIN] * 3
+
+
+@pytest.mark.parametrize("array", ["numpy", "torch"])
+def test_a_snapshot_keeps_what_was_said_and_what_was_seen(array):
+    options = {"text": True, "captions": "full", "chatter": True, "varied": True, "array": array}
+    env = batched.make("MiniGrid-DoorKey-5x5-v0", 50, seed=3, max_episode_steps=9, **options)
+    env.reset()
+    rng = np.random.default_rng(0)
+    actions = rng.integers(7, size=(30, 50))
+    for one in actions[:10]:
+        env.step(one)
+    state = env.snapshot()
+    said = [env.step(one)[-1]["text"].tolist() for one in actions]
+    other = batched.make("MiniGrid-DoorKey-5x5-v0", 50, max_episode_steps=9, **options)
+    other.restore(state)
+    assert other.shown["text"].tolist() == state["text"]
+    assert [other.step(one)[-1]["text"].tolist() for one in actions] == said
+    assert len({text for row in said for text in row if "picture" in text}) > 150
+
+
+def test_what_was_returned_is_not_overwritten_by_the_next_step():
+    env = make_vec("MiniGrid-DoorKey-5x5-v0", 4, backend="batched", text=True, captions="full")
+    env.reset()
+    *_, infos = env.step(np.full(4, 2))
+    said = infos["text"].tolist()
+    env.step(np.full(4, 1))
+    assert infos["text"].tolist() == said
+
+
+def test_pictures_are_ever_new_and_follow_from_episode_and_step():
+    salt, step = np.divmod(np.arange(20_000), 200)
+    numbers = picture(salt, step)
+    assert numbers.min() >= 0 and numbers.max() < PICTURES and len(set(numbers.tolist())) > 19_950
+    assert picture(np.array([7]), np.array([3])).tolist() == numbers[[7 * 200 + 3]].tolist()
+    assert abs(numbers.mean() / PICTURES - 0.5) < 0.01
+
+
+def test_without_being_asked_nothing_is_said():
+    for options in OPTIONS:
+        env = make_vec("MiniGrid-DoorKey-5x5-v0", 2, backend="auto", **options)
+        assert isinstance(env, BatchedEnv) and env.reset()[1] == {}
+        assert env.step(np.array([0, 1]))[-1] == {}
