@@ -45,6 +45,8 @@ TABLE: dict[str, str] = {
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
+    "oni": "rewards.language.oni:ONI",
+    "motif": "rewards.language.motif:Motif",
 }
 GROUP = "lodestar_rl.rewards"
 

@@ -23,6 +23,7 @@ memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with l
 hands it back at the next step and resets the rows whose episode ended. `score` must not write into the memory it was
 given. Where a whole rollout can be scored faster than step by step, `scan` says how. A score that depends on the
 episode can be a potential only if all episodes start at the same one, whatever their first state: `starts_at` names it.
+Where one number a row can stand for the memory, `recalls` names it and `recall` tells it: replay pays that reward anew.
 
 A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
 `embedding` and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
@@ -89,6 +90,7 @@ class Reward(ABC):
     frame_size: int | None = None  # height and width of the frames it wants, pixels
     embedding: str | None = None  # name of the extra that stands for the frame; equal names, equal models
     keeps_frames: bool = False  # must the frames stay beside the embedding?
+    recalls: ClassVar[str] = ""  # with a memory: the extra, one number a row, that can stand for it (see `recall`)
     starts_at: ClassVar[float | None] = None  # with a memory: what every episode's first state scores, if one constant
     control: ClassVar[dict[str, Any] | None] = (
         None  # config changes that make the reward meaningless, for the control run
@@ -149,6 +151,14 @@ class Reward(ABC):
                 after = merge_memory(after, self.initial_memory(batch.shape[1]), ended[t])
             memory = after
         return raw, memory
+
+    def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """What the memory knew at each row, float32 (T, N), and the memory after; only for rewards that name `recalls`.
+
+        A replay buffer keeps it, in time order; `score` and `scan` read `batch.extras[recalls]` where it is there and
+        leave the memory alone. So a transition out of the buffer is paid by what the reward has learnt since.
+        """
+        raise TypeError(f"{type(self).__name__} names no extra in recalls, so its memory stands for itself")
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """The embedding (N, D) of `batch.frame`; only for rewards that name one in `embedding`."""

@@ -50,7 +50,8 @@ class _Relabelling:
     """What `relabelling` adds: embeddings and episodic scores as columns, rewards computed when they are read.
 
     Frames are embedded in batches, before the next sample or update. Rewards with a memory of the episode cannot be
-    computed from a random sample: they are scored once, in time order, and only weighed and scaled anew.
+    computed from a random sample: they are scored once, in time order, and only weighed and scaled anew; unless a
+    number a row can stand for the memory (`Reward.recalls`), which is then kept instead of the score.
     """
 
     PENDING = 256  # steps after which frames are embedded even if nobody samples
@@ -74,6 +75,7 @@ class _Relabelling:
         self._pending: list[tuple[int, Transitions]] = []
         self._media = any(name in mix.requires for name in MEDIA)
         self._episodic = [name for name, stream in mix.streams.items() if not stream.reward.relabelable]
+        self._recalled = [n for n, s in mix.streams.items() if s.reward.relabelable and s.reward.recalls]
         self._venv: Any = None
 
     def attach(self, venv: VecEnv) -> None:
@@ -97,7 +99,7 @@ class _Relabelling:
         pos, cursor = self.pos, self.cursor  # type: ignore
         self.steps[pos] = cursor.step
         super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
-        if self._media or self._episodic:
+        if self._media or self._episodic or self._recalled:
             rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)  # type: ignore[attr-defined]
             batch = from_replay(self, rows, columns).replace(extras={}, frame=None, text=None, signals=None)
             if self._media:
@@ -117,7 +119,7 @@ class _Relabelling:
             self._learn()
 
     def flush(self) -> None:
-        """Embed what is pending and score its episodic streams, in time order."""
+        """Embed what is pending, score its episodic streams and walk the other memories, in time order."""
         if not self._pending:
             return
         positions = np.array([pos for pos, _ in self._pending])
@@ -132,6 +134,9 @@ class _Relabelling:
             new[f"score/{name}"], memory = stream.score(batch, self.memory.get(name))
             if stream.has_memory:
                 self.memory[name] = memory
+        for name in self._recalled:
+            reward = self.mix.streams[name].reward
+            new[reward.recalls], self.memory[name] = reward.recall(batch, self.memory[name])
         for key, value in new.items():
             if key not in self.columns:
                 self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)  # type: ignore[attr-defined]

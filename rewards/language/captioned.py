@@ -1,0 +1,159 @@
+"""Rewards that read what a caption says: the worth of a text, less each time the episode meets it again.
+
+    r(s') = worth(caption of s') / N_ep(caption)^beta
+
+N_ep counts the visits of this episode, this one too, so a caption that is told again and again cannot be farmed: with
+beta = 3 it pays at most zeta(3) = 1.202 times its worth in one episode. A state without a caption ("") pays 0 and is
+not counted.
+
+Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
+arXiv 2410.23022, section 2; the decay stems from Klissarov et al. 2023, "Motif", arXiv 2310.00166, section 3.
+Differences:
+  - the caption is that of the state an action led to; both sources pay for the one it was taken in, a step too late;
+  - a replay buffer keeps N_ep beside a transition (`recalls`), so an old transition is paid by the newest worth;
+  - an episode remembers its newest `EPISODE` captions.
+When it fails: captions that never repeat (numbers, clocks) are never decayed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envs.types import Memory, Transitions
+from rewards.base import Reward, RewardConfig, Scored
+from rewards.exploration.memories import CountMemory
+
+EPISODE = 512  # distinct captions that an episode remembers; the oldest are forgotten first
+CACHE = 1 << 16  # texts whose key or worth is kept at hand
+
+
+@dataclass
+class CaptionedConfig(RewardConfig):
+    """Settings of a reward that is read off captions.
+
+    Attributes:
+        beta: how fast a caption that is met again loses its worth, at least 0; 0 pays it in full each time.
+    """
+
+    beta: float = 3.0
+
+    @property
+    def name(self) -> str:
+        """The reward's name, for errors."""
+        return type(self).__name__.removesuffix("Config").lower()
+
+    def __post_init__(self) -> None:
+        self.at_least(0, "beta")
+
+    def at_least(self, low: float, *names: str) -> None:
+        """Raise ValueError unless each field is a finite number of at least `low`."""
+        for name in names:
+            if not low <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"reward {self.name}: {name}={getattr(self, name)} is out of range; give {low} or more"
+                )
+
+    def above_zero(self, *names: str) -> None:
+        """Raise ValueError unless each field is a finite number above 0."""
+        for name in names:
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be above 0 and finite")
+
+    def share(self, *names: str) -> None:
+        """Raise ValueError unless each field lies strictly between 0 and 1."""
+        for name in names:
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} is outside (0, 1)")
+
+    def one_of(self, name: str, *known: str) -> None:
+        """Raise ValueError unless the field is one of `known`."""
+        if getattr(self, name) not in known:
+            raise ValueError(f"reward {self.name}: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+
+
+class Captioned(Reward):
+    """Base class: a subclass says in `worth` what texts are worth, and calls `forget` when its opinion has changed."""
+
+    requires = frozenset({"text"})
+    recalls = "caption_visits"
+
+    def __init__(
+        self, config: Any, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.beta = float(config.beta)
+        self.visits = CountMemory(EPISODE)
+        self.forget()
+
+    @abstractmethod
+    def worth(self, texts: Sequence[str]) -> np.ndarray:
+        """What each of B distinct texts, none of them empty, is worth: float32 (B,), at least 0; NaN if unknown."""
+
+    def forget(self) -> None:
+        """The worth of texts has changed: ask for it again."""
+        self._worth: dict[str, float] = {"": 0.0}
+
+    def look_up(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Worth of B texts, float32 (B,), 0 where it is unknown; and bool (B,), whether it is known."""
+        worth = np.fromiter(map(self._worth.get, texts, itertools.repeat(math.nan)), np.float32, len(texts))
+        unknown = np.isnan(worth)
+        if unknown.any():
+            missing = list(dict.fromkeys(itertools.compress(texts, unknown)))
+            asked = dict(zip(missing, self.worth(missing).tolist()))
+            if len(self._worth) > CACHE:
+                self.forget()
+            self._worth.update((text, value) for text, value in asked.items() if not math.isnan(value))
+            rows = np.flatnonzero(unknown)
+            worth[rows] = [asked[texts[row]] for row in rows]
+            unknown = np.isnan(worth)
+            worth[unknown] = 0
+        return worth, ~unknown
+
+    def initial_memory(self, n: int) -> Memory:
+        return self.visits.initial(n)
+
+    def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """N_ep of each row, float32 (T, N); 0 for a row without a caption."""
+        assert batch.text is not None
+        keys = np.fromiter(map(key, batch.text.ravel().tolist()), np.uint64, batch.text.size).reshape(batch.shape)
+        told = keys > 0
+        visits, memory = self.visits.walk(memory, keys, batch.valid & told, batch.ended)
+        return np.where(told, visits, 0).astype(np.float32), memory
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        pay, _, memory = self._pay(batch, memory)
+        return pay, memory
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[Scored, Memory]:
+        no = np.zeros((1, *batch.shape), bool)  # its caller takes care of ends and of rows that are no transitions
+        row = batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
+        pay, known, memory = self._pay(row, memory)
+        return Scored(pay[0], known[0]), memory
+
+    def _pay(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, np.ndarray, Memory]:
+        """Pay and whether it is known, (T, N) each, and the memory after."""
+        visits = batch.extras.get(self.recalls)
+        if visits is None:
+            visits, memory = self.recall(batch, memory)
+        assert batch.text is not None
+        worth, known = self.look_up(batch.text.ravel().tolist())
+        pay = worth.reshape(batch.shape) * np.maximum(visits, 1) ** np.float32(-self.beta)
+        return pay.astype(np.float32, copy=False), known.reshape(batch.shape), memory
+
+
+@functools.lru_cache(CACHE)
+def key(text: str) -> int:
+    """64 bits that name a text, alike in every process; 0 for "" alone."""
+    if not text:
+        return 0
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1

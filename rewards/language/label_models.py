@@ -1,0 +1,240 @@
+"""What is learnt from labels of texts: one number a text, fitted to labels (a classifier) or to pairs (a ranking).
+
+    labels   y in [0, 1]   L = -w(y) (y log p + (1 - y) log(1 - p)),  p = sigmoid(f(text)),  w by inverse frequency
+    pairs    y in [0, 1]   L = the same with p = sigmoid(f(second) - f(first)): Bradley and Terry's model, 0.5 for ties
+
+Two networks read a text:
+
+    ngrams    hashed words and character n-grams (3 to 5), embedded, averaged, through a small dense network; fast
+    charcnn   the sources': 256 characters embedded in 32 numbers, six convolutions, dense layers; three pools
+
+Sources: Zheng et al. 2024, ONI, arXiv 2410.23022, section 2 (both losses, the convolutions, Adam, batches of 256);
+Klissarov et al. 2023, Motif, arXiv 2310.00166, section 3 (the ranking, its normaliser and quantile); Joulin et al.
+2016, "Bag of Tricks for Efficient Text Classification", arXiv 1607.01759 (hashed n-grams).
+Differences:
+  - one output with a sigmoid where the source has a softmax over two: the same loss with fewer weights;
+  - the rarer class weighs more, at most `CAP` times;
+  - `ngrams` reads a number in its n-grams as so many digits, so that texts which differ by a counter are alike; the
+    number itself is one word among the others. Buckets that were never learnt add nothing.
+When it fails: labels that hang on a number or on the order of words; fewer labels than kinds of texts.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.utils import skip_init
+
+ENCODERS = ("ngrams", "charcnn")
+BUCKETS, WIDTH = 4096, 32  # of hashed n-grams; numbers for each
+LENGTH = 256  # bytes of a text that the convolutions read; n-grams are taken from four times as many characters
+CAP = 10.0  # most that a label of the rarer class weighs
+PIECE = 1024  # texts predicted at a time, to bound memory
+
+
+@functools.lru_cache(1 << 16)
+def buckets(text: str) -> np.ndarray:
+    """The n-grams of a text: distinct numbers below `BUCKETS`, int64 (G,), ascending; bucket 0 for every text."""
+    text = text[: 4 * LENGTH].lower()
+    masked = f" {re.sub(r'[0-9]', '0', text)} "
+    grams = {masked[i : i + n] for n in (3, 4, 5) for i in range(len(masked) - n + 1)}
+    grams.update(f"={word}" for word in re.findall(r"\w+", text))
+    found = {zlib.crc32(gram.encode("utf-8", "surrogatepass")) % (BUCKETS - 1) + 1 for gram in grams}
+    return np.array([0, *sorted(found)], np.int64)
+
+
+@functools.lru_cache(1 << 16)
+def characters(text: str) -> np.ndarray:
+    """The first bytes of a text, uint8 (LENGTH,), filled up with 0."""
+    data = text.encode("latin-1", "replace")[:LENGTH]
+    return np.frombuffer(data.ljust(LENGTH, b"\0"), np.uint8)
+
+
+class LabelModel:
+    """f(text), a number without bounds; sigmoid(f) is the chance that a text helps, or beats another one.
+
+    Args:
+        encoder: one of `ENCODERS`.
+        learning_rate: Adam's step size.
+        batch_size: labels or pairs in a step, at most.
+        seed: of the weights, the batches and the dropout.
+        device: where the network lives.
+
+    Attributes:
+        steps: gradient steps taken so far.
+    """
+
+    def __init__(
+        self, encoder: str, *, learning_rate: float, batch_size: int = 256, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        self.device, self.batch_size, self.steps = device, batch_size, 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.rng = np.random.default_rng(seed)
+        net = _NGrams(self.generator) if encoder == "ngrams" else _CharCNN(self.generator)
+        self.net: _NGrams | _CharCNN = net.to(device).eval()
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=learning_rate, fused=True)
+
+    @torch.no_grad()
+    def predict(self, texts: Sequence[str]) -> np.ndarray:
+        """f of B texts, float32 (B,)."""
+        pieces = [self._f(texts[start : start + PIECE]).cpu().numpy() for start in range(0, len(texts), PIECE)]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+
+    def fit(self, texts: Sequence[str], labels: np.ndarray, steps: int) -> float:
+        """Take `steps` towards labels in [0, 1], (B,), of B texts; returns the mean loss."""
+        positive = float(np.mean(labels))
+        # a label's weight is 1 / (2 share of its class), so that both classes count alike
+        weights = np.minimum(0.5 / np.maximum([1 - positive, positive], 1e-9), CAP)
+        weight = weights[0] + (weights[1] - weights[0]) * labels
+
+        def loss(rows: np.ndarray, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return binary_cross_entropy_with_logits(self._f([texts[row] for row in rows]), y, w)
+
+        return self._descend(loss, labels, weight, steps)
+
+    def fit_pairs(self, first: Sequence[str], second: Sequence[str], labels: np.ndarray, steps: int) -> float:
+        """Take `steps` towards preferences in [0, 1], (B,), 1 where the second is better; returns the mean loss."""
+
+        def loss(rows: np.ndarray, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            one, two = self._f([first[row] for row in rows] + [second[row] for row in rows]).chunk(2)
+            return binary_cross_entropy_with_logits(two - one, y, w)
+
+        return self._descend(loss, labels, np.ones(len(labels)), steps)
+
+    def _f(self, texts: Sequence[str]) -> torch.Tensor:
+        return self.net(*(x.to(self.device) for x in self.net.read(texts)))
+
+    def _descend(self, loss: Any, labels: np.ndarray, weight: np.ndarray, steps: int) -> float:
+        total, count = 0.0, len(labels)
+        self.net.train()
+        for _ in range(steps):
+            rows = np.arange(count) if count <= self.batch_size else self.rng.integers(count, size=self.batch_size)
+            y, w = (torch.as_tensor(x[rows], dtype=torch.float32, device=self.device) for x in (labels, weight))
+            value = loss(rows, y, w)
+            self.optimizer.zero_grad()
+            value.backward()
+            nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
+            self.optimizer.step()
+            total += float(value.detach())
+        self.net.eval()
+        self.steps += steps
+        return total / max(steps, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "rng": self.rng.bit_generator.state,
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        self.rng.bit_generator.state = state["rng"]
+        self.steps = int(state["steps"])
+
+
+class Normaliser:
+    """Scores -> rewards: z = (f - mean) / std, and z where it is above 0 and above the quantile, 0 elsewhere.
+
+    The sources' z above a low quantile may be negative; a reward here is never.
+    """
+
+    def __init__(self) -> None:
+        self.mean, self.std, self.threshold = 0.0, 1.0, 0.0
+
+    def set(self, scores: np.ndarray, quantile: float) -> None:
+        """Take mean, deviation and `quantile` in (0, 1) from the scores (B,) of distinct texts, B at least 1."""
+        self.mean, self.std = float(scores.mean()), max(float(scores.std()), 1e-6)
+        self.threshold = float(np.quantile((scores - self.mean) / self.std, quantile))
+
+    def __call__(self, scores: np.ndarray) -> np.ndarray:
+        z = (scores - self.mean) / self.std
+        return np.where(z > self.threshold, np.maximum(z, 0), 0).astype(np.float32)
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        vars(self).update(state)
+
+
+class _NGrams(nn.Module):
+    """The mean of the n-grams' embeddings, through one hidden layer."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.bag = skip_init(nn.EmbeddingBag, BUCKETS, WIDTH, mode="mean")
+        nn.init.zeros_(self.bag.weight)  # what was never learnt adds nothing
+        self.hidden, self.out = _layer(WIDTH, 64, generator), _layer(64, 1, generator)
+
+    def read(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Buckets of all texts, one after the other, and where each text begins."""
+        found = [buckets(text) for text in texts]
+        ends = np.cumsum([len(x) for x in found])
+        return torch.from_numpy(np.concatenate(found)), torch.from_numpy(np.r_[0, ends[:-1]])
+
+    def forward(self, grams: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+        # tanh, not ReLU: it has a slope at 0, where all texts begin
+        return self.out(torch.tanh(self.hidden(self.bag(grams, begins)))).squeeze(1)
+
+
+class _CharCNN(nn.Module):
+    """The sources' network, 256 bytes -> a number."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.embedding = skip_init(nn.Embedding, 256, 32)
+        nn.init.normal_(self.embedding.weight, generator=generator)
+        layers: list[nn.Module] = []
+        inputs = 32
+        for width, pool in ((7, 3), (7, 3), (3, 0), (3, 0), (3, 0), (3, 3)):
+            layers += [_layer(inputs, 64, generator, width), nn.ReLU()]
+            layers += [nn.MaxPool1d(pool)] if pool else []
+            inputs = 64
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        self.dense = nn.Sequential()
+        for inputs, outputs in ((320, 128), (128, 512), (512, 512)):
+            self.dense.extend([_layer(inputs, outputs, generator), nn.ReLU(), _Dropout(0.1, generator)])
+        self.dense.append(_layer(512, 1, generator))
+
+    def read(self, texts: Sequence[str]) -> tuple[torch.Tensor]:
+        """Bytes, int64 (B, 256)."""
+        return (torch.from_numpy(np.stack([characters(text) for text in texts]).astype(np.int64)),)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        return self.dense(self.convolutions(self.embedding(text).transpose(1, 2))).squeeze(1)
+
+
+class _Dropout(nn.Module):
+    """Dropout that leaves torch's global generator alone."""
+
+    def __init__(self, share: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.keep, self.generator = 1 - share, generator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x
+        mask = torch.empty(x.shape).bernoulli_(self.keep, generator=self.generator)
+        return x * mask.to(x.device) / self.keep
+
+
+def _layer(inputs: int, outputs: int, generator: torch.Generator, width: int = 0) -> Any:
+    """A dense layer, or a convolution of a width: orthogonal, without a draw from torch's global generator."""
+    shape = (inputs, outputs, width) if width else (inputs, outputs)
+    layer: Any = skip_init(nn.Conv1d if width else nn.Linear, *shape)
+    nn.init.orthogonal_(layer.weight, 2**0.5, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer

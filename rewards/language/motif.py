@@ -1,0 +1,159 @@
+"""Motif: a reward learnt from labels that somebody collected before training, then frozen.
+
+Labels of captions, or preferences between two of them, are read from a file: what an annotator recorded or cached, or
+what a person wrote. Pairs are fitted by a ranking, single labels by a classifier; both are normalised alike.
+
+    r(s') = max(z, 0) 1[z > quantile of z over the distinct captions of the file] / N_ep(caption)^beta,
+    z = (f - mean) / std over the same captions
+
+Source: Klissarov, D'Oro, Sodhani, Raileanu, Bacon, Vincent, Zhang, Henaff 2023, "Motif: Intrinsic Motivation from
+Artificial Intelligence Feedback", arXiv 2310.00166, section 3 (equations 1 and 2), and its code.
+Differences:
+  - mean and deviation are those of distinct captions, as the quantile's (the source takes both over all pairs);
+  - never negative, where a low quantile of the source's z may be;
+  - a file of single labels will do as well; then f is the classifier's logit;
+  - n-grams by default, the source's convolutions with encoder=charcnn; the caption of s' is paid, not that of s.
+When it fails: captions unlike any in the file, which the model rates all the same; rewards never catch up with what
+the agent finds only later. `reward=oni` asks about that.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewards.language.captioned import Captioned, CaptionedConfig
+from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
+from rewards.language.labels import Item
+from rewards.language.oni import accuracy, fit
+from rewards.language.recorded import Recorded
+
+LEAST_STEPS = 200  # gradient steps on however few labels
+
+
+@dataclass
+class MotifConfig(CaptionedConfig):
+    """Settings of motif; the source's value in brackets where it differs.
+
+    Attributes:
+        weight: [0.1, beside a task reward that is weighed 0.1 or 10].
+        data: file of labels: JSONL with lines {"text", "value"} or {"text", "other", "value"}, where a value is a
+            number in [0, 1] (1: it helps; of a pair: the other is better) or null for unsure; or an annotator's cache.
+            Pairs are taken if there are any, single labels otherwise.
+        encoder: ngrams or charcnn [charcnn].
+        quantile: a caption pays above this quantile of z over the distinct captions of the file, in (0, 1).
+        epochs: passes over the labels.
+        held_out: share of the labels that are kept to measure with, in (0, 1).
+        learning_rate: Adam's step size [1e-5].
+        batch_size: labels in a gradient step, at most [1024].
+    """
+
+    weight: Any = 0.1
+    data: str = ""
+    encoder: str = "ngrams"
+    quantile: float = 0.5
+    epochs: int = 10
+    held_out: float = 0.2
+    learning_rate: float = 3e-3
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.one_of("encoder", *ENCODERS)
+        self.share("quantile", "held_out")
+        self.at_least(1, "epochs", "batch_size")
+        self.above_zero("learning_rate")
+
+
+class Motif(Captioned):
+    """r(s') = max(z, 0) 1[z > quantile] / N_ep(caption)^beta, with a z that was fitted to labels of a file."""
+
+    Config = MotifConfig
+
+    def __init__(
+        self, config: MotifConfig, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        path = Path(config.data)
+        if not config.data or not path.is_file():
+            raise ValueError(
+                f"reward motif: data={config.data!r} is no file; give one with labels, as `runners.annotate` writes it"
+            )
+        fitted = _fitted(
+            str(path),
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            config.encoder,
+            config.quantile,
+            config.epochs,
+            config.held_out,
+            config.learning_rate,
+            config.batch_size,
+            seed,
+            device,
+        )
+        self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=seed, device=device)
+        self.normaliser = Normaliser()
+        self.about = fitted["about"]
+        self.load_state_dict(copy.deepcopy(fitted["state"]))
+
+    def worth(self, texts: Sequence[str]) -> np.ndarray:
+        return self.normaliser(self.model.predict(texts))
+
+    def notes(self) -> list[str]:
+        return list(self.about)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.forget()
+
+
+@functools.lru_cache(8)
+def _fitted(
+    path: str,
+    digest: str,
+    encoder: str,
+    quantile: float,
+    epochs: int,
+    held_out: float,
+    learning_rate: float,
+    batch_size: int,
+    seed: int,
+    device: str,
+) -> dict[str, Any]:
+    """What a Motif with these settings is made of; fitted once in a process. `digest` is the file's SHA-256."""
+    said = {pair: value for pair, value in Recorded(path).labels.items() if not math.isnan(value)}
+    pairs = any(other for _, other in said)
+    items: list[Item] = [(text, other) if pairs else text for text, other in said if bool(other) == pairs]
+    labels = np.array([value for (_, other), value in said.items() if bool(other) == pairs])
+    if len(items) < 2:
+        raise ValueError(f"reward motif: data={path!r} holds {len(items)} sure labels; give at least 2")
+    order = np.random.default_rng(seed).permutation(len(items))
+    held = max(round(held_out * len(items)), 1)
+    test, train = order[:held], order[held:]
+    learnt = labels[train]
+    if (pairs and not (learnt != 0.5).any()) or (not pairs and len(set(learnt > 0.5)) < 2):
+        raise ValueError(
+            f"reward motif: data={path!r} holds {len(items)} labels that tell no caption from another; give labels of "
+            "both kinds"
+        )
+    model = LabelModel(encoder, learning_rate=learning_rate, batch_size=batch_size, seed=seed, device=device)
+    steps = max(epochs * math.ceil(len(train) / batch_size), LEAST_STEPS)
+    fit(model, [items[row] for row in train], learnt, steps)
+    normaliser = Normaliser()
+    texts = sorted({text for item in items for text in ((item,) if isinstance(item, str) else item)})
+    normaliser.set(model.predict(texts), quantile)
+    right = accuracy(model, [items[row] for row in test], labels[test])
+    about = (
+        f"learnt from {len(items):,} {'pairs' if pairs else 'labels'} of {len(texts):,} captions in {path}; the "
+        "judgement is that of whoever labelled them"
+        + ("" if right is None else f"; {right:.0%} of the {held:,} held out are predicted")
+    )
+    return {"about": [about], "state": {"model": model.state_dict(), "normaliser": normaliser.state_dict()}}

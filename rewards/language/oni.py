@@ -1,0 +1,298 @@
+"""ONI: captions are judged beside training, and the reward is learnt from the labels while the agent learns from it.
+
+A judge (a language model, sentence embeddings, rules, recorded labels) says which captions tell of progress. Three
+models make a reward of what it said; a fourth asks nobody and is the control that each of them has to beat.
+
+    retrieval        worth = the caption's label; 0 until it is there
+    classification   worth = 1[p(caption) > eta]; p is learnt from all labels, so it knows captions nobody labelled
+    ranking          worth = z 1[z > its quantile, z > 0]; f is learnt from pairs, z = (f - mean) / std
+    count            worth = 1 of every caption
+
+    r(s') = worth(caption of s') / N_ep(caption)^beta
+
+Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
+arXiv 2410.23022, sections 2 and 3, and its code; pairs and quantile from Klissarov et al. 2023, arXiv 2310.00166.
+Differences:
+  - the caption of s' is paid, not that of s; old transitions are paid by the newest labels in a replay buffer too;
+  - ranking normalises and thresholds what it pays, by the captions met last (the code logs z and pays f) and is never
+    negative;
+  - an unsure judge gives no label to learn from (retrieval pays 0); a failed question is asked again (the code caches
+    an answer that it cannot read as "bad" for good). Empty captions are neither judged nor paid;
+  - whom to ask about first: what is new, what is frequent, or what the model is least sure of;
+  - pairs are drawn from a bounded table of distinct captions (the code keeps every tenth observation for ever); tables,
+    model and queue are saved;
+  - gradient steps are taken only when labels came; some labels are held out to measure with.
+When it fails: a task whose captions say nothing of progress; with few clean captions `model=count` is as good. Fitted
+models pay for captions that only look like good ones; an agent then hunts those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envs.types import Transitions
+from rewards.language.annotator import Annotator
+from rewards.language.captioned import Captioned, CaptionedConfig
+from rewards.language.judge import JUDGES
+from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
+from rewards.language.labels import Item, Labels, Met, crc
+from rewards.named import check_named
+
+MODELS = ("retrieval", "classification", "ranking", "count")
+MANY = 25_000  # labels from which one gradient step is taken at a time
+CAPTIONS = 2048  # captions met last, by which a ranking is normalised
+HELD_OUT = 1000  # labels held out that are looked at, at most
+
+
+@dataclass
+class ONIConfig(CaptionedConfig):
+    """Settings of oni; the source's value in brackets where it differs.
+
+    Attributes:
+        weight: [0.4 or 0.1, beside a task reward that is weighed 0.1 or 10].
+        model: retrieval, classification, ranking or count.
+        judge: one of the judges of texts; auto takes `embedding` once a goal or a world is known [a language model].
+        judge_options: what that judge is told, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}.
+        goal: what is good, a sentence for the judge; runners fill in what the environment's family says.
+        world: the family that captions come from, such as nethack; runners fill it in.
+        encoder: ngrams or charcnn, which reads the text for classification and ranking [charcnn].
+        eta: classification pays above this probability, in (0, 1).
+        quantile: ranking pays above this quantile of z among the captions met last, in (0, 1) [z > -0.5].
+        select: who is asked about first: `novelty` the newest, `frequency` the most met, `uncertainty` where the model
+            is least sure [novelty].
+        clock: wall (answers come when they come), steps (after `delay`, for judges that answer in this process), or
+            transcript (as the file `transcript` recorded); auto is steps where the judge allows it, else wall.
+        delay: environment steps from question to answer, with clock=steps.
+        rate: questions per 1,000 environment steps; 0 for no limit.
+        budget: labels in total; 0 for no limit.
+        token_budget: tokens in total; 0 for no limit.
+        cache: file of answers, shared by any number of runs.
+        transcript: file in which the labels of this run are recorded, or from which they are replayed.
+        capacity: distinct captions remembered; the least recently met are forgotten.
+        pairs: pairs put to the judge in one update, for ranking.
+        min_labels: labels of either kind, or pairs with a winner, before a model pays.
+        steps: gradient steps when labels came; 1 from 25,000 labels on.
+        learning_rate: Adam's step size [1e-4].
+        batch_size: labels in a gradient step, at most.
+    """
+
+    weight: Any = 0.1
+    model: str = "retrieval"
+    judge: str = "auto"
+    judge_options: dict[str, Any] = field(default_factory=dict)
+    goal: str = ""
+    world: str = ""
+    encoder: str = "ngrams"
+    eta: float = 0.5
+    quantile: float = 0.5
+    select: str = "novelty"
+    clock: str = "auto"
+    delay: int = 0
+    rate: float = 0.0
+    budget: int = 0
+    token_budget: int = 0
+    cache: str = ""
+    transcript: str = ""
+    capacity: int = 10_000
+    pairs: int = 10
+    min_labels: int = 2
+    steps: int = 32
+    learning_rate: float = 3e-3
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.one_of("model", *MODELS)
+        self.one_of("encoder", *ENCODERS)
+        self.one_of("select", "novelty", "frequency", "uncertainty")
+        self.one_of("clock", "auto", "wall", "steps", "transcript")
+        self.share("eta", "quantile")
+        self.at_least(1, "pairs", "min_labels", "steps", "batch_size")
+        self.at_least(2, "capacity")
+        self.above_zero("learning_rate")
+        if self.select == "uncertainty" and self.model in ("retrieval", "count"):
+            raise ValueError(
+                f"reward oni: select=uncertainty asks where a model is unsure, and model={self.model} never is; take "
+                "classification or ranking, or select=novelty"
+            )
+
+
+class ONI(Captioned):
+    """r(s') = worth(caption) / N_ep(caption)^beta, where the worth is learnt from a judge's labels."""
+
+    Config = ONIConfig
+    control = {"model": "count"}
+
+    def __init__(
+        self, config: ONIConfig, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.settings = config
+        self.met, self.labels = Met(config.capacity), Labels()
+        self.annotator = None if config.model == "count" else _annotator(config, seed)
+        if config.model in ("classification", "ranking"):
+            learning: dict[str, Any] = {"learning_rate": config.learning_rate, "batch_size": config.batch_size}
+            self.model = LabelModel(config.encoder, **learning, seed=seed, device=device)
+        if config.model == "ranking":
+            self.normaliser = Normaliser()
+            self.rng = np.random.default_rng(seed)  # of the pairs
+
+    def worth(self, texts: Sequence[str]) -> np.ndarray:
+        match self.settings.model:
+            case "count":
+                return np.ones(len(texts), np.float32)
+            case "retrieval":
+                values = self.labels.values
+                label = np.array([values.get(text, -1.0) for text in texts], np.float32)
+                label[np.isnan(label)] = 0  # the judge was unsure
+                label[label < 0] = np.nan
+                return label
+        if self.model.steps == 0:
+            return np.full(len(texts), np.nan, np.float32)
+        if self.settings.model == "ranking":
+            return self.normaliser(self.model.predict(texts))
+        return (chance(self.model.predict(texts)) > self.settings.eta).astype(np.float32)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        assert batch.text is not None
+        texts = batch.text[np.asarray(batch.valid)].tolist()
+        if not texts:
+            return {}
+        counts = Counter(texts)
+        del counts[""]
+        self.met.see(counts, len(texts))
+        metrics: dict[str, float] = {}
+        if self.annotator is not None:
+            items, priority = self._questions(counts)
+            self.annotator.offer(items, self.met.now, priority)
+            answers = self.annotator.take(self.met.now)
+            for item, value in answers:
+                self.labels.add(item, value)
+            metrics.update(self.annotator.metrics())
+            if answers:
+                metrics.update(self._learn())
+                self.forget()
+            labelled = sum(count for text, count in counts.items() if text in self.labels.texts)
+            metrics["coverage"] = labelled / max(counts.total(), 1)
+            metrics.update(self.labels.metrics())
+        told = list(counts)
+        paid = sum(counts[told[row]] for row in np.flatnonzero(self.look_up(told)[0]))
+        return {**metrics, "met": float(len(self.met.counts)), "paid": paid / len(texts)}
+
+    def notes(self) -> list[str]:
+        if self.settings.model == "count":
+            return ["every caption is worth 1 and nobody judges: the control of rewards from language"]
+        if self.annotator is None:
+            return ["nobody judges the captions, so nothing is paid: give reward.oni.goal or reward.oni.judge"]
+        return self.annotator.notes()
+
+    def close(self) -> None:
+        """End the judge."""
+        if self.annotator is not None:
+            self.annotator.close()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.forget()
+
+    def _questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
+        """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""
+        if self.settings.model != "ranking":
+            texts: list[Item] = [text for text in counts if text not in self.labels.values]
+            return texts, self._priority(texts)
+        wanted = self.settings.pairs
+        pairs = self._draw_pairs(list(counts), wanted if self.settings.select == "novelty" else 10 * wanted)
+        priority = self._priority(pairs)
+        if priority is None:
+            return pairs[:wanted], None
+        best = np.argsort([-value for value in priority], kind="stable")[:wanted].tolist()
+        return [pairs[row] for row in best], [priority[row] for row in best]
+
+    def _draw_pairs(self, fresh: list[str], wanted: int) -> list[Item]:
+        """Pairs without a label of a caption of this update and one ever met, each in the order that its hash says."""
+        known = list(self.met.counts)
+        if not fresh or len(known) < 2:
+            return []
+        drawn = zip(self.rng.integers(len(fresh), size=wanted), self.rng.integers(len(known), size=wanted))
+        pairs = dict.fromkeys(tuple(sorted((fresh[one], known[two]))) for one, two in drawn if fresh[one] != known[two])
+        turned = [pair[::-1] if crc(pair) & 1 else pair for pair in pairs]  # no judge's liking for a place can add up
+        return [pair for pair in turned if pair not in self.labels.values]
+
+    def _priority(self, items: list[Item]) -> list[float] | None:
+        """How much each answer is wanted, as `select` says; None for equally."""
+        pairs = self.settings.model == "ranking"
+        if self.settings.select == "frequency":
+            counts = self.met.counts
+            return [float(sum(counts.get(text, 0) for text in (item if pairs else [item]))) for item in items]
+        if self.settings.select == "novelty" or self.model.steps == 0 or not items:
+            return None
+        if pairs:
+            first, second = (self.model.predict(texts) for texts in zip(*items))
+            return (0.5 - np.abs(chance(second - first) - 0.5)).tolist()
+        return (0.5 - np.abs(chance(self.model.predict(items)) - 0.5)).tolist()
+
+    def _learn(self) -> dict[str, float]:
+        """Fit the model to all labels, after new ones came."""
+        kind = self.settings.model
+        items, labels = self.labels.sure()
+        few = self.settings.min_labels
+        if kind == "retrieval" or not items:
+            return {}
+        if kind == "ranking":
+            if (labels != 0.5).sum() < few or not self.met.counts:
+                return {}
+        elif min((labels > 0.5).sum(), (labels <= 0.5).sum()) < few:
+            return {}
+        loss = fit(self.model, items, labels, self.settings.steps if len(items) < MANY else 1)
+        if kind == "ranking":
+            self.normaliser.set(self.model.predict(self.met.newest(CAPTIONS)), self.settings.quantile)
+        right = accuracy(self.model, *self.labels.sure(held=True))
+        return {"loss": loss} | ({} if right is None else {"accuracy": right})
+
+
+def fit(model: LabelModel, items: list[Item], labels: np.ndarray, steps: int) -> float:
+    """Descend on labels (B,) of texts, or of pairs; returns the mean loss."""
+    if isinstance(items[0], str):
+        return model.fit(items, labels, steps)
+    first, second = zip(*items)
+    return model.fit_pairs(first, second, labels, steps)
+
+
+def accuracy(model: LabelModel, items: list[Item], labels: np.ndarray) -> float | None:
+    """Share of the newest labels (B,) that the model agrees with, ties aside; None where there are none."""
+    decided = np.flatnonzero(labels != 0.5)[-HELD_OUT:]
+    if len(decided) == 0:
+        return None
+    items, labels = [items[row] for row in decided], labels[decided]
+    if isinstance(items[0], str):
+        f = model.predict(items)
+    else:
+        first, second = zip(*items)
+        f = model.predict(second) - model.predict(first)
+    return float(((f > 0) == (labels > 0.5)).mean())
+
+
+def chance(f: np.ndarray) -> np.ndarray:
+    """sigmoid(f), without overflow."""
+    return 1 / (1 + np.exp(-np.clip(f, -50, 50)))
+
+
+def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
+    """Whom the settings ask; None where nobody can be asked."""
+    judge, clock = config.judge, config.clock
+    if judge == "auto":
+        if not (config.goal or config.world) and clock != "transcript":
+            return None
+        judge = "embedding"
+    options = {"goal": config.goal, "world": config.world, **config.judge_options}
+    if clock == "auto":
+        local = check_named("judge", JUDGES, judge, **options).local
+        clock = "steps" if local and not config.cache else "wall"
+    told = ("delay", "rate", "budget", "token_budget", "cache", "transcript")
+    limits: dict[str, Any] = {name: getattr(config, name) for name in told}
+    return Annotator(judge, options, pairs=config.model == "ranking", clock=clock, **limits, seed=seed)
