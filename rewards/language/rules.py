@@ -2,17 +2,19 @@ r"""A judge that is a list of regular expressions, written by hand: one book for
 
     version 1
     default -
+    until \bcalled\b|"
     # the first line that is found in the text decides, whatever its case
     + \byou kill
     ? \bfountain
     - it's a wall
 
 `+` helps (1), `-` does not (0), `?` is unsure (NaN); `default` is for texts in which nothing is found.
+A text is read only `until` the first place where that is found: what follows are the words of whoever acts.
 
 Source: ours. It stands in for a language model where there is none: Zheng et al. 2024 (ONI, arXiv 2410.23022) asks one
 "helpful or not?" of each message, and so does this.
 When it fails: whoever writes the rules knows the task, so an agent that learns from them shows that the way from
-captions to rewards works, not that a model knows anything. A text that quotes somebody may say anything.
+captions to rewards works, not that a model knows anything.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from rewards.language.judge import Answers, Judge
+from rewards.language.prompts import SAME
 
 FOLDER = Path(__file__).parent / "rulebooks"
-SAME = {"carla": "driving"}  # families that speak as another does
 VALUES = {"+": 1.0, "-": 0.0, "?": np.nan}
 
 
@@ -51,7 +53,7 @@ class Rules(Judge):
         if not self.path.is_file():
             raise ValueError(f"judge rules: rulebook={rulebook!r} is no file; give the path of one, as text")
         text = self.path.read_text(encoding="utf-8")
-        self.default, self.rules = _read(self.path, text)
+        self.default, self.until, self.rules = _read(self.path, text)
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -65,6 +67,8 @@ class Rules(Judge):
         return [f"labels are those of {len(self.rules)} rules written by hand ({self.path.name}), no model gives them"]
 
     def _value(self, text: str) -> float:
+        if self.until is not None:
+            text = self.until.split(text, 1)[0]
         return next((value for pattern, value in self.rules if pattern.search(text)), self.default)
 
 
@@ -81,25 +85,30 @@ def book(world: str) -> Path:
     return path
 
 
-def _read(path: Path, text: str) -> tuple[float, list[tuple[re.Pattern[str], float]]]:
-    """The default and the rules, the first one first."""
+def _read(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tuple[re.Pattern[str], float]]]:
+    """The default, where texts end, and the rules, the first one first."""
     version, *lines = text.splitlines() or [""]
     if version.strip() != "version 1":
         raise ValueError(f"{path}, line 1 is {version!r}; a rulebook begins with: version 1")
-    default, rules = None, []
+    default, until, rules = None, None, []
     for number, line in enumerate(map(str.strip, lines), start=2):
-        kind, _, rest = line.partition(" ")
+        kind, _, rest = map(str.strip, line.partition(" "))
         if not line or line.startswith("#"):
             continue
-        if kind == "default" and rest.strip() in VALUES:
-            default = VALUES[rest.strip()]
+        if kind == "default" and rest in VALUES:
+            default = VALUES[rest]
             continue
-        if kind not in VALUES or not rest.strip():
-            raise ValueError(f"{path}, line {number} is {line!r}; begin it with '+ ', '- ', '? ', 'default ' or '#'")
+        if kind not in (*VALUES, "until") or not rest:
+            known = "'+ ', '- ', '? ', 'until ', 'default ' or '#'"
+            raise ValueError(f"{path}, line {number} is {line!r}; begin it with {known}")
         try:
-            rules.append((re.compile(rest.strip(), re.IGNORECASE), VALUES[kind]))
+            pattern = re.compile(rest, re.IGNORECASE)
         except re.error as error:
-            raise ValueError(f"{path}, line {number}: {rest.strip()!r} is no regular expression ({error})") from None
+            raise ValueError(f"{path}, line {number}: {rest!r} is no regular expression ({error})") from None
+        if kind == "until":
+            until = pattern
+        else:
+            rules.append((pattern, VALUES[kind]))
     if default is None:
         raise ValueError(f"{path} does not say what a text without a rule is worth; add a line: default -")
-    return default, rules
+    return default, until, rules

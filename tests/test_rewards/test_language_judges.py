@@ -30,6 +30,12 @@ def test_the_first_rule_found_in_the_text_decides_whatever_its_case(book):
     np.testing.assert_array_equal(judge.label(texts).value, np.array([1, 0, np.nan, 0, 0], np.float32))
 
 
+def test_a_text_is_read_only_until_somebodys_own_words_begin(book):
+    book.write_text("version 1\nuntil called|\"\n+ key\ndefault -\n")
+    judge = make_judge("rules", rulebook=str(book))
+    assert labels(judge, "a key called wall", "a wall Called key", 'it says "key"') == [1, 0, 0]
+
+
 def test_pairs_are_compared_by_the_labels_and_unsure_stays_unsure(book):
     judge = make_judge("rules", rulebook=str(book))
     answers = judge.compare(["key", "no", "key", "perhaps"], ["no", "key", "a key", "key"])
@@ -124,6 +130,7 @@ DOES_NOT = {
         "What do you want to eat? [fgi or ?*]",
         "Really attack the kitten? [yn] (n)",
         "They say that you kill the newt!",
+        "You see here an orange named $ - 7 gold pieces.",
     ],
     "minigrid": [
         "mission: use the key to open the door and then get to the goal",
@@ -310,7 +317,7 @@ def test_a_share_out_of_range_is_refused(options):
 
 def test_a_judge_that_is_asked_elsewhere_is_not_simulated():
     with pytest.raises(ValueError, match=r"of='openai' is asked outside this process"):
-        make_judge("simulated", of="openai", of_options={"model": "tiny"})
+        make_judge("simulated", of="openai", of_options={"model": "tiny", "goal": "to win"})
 
 
 def test_unknown_judges_and_options_get_the_nearest():

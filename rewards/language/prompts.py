@@ -1,0 +1,90 @@
+"""What is said to a language model that judges captions: questions and what is known of each world, as text files.
+
+`prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
+text first, so that servers with a prefix cache read it once. `prompts/worlds/*.txt` tell of a family of environments:
+`goal:` and `phrase:` lines, then knowledge and labelled examples. Each begins with its version.
+
+A caption is data from outside: whoever acts may have written it. It is put in as one JSON string of ASCII on one line,
+so it ends where its quotation ends; terminal codes, control characters and characters that cannot be seen are taken
+out, braces become parentheses (an answer that repeats a caption is then no JSON), and it is cut at LONGEST characters.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "prompts"
+LONGEST = 300  # characters of a caption
+SAME = {"carla": "driving"}  # families that speak as another does
+_TERMINAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+_HOLE = re.compile(r"\{(goal|knowledge|caption|first|second)\}")
+
+
+@dataclass(frozen=True)
+class World:
+    """What is known of a family of environments.
+
+    Attributes:
+        goal: what is wanted there if nobody says, "" if nothing is known.
+        phrases: captions that would be good, for judges that compare texts.
+        knowledge: sentences and labelled examples.
+    """
+
+    goal: str = ""
+    phrases: tuple[str, ...] = ()
+    knowledge: str = ""
+
+
+@functools.cache
+def world(name: str) -> World:
+    """What is known of the family called `name`; nothing, if there is no file."""
+    path = FOLDER / "worlds" / f"{SAME.get(name, name)}.txt"
+    if not name or not path.is_file():
+        return World()
+    said: dict[str, list[str]] = {"goal": [], "phrase": []}
+    rest: list[str] = []
+    for line in _read(path)[1].splitlines():
+        key, _, value = line.partition(": ")
+        said.get(key, rest).append(value if key in said else line)
+    return World(" ".join(said["goal"]), tuple(said["phrase"]), "\n".join(rest).strip())
+
+
+@functools.cache
+def question(name: str) -> tuple[str, str]:
+    """Version and text of the question called `name`."""
+    return _read(FOLDER / f"{name}.txt")
+
+
+def fill(template: str, **parts: str) -> str:
+    """Put each part where its name stands; in one pass, so that no part can hold the place of another."""
+    return _HOLE.sub(lambda hole: parts[hole[1]], template)
+
+
+def clean(text: str) -> str:
+    """A caption as judges see it."""
+    text = _TERMINAL.sub("", text[: 20 * LONGEST]).replace("{", "(").replace("}", ")")
+    seen = (" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in text if not _invisible(c))
+    return "".join(seen).strip()[:LONGEST].strip()
+
+
+def quote(text: str) -> str:
+    """A caption, cleaned, as a JSON string of ASCII on one line."""
+    return json.dumps(clean(text))
+
+
+def _invisible(character: str) -> bool:
+    """Directions, joiners, tags, halves of characters, private ones."""
+    return unicodedata.category(character) in ("Cf", "Cs", "Co", "Cn")
+
+
+def _read(path: Path) -> tuple[str, str]:
+    first, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    version = first.removeprefix("version ").strip()
+    if not version.isdigit():
+        raise ValueError(f"{path}, line 1 is {first!r}; it begins with its version, such as: version 1")
+    return version, rest.strip()
