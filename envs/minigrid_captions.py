@@ -89,17 +89,14 @@ SEEN = tuple((kind, colour) for kind in SIGHTS for colour in COLOURS)
 RANK = {KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour): rank for rank, (kind, colour) in enumerate(SEEN)}
 
 
-def picture(salt: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Numbers of the pictures that are shown at these steps of these episodes, int64 in [0, PICTURES).
+def picture(salt: Any, step: Any) -> Any:
+    """Numbers of the pictures shown at these steps of these episodes, in [0, PICTURES): an episode repeats none.
 
     Args:
-        salt: int64 (K,) in [0, 2^32).
-        step: int64 (K,), from 1 on.
+        salt: int, or int64 (K,), in [0, 2^32).
+        step: int, or int64 (K,), from 1 on.
     """
-    x = (salt.astype(np.uint64) << np.uint64(32)) + step.astype(np.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64's (Steele et al. 2014)
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return ((x ^ (x >> np.uint64(31))) % np.uint64(PICTURES)).astype(np.int64)
+    return (salt + step * 2_654_435_761) % PICTURES  # Knuth's multiplicative hash (1973): neighbours lie far apart
 
 
 def chatters(number: Any) -> str:
@@ -145,7 +142,7 @@ def _seen(view: np.ndarray) -> frozenset[int]:
 
 def _told(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
     if speech.chatter and speech.action == DONE:
-        event = chatters(picture(np.array([speech.salt]), np.array([inner.step_count]))[0])
+        event = chatters(picture(speech.salt, inner.step_count))
     else:
         what, thing = _event(inner, before, now, speech)
         event = EVENTS[what].format(called(thing.type, thing.color)) if thing is not None else EVENTS[what]

@@ -35,6 +35,7 @@ from envs.words import WORDS, hashed_words
 THINGS = tuple(OBJECT_TO_IDX[name] for name in ("key", "ball", "box"))  # what can be carried
 HANDS = 1 + len(THINGS) * COLOURS  # nothing, or a thing of a colour
 FAILS, SUCCEEDS = 1, 2
+NO_SIGHT = np.zeros((0, 0), np.uint8)
 
 
 class MiniGrid(BatchedEnv):
@@ -69,7 +70,7 @@ class MiniGrid(BatchedEnv):
         self._clear, self._place = array(_transparent()), array(_places(self._size))
         self._seen, self._beam, self._bits = (array(table) for table in _shadows(self._size))
         self._compass = array(np.eye(4, dtype=np.float32))
-        self._situation, self._sight = array(np.zeros(n, np.int64)), array(np.zeros((n, 0), np.uint8))
+        self._situation, self._sight = array(np.zeros(n, np.int64)), NO_SIGHT
         self._speech = original.get_wrapper_attr("speech")
         self._captions: Captions | None = None
         if text:
@@ -150,14 +151,14 @@ class MiniGrid(BatchedEnv):
     def _show(self, rows: Array) -> None:
         if self._captions is None:
             return
-        host, state = self.arrays.numpy, self.state
-        rows, steps, sight = host(rows), host(self._steps[rows]), host(self._sight)
-        if steps.any():  # a step; or a snapshot, whose texts are put back by `restore`
-            salt = host(state["salt"]) if "salt" in state else None
-            self._captions.step(host(self._situation), sight, steps, salt)
-        else:
-            self._captions.begin(rows, host(state["mission"])[rows], sight)
-        self.shown["text"] = self._captions.text
+        host, captions = self.arrays.numpy, self._captions
+        sight = host(self._sight) if captions.full else NO_SIGHT
+        if len(rows) < self.num_envs or self._steps[0] == 0:
+            captions.begin(host(rows), host(self.state["mission"][rows]), sight)
+        else:  # a step; or a snapshot, whose texts are put back by `restore`
+            salt = host(self.state["salt"]) if captions.chatter else None
+            captions.step(host(self._situation), sight, host(self._steps), salt)
+        self.shown["text"] = captions.text
 
     def _success(self, terminated: Array) -> Array:
         return self._returns > 0

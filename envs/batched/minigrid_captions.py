@@ -80,7 +80,7 @@ class Captions:
         text = self._missions[mission]
         self.text[rows] = text + self._left[0] if self.varied else text
         if self.full:
-            self._seen[rows] = np.bitwise_or.reduce(self._bits[view], axis=1)
+            self._seen[rows] = self._bits_of(view)
 
     def step(self, situation: np.ndarray, view: np.ndarray, steps: np.ndarray, salt: np.ndarray | None) -> None:
         """All worlds have moved on.
@@ -94,19 +94,26 @@ class Captions:
         text = self._phrases.take(self._events.take(situation))
         if self.chatter and salt is not None:
             rows = np.flatnonzero(situation >= self._done)
-            text[rows] = [chatters(number) for number in picture(salt[rows], steps[rows]).tolist()]
+            if len(rows):
+                text[rows] = [chatters(number) for number in picture(salt[rows], steps[rows]).tolist()]
         if self.full:
-            self._add_sights(text, np.bitwise_or.reduce(self._bits[view], axis=1))
+            self._add_sights(text, self._bits_of(view))
         if self.varied:
             rows = np.flatnonzero(text != "")
             text[rows] += self._left[steps[rows]]
         self.text = text
+
+    def _bits_of(self, view: np.ndarray) -> np.ndarray:
+        """What is worth seeing in views (K, cells), int64 (K,) of bits."""
+        return np.bitwise_or.reduce(self._bits.take(view), axis=1)
 
     def _add_sights(self, text: np.ndarray, seen: np.ndarray) -> None:
         """Tell in `text` the first of what is seen now and was not before, bits (N,)."""
         new = seen & ~self._seen
         self._seen = seen
         rows = np.flatnonzero(new)
+        if not len(rows):
+            return
         first = np.bitwise_count((new[rows] & -new[rows]) - 1)
         text[rows] += self._sights[(text[rows] != "").astype(np.int64), first]
 
@@ -124,7 +131,7 @@ def _phrases() -> np.ndarray:
 
 
 def _events(rules: np.ndarray, full: bool) -> np.ndarray:
-    """What happens, int64 (actions * CODES * hands,): THINGS * event + thing, 0 for nothing.
+    """What happens, int16 (actions * CODES * hands,): THINGS * event + thing, 0 for nothing.
 
     Args:
         rules: as in `Captions`.
@@ -148,7 +155,7 @@ def _events(rules: np.ndarray, full: bool) -> np.ndarray:
         IS_LOCKED: (action == TOGGLE) & ~toggled & (kind == DOOR) & (state == LOCKED),
     }
     thing = np.where(action == DROP, KEY * COLOURS + hands - 1, cell // STATES)
-    events = np.zeros(len(rules), np.int64)
+    events = np.zeros(len(rules), np.int16)
     for event, where in happens.items():
         if full or event not in MORE:
             events[where] = event * THINGS + thing[where]
