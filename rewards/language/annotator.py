@@ -18,11 +18,15 @@ When it fails: a judge slower than texts get stale labels only new ones; see `dr
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from rewards.language.asking import Asker
 from rewards.language.judge import JUDGES, Judge, make_judge
 from rewards.language.ledger import Item, Ledger
 from rewards.language.transcript import Transcript, read_transcript
@@ -82,12 +86,14 @@ class Annotator:
         self.events: deque[str] = deque(maxlen=100)
         self._ledger = Ledger(queue, order == "newest", rate, budget, token_budget)
         self._name, self._options = judge, {"seed": seed, **(judge_options or {})}
+        self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
         self._judge: Judge | None = None
+        self._asker: Asker | None = None
+        self._start = functools.partial(Asker, self._ledger, judge, self._options, concurrency, cache, probe, self._say)
         self._identity = ""
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
         self._transcript: Transcript | None = None
-        self._said_spent = False
         if clock == "transcript":
             self._replay = read_transcript(transcript, pairs)
             return
@@ -102,6 +108,13 @@ class Annotator:
                     "or record a run with it and replay it with clock=transcript"
                 )
             self._identity = self._judge.identity
+        else:
+            try:
+                json.dumps(self._options)  # how they reach the judge's process
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"judge_options cannot be written as JSON ({error}); give numbers, text, lists"
+                ) from None
 
     def offer(self, items: Sequence[Item], now: int, priority: Sequence[float] | None = None) -> int:
         """Take in what is new: neither known, nor in the air, nor empty. Never waits.
@@ -136,6 +149,8 @@ class Annotator:
         self._ask(now)
         with self._ledger.lock:
             taken = self._ledger.take(now)
+        if self._asker is not None:
+            self._identity = self._asker.identity or self._identity
         self._position += len(taken)
         if self._transcript is not None:
             self._transcript.write(now, taken, self._identity)
@@ -145,13 +160,19 @@ class Annotator:
         """Totals, what waits now (queued), whether the breaker is open, mean seconds of an answer (latency)."""
         with self._ledger.lock:
             metrics = self._ledger.metrics()
-        return {**metrics, "breaker": 0.0}
+        asker = self._asker
+        return {
+            **metrics,
+            "breaker": float(asker is not None and asker.breaker.open),
+            "restarts": 0.0 if asker is None else float(asker.restarts),
+        }
 
     def notes(self) -> list[str]:
         """Sentences a user should read: whose opinion this is, and what happened to it."""
         if self.clock == "transcript":
             return [f"labels are those of a recorded run, {len(self._replay):,} in all; nobody is asked"]
-        return (self._judge.notes() if self._judge is not None else []) + list(self.events)
+        judge = self._judge.notes() if self._judge is not None else []
+        return judge + (self._asker.notes if self._asker is not None else []) + list(self.events)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: nothing is asked twice, nothing that waits or is on its way is lost."""
@@ -168,17 +189,32 @@ class Annotator:
             self._transcript.lines = self._position
 
     def close(self) -> None:
-        """End the judge and its process."""
+        """End the judge and its process; what waits is still in the state."""
         if self._judge is not None:
             self._judge.close()
+        if self._asker is not None:
+            self._asker.stop()
         if self._transcript is not None:
             self._transcript.close()
 
     def _ask(self, now: int) -> None:
-        """Put to the judge what may be asked by now; with clock=wall somebody else does."""
-        judge, ledger = self._judge, self._ledger
-        if judge is None:
+        """See to it that what may be asked by now is asked."""
+        if self.clock == "steps":
+            self._ask_here(now)
             return
+        if self._asker is None:
+            if not self._ledger.waiting:
+                return  # a process is started only when there is something to ask
+            self._asker = self._start()
+            weakref.finalize(self, self._asker.stop)  # also at exit
+        if self._asker.trouble is not None:
+            raise self._asker.trouble
+        self._asker.wake()
+
+    def _ask_here(self, now: int) -> None:
+        judge, ledger = self._judge, self._ledger
+        assert judge is not None
+        ledger.fresh.clear()  # there is no cache
         items = ledger.draw(ledger.queue)
         if items:
             ledger.sent(items)
@@ -189,14 +225,13 @@ class Annotator:
                     ledger.fail(item, 1)  # it would say the same again
                 else:
                     ledger.answer(item, value, now + self.delay)
-        spent = ledger.spent()
-        if spent and not self._said_spent:
-            self._said_spent = True
+        if spent := ledger.spent():
             self._say(spent)
 
-    def _say(self, sentence: str) -> None:
-        self.events.append(sentence)
-        print(f"annotator: {sentence}", file=sys.stderr, flush=True)
+
+def _say(events: deque[str], sentence: str) -> None:
+    events.append(sentence)
+    print(f"annotator: {sentence}", file=sys.stderr, flush=True)
 
 
 def _check(

@@ -60,6 +60,7 @@ class Ledger:
         self._tries: dict[Item, int] = {}
         self._order: list[Item] | None = None  # what waits, the next one last; None when it must be sorted again
         self._serial = 0
+        self._told = False  # that a budget is spent
         self._now, self._credit = 0, 0.0
 
     def offer(self, items: Sequence[Item], priority: Sequence[float] | None = None) -> int:
@@ -84,6 +85,7 @@ class Ledger:
             del self._sorted()[:surplus]
             self.counts["dropped"] += surplus
             new = [item for item in new if item in self.waiting]
+            self.fresh = [item for item in self.fresh if item in self.waiting]
         self.fresh += new
         return len(new)
 
@@ -126,12 +128,18 @@ class Ledger:
         self.counts["cached" if cached else "answered"] += 1
         self.counts["unsure"] += value != value
 
-    def fail(self, item: Item, tries: int) -> None:
-        """An item got no usable answer: it waits again behind all others, or is given up if that was try `tries`."""
+    def fail(self, item: Item, tries: int, blame: bool = True) -> None:
+        """An item got no usable answer: it waits again behind all others, or is given up if that was try `tries`.
+
+        Args:
+            item: the item.
+            tries: how many failures it may have.
+            blame: whether this one counts.
+        """
         if self.asking.pop(item, None) is None:
             return
         self.counts["failed"] += 1
-        self._tries[item] = self._tries.get(item, 0) + 1
+        self._tries[item] = self._tries.get(item, 0) + blame
         if self._tries[item] >= tries:
             self.counts["dropped"] += 1
             self._remember(item)
@@ -139,10 +147,6 @@ class Ledger:
             self._serial += 1
             self.waiting[item] = (float("-inf"), -self._serial)
             self._order = None
-
-    def forgive(self) -> None:
-        """Forget how often items failed: it was the judge that was ill."""
-        self._tries.clear()
 
     def take(self, now: int) -> list[tuple[Item, float]]:
         """The answers that are due, the first first."""
@@ -152,11 +156,13 @@ class Ledger:
         return taken
 
     def spent(self) -> str:
-        """Which budget is spent, as a sentence; "" while there is some left."""
-        if self.budget and self.counts["answered"] >= self.budget:
-            return f"the budget of {self.budget:,} labels is spent, nothing is asked any more"
-        if self.token_budget and self.counts["tokens"] >= self.token_budget:
-            return f"the budget of {self.token_budget:,} tokens is spent, nothing is asked any more"
+        """Which budget is spent, as a sentence, the first time; "" while there is some left, and afterwards."""
+        if self._told:
+            return ""
+        for what, budget, so_far in (("labels", self.budget, "answered"), ("tokens", self.token_budget, "tokens")):
+            if budget and self.counts[so_far] >= budget:
+                self._told = True
+                return f"the budget of {budget:,} {what} is spent, nothing is asked any more"
         return ""
 
     def metrics(self) -> dict[str, float]:
@@ -187,7 +193,7 @@ class Ledger:
         self.counts = dict(state["counts"])
         self._serial, self._now, self._credit = state["serial"], state["now"], state["credit"]
         self.asking, self.fresh, self._order = {}, list(self.waiting), None
-        self.forgive()
+        self._tries = {}
 
     def _sorted(self) -> list[Item]:
         if self._order is None:
