@@ -24,8 +24,8 @@ class ModelServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, think):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, think, port=0):
+        super().__init__(("127.0.0.1", port), Handler)
         self.think, self.plan, self.seen = think, [], []
         self.most = self.busy = 0
         self.lock = threading.Lock()

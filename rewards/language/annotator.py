@@ -167,6 +167,11 @@ class Annotator:
             "restarts": 0.0 if asker is None else float(asker.restarts),
         }
 
+    @property
+    def worker_pid(self) -> int | None:
+        """The process of the judge, None while there is none."""
+        return None if self._asker is None else self._asker.worker_pid
+
     def notes(self) -> list[str]:
         """Sentences a user should read: whose opinion this is, and what happened to it."""
         if self.clock == "transcript":
