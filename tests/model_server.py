@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         server = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.body = body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with server.lock:
             server.seen.append((dict(self.headers), body))
             server.busy += 1
