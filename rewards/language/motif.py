@@ -36,7 +36,7 @@ from rewards.language.labels import Item
 from rewards.language.oni import accuracy, fit
 from rewards.language.recorded import Recorded
 
-LEAST_STEPS = 200  # gradient steps on however few labels
+LEAST_STEPS = 100  # gradient steps on however few labels
 
 
 @dataclass
@@ -52,7 +52,7 @@ class MotifConfig(CaptionedConfig):
         quantile: a caption pays above this quantile of z over the distinct captions of the file, in (0, 1).
         epochs: passes over the labels.
         held_out: share of the labels that are kept to measure with, in (0, 1).
-        learning_rate: Adam's step size [1e-5].
+        learning_rate: Adam's step size; charcnn wants 0.001 or less [1e-5].
         batch_size: labels in a gradient step, at most [1024].
     """
 
@@ -91,7 +91,6 @@ class Motif(Captioned):
             str(path),
             hashlib.sha256(path.read_bytes()).hexdigest(),
             config.encoder,
-            config.quantile,
             config.epochs,
             config.held_out,
             config.learning_rate,
@@ -100,9 +99,10 @@ class Motif(Captioned):
             device,
         )
         self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=seed, device=device)
+        self.model.load_state_dict(copy.deepcopy(fitted["model"]))
         self.normaliser = Normaliser()
+        self.normaliser.set(fitted["scores"], config.quantile)
         self.about = fitted["about"]
-        self.load_state_dict(copy.deepcopy(fitted["state"]))
 
     def worth(self, texts: Sequence[str]) -> np.ndarray:
         return self.normaliser(self.model.predict(texts))
@@ -120,7 +120,6 @@ def _fitted(
     path: str,
     digest: str,
     encoder: str,
-    quantile: float,
     epochs: int,
     held_out: float,
     learning_rate: float,
@@ -147,13 +146,11 @@ def _fitted(
     model = LabelModel(encoder, learning_rate=learning_rate, batch_size=batch_size, seed=seed, device=device)
     steps = max(epochs * math.ceil(len(train) / batch_size), LEAST_STEPS)
     fit(model, [items[row] for row in train], learnt, steps)
-    normaliser = Normaliser()
     texts = sorted({text for item in items for text in ((item,) if isinstance(item, str) else item)})
-    normaliser.set(model.predict(texts), quantile)
     right = accuracy(model, [items[row] for row in test], labels[test])
     about = (
         f"learnt from {len(items):,} {'pairs' if pairs else 'labels'} of {len(texts):,} captions in {path}; the "
         "judgement is that of whoever labelled them"
         + ("" if right is None else f"; {right:.0%} of the {held:,} held out are predicted")
     )
-    return {"about": [about], "state": {"model": model.state_dict(), "normaliser": normaliser.state_dict()}}
+    return {"about": [about], "model": model.state_dict(), "scores": model.predict(texts)}

@@ -1,0 +1,134 @@
+"""Rewards read off captions: worth divided by a power of the visits, counted on one's fingers."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from told import told
+
+from rewards.base import Reward
+from rewards.check import check_reward
+from rewards.language.captioned import EPISODE, Captioned, CaptionedConfig, key
+from rewards.made_up import SENTENCES
+
+SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
+WORTH = {"door": 1.0, "key": 0.5, "wall": 0.0, **dict.fromkeys(SENTENCES, 1.0)}
+
+
+class Told(Captioned):
+    """Pays what `WORTH` says; what is not there is unknown."""
+
+    Config = CaptionedConfig
+    table = WORTH
+    asked: list = []
+
+    def worth(self, texts):
+        self.asked.append(sorted(texts))
+        return np.array([self.table.get(text, np.nan) for text in texts], np.float32)
+
+
+def make(**options):
+    return Told(CaptionedConfig(**options), *SPACES)
+
+
+def paid_by(reward, batch):
+    return reward.scan(batch, reward.initial_memory(batch.shape[1]))[0]
+
+
+def test_it_keeps_the_contract():
+    check_reward(make())
+
+
+def test_the_third_visit_pays_a_twenty_seventh():
+    paid = paid_by(make(), told([["door"], ["door"], ["key"], ["door"], ["key"]]))[:, 0]
+    np.testing.assert_allclose(paid, [1, 1 / 8, 0.5, 1 / 27, 0.5 / 8], rtol=1e-6)
+
+
+def test_a_caption_told_for_ever_pays_no_more_than_zeta_of_three():
+    assert paid_by(make(), told([["door"]] * 2000)).sum() == pytest.approx(1.2020569, abs=1e-6)
+
+
+def test_beta_of_zero_pays_in_full_each_time():
+    assert paid_by(make(beta=0), told([["door"]] * 3)).tolist() == [[1], [1], [1]]
+
+
+def test_an_episode_begins_with_fresh_counts():
+    paid = paid_by(make(), told([["door"], ["door"], ["door"]], ended=[[False], [True], [False]]))
+    np.testing.assert_allclose(paid[:, 0], [1, 1 / 8, 1])
+
+
+def test_environments_are_counted_apart():
+    np.testing.assert_allclose(paid_by(make(), told([["door", "key"], ["key", "key"]])), [[1, 0.5], [0.5, 0.5 / 8]])
+
+
+def test_a_state_without_a_caption_pays_nothing_and_is_not_counted():
+    reward = make()
+    visits, memory = reward.recall(told([[""], ["door"], [""], ["door"]]), reward.initial_memory(1))
+    assert visits[:, 0].tolist() == [0, 1, 0, 2] and memory["filled"].tolist() == [1]
+    np.testing.assert_allclose(paid_by(reward, told([[""], ["door"], [""], ["door"]]))[:, 0], [0, 1, 0, 1 / 8])
+
+
+def test_rows_that_are_no_transitions_are_not_counted():
+    paid = paid_by(make(), told([["door"], ["door"], ["door"]], valid=[[True], [False], [True]]))
+    np.testing.assert_allclose(paid[[0, 2], 0], [1, 1 / 8])
+
+
+def test_an_unknown_caption_is_not_ready_but_counted():
+    reward = make()
+    memory = reward.initial_memory(2)
+    scored, memory = reward.score(told([["dragon", "door"]])[0], memory)
+    assert scored.value.tolist() == [0, 1] and scored.ready.tolist() == [False, True]
+    assert reward.recall(told([["dragon", "key"]]), memory)[0].tolist() == [[2, 1]]
+
+
+def test_visits_in_the_extras_stand_for_the_memory():
+    reward, batch = make(), told([["door"], ["door"], ["key"], ["door"]])
+    visits, _ = reward.recall(batch, reward.initial_memory(1))
+    shuffled = np.array([2, 0, 3, 1])
+    old = batch.replace(extras={reward.recalls: visits})[shuffled]
+    np.testing.assert_array_equal(reward.scan(old, None)[0], paid_by(reward, batch)[shuffled])
+
+
+def test_a_text_is_asked_about_once_until_the_worth_changes():
+    reward = make()
+    Told.asked.clear()
+    batch = told([["door", "key"], ["key", "door"]])
+    paid_by(reward, batch), paid_by(reward, batch)
+    assert Told.asked == [["door", "key"]]
+    reward.forget()
+    paid_by(reward, batch)
+    assert len(Told.asked) == 2
+
+
+def test_what_was_unknown_is_asked_about_again():
+    reward = make()
+    Told.asked.clear()
+    paid_by(reward, told([["dragon"]])), paid_by(reward, told([["dragon"]]))
+    assert Told.asked == [["dragon"], ["dragon"]]
+
+
+def test_an_episode_forgets_the_oldest_of_too_many_captions():
+    reward = make()
+    many = [[f"picture {i}"] for i in range(EPISODE)]
+    visits, _ = reward.recall(told([["door"], *many, ["door"]]), reward.initial_memory(1))
+    assert visits[-1, 0] == 1
+
+
+def test_a_text_has_the_same_key_in_every_process():
+    assert key("") == 0
+    assert key("You open the door.") == 0x1B76FB6966DF3CE4
+    assert key("\ud800") > 0  # half of a surrogate pair is no reason to stop
+
+
+def test_a_reward_that_recalls_nothing_says_so():
+    class Plain(Reward):
+        def score(self, batch, memory=None):
+            return np.zeros(batch.shape, np.float32)
+
+    with pytest.raises(TypeError, match=r"Plain names no extra in recalls"):
+        Plain(CaptionedConfig(), *SPACES).recall(told([["door"]]), None)
+
+
+@pytest.mark.parametrize("beta", [-1, np.nan, np.inf])
+def test_a_beta_out_of_range_is_refused(beta):
+    with pytest.raises(ValueError, match=r"reward captioned: beta=.* is out of range; give 0 or more"):
+        CaptionedConfig(beta=beta)

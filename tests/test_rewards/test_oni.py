@@ -1,0 +1,282 @@
+"""ONI: labels that one can follow by hand, three models and a control, tables that stay small, replay paid anew."""
+
+import json
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from told import BAD, GOOD, pay, told
+
+from rewards.check import check_reward
+from rewards.language.oni import ONI, ONIConfig, accuracy, chance
+from rewards.mix import Mix, Stream
+from rewards.sb3 import relabelling
+from runners.checkpoint import pack, unpack
+
+SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
+BOOK = "version 1\ndefault -\n? perhaps\n- locked\n+ pick up\n+ open\n+ reach\n"
+
+
+@pytest.fixture
+def make(tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text(BOOK)
+
+    def build(model="retrieval", seed=0, **options):
+        judged = {"judge": "rules", "judge_options": {"rulebook": str(book)}} if "judge" not in options else {}
+        return ONI(ONIConfig(model=model, **judged, **options), *SPACES, seed=seed)
+
+    return build
+
+
+@pytest.mark.parametrize("select", ["novelty", "frequency", "uncertainty"])
+@pytest.mark.parametrize("model", ["retrieval", "classification", "ranking", "count"])
+def test_every_model_keeps_the_contract(model, select):
+    if select == "uncertainty" and model in ("retrieval", "count"):
+        return
+    options = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5, "seed": 0}}
+    check_reward(ONI(ONIConfig(model=model, select=select, min_labels=1, steps=2, **options), *SPACES))
+
+
+def test_the_defaults_keep_the_contract():
+    check_reward(ONI)
+
+
+def test_retrieval_pays_the_label_once_it_is_there(make):
+    reward = make(delay=4)
+    batch = told(["You open the door.", "You bump into it.", "", "perhaps"])
+    assert reward.update(batch)["labels"] == 0
+    scored, _ = reward.score(batch[:, 0], reward.initial_memory(4))
+    assert scored.value.tolist() == [0, 0, 0, 0] and scored.ready.tolist() == [False, False, True, False]
+    metrics = reward.update(batch)  # 8 transitions: 4 after the question
+    scored, _ = reward.score(batch[:, 0], reward.initial_memory(4))
+    assert scored.value.tolist() == [1, 0, 0, 0] and scored.ready.all()
+    assert (metrics["labels"], metrics["positives"], metrics["unsure"], metrics["asked"]) == (2, 1, 1, 3)
+    assert (metrics["coverage"], metrics["paid"], metrics["met"]) == (1, 0.25, 3)
+
+
+def test_a_label_in_between_pays_in_between(tmp_path):
+    file = tmp_path / "labels.jsonl"
+    file.write_text('{"text": "a coin", "value": 0.3}\n{"text": "a sword", "value": 0.9}\n')
+    reward = ONI(ONIConfig(judge="recorded", judge_options={"path": str(file)}), *SPACES)
+    metrics = reward.update(told(["a coin", "a sword", "a dragon"]))
+    assert pay(reward, ["a coin", "a sword", "a dragon"]) == pytest.approx([0.3, 0.9, 0])
+    assert metrics["coverage"] == pytest.approx(2 / 3) and metrics["failed"] == 1
+
+
+def test_a_repeated_caption_fades_with_the_power_beta(make):
+    reward = make(beta=2.0)
+    reward.update(told(["You open the door."]))
+    paid, _ = reward.scan(told(["You open the door."] * 3), reward.initial_memory(1))
+    np.testing.assert_allclose(paid[:, 0], [1, 1 / 4, 1 / 9])
+
+
+def test_the_control_pays_every_caption_and_asks_nobody(make):
+    reward = make(**ONI.control)
+    assert reward.annotator is None and pay(reward, [*GOOD, *BAD, ""]) == [1] * 7 + [0]
+    assert reward.update(told([*GOOD, ""])) == {"met": 3, "paid": 0.75}
+
+
+def test_classification_pays_nothing_before_it_has_met_both_kinds(make):
+    reward = make("classification", min_labels=2)
+    reward.update(told(GOOD + BAD[:1]))
+    scored, _ = reward.score(told([GOOD])[0], reward.initial_memory(3))
+    assert not scored.ready.any() and not scored.value.any()
+    reward.update(told(BAD[1:]))
+    assert pay(reward, GOOD + BAD) == [1] * 3 + [0] * 4
+
+
+def test_classification_pays_for_captions_that_nobody_labelled(make):
+    reward = make("classification", budget=30)
+    numbered = [f"{text[:-1]} ({number} moves left)." for number in range(100, 120) for text in GOOD + BAD]
+    for start in range(0, len(numbered), 14):
+        metrics = reward.update(told(numbered[start : start + 14]))
+    assert metrics["labels"] == 30 and metrics["met"] == 140
+    unseen = [f"{text[:-1]} (417 moves left)." for text in GOOD + BAD]
+    assert pay(reward, unseen) == [1] * 3 + [0] * 4
+
+
+def test_a_higher_eta_pays_less_often(make):
+    texts = GOOD + BAD
+    paid = []
+    for eta in (0.01, 0.5, 0.999):
+        reward = make("classification", eta=eta, steps=4)
+        reward.update(told(texts))
+        p = chance(reward.model.predict(texts))
+        assert pay(reward, texts) == (p > eta).astype(float).tolist()
+        paid.append(sum(pay(reward, texts)))
+    assert paid[0] > paid[1] > paid[2] == 0
+
+
+def test_ranking_pays_the_better_captions_normalised_and_never_below_zero(make):
+    reward = make("ranking", pairs=40, quantile=0.5)
+    metrics = reward.update(told(GOOD + BAD))
+    assert 7 < metrics["labels"] <= 21  # pairs of seven captions
+    f = reward.model.predict(GOOD + BAD)
+    assert f[:3].min() > f[3:].max()
+    z = (f - f.mean()) / f.std()
+    expected = np.where(z > np.median(z), np.maximum(z, 0), 0)
+    np.testing.assert_allclose(pay(reward, GOOD + BAD), expected, rtol=1e-4, atol=1e-6)
+    assert (expected > 0).sum() == 3
+
+
+def test_no_pair_is_asked_twice_and_none_is_of_one_caption(make):
+    reward = make("ranking", pairs=30)
+    for _ in range(5):
+        metrics = reward.update(told(GOOD))
+    pairs = list(reward.labels.values)
+    assert {frozenset(pair) for pair in pairs} == {frozenset((GOOD[i], GOOD[j])) for i, j in ((0, 1), (0, 2), (1, 2))}
+    assert len(pairs) == metrics["asked"] == 3
+    assert reward.model.steps == 0  # all three are ties: nothing to learn from
+
+
+@pytest.mark.parametrize(("select", "first"), [("novelty", "You open b."), ("frequency", "You open a.")])
+def test_who_is_asked_first_is_chosen(make, select, first):
+    reward = make(select=select, budget=1)
+    reward.update(told(["You open a.", "You open a.", "You open b."]))
+    assert list(reward.labels.values) == [first]
+
+
+def test_uncertainty_asks_where_the_model_is_least_sure(make):
+    reward = make("classification", select="uncertainty", budget=8, steps=8)
+    reward.update(told(GOOD + BAD))
+    candidates = ["You reach the wall.", *(f"{text} Again." for text in GOOD + BAD)]
+    distance = np.abs(chance(reward.model.predict(candidates)) - 0.5)
+    reward.update(told(candidates))
+    assert list(reward.labels.values)[-1] == candidates[int(distance.argmin())]
+
+
+def test_pairs_are_chosen_by_frequency_and_by_uncertainty(make):
+    reward = make("ranking", select="frequency", pairs=9, budget=1)
+    reward.update(told([GOOD[0]] * 5 + [BAD[0]] * 5 + [GOOD[1], BAD[1]]))
+    assert set(next(iter(reward.labels.values))) == {GOOD[0], BAD[0]}
+    reward = make("ranking", select="uncertainty", pairs=2, min_labels=1)
+    for _ in range(6):
+        metrics = reward.update(told(GOOD + BAD))
+    assert metrics["asked"] <= 12 and reward.model.steps > 0
+
+
+def test_some_labels_are_held_out_to_measure_with(make):
+    reward = make("classification")
+    numbered = [f"{text[:-1]}, {number}." for number in range(60) for text in GOOD + BAD]
+    reward.update(told(numbered[:140]))
+    metrics = reward.update(told(numbered[140:]))
+    held, labels = reward.labels.sure(held=True)
+    assert 10 < len(held) < 80 and not set(held) & set(reward.labels.sure()[0])
+    assert metrics["accuracy"] == accuracy(reward.model, held, labels) == 1
+
+
+def test_ties_do_not_count_in_the_accuracy_of_pairs(make):
+    reward = make("ranking", pairs=40)
+    reward.update(told(GOOD + BAD))
+    pairs = [(BAD[0], GOOD[0]), (GOOD[1], BAD[1]), (GOOD[1], GOOD[2])]
+    assert accuracy(reward.model, pairs, np.array([1.0, 1.0, 0.5])) == 0.5
+    assert accuracy(reward.model, pairs[2:], np.array([0.5])) is None
+
+
+def test_the_table_of_captions_stays_small_and_labels_outlive_it(make):
+    reward = make(capacity=10)
+    reward.update(told(["You open the door."]))
+    metrics = reward.update(told([f"picture {i}" for i in range(50)]))
+    assert metrics["met"] == 10 and metrics["labels"] == 51
+    assert pay(reward, ["You open the door."]) == [1]
+
+
+def test_rows_that_are_no_transitions_and_empty_captions_are_not_asked_about(make):
+    reward = make()
+    metrics = reward.update(told(["You open it.", "You reach it.", ""], valid=[[True], [False], [True]]))
+    assert metrics["asked"] == 1 and reward.met.now == 2
+    assert reward.update(told(["You reach it."], valid=[[False]])) == {}
+
+
+@pytest.mark.parametrize("model", ["retrieval", "classification", "ranking"])
+def test_a_run_that_was_saved_goes_on_equally(make, model):
+    rounds = [told([f"{text[:-1]} {number}." for text in GOOD + BAD]) for number in range(6)]
+    reward = make(model, delay=7, rate=300)
+    for batch in rounds[:3]:
+        reward.update(batch)
+    tree, arrays = pack(reward.state_dict())
+    copy = make(model, delay=7, rate=300, seed=5)
+    copy.load_state_dict(deepcopy(unpack(json.loads(json.dumps(tree)), arrays)))
+    for batch in rounds[3:]:
+        one, two = reward.update(batch), copy.update(batch)
+        assert one == two
+        assert pay(reward, batch.text[:, 0].tolist()) == pay(copy, batch.text[:, 0].tolist())
+    assert reward.labels.values.keys() == copy.labels.values.keys() and one["labels"] > 3
+
+
+@pytest.mark.parametrize("model", ["retrieval", "classification", "ranking"])
+def test_a_recorded_run_is_replayed_without_a_judge(make, tmp_path, model):
+    file = str(tmp_path / "said.jsonl")
+    rounds = [told([f"{text[:-1]} {number}." for text in GOOD + BAD]) for number in range(4)]
+    reward = make(model, delay=9, transcript=file)
+    texts = [text for batch in rounds for text in batch.text[:, 0]]
+    paid = []
+    for batch in rounds:
+        reward.update(batch)
+        paid.append(pay(reward, texts))
+    reward.close()
+    replay = make(model, judge="auto", clock="transcript", transcript=file)
+    for batch, before in zip(rounds, paid):
+        assert replay.update(batch)["asked"] == 0
+        assert pay(replay, texts) == before
+    assert not any(paid[0]) and any(map(any, paid))
+
+
+def test_old_transitions_are_paid_by_labels_that_came_later(make):
+    reward = make(delay=6)
+    mix = Mix([Stream("oni", reward, gamma=0.9)])
+    assert mix.relabelable
+    buffer = relabelling(ReplayBuffer)(20, *SPACES, device="cpu", n_envs=2, mix=mix, update_every=4)
+    texts = [["You open it.", "perhaps"], ["You open it.", ""], ["a wall", "You open it."], ["You open it.", "b"]]
+    rows, columns = np.broadcast_arrays(np.arange(4)[:, None], np.arange(2))
+    zeros = np.zeros((2, 4), np.float32)
+
+    def add(pair, ends=(0, 0)):
+        infos = [{"text": text} for text in pair]
+        buffer.add(zeros, zeros, np.zeros((2, 1)), np.zeros(2), np.array(ends), infos)
+
+    for t, pair in enumerate(texts):
+        add(pair, ends=(0, t == 2))
+        if t == 1:
+            assert not buffer.rewards[rows[:2], columns[:2]].any()  # asked at 4 transitions, answered at 10
+    for _ in range(2):
+        add(["", ""])
+    weight = reward.config.weight
+    expected = [[1, 0], [1 / 8, 0], [0, 1], [1 / 27, 0]]
+    np.testing.assert_allclose(buffer.rewards[rows, columns] / weight, expected, rtol=1e-6)
+    assert buffer.columns["caption_visits"][:4].tolist() == [[1, 1], [2, 0], [1, 1], [3, 1]]
+
+
+def test_without_a_goal_or_a_world_nobody_is_asked_and_the_note_says_so(make):
+    reward = make(judge="auto")
+    assert reward.annotator is None and reward.update(told(GOOD)) == {"met": 3, "paid": 0}
+    assert "nobody judges the captions" in reward.notes()[0]
+    assert "nobody judges" in make("count").notes()[0]
+
+
+def test_the_notes_name_the_judge(make):
+    assert "rule" in make().notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"model": "retreival"}, r"model='retreival' is not one of retrieval, classification, ranking, count"),
+        ({"eta": 1.0}, r"reward oni: eta=1.0 is outside \(0, 1\)"),
+        ({"quantile": 0}, r"reward oni: quantile=0 is outside \(0, 1\)"),
+        ({"clock": "sun"}, r"reward oni: clock='sun' is not one of auto, wall, steps, transcript"),
+        ({"encoder": "bert"}, r"encoder='bert' is not one of ngrams, charcnn"),
+        ({"select": "uncertainty"}, r"model=retrieval never is; take classification or ranking"),
+        ({"capacity": 1}, r"capacity=1 is out of range; give 2 or more"),
+        ({"learning_rate": 0}, r"learning_rate=0 must be above 0"),
+        ({"judge": "oracle9"}, r"there is no judge 'oracle9'"),
+        ({"judge": "rules", "judge_options": {"book": "x"}}, r"the judge rules has no option 'book'"),
+        ({"judge": "rules", "delay": -1}, r"delay=-1"),
+    ],
+)
+def test_a_setting_out_of_range_gets_a_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ONI(ONIConfig(**options), *SPACES)
