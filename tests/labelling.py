@@ -1,0 +1,106 @@
+"""A model server and a judge process for the tests of the annotator; `python labelling.py PORT` is a server alone."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from model_server import ModelServer
+
+ROOT = Path(__file__).resolve().parent.parent
+WORTH = {"good": 1.0, "bad": 0.0, "odd": math.nan}
+WORDS = {"good": "helpful", "bad": "harmful", "odd": "unsure"}
+
+
+def think(text, images):
+    """A model that judges captions by their first word, pairs by that of the second."""
+    captions = re.findall(r'"(good|bad|odd) \d+"', text)
+    if "better" in text.rsplit("JSON schema", 1)[-1]:
+        return json.dumps({"reason": "second", "better": "second" if captions[1] == "good" else "first"})
+    return json.dumps({"reason": "it says so", "label": WORDS[captions[0]]})
+
+
+def serving():
+    """A fixture: a server."""
+    with ModelServer(think) as running:
+        yield running
+
+
+def asking():
+    """A fixture: annotators that ask a server at this address with short patience; closed at the end."""
+    from rewards.language.annotator import Annotator
+
+    made = []
+
+    def annotator(url, judge_options=None, **options):
+        quick = {"model": "tiny", "url": url, "goal": "good ones", "attempts": 1, "timeout": 5.0, "backoff": 0.001}
+        made.append(Annotator("openai", {**quick, **(judge_options or {})}, **{"probe": 0.05, **options}))
+        return made[-1]
+
+    yield annotator
+    for one in made:
+        one.close()
+
+
+def texts(count, begin=0):
+    return [f"{('good', 'bad', 'odd')[i % 3]} {i}" for i in range(begin, begin + count)]
+
+
+def until(condition):
+    """Wait for something that must come."""
+    deadline = time.monotonic() + 60
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+    return result
+
+
+def collect(annotator, count):
+    """The first `count` labels that come, none twice."""
+    got = {}
+
+    def enough():
+        for item, value in annotator.take(0):
+            assert item not in got
+            got[item] = value
+        return len(got) >= count
+
+    until(enough)
+    return got
+
+
+def right(got):
+    """No text has another label than its own."""
+    return all(str(value) == str(WORTH[text.split()[0]]) for text, value in got.items())
+
+
+def gone(pid):
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def serve(port):
+    """A server in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(port)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill(process):
+    """What `kill -9` does to a server."""
+    process.kill()
+    process.communicate()
+
+
+if __name__ == "__main__":
+    with ModelServer(think, int(sys.argv[1])):
+        print("ready", flush=True)
+        sys.stdin.read()

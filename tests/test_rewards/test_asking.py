@@ -1,0 +1,150 @@
+"""The process of a judge: stopped, killed, refused, forgotten; and what is left when the trainer is gone."""
+
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from labelling import ROOT, asking, collect, gone, right, serving, texts, until
+from model_server import hangs
+
+from rewards.language.annotator import Annotator
+
+server, ask = pytest.fixture(serving), pytest.fixture(asking)
+
+
+def test_training_goes_on_while_the_process_of_the_judge_is_stopped(server, ask):
+    annotator = ask(server.url)
+    annotator.offer(texts(3), 0)
+    got = collect(annotator, 3)
+    os.kill(annotator.worker_pid, signal.SIGSTOP)
+    for now in range(1, 301):
+        annotator.offer(texts(1, begin=now + 2), now)
+        assert annotator.take(now) == []
+    os.kill(annotator.worker_pid, signal.SIGCONT)
+    got |= collect(annotator, 300)
+    assert len(got) == 303 and right(got)
+
+
+def test_a_killed_process_of_the_judge_is_replaced_and_its_texts_are_asked_again(server, ask, capfd):
+    server.plan = [hangs(30)] * 8
+    annotator = ask(server.url, {"timeout": 20.0})
+    annotator.offer(texts(20), 0)
+    until(lambda: len(server.seen) == 8)
+    first = annotator.worker_pid
+    os.kill(first, signal.SIGKILL)
+    assert right(collect(annotator, 20))
+    assert annotator.worker_pid != first and annotator.metrics()["restarts"] == 1
+    assert capfd.readouterr().err == (
+        "annotator: the process of the judge was killed by signal 9; it is started again now\n"
+    )
+
+
+def test_a_process_that_dies_all_the_time_is_not_started_for_ever(ask):
+    annotator = ask("http://127.0.0.1:9/v1")
+    annotator.offer(texts(3), 0)
+    dead = set()
+    for _ in range(6):
+        pid = until(lambda: annotator.worker_pid not in {None, *dead} and annotator.worker_pid)
+        os.kill(pid, signal.SIGKILL)
+        dead.add(pid)
+    until(lambda: len(annotator.events) == 6)
+    assert [event[-3:] for event in list(annotator.events)[:5]] == ["now"] * 5
+    assert re.search(r"it is started again in (5\d\d|600) s$", annotator.events[-1])
+    assert annotator.offer(texts(3, 50), 1) == 3, "training goes on"
+    assert annotator.worker_pid is None and annotator.metrics()["queued"] == 6
+
+
+PARENT = """
+import os, sys, time
+from rewards.language.annotator import Annotator
+annotator = Annotator("openai", {{"model": "tiny", "url": {url!r}, "goal": "g"}})
+annotator.offer(["good 1"], 0)
+while not annotator.take(0):
+    time.sleep(0.01)
+print(annotator.worker_pid, flush=True)
+if {fork}:
+    pid = os.fork()
+    if pid:
+        print(pid, flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("fork", [False, True], ids=["alone", "with a child that inherits its pipes"])
+def test_no_process_outlives_a_killed_trainer(server, fork):
+    script = PARENT.format(url=server.url, fork=fork)
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    child = int(parent.stdout.readline()) if fork else None
+    assert not gone(worker)
+    parent.kill()
+    parent.wait()
+    try:
+        until(lambda: gone(worker))
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_a_program_that_ends_leaves_nothing_behind(server):
+    script = PARENT.format(url=server.url, fork=False).replace("time.sleep(120)", "")
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and ran.stderr == ""
+    assert gone(int(ran.stdout))
+
+
+def test_an_annotator_that_is_forgotten_ends_its_process(server, ask):
+    annotator = Annotator("openai", {"model": "tiny", "url": server.url, "goal": "g"})
+    annotator.offer(texts(1), 0)
+    collect(annotator, 1)
+    worker = annotator.worker_pid
+    del annotator
+    gc.collect()
+    assert gone(worker)
+
+
+def test_a_hundred_questions_that_hang_leave_no_thread_behind(server, ask):
+    before = threading.active_count()
+    server.plan = [hangs(0.2)] * 100
+    annotator = ask(server.url, {"timeout": 0.05}, concurrency=8, probe=0.001)
+    annotator.offer(texts(110), 0)
+    assert right(collect(annotator, 110)) and annotator.metrics()["failed"] == 100
+    assert len(os.listdir(f"/proc/{annotator.worker_pid}/task")) <= 8 + 3
+    annotator.close()
+    until(lambda: server.busy == 0)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("annotator")] == []
+    assert threading.active_count() <= before + 1, "what the server itself may still be closing"
+
+
+def test_a_resumed_run_asks_for_what_was_on_its_way(server, ask):
+    server.plan = [hangs(30)] * 2
+    first = ask(server.url, {"timeout": 20.0}, concurrency=2)
+    first.offer(texts(9), 0)
+    until(lambda: len(server.seen) == 2)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    second = ask(server.url)
+    second.load_state_dict(state)
+    assert second.metrics()["queued"] == 9
+    got = collect(second, 9)
+    assert right(got) and sorted(got) == sorted(texts(9))
+
+
+def test_options_that_no_process_can_be_told_are_refused(ask):
+    with pytest.raises(ValueError, match=r"judge_options cannot be written as JSON"):
+        ask("http://127.0.0.1:9/v1", {"body": {"top_p": object()}})
+
+
+def test_a_judge_that_is_local_works_in_its_process_too(server, ask):
+    annotator = Annotator("rules", {"world": "nethack"})
+    annotator.offer(["You kill the newt!", "It's solid stone."], 0)
+    got = collect(annotator, 2)
+    annotator.close()
+    assert got == {"You kill the newt!": 1.0, "It's solid stone.": 0.0}
