@@ -19,11 +19,16 @@
     python -m runners.bench offline        policies from recordings and 300 comparisons, beside true rewards: minutes
     python -m runners.bench preferences    Pendulum from 300 comparisons, a tenth of them wrong, five seeds: an hour
     python -m runners.bench bad-prompts    does the report card stop bad sentences, and let good ones through? minutes
+    python -m runners.bench captions       does it matter what captions say? ONI beside its controls: an hour
+    python -m runners.bench judge-faults   no fault of a server and no text of a caption makes a label: a minute
+    python -m runners.bench language-speed what an annotator costs, its server busy, hanging or dead: minutes
+    python -m runners.bench outage         a judge's server killed in the middle of a run, and the run replayed: minutes
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json, exploration.json and vision.json. An interrupted study goes on where it stopped.
+foundation.json, ppo.json, exploration.json, vision.json and language.json. An interrupted study goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -55,6 +60,10 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "preferences": ("preferences:run", "vision"),
     "offline": ("offline:run", "vision"),
     "bad-prompts": ("bad_prompts:run", "vision"),
+    "captions": ("captions:run", "language"),
+    "judge-faults": ("judge_faults:run", "language"),
+    "language-speed": ("language:run", "language"),
+    "outage": ("outage:run", "language"),
 }
 
 
