@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from labelling import ask, collect, kill, right, serve, serving, texts, think, until
+from labelling import asking, collect, kill, right, serve, serving, texts, think, until
 from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
 
 from rewards.language.annotator import Annotator
