@@ -361,6 +361,7 @@ FAMILY = Family(
     knows=lambda spec: entry(spec) == "envs.carla:Carla",
     caption=_caption,
     goals=_goals,
+    aim=lambda spec: "drive along the road to the end of the route, stay on it and crash into nobody",
     signals=lambda spec: VEHICLE,
     sense=_sense,
     metrics=_metrics,

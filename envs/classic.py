@@ -34,10 +34,9 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs import states
 from envs.canvas import Canvas
+from envs.classic_captions import FLAG, UPRIGHT, caption
 from envs.family import Family, Goal, entry
 
-UPRIGHT = math.radians(12)  # CartPole-v1's own limit
-FLAG = 0.45  # position on MountainCar's track from which the drawn car overlaps the flag, which stands at 0.5
 # PendulumSparse: how far from hanging still it starts, rad and rad/s; what is paid, cosine and rad/s; how often, steps.
 NEARLY_DOWN, NEARLY_UP, SLOW, HELD = 0.1, 0.95, 1.0, 50
 
@@ -224,43 +223,6 @@ def _read(env: gym.Env) -> dict[str, float]:
     return dict(zip(names, map(float, inner.state)))
 
 
-def _side(value: float, limit: float, words: tuple[str, str, str]) -> str:
-    return words[0] if value < -limit else words[2] if value > limit else words[1]
-
-
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    inner = env.unwrapped
-    if isinstance(inner, CartPoleEnv):
-        state = _read(env)
-        where = _side(state["position"], 0.8, ("at the left", "in the middle", "at the right"))
-        # In the picture a positive angle leans right here, and left in Pendulum.
-        return f"the pole {_lean(state['angle'], ('left', 'right'))}, the cart is {where}"
-    if isinstance(inner, MountainCarEnv | Continuous_MountainCarEnv):
-        x = _read(env)["position"]
-        if x >= FLAG:
-            return "the car is at the peak of the mountain, next to the flag"
-        return "the car is " + _side(x + math.pi / 6, 0.3, ("on the left slope", "in the valley", "on the right slope"))
-    if isinstance(inner, PendulumEnv):
-        return f"the pendulum {_lean(_read(env)['angle'], ('right', 'left'))}"
-    if isinstance(inner, AcrobotEnv):
-        return "the tip is above the line" if _acrobot_is_up(env) else "the tip is below the line"
-    return ""
-
-
-def _lean(angle: float, sides: tuple[str, str]) -> str:
-    angle = wrap(angle)
-    side = sides[0] if angle < 0 else sides[1]
-    if abs(angle) < UPRIGHT:
-        return "is upright"
-    if abs(angle) < math.pi / 3:
-        return f"leans to the {side}"
-    if abs(angle) < 2 * math.pi / 3:
-        return f"lies to the {side}"
-    if abs(angle) < math.pi - UPRIGHT:
-        return f"hangs down to the {side}"
-    return "hangs straight down"
-
-
 def _pole_is_upright(env: gym.Env) -> bool:
     return is_upright(_read(env)["angle"])
 
@@ -328,6 +290,22 @@ _GOALS = {  # by the class name in the entry point: an environment need not be m
     "AcrobotEnv": _ACROBOT,
 }
 
+_BALANCE = "keep the pole upright on the cart, and the cart away from the edges of its track"
+_CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
+_SWING = "swing the pendulum up and keep it upright"
+_AIMS = {
+    "CartPoleEnv": _BALANCE,
+    "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
+    "MountainCarEnv": _CLIMB,
+    "Continuous_MountainCarEnv": _CLIMB,
+    "MountainCarGoal": _CLIMB + ", and stay there",
+    "MountainCarSparse": _CLIMB,
+    "PendulumEnv": _SWING,
+    "PendulumUpright": _SWING,
+    "PendulumSparse": _SWING,
+    "AcrobotEnv": "swing the arm up until its tip is above the line",
+}
+
 
 def _class(spec: EnvSpec) -> str:
     return entry(spec).split(":")[-1]
@@ -367,7 +345,8 @@ FAMILY = Family(
     ),
     knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic:")),
     repair=Canvas,
-    caption=_caption,
+    caption=caption,
+    aim=lambda spec: _AIMS.get(_class(spec), ""),
     goals=lambda spec: _GOALS.get(_class(spec), []),
     scatter=states.scatter_classic,
     axis=states.axis_classic,

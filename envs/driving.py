@@ -246,6 +246,21 @@ def _goals(spec: EnvSpec) -> list[Goal]:
     return [SAFE, _CLEAR] if names(spec) else []
 
 
+_AIMS = {
+    "highway": "drive fast along the highway, in the right lane where it is free, and crash into nobody",
+    "merge": "drive on to the end of the road, let cars merge from the side and crash into nobody",
+    "roundabout": "go round the roundabout, leave it at the planned exit and crash into nobody",
+    "intersection": "cross the intersection as planned and crash into nobody",
+    "racetrack": "drive on along the track, stay on it and crash into nobody",
+    "parking": "park the car in the marked place, in the right direction, without a crash",
+    "CarRacing": "drive fast round the track and stay on it",
+}
+
+
+def _aim(spec: EnvSpec) -> str:
+    return next((aim for name, aim in _AIMS.items() if spec.name.startswith(name)), "drive on and crash into nobody")
+
+
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     if is_racing(env.spec):
         return episode_return >= 900
@@ -282,6 +297,7 @@ FAMILY = Family(
     options=frozenset({"vehicles_count", "lanes_count", "duration"}),
     caption=_caption,
     goals=_goals,
+    aim=_aim,
     signals=names,
     sense=sense,
     scatter=scatter,

@@ -31,6 +31,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from envs.family import Family, entry
 from envs.types import Array
@@ -307,6 +308,12 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return f"the agent is in room {room} of {inner.rooms}"
 
 
+def _aim(spec: EnvSpec) -> str:
+    if entry(spec).endswith(":DeepSea"):
+        return "dive to the treasure, which lies in the last row and the last column"
+    return "go through the doors from room to room and reach the last room"
+
+
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     inner: Any = env.unwrapped
     return bool(inner.treasure if isinstance(inner, DeepSea) else inner.arrived)
@@ -318,5 +325,6 @@ FAMILY = Family(
     ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"),
     knows=lambda spec: entry(spec).startswith("envs.exploration:"),
     caption=_caption,
+    aim=_aim,
     success=_success,
 )

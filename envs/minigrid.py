@@ -135,6 +135,36 @@ def _goals(spec: EnvSpec) -> list[Goal]:
     return goals
 
 
+_AIMS = {  # by the beginning of the name; the first that fits
+    "Empty": "reach the green goal square",
+    "DoorKey": "get the key, open the door and reach the green goal square",
+    "FourRooms": "go through the gaps between the rooms and reach the green goal square",
+    "MultiRoom": "open the doors from room to room and reach the green goal square",
+    "LavaCrossing": "find the way through the lava without touching it and reach the green goal square",
+    "LavaGap": "go through the gap in the lava without touching it and reach the green goal square",
+    "DistShift": "go round the lava without touching it and reach the green goal square",
+    "SimpleCrossing": "find the openings in the walls and reach the green goal square",
+    "Dynamic-Obstacles": "reach the green goal square without running into a ball",
+    "KeyCorridor": "open doors to find the key, unlock the locked door with it and pick up the ball behind it",
+    "ObstructedMaze-1Dl-": "get the key, unlock the locked door and pick up the blue ball behind it",
+    "ObstructedMaze": "open boxes to find keys, move balls out of the way, unlock the doors and pick up the blue ball",
+    "UnlockPickup": "get the key, unlock the door and pick up the box behind it",
+    "BlockedUnlockPickup": "move the ball away from the door, get the key, unlock the door and pick up the box",
+    "Unlock": "get the key and unlock the door",
+    "LockedRoom": "get the key from its room, unlock the locked door and reach the green goal square",
+    "RedBlueDoors": "open the red door, then the blue door",
+    "Memory": "see which thing is in the first room, and go to the same thing at the end of the corridor",
+    "PutNear": "pick up the thing that the mission names and put it down near the other one that it names",
+    "Fetch": "pick up the thing that the mission names, and no other",
+    "GoTo": "go to the thing or the door that the mission names",
+}
+
+
+def _aim(spec: EnvSpec) -> str:
+    name = spec.name.partition("-")[2]
+    return next((aim for begin, aim in _AIMS.items() if f"{name}-".startswith(begin)), "do what the mission says")
+
+
 FAMILY = Family(
     name="minigrid",
     description="MiniGrid and BabyAI: grid worlds with keys, doors and missions in words",
@@ -164,6 +194,7 @@ FAMILY = Family(
     options=frozenset({"mission", "captions", "chatter", "varied"}),
     caption=caption,
     goals=_goals,
+    aim=_aim,
     signals=signals,
     sense=sense,
     scatter=states.scatter_grid,

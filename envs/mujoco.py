@@ -2,6 +2,9 @@
 
 Observations: Gymnasium's own vectors, float32; HalfCheetah-v5 (17,), Hopper-v5 (11,), Humanoid-v5 (348,).
 
+Captions tell how a robot stands or lies, and whether it moves forward, fast, or backward; of arms and poles, how near
+they are to where they should be.
+
 Frames differ from Gymnasium's in two ways. Shadows and reflections are left out: without a GPU they cost nine tenths of
 the time. And each environment makes its own OpenGL context current before it draws, which Gymnasium does not: as soon
 as another environment of the process has been closed, Gymnasium's pictures are black, with no error.
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -200,14 +204,37 @@ def _robot(spec: EnvSpec | None) -> str:
     return spec.name if spec is not None else ""
 
 
+_FAST = {"HalfCheetah": 3.0, "Hopper": 1.5, "Walker2d": 1.5, "Humanoid": 1.5, "Ant": 1.5, "Swimmer": 0.15}  # m/s
+_AIMS = {
+    **{robot: "run forward as fast as possible" for robot in ("HalfCheetah", "Ant")},
+    **{robot: "move forward as fast as possible without falling" for robot in ("Hopper", "Walker2d", "Humanoid")},
+    "HumanoidStandup": "stand up from the ground and stay standing",
+    "Swimmer": "swim forward as fast as possible",
+    "Reacher": "bring the tip of the arm to the target and keep it there",
+    "Pusher": "push the object to the target with the tip of the arm",
+    "InvertedPendulum": "keep the pole upright on the cart",
+    "InvertedDoublePendulum": "keep both poles upright on the cart, one on top of the other",
+}
+
+
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     robot = _robot(env.spec)
-    if robot == "InvertedPendulum":
-        return "the pole is upright" if _pole_up(env) else "the pole leans"
-    if robot == "Reacher":
-        return "the tip is on the target" if _on_target(env) else "the tip is away from the target"
-    if robot not in _GOALS:
+    if robot in _ARMS_AND_POLES:
+        return _ARMS_AND_POLES[robot](env)
+    return _posture(env, robot) + _moving(env, robot) if robot in _FAST else ""
+
+
+def _moving(env: gym.Env, robot: str) -> str:
+    """How the torso moves along the x axis, where it moves at a tenth of what is fast or more."""
+    speed = float(env.unwrapped.data.qvel[0]) / _FAST[robot]  # type: ignore[attr-defined]
+    if abs(speed) < 0.1:
         return ""
+    return ", moving backward" if speed < 0 else ", moving forward fast" if speed > 1 else ", moving forward"
+
+
+def _posture(env: gym.Env, robot: str) -> str:
+    if robot == "Swimmer":
+        return "the robot is swimming"
     if robot in _STANDING_HEIGHT and _standing(env):
         return "the robot is standing"
     if _on_its_back(env):
@@ -219,6 +246,42 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     if _axis_up(env, 0) < -0.8:
         return "the robot stands on its front"
     return "the robot is on its feet" if _on_its_feet(env) else "the robot is tilted"
+
+
+def _rising(env: gym.Env) -> str:
+    height = _height(env)  # 0.1 m when it lies, 1.4 when it stands
+    return (
+        "the robot lies on the ground" if height < 0.4 else f"the robot {'is standing' if height > 1.1 else 'sits up'}"
+    )
+
+
+def _reaching(env: gym.Env) -> str:
+    gap = _gap(env)
+    return f"the tip is {'on' if gap < 0.02 else 'near' if gap < 0.08 else 'away from'} the target"
+
+
+def _pushing(env: gym.Env) -> str:
+    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    tip, thing, goal = (data.body(name).xpos for name in ("tips_arm", "object", "goal"))
+    if np.linalg.norm(thing - goal) < 0.08:
+        return "the object is on the target"
+    where = "away from the target, the tip is"
+    return f"the object is {where} {'at' if np.linalg.norm(tip - thing) < 0.15 else 'away from'} the object"
+
+
+def _two_poles(env: gym.Env) -> str:
+    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    height = float(data.site("tip").xpos[2])  # 1.2 m at most; the episode ends at 1
+    return f"the poles {'are upright' if height > 1.17 else 'lean' if height > 1 else 'have fallen over'}"
+
+
+_ARMS_AND_POLES: dict[str, Callable[[gym.Env], str]] = {
+    "InvertedPendulum": lambda env: "the pole is upright" if _pole_up(env) else "the pole leans",
+    "InvertedDoublePendulum": _two_poles,
+    "Reacher": _reaching,
+    "Pusher": _pushing,
+    "HumanoidStandup": _rising,
+}
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
@@ -248,5 +311,6 @@ FAMILY = Family(
     scatter=states.scatter_robot,
     axis=states.axis_robot,
     goals=lambda spec: _GOALS.get(_robot(spec), []),
+    aim=lambda spec: _AIMS.get(_robot(spec), ""),
     success=_success,
 )

@@ -79,6 +79,7 @@ FAMILY = Family(
     description="probes: five tiny worlds to debug an agent with",
     ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),
     knows=lambda spec: entry(spec).startswith("envs.probe:"),
+    aim=lambda spec: "take the action that is paid",
     success=lambda env, episode_return, terminated, info: episode_return > 0 if _has_choice(env) else None,
 )
 

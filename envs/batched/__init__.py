@@ -13,8 +13,8 @@
     highway.py     highway-env's straight road, with the cars of highway_traffic.py and the pictures of highway_view.py
 
 Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
-are others. Classic control and the highway have frames, the highway has signals too, MiniGrid has captions. Importing
-this package imports neither torch nor a simulator.
+are others. Classic control and the highway have frames, the highway has signals too, and classic control and MiniGrid
+have captions. Importing this package imports neither torch nor a simulator.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def shows(env_id: str) -> frozenset[str]:
         return frozenset({"frame_size", "signals"})
     if env_id.startswith("MiniGrid"):
         return frozenset({"text"})
-    return frozenset({"frame_size"}) if env_id in _CLASSIC else frozenset()
+    return frozenset({"frame_size", "text"}) if env_id in _CLASSIC else frozenset()
 
 
 def make(

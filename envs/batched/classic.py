@@ -15,6 +15,7 @@ import numpy as np
 from envs.batched.arrays import Arrays
 from envs.batched.base import BatchedEnv
 from envs.classic import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT
+from envs.classic_captions import teller
 from envs.types import Array
 
 
@@ -24,7 +25,15 @@ class Classic(BatchedEnv):
     START: tuple[tuple[float, ...], tuple[float, ...]]  # low, high
     DTYPE: type = np.float64
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, frame_size: int | None = None) -> None:
+    def __init__(
+        self,
+        original: gym.Env,
+        n: int,
+        seed: int,
+        arrays: Arrays,
+        frame_size: int | None = None,
+        text: bool = False,
+    ) -> None:
         super().__init__(original, n, seed, arrays)
         self._zeros = arrays.array(np.zeros(n))
         if frame_size is not None:
@@ -32,6 +41,9 @@ class Classic(BatchedEnv):
 
             self._view = View(self.world, frame_size)
             self.shown["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
+        self._tell: Any = teller(type(self.world))
+        if text:
+            self.shown["text"] = np.full(n, "", object)
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         low, high = self.START
@@ -45,7 +57,11 @@ class Classic(BatchedEnv):
 
     def _show(self, rows: Array) -> None:
         index = self.arrays.numpy(rows)
-        self.shown["frame"][index] = self._view.draw(self.arrays.numpy(self.state["x"])[index])
+        state = self.arrays.numpy(self.state["x"])[index]
+        if "frame" in self.shown:
+            self.shown["frame"][index] = self._view.draw(state)
+        if "text" in self.shown:
+            self.shown["text"][index] = self._tell(state)
 
 
 class CartPole(Classic):

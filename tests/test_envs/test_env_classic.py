@@ -197,7 +197,29 @@ CAPTIONS = [
     ("MountainCar-v0", {"position": -0.5}, "the car is in the valley"),
     ("MountainCar-v0", {"position": -1.1}, "the car is on the left slope"),
     ("MountainCar-v0", {"position": 0.1}, "the car is on the right slope"),
+    ("CartPole-v1", {"angle": 0.15}, "the pole is upright but tilts to the right, the cart is in the middle"),
+    ("CartPole-v1", {"position": -2.3}, "the pole is upright, the cart is at the left, near the edge"),
+    ("MountainCar-v0", {"position": -1.18}, "the car is high on the left slope"),
+    ("MountainCarContinuous-v0", {"position": 0.3}, "the car is high on the right slope"),
+    ("lodestar/PendulumSparse-v0", {"angle": math.pi}, "the pendulum hangs straight down"),
+    ("Pendulum-v1", {"angle": 2 * math.pi + 0.5}, "the pendulum leans to the left"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("angles", "place"),
+    [
+        ((0.0, 0.0), "below the line, hanging low"),  # the tip hangs two links deep
+        ((math.pi / 3, 0.1), "below the line, half way up"),
+        ((math.pi / 2, 0.2), "below the line, nearly up to it"),
+        ((math.pi, 0.5), "above the line"),
+    ],
+)
+def test_captions_tell_how_high_the_arm_has_swung(angles: tuple[float, float], place: str) -> None:
+    env = make("Acrobot-v1", seed=0, text=True)
+    env.reset()
+    env.unwrapped.state = np.array([*angles, 0.0, 0.0])  # type: ignore[attr-defined]
+    assert env.caption(env, {}) == f"the tip is {place}"
 
 
 @pytest.mark.parametrize(("env_id", "state", "caption"), CAPTIONS)
