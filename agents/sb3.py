@@ -369,10 +369,18 @@ class CrossQ(OffPolicyAgent):
     algorithm = _load("sb3_contrib", "CrossQ")
 
 
-def make_venv(env_id: str, n: int, seed: int, *, processes: bool = False, **kwargs: Any) -> VecEnv:
+def make_venv(
+    env_id: str,
+    n: int,
+    seed: int,
+    *,
+    processes: bool = False,
+    wrap: Callable[[gym.Env], gym.Env] | None = None,
+    **kwargs: Any,
+) -> VecEnv:
     """`n` copies of an environment as an SB3 VecEnv, the i-th seeded with `seed + i`; `kwargs` go to `envs.make.make`.
 
-    `processes` puts each into a worker of its own: worth it where one step takes a millisecond or more.
+    `wrap` goes around each; `processes` gives each a worker: worth it where a step takes a millisecond or more.
     """
     if n < 1:
         raise ValueError(f"n_envs={n} is no number of environments; give 1 or more")
@@ -381,7 +389,8 @@ def make_venv(env_id: str, n: int, seed: int, *, processes: bool = False, **kwar
         def make_one() -> gym.Env:
             from envs.make import make
 
-            return make(env_id, seed=seed + index, **kwargs)
+            env = make(env_id, seed=seed + index, **kwargs)
+            return env if wrap is None else wrap(env)
 
         return make_one
 

@@ -167,11 +167,16 @@ def take(plan: Plan) -> Sample:
 
 
 def _policy_of(plan: Plan) -> Callable[[Any, bool], Any]:
+    from rewards.guided import guides
     from runners.evaluate import load_run, policy
 
-    config, model, _ = load_run(Path(plan.run))
+    config, model, mix = load_run(Path(plan.run))
     if config.env != plan.env:
         raise UsageError(f"run={plan.run} is of {config.env}, not of {plan.env}; give a run of the same environment")
+    if guides(mix):
+        raise UsageError(
+            f"the policy of run={plan.run} listens to {', '.join(guides(mix))}; give a run without a guide"
+        )
     return policy(model)
 
 

@@ -64,6 +64,7 @@ def play(
     max_episode_steps: int | None = None,
     goal: Goal | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
+    mix: Mix | None = None,
 ) -> Scores:
     """Play whole episodes, one after the other.
 
@@ -76,12 +77,16 @@ def play(
         max_episode_steps: as in training.
         goal: whose truth is asked for after every step.
         options: of the environment, as in training.
+        mix: what the policy was paid by, if rewards of it speak to the policy.
     """
     from envs.family import family_of
     from envs.make import make
+    from rewards.guided import guided, shown_to
 
     scores = Scores(goal=goal.name if goal else "")
-    env = make(env_id, max_episode_steps=max_episode_steps, **options)
+    shown: dict[str, Any] = {} if mix is None else shown_to(mix)
+    env = make(env_id, max_episode_steps=max_episode_steps, **{**options, **shown})
+    env = env if mix is None else guided(env, mix)
     family = family_of(env.spec)
     metrics = family.metrics(env)
     first = SEED + 1000 * seed
@@ -113,7 +118,7 @@ def play(
     return scores
 
 
-def evaluation(config: TrainConfig, model: Any, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
+def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
     """Scores of a trained policy and of a random one on the same episodes."""
     limits: dict[str, Any] = {
         "seed": seed,
@@ -123,7 +128,7 @@ def evaluation(config: TrainConfig, model: Any, episodes: int, seed: int) -> dic
         "options": config.env_options,
     }
     return {
-        "this run": play(config.env, policy(model), episodes, **limits).to_dict(),
+        "this run": play(config.env, policy(model), episodes, mix=mix, **limits).to_dict(),
         "random": play(config.env, None, episodes, **limits).to_dict(),
     }
 
@@ -262,7 +267,7 @@ def _evaluate(arguments: list[str]) -> int:
             raise UsageError(f"{key}={options[key]} is out of range; give a whole number, {low} or more")
     run, episodes, seed = Path(options["run"]), int(options["episodes"]), int(options["seed"])
     config, model, mix = load_run(run)
-    columns = evaluation(config, model, episodes, seed)
+    columns = evaluation(config, model, mix, episodes, seed)
     print(f"{config.world}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
     print(table(columns))
     if options["video"] != "false":

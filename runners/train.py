@@ -7,6 +7,7 @@ command line -> config -> envs -> mix -> agent -> learn -> evaluate -> report
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -134,8 +135,8 @@ def build(config: TrainConfig) -> Parts:
     from stable_baselines3.common.utils import set_random_seed
 
     import agents
-    import rewards
     from envs.make import make
+    from rewards.guided import make_mix
     from runners.memory import keep_freed_memory
 
     torch.set_num_threads(config.num_threads)
@@ -148,8 +149,8 @@ def build(config: TrainConfig) -> Parts:
     observation_space, action_space = one.observation_space, one.action_space
     one.close()
     agent.check(observation_space, action_space)
-    gamma = config.agent.gamma
-    mix = rewards.make(config.reward, observation_space, action_space, gamma=gamma, seed=config.seed, device=device)
+    spaces = (observation_space, action_space)
+    mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
     venv = make_envs(config, agent.driver, n_envs, mix)
     if agent.driver == "scorer":  # it takes the mix itself
         model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)
@@ -163,14 +164,19 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix) -> Any:
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
     from agents.sb3 import make_venv
     from envs.make import make_vec
+    from rewards.guided import guided, guides
 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
     options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
     if driver == "scorer":
-        return make_vec(config.env, n, seed=config.seed, backend=config.backend, **options)
-    if config.backend == "batched":
-        raise UsageError(f"backend=batched does not fit agent={config.agent_name}; use agent=ppo, or backend=auto")
-    return make_venv(config.env, n, config.seed, processes=config.backend == "workers", **options)
+        return guided(make_vec(config.env, n, seed=config.seed, backend=config.backend, **options), mix)
+    unfit = ("batched", "workers") if guides(mix) else ("batched",)
+    if config.backend in unfit:
+        raise UsageError(
+            f"backend={config.backend} does not fit agent={config.agent_name}; use agent=ppo, or backend=auto"
+        )
+    wrap = functools.partial(guided, mix=mix) if guides(mix) else None
+    return make_venv(config.env, n, config.seed, processes=config.backend == "workers", wrap=wrap, **options)
 
 
 def find_device(wanted: str) -> str:
@@ -256,7 +262,7 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
         return {}
     from runners.evaluate import evaluation
 
-    scores = evaluation(config, parts.model, config.eval_episodes, config.seed)
+    scores = evaluation(config, parts.model, parts.mix, config.eval_episodes, config.seed)
     if control is not None:
         if control.process.poll() is None:
             print("waiting for the control run", flush=True)

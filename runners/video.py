@@ -65,6 +65,7 @@ def _play(
     from envs.make import make
     from envs.transitions import Cursor, from_gym_step, shown_by_one
     from envs.types import stack
+    from rewards.guided import guided
 
     env = make(
         config.env,
@@ -75,6 +76,7 @@ def _play(
         max_episode_steps=config.max_episode_steps,
         **config.env_options,
     )
+    env = guided(env, mix)
     try:
         cursor, act = Cursor(1), policy(model)
         obs, info = env.reset(seed=SEED + 1000 * seed)

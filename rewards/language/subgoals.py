@@ -1,0 +1,183 @@
+"""Subgoals in order: a teacher plans an episode at its beginning, the agent is told the next step and paid for it.
+
+    r(s') = 1 - steps spent on the subgoal / max_steps    when it is reached, else 0
+
+A subgoal is reached when the agent stands on its cell, or what is in the cell changes: a key picked up, a door opened.
+The policy reads the current subgoal beside its observation (`guide`; `rewards.guided` puts it there).
+
+Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons: Guiding RL Agents with High-Level Language Prompts", arXiv
+2410.08632, sections 4 and 5; the weight 0.2 is theirs.
+Differences:
+  - plans belong to levels, not to seeds (`rewards.language.teacher`), and live in the memory: no copies of the grid;
+  - the last subgoal is told too; their code falls silent before it;
+  - positions are divided by the longer side of the grid; objects are told as they were planned, in [0, 1];
+  - what lies outside the grid, in a wall or walled in is left out of a plan, and the next subgoal takes its place.
+When it fails: a wrong subgoal that can be reached must be reached before the next one is told; and a policy that
+learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid_signals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from envs.minigrid_signals import HEAD
+from envs.types import Array, Memory, Transitions
+from rewards.base import Reward, RewardConfig
+from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, TEACHERS, WIDTH, make_teacher, sentence
+
+FORMS = {"position": 2, "object": 3, "sentence": 384}  # what the policy is told, and in how many numbers
+
+
+@dataclass
+class SubgoalsConfig(RewardConfig):
+    """Settings of subgoals.
+
+    Attributes:
+        weight: of a subgoal reached at once; 0.2 in the source.
+        form: what the policy is told of the current subgoal: `position` (relative to the agent, 2 numbers), `object`
+            (object, colour and state, 3 numbers) or `sentence` (the embedding of "pick up the yellow key", 384).
+        teacher: who plans: `simulated` (a planner seen through an accuracy), `recorded` or `openai`.
+        teacher_options: the teacher's own, such as {"accuracy": 0.9} or {"published": "KeyCorridorS3R3 llama"}.
+        most: subgoals of a plan; what is longer is cut.
+    """
+
+    weight: Any = 0.2
+    form: str = "position"
+    teacher: str = "simulated"
+    teacher_options: dict[str, Any] = field(default_factory=dict)
+    most: int = 16
+
+    def __post_init__(self) -> None:
+        for name, choices in (("form", FORMS), ("teacher", TEACHERS)):
+            if getattr(self, name) not in choices:
+                given = getattr(self, name)
+                raise ValueError(f"reward subgoals: {name}={given!r} is not one of {', '.join(choices)}")
+        if self.most < 1:
+            raise ValueError(f"reward subgoals: most={self.most} leaves no subgoal; give 1 or more")
+
+
+class Subgoals(Reward):
+    """r(s') = (1 - steps / max_steps) * 1[the current subgoal is reached]."""
+
+    Config = SubgoalsConfig
+    requires = frozenset({"signals", "obs_signals"})
+    relabelable = False  # which subgoal was current cannot be told from a transition
+
+    def __init__(
+        self,
+        config: SubgoalsConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        self.form, self.most, self.guides = config.form, config.most, FORMS[config.form]
+        form = {"form": config.form} if config.teacher == "simulated" else {}
+        self.teacher = make_teacher(config.teacher, seed=seed, **form, **config.teacher_options)
+        self._sentences = np.zeros((0, 0), np.float32)  # one for each (kind, object, colour), embedded when it is told
+        self._told = np.zeros(len(KINDS) * len(OBJECTS) * len(COLOURS), bool)
+
+    def initial_memory(self, n: int) -> Memory:
+        return {
+            "plan": np.zeros((n, self.most, WIDTH), np.int16),
+            "index": np.zeros(n, np.int64),  # of the current subgoal
+            "steps": np.zeros(n, np.int64),  # spent on it so far
+            "agent": np.ones((n, 3), np.float32),  # x, y and the longer side of the grid
+        }
+
+    def begin(self, memory: Memory, shown: Mapping[str, Array], mask: np.ndarray) -> Memory:
+        """The memory, with plans for the environments of `mask`, whose episodes begin as `shown` says."""
+        after = {name: value.copy() for name, value in memory.items()}
+        signals = np.asarray(shown["signals"])[mask]
+        after["plan"][mask] = self.teacher.plans(signals, self.most)
+        after["index"][mask] = after["steps"][mask] = 0
+        after["agent"][mask] = _agent(signals)
+        return after
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+        starts = (batch.step == 0) & batch.valid
+        if starts.any():
+            memory = self.begin(memory, {"signals": batch.obs_signals}, starts)
+        subgoal = _current(memory)
+        active = subgoal[:, 0] > 0
+        reached, limit = self._reached(batch, subgoal, active)
+        steps = memory["steps"] + active
+        value = np.where(reached, np.maximum(1 - steps / limit, 0), 0).astype(np.float32)
+        after = {
+            "plan": memory["plan"],
+            "index": memory["index"] + reached,
+            "steps": np.where(reached, 0, steps),
+            "agent": _agent(batch.signals),
+        }
+        return value, after
+
+    def _reached(self, batch: Transitions, subgoal: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether the current subgoals (N, 6) are reached, bool (N,), and the steps an episode may last, (N,)."""
+        reached, limit = np.zeros(len(active), bool), np.ones(len(active))
+        rows = np.flatnonzero(active)
+        if len(rows) == 0:  # signals that are no grid have no plan, and are not looked at
+            return reached, limit
+        assert batch.signals is not None and batch.obs_signals is not None
+        before, now = batch.obs_signals[rows], batch.signals[rows]
+        x, y = subgoal[rows, 1], subgoal[rows, 2]
+        cell = len(HEAD) + 3 * (y.astype(np.int64) * now[:, 5].astype(np.int64) + x)
+        parts = cell[:, None] + np.arange(3)
+        changed = (np.take_along_axis(before, parts, 1) != np.take_along_axis(now, parts, 1)).any(axis=1)
+        reached[rows] = changed | ((now[:, 0] == x) & (now[:, 1] == y))
+        limit[rows] = np.maximum(now[:, 6], 1)
+        return reached, limit
+
+    def guide(self, memory: Memory) -> np.ndarray:
+        """The current subgoal as the policy reads it, float32 (N, guides); none is 0, and -1 as an object."""
+        subgoal = _current(memory)
+        active = subgoal[:, :1] > 0
+        if self.form == "position":
+            agent = memory["agent"]
+            return np.where(active, (subgoal[:, 1:3] - agent[:, :2]) / agent[:, 2:], 0).astype(np.float32)
+        if self.form == "object":
+            most = (len(OBJECTS) - 1, len(COLOURS) - 1, len(STATES) - 1)
+            return np.where(active, subgoal[:, 3:] / np.array(most, np.float32), -1).astype(np.float32)
+        return np.where(active, self._embedded(subgoal), 0).astype(np.float32)
+
+    def _embedded(self, subgoal: np.ndarray) -> np.ndarray:
+        kind, thing, colour = (subgoal[:, column].astype(np.int64) for column in (0, 3, 4))
+        place = (kind * len(OBJECTS) + thing) * len(COLOURS) + colour
+        new = np.unique(place[(kind > 0) & ~self._told[place]])
+        if len(new):
+            from rewards.language.embedding import encode
+
+            words = [sentence(*map(int, np.unravel_index(p, (len(KINDS), len(OBJECTS), len(COLOURS))))) for p in new]
+            if len(self._sentences) == 0:
+                self._sentences = np.zeros((len(self._told), self.guides), np.float32)
+            self._sentences[new] = encode(words)
+            self._told[new] = True
+        return self._sentences[place] if len(self._sentences) else np.zeros((len(place), self.guides), np.float32)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        return self.teacher.metrics()
+
+    def notes(self) -> list[str]:
+        return self.teacher.notes()
+
+
+def _current(memory: Memory) -> np.ndarray:
+    """The current subgoals, int16 (N, 6); zeros behind the last."""
+    plan, index = memory["plan"], memory["index"]
+    last = plan.shape[1] - 1
+    row = plan[np.arange(len(plan)), np.minimum(index, last)]
+    return np.where((index <= last)[:, None], row, np.int16(0))
+
+
+def _agent(signals: Array) -> np.ndarray:
+    """The agent's cell and the longer side of its grid, float32 (N, 3)."""
+    signals = np.asarray(signals, np.float32)
+    width = np.maximum(signals[:, 5], 1)
+    height = (signals.shape[1] - len(HEAD)) / 3 / width
+    return np.stack([signals[:, 0], signals[:, 1], np.maximum(np.maximum(width, height), 1)], axis=1)

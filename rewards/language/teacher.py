@@ -1,0 +1,326 @@
+"""Who says what to do first: plans of subgoals for a level of MiniGrid, and the table of teachers.
+
+    level       the grid at an episode's beginning, from the signals of `envs.minigrid_signals`
+    plan        int16 (K, 6): rows (kind, x, y, object, colour, state), in order; zeros behind the last
+
+    simulated   a planner that knows the rules, seen through a measured accuracy (`rewards.language.oracle`)
+    recorded    plans from a JSONL file: what somebody else's model said
+    openai      any server that speaks OpenAI's chat completions, asked once a level, its answers kept in that file
+
+Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons", arXiv 2410.08632, section 4.
+Differences: a plan belongs to a level, found by a hash of its grid; the source looks it up by the environment's seed,
+and a reset with another seed then gets another level's plan.
+When it fails: a level never met before waits for the server while the environments stand still; plan ahead with a
+recording where that hurts. A teacher that fails three times in a row is left alone for a minute; until then there is
+no subgoal, and the level is asked about again when it comes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envs.minigrid_signals import HEAD
+from rewards.chat import Chat, JudgeError
+from rewards.named import make_named
+
+TEACHERS = {
+    "simulated": "rewards.language.oracle:Simulated",
+    "recorded": "rewards.language.teacher:Recorded",
+    "openai": "rewards.language.teacher:OpenAI",
+}
+KINDS = ("", "go to", "pick up", "open")  # "" is no subgoal
+OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+STATES = ("open", "closed", "locked")
+EMPTY, WALL, DOOR, KEY, BALL, BOX, GOAL, LAVA = 1, 2, 4, 5, 6, 7, 8, 9
+WIDTH = 6  # numbers of a subgoal
+CACHE = 4096  # levels whose plan is kept at hand
+PATIENCE, PAUSE_S = 3, 60.0  # failures in a row after which a server is left alone, and for how long
+
+Row = tuple[int, int, int, int, int, int]  # kind, x, y, object, colour, state
+
+
+class Level(NamedTuple):
+    """How an episode begins."""
+
+    grid: np.ndarray  # int (H, W, 3): object, colour, state of each cell, as MiniGrid encodes them
+    x: int  # the agent's cell
+    y: int
+    key: str  # 16 hexadecimal digits; equal levels, equal keys
+
+
+def level_of(signals: np.ndarray) -> Level | None:
+    """The level that signals (K,) tell of; None where they are not those of a MiniGrid."""
+    head = len(HEAD)
+    if len(signals) <= head or not np.isfinite(signals).all():
+        return None
+    numbers = np.rint(signals).astype(np.int64)
+    width, cells = int(numbers[5]), len(numbers) - head
+    if width < 1 or cells % (3 * width):
+        return None
+    digest = hashlib.sha256(numbers.astype("<i2").tobytes()).hexdigest()[:16]
+    return Level(numbers[head:].reshape(-1, width, 3), int(numbers[0]), int(numbers[1]), digest)
+
+
+class Teacher(ABC):
+    """Plans for levels; those asked for lately are remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, np.ndarray] = {}
+
+    @abstractmethod
+    def ask(self, levels: list[Level]) -> list[list[Row] | None]:
+        """A plan for each level; an empty one where the teacher knows none, None where it failed to answer."""
+
+    def plans(self, signals: np.ndarray, most: int) -> np.ndarray:
+        """Plans for episodes that begin with signals (N, K): int16 (N, most, 6). What makes no sense is left out."""
+        levels = [level_of(row) for row in signals]
+        new = {level.key: level for level in levels if level is not None and level.key not in self._known}
+        failed = set()
+        for level, rows in zip(new.values(), self.ask(list(new.values())) if new else []):
+            if rows is None:
+                failed.add(level.key)
+                rows = []
+            plan = np.zeros((most, WIDTH), np.int16)
+            rows = sensible(level, rows)[:most]
+            plan[: len(rows)] = np.array(rows, np.int16).reshape(-1, WIDTH)
+            self._known[level.key] = plan
+        nothing = np.zeros((most, WIDTH), np.int16)
+        answer = np.stack([nothing if level is None else self._known[level.key] for level in levels])
+        for key in [*failed, *list(self._known)[: max(len(self._known) - CACHE, 0)]]:
+            self._known.pop(key, None)
+        return answer
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to log."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """Sentences a user should read: whose plans these are."""
+        return []
+
+
+def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
+    """The subgoals that the agent could ever come to: inside the grid, no wall, not walled in."""
+    height, width = level.grid.shape[:2]
+    shut = np.isin(level.grid[..., 0], (WALL, LAVA))
+    seen = np.zeros((height, width), bool)
+    queue = deque([(level.x, level.y)] if 0 <= level.x < width and 0 <= level.y < height else [])
+    while queue:
+        x, y = queue.popleft()
+        if 0 <= x < width and 0 <= y < height and not seen[y, x] and not shut[y, x]:
+            seen[y, x] = True
+            queue.extend(((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)))
+    return [row for row in rows if 0 <= row[1] < width and 0 <= row[2] < height and seen[row[2], row[1]]]
+
+
+def sentence(kind: int, thing: int, colour: int) -> str:
+    """A subgoal in words: `pick up the yellow key`; "" for none."""
+    if not kind:
+        return ""
+    name = OBJECTS[thing] if thing not in (EMPTY, 3) else "floor"
+    return f"{KINDS[kind]} the {COLOURS[colour]} {name}" if name != "floor" else f"{KINDS[kind]} the place"
+
+
+def make_teacher(name: str, **options: Any) -> Teacher:
+    """The teacher called `name`, one of `TEACHERS`.
+
+    Raises:
+        ValueError: for an unknown name or option, with the nearest; or from the teacher, for a value it refuses.
+    """
+    return make_named("teacher", TEACHERS, name, **options)
+
+
+class Recorded(Teacher):
+    """Plans from a file, one a line.
+
+    A line is {"level": key, "plan": [{"do": "pick up", "x": 3, "y": 1, "thing": "yellow key"}]}, with whatever else.
+
+    Args:
+        file: the JSONL file; of lines about the same level the last one holds. `thing` may be left out.
+
+    Raises:
+        ValueError: if there is no such file, or a line of it is no plan.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = Path(file)
+        if not self.file.is_file():
+            raise ValueError(f"file={file!r} does not exist; give the JSONL file with the plans")
+        self.table = _read(self.file)
+
+    def ask(self, levels: list[Level]) -> list[list[Row] | None]:
+        return [_rows(level, self.table.get(level.key, [])) for level in levels]
+
+    def notes(self) -> list[str]:
+        return [f"subgoals are those recorded for {len(self.table):,} levels in {self.file}; others have none"]
+
+
+class OpenAI(Recorded):
+    """A language model on a server is shown the level in words and answers with a plan.
+
+    Args:
+        model: its name on the server.
+        url: the API's root.
+        file: JSONL file to keep the answers in, and to read known ones from; "" keeps them in memory only.
+        key: the environment variable that holds the API key.
+        timeout: seconds for one attempt, above 0.
+        attempts: how often a question is tried, at least 1.
+        concurrency: levels asked about side by side, at least 1.
+
+    Raises:
+        ValueError: for a value out of range.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        url: str = "http://localhost:8000/v1",
+        file: str = "",
+        *,
+        key: str = "OPENAI_API_KEY",
+        timeout: float = 60.0,
+        attempts: int = 2,
+        concurrency: int = 8,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency={concurrency} asks nobody; give 1 or more")
+        Teacher.__init__(self)
+        self.chat = Chat(model, url, key=key, timeout=timeout, attempts=attempts)
+        self.concurrency = concurrency
+        self.file = Path(file)
+        self.keeps = bool(file)
+        self.table = _read(self.file) if self.keeps and self.file.is_file() else {}
+        self.asked = self.failed = self._in_a_row = 0
+        self.failure = ""  # the sentence of the last one
+        self._silent_until = 0.0
+
+    def ask(self, levels: list[Level]) -> list[list[Row] | None]:
+        new = [level for level in levels if level.key not in self.table]
+        if new and time.monotonic() >= self._silent_until:
+            with ThreadPoolExecutor(self.concurrency) as pool:
+                answers = list(pool.map(self._one, new))
+            self._take(new, answers)
+        return [_rows(level, self.table[level.key]) if level.key in self.table else None for level in levels]
+
+    def _one(self, level: Level) -> list[dict[str, Any]] | str:
+        """The plan, or the sentence that says why there is none."""
+        try:
+            return self.chat.ask([question(level)], schema=_SCHEMA)["subgoals"]
+        except JudgeError as error:
+            return str(error)
+
+    def _take(self, levels: list[Level], answers: list[list[dict[str, Any]] | str]) -> None:
+        lines = []
+        for level, answer in zip(levels, answers):
+            self.asked += 1
+            if isinstance(answer, str):
+                self.failed, self._in_a_row, self.failure = self.failed + 1, self._in_a_row + 1, answer
+                continue
+            self._in_a_row = 0
+            plan = [{name: step[name] for name in ("do", "x", "y", "thing")} for step in answer]
+            self.table[level.key] = plan
+            lines.append(json.dumps({"level": level.key, "plan": plan, "judge": self.chat.model}) + "\n")
+        if self._in_a_row >= PATIENCE:
+            self._silent_until, self._in_a_row = time.monotonic() + PAUSE_S, 0
+        if lines and self.keeps:
+            with self.file.open("a") as file:
+                file.write("".join(lines))
+
+    def metrics(self) -> dict[str, float]:
+        return {"teacher_asked": float(self.asked), "teacher_failed": float(self.failed)}
+
+    def notes(self) -> list[str]:
+        return [f"subgoals come from {self.chat.model} at {self.chat.url}, asked once a level while training waits"]
+
+
+_STEP = {
+    "type": "object",
+    "properties": {
+        "do": {"type": "string", "enum": list(KINDS[1:])},
+        "thing": {"type": "string"},
+        "x": {"type": "integer"},
+        "y": {"type": "integer"},
+    },
+    "required": ["do", "thing", "x", "y"],
+}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"subgoals": {"type": "array", "items": _STEP}},
+    "required": ["subgoals"],
+}
+
+
+def question(level: Level) -> str:
+    """The level in words, and what is asked about it; what never changes comes first."""
+    height, width = level.grid.shape[:2]
+    things = []
+    for y, x in np.ndindex(height, width):
+        thing, colour, state = map(int, level.grid[y, x])
+        if thing not in (EMPTY, WALL):
+            door = f"{STATES[state]} " if thing == DOOR else ""
+            things.append(f"({x}, {y}): {door}{COLOURS[colour]} {OBJECTS[thing]}")
+    rows = ["".join("#" if thing == WALL else "." for thing in row) for row in level.grid[..., 0]]
+    lines = [
+        "You plan for an agent in a world of square cells. It walks on empty cells, carries one thing at a time, opens",
+        "a closed door by hand and a locked door with a key of the same colour; boxes may hide keys. It wants to reach",
+        "the green goal if there is one, else to pick up the ball or the box behind the locked door, else to open it.",
+        "Name the subgoals in the order in which they must be reached: each with what to do, the thing (colour and",
+        "name) and the cell it is in. The cell (0, 0) is the upper left corner, x grows to the right, y downwards.",
+        "",
+        f"The world is {width} cells wide and {height} cells high; # is a wall:",
+        *rows,
+        f"The agent stands at ({level.x}, {level.y}).",
+        "Things: " + ("; ".join(things) or "none"),
+    ]
+    return "\n".join(lines)
+
+
+def _rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
+    """A plan as rows; steps outside the grid, or that name a thing which is not there, are left out."""
+    height, width = level.grid.shape[:2]
+    rows: list[Row] = []
+    for step in plan:
+        x, y = step["x"], step["y"]
+        if not (0 <= x < width and 0 <= y < height):
+            continue
+        thing, colour, state = map(int, level.grid[y, x])
+        words = str(step.get("thing") or "").lower().split()
+        named = next((OBJECTS.index(word) for word in words if word in OBJECTS), thing)
+        if named == KEY and thing == BOX:  # the key that the box hides
+            thing, state = KEY, 0
+            colour = next((COLOURS.index(word) for word in words if word in COLOURS), colour)
+        if named == thing:
+            rows.append((KINDS.index(step["do"]), x, y, thing, colour, state))
+    return rows
+
+
+def _read(file: Path) -> dict[str, list[dict[str, Any]]]:
+    """Level -> plan, checked."""
+    table: dict[str, list[dict[str, Any]]] = {}
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            for step in entry["plan"]:
+                if step["do"] not in KINDS[1:] or not all(type(step[name]) is int for name in ("x", "y")):
+                    raise ValueError(f"the subgoal {step}")
+            table[str(entry["level"])] = entry["plan"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"line {number} of {file} is no plan ({error}); write one as "
+                '{"level": "0123456789abcdef", "plan": [{"do": "pick up", "x": 3, "y": 1}]}'
+            ) from None
+    return table
