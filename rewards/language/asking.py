@@ -66,7 +66,7 @@ class Asker:
         self.breaker = Breaker(probe)
         self._job = {"judge": judge, "options": options, "concurrency": concurrency}
         self._concurrency, self._cache_path = concurrency, cache
-        self._slots, self._batch = concurrency, 1
+        self._local = False  # a local judge gets many texts together, one batch at a time, and never changes its mind
         self._cache: LabelCache | None = None
         self._worker: JudgeProcess | None = None
         self._ready = False  # the worker has greeted
@@ -162,10 +162,11 @@ class Asker:
         return [item for item in items if item not in found]
 
     def _put_questions(self, now: float) -> None:
-        while len(self._flight) < self._slots:
+        slots, batch = (1, BATCH) if self._local else (self._concurrency, 1)
+        while len(self._flight) < slots:
             room = self.breaker.room(now)
             with self.ledger.lock:
-                drawn = self.ledger.draw(self._batch if room is None else room)
+                drawn = self.ledger.draw(batch if room is None else room)
             if not drawn:
                 return
             items = self._look_up(drawn)  # another run may have asked since they came
@@ -192,7 +193,7 @@ class Asker:
                 self.trouble = ValueError(message["refused"])
         elif "identity" in message:
             self.identity, self.notes, self._ready = message["identity"], message["notes"], True
-            self._slots, self._batch = (1, BATCH) if message["local"] else (self._concurrency, 1)
+            self._local = message["local"]
         elif message["id"] in self._flight:
             self._answered(self._flight.pop(message["id"])[0], message, time.monotonic())
 
@@ -201,16 +202,17 @@ class Asker:
         share = 1 / len(items)
         raw = reply["raw"] if len(reply["raw"]) == len(items) else [""] * len(items)
         ended = begun = False
-        if all(reply["failed"]):
-            begun = self.breaker.failed(now)
-        else:
+        if not all(reply["failed"]):
             ended = self.breaker.succeeded(now)
+        elif not self._local:
+            begun = self.breaker.failed(now)
         with self.ledger.lock:
             self.ledger.counts["tokens"] += reply["tokens"]
             for i, (item, value, failed) in enumerate(zip(items, reply["value"], reply["failed"])):
                 if failed:
-                    # Only of a judge in good health does a failure tell of the text.
-                    self.ledger.fail(item, TRIES, blame=self.breaker.streak <= 1)
+                    # A failure tells of the text only if the judge is well: it said something, or just answered others.
+                    blame = bool(raw[i]) or self.breaker.streak <= 1
+                    self.ledger.fail(item, 1 if self._local else TRIES, blame)
                 else:
                     value = float("nan") if value is None else value
                     labels.append(Label(item, value, raw[i], reply["seconds"] * share, round(reply["tokens"] * share)))

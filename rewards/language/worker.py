@@ -152,7 +152,8 @@ def _reply(judge: Judge, question: dict[str, Any], lines: _Lines) -> None:
         reply |= {"tokens": int(answers.tokens), "raw": list(answers.raw)}
     except Exception as error:  # a judge never raises, but somebody wrote it
         failure = f"the judge raised {type(error).__name__}: {error}"
-        reply |= {"value": [None] * len(items), "failed": [True] * len(items), "failure": failure}
+        nothing = {"value": [None] * len(items), "failed": [True] * len(items), "raw": [failure] * len(items)}
+        reply |= {**nothing, "failure": failure}
     lines.write({**reply, "seconds": time.monotonic() - began})
 
 

@@ -85,6 +85,16 @@ def test_whatever_goes_wrong_is_no_label_and_loses_no_text(patient, fault, capfd
     assert [f"annotator: {event}" for event in annotator.events] == said
 
 
+def test_a_text_that_has_no_usable_answer_is_given_up_after_three_tries(server, ask):
+    server.think = lambda text, images: think(text, images) if '"good' in text else "no comment"
+    annotator = ask(server.url, concurrency=1)
+    annotator.offer(["bad 1", "good 2", "bad 3"], 0)
+    assert collect(annotator, 1) == {"good 2": 1.0}
+    until(lambda: annotator.metrics()["dropped"] == 2)
+    assert annotator.metrics()["failed"] == 6 and len(server.seen) == 7
+    assert annotator.offer(["bad 1", "bad 3"], 1) == 0, "the same text would fail again"
+
+
 def test_training_goes_on_while_the_server_hangs(server, ask):
     server.plan = [hangs(30)] * 8
     annotator = ask(server.url, {"timeout": 20.0}, concurrency=8, queue=100)
