@@ -7,6 +7,7 @@ signals say where the world stands, so a reward that is handed the wrong one not
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 
 import gymnasium as gym
@@ -61,6 +62,16 @@ def demonstrations() -> str:
     file = f"{_FOLDER.name}/demonstrations.safetensors"
     batch = record(ScriptedWorld(), lambda obs, begins: script(obs), steps=24, seed=0)
     save(file, batch[: episodes(batch)[4].start], {"env": "ScriptedWorld-v0"})
+    return file
+
+
+@functools.cache
+def labels() -> str:
+    """A file of labels: the third step of every episode is worth reaching."""
+    file = f"{_FOLDER.name}/labels.jsonl"
+    texts = [(f"world {i}, episode {episode}, step {k}", k) for i in range(3) for episode in range(8) for k in range(8)]
+    with open(file, "w") as lines:
+        lines.writelines(json.dumps({"text": text, "value": float(k == 3)}) + "\n" for text, k in texts)
     return file
 
 

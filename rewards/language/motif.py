@@ -52,7 +52,7 @@ class MotifConfig(CaptionedConfig):
         quantile: a caption pays above this quantile of z over the distinct captions of the file, in (0, 1).
         epochs: passes over the labels.
         held_out: share of the labels that are kept to measure with, in (0, 1).
-        learning_rate: Adam's step size; charcnn wants 0.001 or less [1e-5].
+        learning_rate: Adam's step size [1e-5].
         batch_size: labels in a gradient step, at most [1024].
     """
 

@@ -77,7 +77,7 @@ class ONIConfig(CaptionedConfig):
         pairs: pairs put to the judge in one update, for ranking.
         min_labels: labels of either kind, or pairs with a winner, before a model pays.
         steps: gradient steps when labels came; 1 from 25,000 labels on.
-        learning_rate: Adam's step size; charcnn wants 0.001 or less [1e-4].
+        learning_rate: Adam's step size [1e-4].
         batch_size: labels in a gradient step, at most.
     """
 

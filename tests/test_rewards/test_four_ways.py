@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted import FRAME, ScriptedWorld, demonstrations, script
+from scripted import FRAME, ScriptedWorld, demonstrations, labels, script
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -21,11 +21,14 @@ from rewards.wrappers import RewardWrapper, VectorRewardWrapper
 
 N, T = 3, 24  # at least four episodes in each world
 NEVER = 10**9  # update_every: nothing learns while we compare
+STEPS = [divmod(t, 4) for t in range(16)]  # episode and step of what is learnt from
 
 
 UP = {"goal": "pole vertically upright on top of the cart"}
 DOWN = {"negative": "the pole is hanging down", "reference": 32}
 KNOWN = {"clip": UP | {"baseline": "pole and cart"}, "contrast": UP | DOWN, "synthesis": UP | DOWN | {"history": 3}}
+SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
+KNOWN |= {"oni": SHUFFLED, "motif": {"data": labels()}}
 KNOWN |= {"progress": {"demos": demonstrations(), "steps": 20}, "self_reference": {"threshold": -1e9}}
 
 
@@ -37,6 +40,7 @@ def options():
     cases += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]
     cases += [("progress", {"of": "obs", "shape": shape}) for shape in ("none", "delta", "potential")]
     cases += [("self_reference", {"of": "frame"})]
+    cases += [("oni", {"model": model}) for model in ("classification", "ranking", "count")]
     cases += [("task", {"shape": "clip", "clip_at": 0.5}), ("rnd", {"shape": "potential"}), ("rnd", {"scale": "ema"})]
     return [pytest.param((name, changes), id="-".join([name, *map(str, changes.values())])) for name, changes in cases]
 
@@ -69,6 +73,7 @@ def case(request):
         step=np.arange(16)[:, None] + np.zeros(shape, np.int64),
         frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
         obs_frame=rng.integers(0, 255, (*shape, FRAME, FRAME, 3)).astype(np.uint8),
+        text=np.array([[f"world {i}, episode {e}, step {k}" for i in range(N)] for e, k in STEPS], object),
         signals=rng.normal(size=(*shape, 9)).astype(np.float32),
         obs_signals=rng.normal(size=(*shape, 9)).astype(np.float32),
     )

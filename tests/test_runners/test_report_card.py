@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from scripted import labels
 
 import rewards
 from envs.make import goals, make
@@ -116,6 +117,8 @@ OPTIONS = {
     "contrast": {"negative": "the pole is hanging down"},
     "progress": {"of": "obs", "steps": 50},
     "self_reference": {"of": "obs"},
+    "oni": {"judge": "simulated", "judge_options": {"shuffle": True}},
+    "motif": {"data": labels()},
 }
 
 
@@ -125,7 +128,7 @@ def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
     if hasattr(cls.Config, "goal") and "goal" not in options:
         options["goal"] = goals(env_id)[0].prompt
     config = cls.Config(**OPTIONS.get(name, {}), **options)
-    plan = Plan(env_id, frames=frames)
+    plan = Plan(env_id, frames=frames, text="text" in cls.requires)
     return Subject(name, config, (env.observation_space, env.action_space), plan, load_or_take(plan), warm=warm)
 
 
