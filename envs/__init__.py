@@ -12,6 +12,8 @@
     family.py        what each of the next files declares
     classic.py mujoco.py minigrid.py nethack.py driving.py
                      one file per family: ids, observation handling, captions, goals
+    nethack_view.py nethack_tasks.py
+                     what an agent sees of NetHack; our tasks in it, and the rules of the game
     vehicle.py       the signals that all driving environments share
     driving_sense.py driving_metrics.py driving_states.py
                      how they are read from highway-env and CarRacing; how well a policy drives; states to look at
@@ -30,9 +32,12 @@ Importing this package registers our ids in Gymnasium and imports none of the si
 
 from __future__ import annotations
 
+from typing import Any
+
 from gymnasium.envs.registration import register, registry
 
-_TASKS = {  # id -> entry point, steps until truncation, constructor arguments
+# id -> entry point, steps until truncation, constructor arguments
+_TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "CartPoleUpright-v0": ("envs.classic:CartPoleUpright", 200, {}),
     "MountainCarGoal-v0": ("envs.classic:MountainCarGoal", 200, {}),
     "PendulumUpright-v0": ("envs.classic:PendulumUpright", 200, {}),
@@ -41,6 +46,11 @@ _TASKS = {  # id -> entry point, steps until truncation, constructor arguments
     "NoisyRooms-v0": ("envs.exploration:NoisyRooms", 200, {}),
     "Carla-v0": ("envs.carla:Carla", None, {}),
     "DeepSea-v0": ("envs.exploration:DeepSea", None, {}),
+    "NetHackScore-v0": ("envs.nethack_tasks:Score", 5000, {}),
+    "NetHackOracle-v0": ("envs.nethack_tasks:Oracle", 5000, {}),
+    "NetHackOracleSober-v0": ("envs.nethack_tasks:Oracle", 5000, {"sober": True}),
+    "NetHackStaircase3-v0": ("envs.nethack_tasks:Staircase", 5000, {"level": 3}),
+    "NetHackStaircase4-v0": ("envs.nethack_tasks:Staircase", 5000, {"level": 4}),
     "Crafter-v0": ("envs.crafter:Crafter", 10_000, {}),
     "ProbeValue-v0": ("envs.probe:Probe", None, {"kind": "value"}),
     "ProbeObservation-v0": ("envs.probe:Probe", None, {"kind": "observation"}),

@@ -11,6 +11,7 @@
     levels.py      MiniGrid's level generators, as array programs
     exploration.py worlds of cells, with their noise
     highway.py     highway-env's straight road, with the cars of highway_traffic.py and the pictures of highway_view.py
+    nethack.py     NetHack's games, written into shared arrays
 
 Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
 are others. Classic control and the highway have frames, the highway has signals too, and classic control and MiniGrid
@@ -49,12 +50,22 @@ _CELLS = {  # id -> class, and the arguments of its original that it heeds
     "lodestar/NoisyRooms-v0": ("NoisyRooms", frozenset({"rooms", "noise", "bits", "code", "dense_size"})),
     "lodestar/DeepSea-v0": ("DeepSea", frozenset({"size", "stochastic", "mapping_seed"})),
 }
+_GAMES = (
+    "NetHackScore-v0",
+    "lodestar/NetHackScore-v0",
+    "lodestar/NetHackOracle-v0",
+    "lodestar/NetHackOracleSober-v0",
+    "lodestar/NetHackStaircase3-v0",
+    "lodestar/NetHackStaircase4-v0",
+)
+_OF_A_GAME = frozenset({"character", "fix_moon_phase", "options", "spawn_monsters", "penalty_step", "sober", "level"})
 _ROADS = ("highway-v0", "highway-fast-v0")
 _TABLE = {  # id -> module:Class
     **{env_id: f"envs.batched.classic:{name}" for env_id, name in _CLASSIC.items()},
     **{f"MiniGrid-{name}{size}": "envs.batched.minigrid:MiniGrid" for name, sizes in _GRIDS.items() for size in sizes},
     **{env_id: f"envs.batched.exploration:{name}" for env_id, (name, _) in _CELLS.items()},
     **{env_id: "envs.batched.highway:Highway" for env_id in _ROADS},
+    **{env_id: "envs.batched.nethack:NetHack" for env_id in _GAMES},
 }
 IDS = tuple(_TABLE)
 
@@ -68,6 +79,8 @@ def arguments(env_id: str) -> frozenset[str]:
     """The arguments of the environment itself that its array program heeds too."""
     if env_id in _ROADS:
         return frozenset({"config"})
+    if env_id in _GAMES:
+        return _OF_A_GAME
     if env_id == "lodestar/PendulumUpright-v0":
         return frozenset({"torques"})
     return _CELLS[env_id][1] if env_id in _CELLS else frozenset()
@@ -77,7 +90,7 @@ def shows(env_id: str) -> frozenset[str]:
     """The arguments by which its array program is asked to be seen: some of `frame_size`, `text` and `signals`."""
     if env_id in _ROADS:
         return frozenset({"frame_size", "signals"})
-    if env_id.startswith("MiniGrid"):
+    if env_id.startswith("MiniGrid") or env_id in _GAMES:
         return frozenset({"text"})
     return frozenset({"frame_size", "text"}) if env_id in _CLASSIC else frozenset()
 

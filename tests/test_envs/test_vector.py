@@ -243,7 +243,7 @@ def test_backends_refuse_what_they_cannot_do() -> None:
 
 
 def test_auto_takes_the_array_program_where_it_answers_everything() -> None:
-    assert type(make_vec("NetHackScore-v0", 1, backend="auto")) is InProcess
+    assert type(make_vec("NetHackGold-v0", 1, backend="auto")) is InProcess
     assert type(make_vec("MiniGrid-Empty-8x8-v0", 1, backend="auto", frame_size=32)) is InProcess
     assert type(make_vec("CartPole-v1", 1, backend="auto", sutton_barto_reward=True)) is InProcess
     assert type(make_vec("CartPole-v1", 1, backend="auto", autoreset_mode=AutoresetMode.DISABLED)) is SyncVectorEnv

@@ -1,0 +1,195 @@
+"""NetHack, N games in one process: each writes into rows of shared arrays, which are encoded for all games at once.
+
+The game is C and steps one at a time; all else that NLE does in Python at every step, for all games and arrays whether
+read or not, is done here for all games together, and only where something happened. Episodes are exactly those of
+`envs.make.make`: game number i is seeded with `seed + i`, its later games follow from that.
+
+Differences from other array programs: `seed` may be a list of N seeds; a snapshot holds the seeds and the actions of
+the running games, so `restore` plays them again.
+Fails when: N is large. Each game has a copy of the program, 3 MB; they share one core.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils import seeding
+from nle.env.tasks import NetHackScore
+
+from envs.batched.arrays import Arrays
+from envs.batched.base import BatchedEnv
+from envs.nethack import caption, draw_game, with_status
+from envs.nethack_tasks import STANDING, answer, score, settle
+from envs.nethack_view import Games
+from envs.types import Array
+
+
+class NetHack(BatchedEnv):
+    """See `BatchedEnv`; `state` is empty of meaning, the games hold it.
+
+    Args:
+        original, n, seed, arrays: as in `BatchedEnv`.
+        text: whether `infos["text"]` is told.
+
+    Raises:
+        ValueError: if tensors are asked for.
+    """
+
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, text: bool = False) -> None:
+        self._inners: list[Any] = []
+        if arrays.is_torch:
+            raise ValueError('array="torch" is not there for NetHack, whose games are on the CPU; leave array out')
+        super().__init__(original, n, seed, arrays)
+        kwargs = dict(self.world.spec.kwargs) | {"observation_keys": ("glyphs", "blstats", "message")}
+        self._inners = [type(self.world)(**kwargs) for _ in range(n)]
+        for inner, rng in zip(self._inners, _generators(range(seed, seed + n))):
+            inner.np_random, inner.savedir = rng, None
+        self._games = Games(self._inners)
+        self._view = original.get_wrapper_attr("view")
+        self._status = original.get_wrapper_attr("status")
+        self._ours = not isinstance(self.world, NetHackScore)
+        self._step_game = [game.step for game in self._games.playing]
+        self._keys = np.array([int(action) for action in self.world.actions])
+        self._origins: list[dict[str, Any]] = [{} for _ in range(n)]  # the random streams before the running games
+        self._played = np.zeros((n, 256), np.int16)  # their actions
+        self._won = np.zeros(n, bool)
+        if text:
+            self.shown["text"] = np.full(n, "", object)
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """As `BatchedEnv.reset`; game i is seeded with `seed + i`, or with number i of a list."""
+        if seed is not None:
+            seeds = list(range(seed, seed + self.num_envs)) if isinstance(seed, int | np.integer) else list(seed)
+            if len(seeds) != self.num_envs:
+                raise ValueError(f"{len(seeds)} seeds do not fit {self.num_envs} games; give as many, or one number")
+            mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+            for inner, rng, meant in zip(self._inners, _generators(seeds), mask):
+                inner.np_random = rng if meant else inner.np_random
+        return super().reset(options=options)
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        last = int(self._steps.max())
+        if last > self._played.shape[1]:
+            self._played = np.concatenate([self._played, np.zeros_like(self._played)], 1)
+        self._played[self._everywhere, self._steps - 1] = actions
+        before = self._games.blstats[:, STANDING]
+        self._play(actions)
+        if self._ours:
+            rewards, self._won = self.world.judge(self._games, before)
+        else:
+            rewards = score(self._games, before, self.world.penalty_step)
+        return rewards, self._games.over() | self._won
+
+    def _play(self, actions: np.ndarray) -> None:
+        """One action in every game, and the answers it needs."""
+        games, keys = self._games, self._keys[actions].tolist()
+        for step, key in zip(self._step_game, keys):
+            step(key)
+        for row in np.flatnonzero(games.internal[:, 1:4].any(1)).tolist():
+            self._settle(row, keys[row])
+
+    def _settle(self, row: int, key: int) -> None:
+        if self._ours:
+            answer(self._games, row, key)
+        else:
+            settle(self._games, row)
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        self._view.write(self._games, self._everywhere, out)
+
+    def _show(self, rows: Array) -> None:
+        text, games = self.shown["text"], self._games
+        spoke = games.message[rows, 0] != 0
+        text[rows] = ""
+        for row in rows[spoke].tolist():
+            text[row] = caption(games.said(row))
+        if self._status:
+            for row in rows.tolist():
+                text[row] = with_status(text[row], games.blstats[row])
+
+    def _success(self, terminated: Array) -> Array:
+        return self._won
+
+    def _end(self, ended: Array, terminated: Array) -> dict[str, Any]:
+        infos = super()._end(ended, terminated)
+        if self.spec is not None and self.spec.name == "NetHackScore":
+            del infos["final_info"]["is_success"]  # a score has no finish
+        return infos
+
+    def _begin(self, rows: Array) -> None:
+        for row in rows.tolist():
+            inner = self._inners[row]
+            self._origins[row] = copy.deepcopy(inner.np_random.bit_generator.state)
+            draw_game(inner)
+            inner.reset()
+        self.state = {"blstats": self._games.blstats}
+        self._steps[rows] = 0
+        self._returns[rows] = 0.0
+        first = np.empty_like(self._obs[rows])
+        self._view.write(self._games, rows, first)
+        self._obs[rows] = first
+        if self.shown:
+            self._show(rows)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data from which `restore` goes on, bit for bit.
+
+        Raises:
+            RuntimeError: before the first reset.
+        """
+        if not self.state:
+            raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
+        return {
+            "origins": copy.deepcopy(self._origins),
+            "actions": self._played[:, : int(self._steps.max())].copy(),
+            "steps": self._steps.copy(),
+            "returns": self._returns.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> Array:
+        """Come to the state in which `snapshot` was taken, by playing the running games again.
+
+        Raises:
+            ValueError: if it was taken of another number of games.
+        """
+        steps = np.asarray(state["steps"])
+        if len(steps) != self.num_envs:
+            raise ValueError(f"the snapshot holds {len(steps)} environments, not {self.num_envs}; make as many")
+        for inner, origin in zip(self._inners, state["origins"]):
+            inner.np_random.bit_generator.state = copy.deepcopy(origin)
+        self._begin(self._everywhere)
+        played = np.asarray(state["actions"], np.int16)
+        games = self._games
+        for row, count in enumerate(steps.tolist()):
+            for key in self._keys[played[row, :count]].tolist():
+                self._step_game[row](key)
+                if games.internal[row, 1:4].any():
+                    self._settle(row, key)
+        room = max(256, played.shape[1])
+        self._played = np.zeros((self.num_envs, room), np.int16)
+        self._played[:, : played.shape[1]] = played
+        self._steps[:], self._returns[:] = steps, state["returns"]
+        self._observe(self.state, self._obs)
+        if self.shown:
+            self._show(self._everywhere)
+        return self._obs
+
+    def close_extras(self, **kwargs: Any) -> None:
+        for inner in self._inners:
+            inner.close()
+
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        raise NotImplementedError("a game begins by its own random numbers")
+
+    def _read(self, original: Any) -> dict[str, Any]:
+        raise ValueError("a game of NetHack cannot be copied; use snapshot() and restore()")
+
+
+def _generators(seeds: Sequence[int]) -> list[np.random.Generator]:
+    return [seeding.np_random(int(seed))[0] for seed in seeds]

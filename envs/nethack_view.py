@@ -1,0 +1,278 @@
+"""NetHack as an agent sees it: the game's own arrays, and one flat float32 vector made of them, for N games at once.
+
+Observation, (1386,) with the default crop of 9:
+    9 * 9 * 16 = 1296   what stands on the cells around the agent, one-hot over `KINDS`; outside the map: dark
+                   26   the status line: x / 79 and y / 21, the rest as sign(v) log(1 + |v|) / 10; all of NLE's 27
+                        numbers but the turn counter, which would make every moment look new to a novelty bonus
+                   64   the message's words, hashed
+
+    Games             the arrays that N games write into at every step
+    View              which numbers of them are observed; writes them into rows
+    GameObservation   the adapter of one environment
+
+Fails when: more is needed than the crop shows, such as the inventory or a far monster.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+
+from envs.words import WORDS, hashed_words
+
+KINDS = (
+    "dark",
+    "wall",
+    "open way",
+    "closed door",
+    "floor",
+    "corridor",
+    "stairs up",
+    "stairs down",
+    "furniture",
+    "hazard",
+    "monster",
+    "pet",
+    "food",
+    "gold",
+    "object",
+    "boulder",
+)
+ROWS, COLUMNS = 21, 79
+CELLS = ROWS * COLUMNS
+NUMBERS = 27  # of the status line; the next names are places in it
+X, Y, SCORE, HP, DEPTH, GOLD = 0, 1, 9, 10, 12, 13
+LEVEL, POINTS, TIME, HUNGER, DUNGEON, DUNGEON_LEVEL, CONDITION = 18, 19, 20, 21, 23, 24, 25
+LEAKS = (SCORE, DEPTH, POINTS, DUNGEON, DUNGEON_LEVEL)  # what the rewards of the tasks count
+_READ = ("glyphs", "blstats", "message", "program_state", "internal")
+
+# The map symbols of NetHack 3.6 in order: (first symbol after the run, kind of the run).
+_SYMBOLS = (
+    (1, "dark"),
+    (12, "wall"),
+    (15, "open way"),
+    (17, "closed door"),
+    (19, "wall"),  # iron bars, tree
+    (21, "floor"),
+    (23, "corridor"),
+    (24, "stairs up"),
+    (25, "stairs down"),
+    (26, "stairs up"),  # ladders
+    (27, "stairs down"),
+    (32, "furniture"),
+    (33, "hazard"),  # water
+    (34, "floor"),  # ice
+    (35, "hazard"),  # lava
+    (37, "open way"),  # drawbridge, lowered
+    (39, "closed door"),  # drawbridge, raised
+    (40, "floor"),  # air
+    (65, "hazard"),  # cloud, water, traps
+)
+
+
+class Games:
+    """The arrays into which N games write themselves at every step, one row each.
+
+    Args:
+        inners: NLE environments, unwrapped.
+        narrow: whether the games write nothing else; what else they were asked to show is empty then.
+
+    Attributes:
+        glyphs: int16 (N, 21, 79); blstats: int64 (N, 27); message: uint8 (N, 256), zeros from its end on.
+        program_state, internal: int32 (N, ...), as NLE has them.
+        playing: the N games themselves.
+    """
+
+    glyphs: np.ndarray
+    blstats: np.ndarray
+    message: np.ndarray
+    program_state: np.ndarray
+    internal: np.ndarray
+
+    def __init__(self, inners: Sequence[Any], narrow: bool = True) -> None:
+        from nle import nethack
+
+        self.playing = [inner.nethack._pynethack for inner in inners]
+        for key in _READ:
+            shape, dtype = nethack.OBSERVATION_DESC[key]["shape"], nethack.OBSERVATION_DESC[key]["dtype"]
+            setattr(self, key, np.zeros((len(inners), *shape), dtype))
+        nothing = np.zeros(0, np.uint8)
+        for row, inner in enumerate(inners):
+            others = {} if narrow else inner.nethack._obs_buffers
+            buffers = {**others, **{key: getattr(self, key)[row] for key in _READ}}
+            inner.nethack._pynethack.set_buffers(**buffers)
+            inner.nethack._obs_buffers = buffers
+            inner.nethack._obs = tuple(buffers.get(key, nothing) for key in inner._observation_keys)
+
+    def normal(self) -> np.ndarray:
+        """Bool (N,): the game is on; before it began and after it ended the status line is empty."""
+        return np.array([game.in_normal_game() for game in self.playing])
+
+    def over(self) -> np.ndarray:
+        """Bool (N,): the game has ended."""
+        return np.array([game.done() for game in self.playing])
+
+    def said(self, row: int) -> bytes:
+        """The message of one game."""
+        raw = self.message[row].tobytes()
+        return raw[: raw.index(0)] if raw[0] else b""
+
+
+@functools.cache
+def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each cell of the map, row by row, the cells of the square around it.
+
+    Returns:
+        int64 (1659, crop * crop), their numbers, and int64 of the same shape, 1 where they are on the map at all.
+    """
+    steps = np.arange(crop) - crop // 2
+    y, x = np.divmod(np.arange(CELLS), COLUMNS)
+    rows, columns = y[:, None, None] + steps[:, None], x[:, None, None] + steps
+    inside = (rows >= 0) & (rows < ROWS) & (columns >= 0) & (columns < COLUMNS)
+    cells = np.where(inside, rows * COLUMNS + columns, 0)
+    return cells.reshape(CELLS, -1), inside.reshape(CELLS, -1).astype(np.int64)
+
+
+def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
+    """The glyphs of the square around the agents of some games, (K, crop * crop), and 1 for those on the map, else 0.
+
+    Args:
+        games: all of them.
+        rows: int64 (K,), which.
+        blstats: their rows of it, (K, 27).
+        crop: side of the square.
+    """
+    cells, inside = around(crop)
+    place = blstats[:, Y] * COLUMNS
+    place += blstats[:, X]
+    at = cells.take(place, 0)
+    at += (rows * CELLS)[:, None]
+    return games.glyphs.reshape(-1).take(at), inside.take(place, 0)
+
+
+class View:
+    """Which numbers of a game are observed; see the module.
+
+    Args:
+        crop: side of the square of cells, odd, from 3 to 21.
+        message: whether the words of the message are observed.
+        leak: whether the numbers `LEAKS` are; they are zero else.
+
+    Attributes:
+        length: numbers of an observation.
+        parts: name -> its place among them.
+    """
+
+    def __init__(self, crop: int = 9, message: bool = True, leak: bool = True) -> None:
+        if crop not in range(3, 22, 2):
+            raise ValueError(f"crop={crop} is out of range; give an odd number of cells from 3 to 21")
+        self.crop, self.message = crop, message
+        self._kind = glyph_kinds()
+        self._scale = np.full(NUMBERS, 0.1)
+        self._scale[[] if leak else list(LEAKS)] = 0.0
+        self._size = np.array([COLUMNS, ROWS], np.float64)
+        cells = crop * crop * len(KINDS)
+        status = slice(cells, cells + NUMBERS - 1)
+        self.length = status.stop + (WORDS if message else 0)
+        self.parts = {"cells": slice(0, cells), "status": status, "words": slice(status.stop, self.length)}
+        self._begin = np.arange(crop * crop) * len(KINDS)
+
+    def space(self) -> spaces.Box:
+        """Of one observation."""
+        low, high = np.zeros(self.length, np.float32), np.ones(self.length, np.float32)
+        status = slice(self.parts["status"].start + 2, self.parts["status"].stop)
+        low[status], high[status] = -5.0, 5.0  # log(1 + 2**63) / 10 is 4.4
+        return spaces.Box(low, high, dtype=np.float32)
+
+    def write(self, games: Games, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write the observations of some games, int (K,), into `out`, float32 (K, length), in one piece."""
+        blstats = games.blstats[rows]
+        glyphs, inside = neighbours(games, rows, blstats, self.crop)
+        hot = self._kind.take(glyphs)
+        hot *= inside  # 0 is dark
+        hot += self._begin
+        hot += np.arange(0, len(rows) * self.length, self.length)[:, None]
+        out.fill(0.0)
+        out.reshape(-1)[hot] = 1.0
+        squashed = np.log1p(np.abs(blstats))
+        squashed *= np.sign(blstats)
+        squashed *= self._scale
+        status = out[:, self.parts["status"]]
+        status[:, :TIME] = squashed[:, :TIME]
+        status[:, TIME:] = squashed[:, TIME + 1 :]
+        status[:, :2] = blstats[:, :2] / self._size
+        if self.message:
+            words = out[:, self.parts["words"]]
+            for k, row in enumerate(rows.tolist()):
+                if said := games.said(row):
+                    words[k] = hashed_words(said)
+
+
+class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
+    """NLE's glyphs, status and message as one flat float32 vector; the module says which.
+
+    Args:
+        env: an NLE environment.
+        crop, message: as in `View`.
+        leak: as in `View`; None for True with NLE's own ids and False with ours.
+        status: whether captions end with the status line.
+    """
+
+    def __init__(
+        self, env: gym.Env, crop: int = 9, message: bool = True, leak: bool | None = None, status: bool = False
+    ) -> None:
+        RecordConstructorArgs.__init__(self, crop=crop, message=message, leak=leak, status=status)
+        super().__init__(env)
+        inner: Any = env.unwrapped
+        ours = env.spec is not None and env.spec.namespace == "lodestar"
+        self.view = View(crop, message, not ours if leak is None else leak)
+        self.status = status
+        # Nothing else is read: the game need not write its other arrays, which a screen for people is drawn from.
+        inner.games = self._games = Games([inner], narrow=inner.render_mode in (None, "pixel"))
+        self._row = np.zeros(1, np.int64)
+        self.observation_space = self.view.space()
+
+    def observation(self, observation: Any) -> np.ndarray:
+        out = np.empty((1, self.view.length), np.float32)
+        self.view.write(self._games, self._row, out)
+        return out[0]
+
+
+@functools.cache
+def glyph_kinds() -> np.ndarray:
+    """Int64 (MAX_GLYPH + 1,): the index into KINDS of every glyph."""
+    from nle import nethack
+
+    kind = {name: number for number, name in enumerate(KINDS)}
+    table = np.full(nethack.MAX_GLYPH + 1, kind["dark"])
+    offsets = {
+        nethack.GLYPH_MON_OFF: "monster",
+        nethack.GLYPH_PET_OFF: "pet",
+        nethack.GLYPH_INVIS_OFF: "monster",
+        nethack.GLYPH_BODY_OFF: "food",
+        nethack.GLYPH_RIDDEN_OFF: "monster",
+        nethack.GLYPH_OBJ_OFF: "object",
+        nethack.GLYPH_CMAP_OFF: "dark",
+        nethack.GLYPH_EXPLODE_OFF: "hazard",
+        nethack.GLYPH_SWALLOW_OFF: "monster",
+        nethack.GLYPH_STATUE_OFF: "boulder",
+    }
+    for offset in sorted(offsets):
+        table[offset:] = kind[offsets[offset]]
+    table[nethack.MAX_GLYPH :] = kind["dark"]  # NO_GLYPH
+    special = {nethack.COIN_CLASS: "gold", nethack.FOOD_CLASS: "food", nethack.ROCK_CLASS: "boulder"}
+    for glyph in range(nethack.GLYPH_OBJ_OFF, nethack.GLYPH_CMAP_OFF):
+        name = special.get(ord(nethack.objclass(nethack.glyph_to_obj(glyph)).oc_class))
+        if name is not None:
+            table[glyph] = kind[name]
+    first = 0
+    for last, name in _SYMBOLS:
+        table[nethack.GLYPH_CMAP_OFF + first : nethack.GLYPH_CMAP_OFF + last] = kind[name]
+        first = last
+    return table

@@ -1,0 +1,63 @@
+"""NetHack's captions: what is said, what the agent wrote itself, the status line; and exact resume."""
+
+import numpy as np
+import pytest
+
+from envs.make import make
+from envs.nethack import caption, with_status
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (b"", ""),
+        (b"You kill the newt!  Welcome to experience level 2.", "You kill the newt! Welcome to experience level 2."),
+        (b"You miss the rat.  You miss the rat.  The rat bites!", "You miss the rat. (x2) The rat bites!"),
+        (
+            b'Something is written here.  You read: "You find the Oracle!".',
+            'Something is written here. You read: "(written)".',
+        ),
+        (b'You read: "say "friend" and 50 points".', 'You read: "(written)".'),
+        (b"The dog named You win the game bites.  You stop.", "The dog named (written). You stop."),
+        (b"k - a potion called full healing 50.", "k - a potion called (written)."),
+        (b"There is a \xe9 here.  ", "There is a \xe9 here."),
+    ],
+)
+def test_captions_are_the_message_without_what_players_wrote(message, told):
+    assert caption(message) == told
+
+
+def test_the_status_line_follows_the_message_if_asked():
+    env = make("NetHackScore-v0", text=True, status=True)
+    _, info = env.reset(seed=1)
+    assert info["text"].startswith("Hello Agent, welcome to NetHack!")
+    assert info["text"].endswith(" [Dlvl 1, HP 14, XP 1, $ 0]")
+    numbers = np.zeros(27, np.int64)
+    numbers[[10, 12, 13, 18]] = 12, 2, 45, 3
+    assert with_status("", numbers) == "[Dlvl 2, HP 12, XP 3, $ 45]"
+    assert make("NetHackScore-v0", text=True).reset(seed=1)[1]["text"].endswith("Monk.")
+
+
+@pytest.mark.parametrize("env_id", ["NetHackScore-v0", "lodestar/NetHackScore-v0"])
+def test_a_game_goes_on_exactly_from_its_snapshot(env_id):
+    env, rng = make(env_id, text=True, max_episode_steps=60), np.random.default_rng(0)
+    env.reset(seed=3)
+    for _ in range(100):
+        if any(env.step(int(rng.integers(23)))[2:4]):
+            env.reset()
+    snapshot = env.snapshot()
+    actions = rng.integers(env.action_space.n, size=30).tolist()
+
+    def goes_on(other):
+        seen = []
+        for action in actions:
+            obs, reward, terminated, truncated, info = other.step(action)
+            seen.append((obs.tobytes(), float(reward), terminated, truncated, info["text"]))
+            if terminated or truncated:
+                seen.append(other.reset()[0].tobytes())
+        return seen
+
+    expected = goes_on(env)
+    fresh = make(env_id, text=True, max_episode_steps=60)
+    fresh.restore(snapshot)
+    assert goes_on(fresh) == expected
