@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 from model_server import ModelServer
+
+from rewards.language.judge import Answers, Judge
 
 ROOT = Path(__file__).resolve().parent.parent
 WORTH = {"good": 1.0, "bad": 0.0, "odd": math.nan}
@@ -21,6 +24,23 @@ def think(text, images):
     if "better" in text.rsplit("JSON schema", 1)[-1]:
         return json.dumps({"reason": "second", "better": "second" if captions[1] == "good" else "first"})
     return json.dumps({"reason": "it says so", "label": WORDS[captions[0]]})
+
+
+class Moody(Judge):
+    """A judge that somebody wrote in haste: good texts are good, others raise, die, talk or forget an answer."""
+
+    name = "moody"
+
+    def __init__(self, goal=""):
+        self.goal = goal
+
+    def label(self, texts):
+        if texts == ["raise"]:
+            raise TypeError("no such text")
+        if texts == ["die"]:
+            os._exit(3)
+        print("what a library prints")
+        return Answers.of([1.0] * len(texts) if texts != ["forget"] else [])
 
 
 def serving():

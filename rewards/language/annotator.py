@@ -85,11 +85,11 @@ class Annotator:
         self.pairs, self.clock, self.delay = pairs, clock, delay
         self.events: deque[str] = deque(maxlen=100)
         self._ledger = Ledger(queue, order == "newest", rate, budget, token_budget)
-        self._name, self._options = judge, {"seed": seed, **(judge_options or {})}
+        options = {"seed": seed, **(judge_options or {})}
         self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
         self._judge: Judge | None = None
         self._asker: Asker | None = None
-        self._start = functools.partial(Asker, self._ledger, judge, self._options, concurrency, cache, probe, self._say)
+        self._start = functools.partial(Asker, self._ledger, judge, options, concurrency, cache, probe, self._say)
         self._identity = ""
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
@@ -97,11 +97,11 @@ class Annotator:
         if clock == "transcript":
             self._replay = read_transcript(transcript, pairs)
             return
-        check_named("judge", JUDGES, judge, **self._options)
+        check_named("judge", JUDGES, judge, **options)
         if transcript:
             self._transcript = Transcript(transcript, self._say)
         if clock == "steps":
-            self._judge = make_judge(judge, **self._options)
+            self._judge = make_judge(judge, **options)
             if not self._judge.local:
                 raise ValueError(
                     f"judge={judge} answers when it likes and clock=steps asks for answers at a step; use clock=wall, "
@@ -110,7 +110,7 @@ class Annotator:
             self._identity = self._judge.identity
         else:
             try:
-                json.dumps(self._options)  # how they reach the judge's process
+                json.dumps(options)  # how they reach the judge's process
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"judge_options cannot be written as JSON ({error}); give numbers, text, lists"
@@ -143,7 +143,10 @@ class Annotator:
             begin = self._position
             while self._position < len(self._replay) and self._replay[self._position][0] <= now:
                 self._position += 1
-            return [(item, value) for _, item, value in self._replay[begin : self._position]]
+            taken = [(item, value) for _, item, value in self._replay[begin : self._position]]
+            self._ledger.counts["answered"] += len(taken)
+            self._ledger.counts["unsure"] += sum(value != value for _, value in taken)
+            return taken
         with self._ledger.lock:
             self._ledger.tick(now)
         self._ask(now)

@@ -3,13 +3,14 @@
 One JSON object a line. To the process: first the job, then questions; from it: first a greeting, then answers, each as
 soon as it is there. A question is some texts or pairs that go to the judge together.
 
-    {"judge": "openai", "options": {...}, "concurrency": 8, "parent": 4242}
+    {"judge": "openai", "class": "module:Class", "options": {...}, "concurrency": 8, "parent": 4242}
     {"identity": "...", "local": false, "notes": [...]}       or {"refused": "what the judge says to its options"}
     {"id": 7, "items": ["You kill the newt!"]}
     {"id": 7, "value": [1.0], "failed": [false], "failure": "", "tokens": 312, "raw": ["..."], "seconds": 0.8}
 
-It is no fork of the trainer and does not import the user's program; the environment, and with it an API key, is
-inherited. It ends when its standard input does, or when its parent is gone, whatever its threads wait for.
+It is no fork of the trainer and does not import the program. What the trainer can import it can; the environment,
+with it an API key, is inherited. It ends when its standard input does, or when its parent is gone, whatever its threads
+wait for.
 """
 
 from __future__ import annotations
@@ -25,13 +26,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
-from rewards.language.judge import Answers, Judge, make_judge
+from rewards.language.judge import JUDGES, Answers, Judge, make_judge
 from rewards.language.ledger import Item
-
-ROOT = str(Path(__file__).resolve().parents[2])  # from which `rewards` is imported
 
 
 def put(judge: Judge, items: Sequence[Item]) -> Answers:
@@ -52,18 +50,16 @@ class JudgeProcess:
     """
 
     def __init__(self, job: dict[str, Any], inbox: queue.SimpleQueue[Any]) -> None:
-        path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rewards.language.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+        # One thread for numerics, unless somebody says otherwise: the cores are the trainer's.
+        env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+        command = [sys.executable, "-P", "-m", "rewards.language.worker"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self.pid = self._process.pid
         self._inbox = inbox
         self._listener = threading.Thread(target=self._listen, name="annotator-listener", daemon=True)
         self._listener.start()
-        self.send({**job, "parent": os.getpid()})
+        self.send({**job, "class": JUDGES[job["judge"]], "parent": os.getpid()})
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a line; the process may be gone, of which the inbox is told."""
@@ -127,6 +123,7 @@ def main() -> None:
     job = json.loads(first)
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
+        JUDGES[job["judge"]] = job["class"]  # somebody may have added it to the trainer's table
         judge = make_judge(job["judge"], **job["options"])
         lines.write({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
     except Exception as error:

@@ -13,6 +13,7 @@ import pytest
 from labelling import ROOT, asking, collect, gone, right, serving, texts, until
 from model_server import hangs
 
+from rewards.language import judge
 from rewards.language.annotator import Annotator
 
 server, ask = pytest.fixture(serving), pytest.fixture(asking)
@@ -115,7 +116,9 @@ def test_a_hundred_questions_that_hang_leave_no_thread_behind(server, ask):
     server.plan = [hangs(0.2)] * 100
     annotator = ask(server.url, {"timeout": 0.05}, concurrency=8, probe=0.001)
     annotator.offer(texts(110), 0)
-    assert right(collect(annotator, 110)) and annotator.metrics()["failed"] == 100
+    got = {}
+    until(lambda: got.update(annotator.take(0)) or annotator.metrics()["failed"] >= 100)
+    assert right(got)
     assert len(os.listdir(f"/proc/{annotator.worker_pid}/task")) <= 8 + 3
     annotator.close()
     until(lambda: server.busy == 0)
@@ -148,3 +151,22 @@ def test_a_judge_that_is_local_works_in_its_process_too(server, ask):
     got = collect(annotator, 2)
     annotator.close()
     assert got == {"You kill the newt!": 1.0, "It's solid stone.": 0.0}
+
+
+def test_a_judge_that_raises_or_dies_costs_its_own_texts_alone(monkeypatch, capfd):
+    monkeypatch.setitem(judge.JUDGES, "moody", "labelling:Moody")
+    annotator = Annotator("moody", concurrency=1, probe=0.05)
+    annotator.offer(["good 1", "raise", "forget", "die", "good 2"], 0)
+    assert collect(annotator, 2) == {"good 1": 1.0, "good 2": 1.0}
+    until(lambda: annotator.metrics()["dropped"] == 3)
+    metrics = annotator.metrics()
+    annotator.close()
+    assert (metrics["failed"], metrics["restarts"], metrics["answered"]) == (9, 3, 2)
+    assert annotator.events.count("the process of the judge ended with exit code 3; it is started again now") == 3
+    said = capfd.readouterr()
+    assert said.out == "" and "what a library prints" in said.err
+
+
+def test_a_judge_unknown_to_the_table_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"there is no judge 'moody'"):
+        Annotator("moody")
