@@ -1,0 +1,358 @@
+"""Guidance: now and then somebody names the next goal in a sentence, and the policy reads it beside its observation.
+
+    guide(s) = W e(goal)                      e: embedding of a sentence, length 1; W: a fixed random projection
+    c = cosine(e(goal), sum of e(caption))    over the captions told since the goal was given: "comprehension"
+    r(s') = c(s') - c(s)                      its rise; an episode pays at most 1 for each goal
+
+The guide is the method; the reward is there for the books, at weight 0 unless it is asked for.
+
+Source: Zhang, Lu 2023, "AdaRefiner: Refining Decisions of Language Models with Adaptive Feedback" (RLAdapter), arXiv
+2309.17176, section 3: a goal every 100 steps, its embedding beside the observation, comprehension as a cosine.
+Differences:
+  - one language model, asked in a prompt; the source refines its prompts by a second one, tuned in stages on c;
+  - asked beside training: until an answer comes the last goal stays, and the agent never waits;
+  - a situation, the latest distinct captions of an episode, is asked about once, and answers are kept by it; equal
+    situations get equal goals, so a run can be replayed from the file of `answers` without a server;
+  - `rules` need no model: Crafter's achievements in an order that somebody wrote by hand, the first one not yet told;
+  - MiniLM embeds; c is 0 before anything was told, and starts anew with a new goal.
+When it fails: where nothing is told there is nothing to ask about. Comprehension is likeness of words, no success: a
+sentence that repeats a frequent caption scores high. Written goals know one world, Crafter.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from envs.types import Memory, Transitions
+from rewards.base import Reward, RewardConfig, merge_memory
+from rewards.language.advisor import VERSION, Advisor
+from rewards.language.captioned import key
+
+TOLD = 32  # distinct captions of an episode that make its situation
+WIDTH = 384  # numbers of a sentence's embedding
+CACHE = 1 << 14  # captions kept at hand
+_ODD = np.random.default_rng(0x5EED).integers(0, 2**64, TOLD, dtype=np.uint64) | np.uint64(1)
+CRAFTER = {  # what a caption tells -> the goal that leads there, in an order in which they can be reached
+    "collected wood": "collect wood from a tree",
+    "placed a table": "collect more wood and place a table",
+    "made a wood pickaxe": "make a wood pickaxe near the table",
+    "made a wood sword": "make a wood sword near the table",
+    "collected a sapling": "collect a sapling from the grass",
+    "placed a plant": "place the sapling as a plant",
+    "drank water": "drink water",
+    "ate a cow": "eat a cow",
+    "collected stone": "collect stone with the pickaxe",
+    "placed a stone": "place a stone",
+    "made a stone pickaxe": "make a stone pickaxe near a table",
+    "made a stone sword": "make a stone sword near a table",
+    "collected coal": "collect coal with the pickaxe",
+    "woke up": "sleep until you wake up rested",
+    "placed a furnace": "collect more stone and place a furnace near a table",
+    "defeated a zombie": "defeat a zombie",
+    "defeated a skeleton": "defeat a skeleton in a cave",
+    "collected iron": "collect iron with the stone pickaxe",
+    "made an iron pickaxe": "make an iron pickaxe near a table and a furnace",
+    "made an iron sword": "make an iron sword near a table and a furnace",
+    "collected a diamond": "collect a diamond with the iron pickaxe",
+    "ate a plant": "eat a ripe plant",
+}
+
+
+@dataclass
+class GuidanceConfig(RewardConfig):
+    """Settings of guidance.
+
+    Attributes:
+        weight: of the rise of comprehension; 0 guides and pays nothing, as the source does.
+        goals: who names them: `rules` (written by hand, for Crafter), `openai` (a language model behind any server with
+            OpenAI's chat completions), `recorded` (the file of `answers`), `none` (the control: no goal ever).
+        goal: what counts in the whole task, for the model; by default the environment's own sentence.
+        world: the family of environments, such as `crafter`.
+        every: steps of an episode between two goals, at least 1.
+        features: numbers that the policy gets beside its observation: 384 for the embedding itself, or fewer.
+        model: `openai`: its name on the server.
+        url: `openai`: the API's root.
+        key: `openai`: the environment variable with the API key.
+        answers: a file (*.jsonl) of situations and goals: `openai` reads it and adds to it, `recorded` reads it.
+    """
+
+    weight: Any = 0.0
+    goals: str = "rules"
+    goal: str = ""
+    world: str = ""
+    every: int = 100
+    features: int = 32
+    model: str = ""
+    url: str = "http://localhost:8000/v1"
+    key: str = "OPENAI_API_KEY"
+    answers: str = ""
+
+    def __post_init__(self) -> None:
+        if self.goals not in ("rules", "openai", "recorded", "none"):
+            raise ValueError(f"reward guidance: goals={self.goals!r} is not one of rules, openai, recorded, none")
+        if self.every < 1:
+            raise ValueError(f"reward guidance: every={self.every} is out of range; give at least 1 step")
+        if not 1 <= self.features <= 384:
+            raise ValueError(f"reward guidance: features={self.features} is out of range; give 1 to 384")
+        if self.goals == "openai" and not self.model:
+            raise ValueError("reward guidance: goals=openai needs model=, the name that the server knows it by")
+        if self.goals == "recorded" and not Path(self.answers).is_file():
+            raise ValueError(f"reward guidance: answers={self.answers!r} is no file; give one of situations and goals")
+
+
+class Guidance(Reward):
+    """guide(s) = W e(goal); r(s') = c(s') - c(s), c the likeness of what was told since to the goal."""
+
+    Config = GuidanceConfig
+    requires = frozenset({"text"})
+    relabelable = False  # the goal depends on the episode
+    control: ClassVar[dict[str, Any] | None] = {"goals": "none"}
+
+    def __init__(
+        self, config: GuidanceConfig, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        if config.goals == "rules" and config.world not in ("", "crafter"):
+            raise ValueError(
+                f"reward guidance: goals=rules are written for Crafter, not for {config.world}; give goals=openai or "
+                "recorded"
+            )
+        self.config: GuidanceConfig = config
+        self.guides, self.every = config.features, config.every
+        rng = np.random.default_rng(0)  # the projection is part of the method, so the same in every run
+        whole = config.features == WIDTH
+        drawn = np.eye(WIDTH) if whole else rng.normal(0, config.features**-0.5, (WIDTH, config.features))
+        self._projection = drawn.astype(np.float32)
+        self._plan = np.array([key(event) for event in CRAFTER] if config.goals == "rules" else [], np.uint64)
+        self._told: dict[int, str] = {}  # key of a caption -> the caption
+        self._memory: Memory = None  # of the environments that are learnt from
+        self._counts, self._problem = {"answered": 0, "failed": 0}, ""
+        self._path = Path(config.answers) if config.answers else None
+        self._set_goals(["", *(CRAFTER.values() if len(self._plan) else ())], {})
+        if self._path is not None and self._path.is_file():
+            self._learn(dict(_lines(self._path)))
+        if config.goals == "recorded" and not len(self._keys):
+            raise ValueError(f"reward guidance: {self._path} names no goal; give lines with `told` and `goal`")
+        self._advisor = Advisor(config.model, config.url, config.key, config.goal) if config.goals == "openai" else None
+
+    def initial_memory(self, n: int) -> Memory:
+        told, asked = np.zeros((n, TOLD), np.uint64), np.zeros(n, np.uint64)
+        return {
+            "goal": self._named(told, asked, np.zeros(n, np.int64)),  # number of the goal, 0 for none
+            "told": told,  # keys of the latest distinct captions, newest last
+            "asked": asked,  # the situation that the goal was asked for
+            "since": np.zeros((n, WIDTH), np.float32),  # sum of what was told since the goal was given
+            "comprehension": np.zeros(n, np.float32),
+        }
+
+    def guide(self, memory: Memory) -> np.ndarray:
+        """What the policy reads of its goal, float32 (N, features); zeros without one."""
+        return self._guides[memory["goal"]]
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+        assert batch.text is not None
+        told, since, goal = memory["told"], memory["since"], memory["goal"]
+        rows = np.flatnonzero(batch.text != "")
+        if len(rows):
+            told, since = told.copy(), since.copy()
+            parts = [_read(text) for text in batch.text[rows]]
+            since[rows] += np.stack([meaning for _, meaning in parts])
+            for codes in itertools.zip_longest(*(codes for codes, _ in parts), fillvalue=0):
+                told[rows] = _newest(told[rows], np.array(codes, np.uint64))
+        comprehension = _cosine(self._meanings[goal], since)
+        rise = comprehension - memory["comprehension"]
+        renewed = (batch.step + 1) % self.every == 0
+        asked = np.where(renewed, _situation(told), memory["asked"])
+        named = self._named(told, asked, goal, renewed)
+        fresh = named != goal
+        after = {
+            "goal": named,
+            "told": told,
+            "asked": asked,
+            "since": np.where(fresh[:, None], np.float32(0), since),
+            "comprehension": np.where(fresh, np.float32(0), comprehension),
+        }
+        return rise, after
+
+    def _named(self, told: np.ndarray, asked: np.ndarray, goal: np.ndarray, renewed: Any = True) -> np.ndarray:
+        """The goal of each environment from now on, int64 (N,): the answer to what was asked, else the last one."""
+        if len(self._plan):
+            seen = (told[:, :, None] == self._plan).any(axis=1)
+            first = np.where(seen.all(axis=1), 0, seen.argmin(axis=1) + 1)
+            reached = (goal > 0) & seen[np.arange(len(goal)), goal - 1]
+            return np.where(renewed | reached, first, goal)
+        if not len(self._keys):
+            return goal
+        place = np.minimum(np.searchsorted(self._keys, asked), len(self._keys) - 1)
+        return np.where(self._keys[place] == asked, self._numbers[place], goal)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Hear what was answered, and ask about the situations that are new."""
+        if self._advisor is not None:
+            self._hear(self._advisor)
+            if 0 not in self._keys:
+                self._advisor.offer(0, [])  # what to begin with
+        batch = batch if len(batch.shape) == 2 else batch.map(lambda x: x[None])
+        assert batch.text is not None
+        n = batch.shape[1]
+        memory = self._memory
+        if memory is None or len(memory["goal"]) != n:
+            memory = self.initial_memory(n)
+        fresh, reached, guided, rows = self.initial_memory(n), 0.0, 0.0, 0
+        for t in range(batch.shape[0]):
+            valid, ended = batch.valid[t], batch.ended[t]
+            rise, after = self.score(batch[t], memory)
+            if self._advisor is not None:
+                self._ask(self._advisor, batch.text[t], memory, after, valid)
+            reached += float((memory["comprehension"] + rise)[valid].sum())
+            guided += float((after["goal"] > 0)[valid].sum())
+            rows += int(valid.sum())
+            memory = after if valid.all() else merge_memory(after, memory, ~valid)
+            memory = merge_memory(memory, fresh, ended) if ended.any() else memory
+        self._memory = memory
+        metrics = {"comprehension": reached / max(rows, 1), "guided": guided / max(rows, 1)}
+        if self._advisor is not None:
+            metrics |= {"goals": float(len(self._goals) - 1), "waiting": float(self._advisor.waiting)}
+            metrics |= {name: float(count) for name, count in self._counts.items()}
+        return metrics
+
+    def notes(self) -> list[str]:
+        """Who names the goals."""
+        who = {
+            "rules": "goals follow a list written by hand for Crafter, no model names them",
+            "openai": f"goals are those of {self.config.model} at {self.config.url}",
+            "recorded": f"goals are read from {self._path}, nobody is asked",
+            "none": "no goal is ever named: the control",
+        }
+        return [who[self.config.goals], *filter(None, [self._problem])]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "goals": list(self._goals),
+            "answers": {"keys": self._keys, "numbers": self._numbers},
+            "told": list(self._told.values()),
+            "memory": self._memory,
+            "counts": dict(self._counts),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        numbers = np.array(state["answers"]["numbers"], np.int64).tolist()
+        self._set_goals(list(state["goals"]), dict(zip(np.array(state["answers"]["keys"]).tolist(), numbers)))
+        self._told = {key(text): text for text in state["told"]}
+        memory = state["memory"]
+        self._memory = None if memory is None else {name: np.array(value) for name, value in memory.items()}
+        self._counts.update(state["counts"])
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        if self._advisor is not None:
+            self._advisor.close()
+
+    def _learn(self, answers: dict[int, str]) -> None:
+        """Take in goals by their situations."""
+        numbers = {goal: number for number, goal in enumerate(self._goals)}
+        for goal in answers.values():
+            numbers.setdefault(goal, len(numbers))
+        known = dict(zip(self._keys.tolist(), self._numbers.tolist()))
+        self._set_goals(list(numbers), known | {asked: numbers[goal] for asked, goal in answers.items()})
+
+    def _set_goals(self, goals: list[str], answers: dict[int, int]) -> None:
+        self._goals = goals  # number -> sentence; 0 is none
+        self._meanings = np.stack([meaning(goal) for goal in goals])
+        self._guides = self._meanings @ self._projection
+        self._keys = np.array(sorted(answers), np.uint64)  # situations
+        self._numbers = np.array([answers[asked] for asked in sorted(answers)], np.int64)
+
+    def _ask(self, advisor: Advisor, texts: np.ndarray, before: Memory, after: Memory, valid: np.ndarray) -> None:
+        """Remember what was told, and ask about the situations that are new."""
+        if len(self._told) > CACHE:
+            self._told.clear()
+        self._told.update((key(part), part) for text in set(texts[valid]) for part in _parts(text))
+        new = valid & (after["asked"] != before["asked"]) & ~np.isin(after["asked"], self._keys)
+        for row in np.flatnonzero(new):
+            codes = [code for code in after["told"][row].tolist() if code]
+            if all(code in self._told for code in codes):
+                advisor.offer(int(after["asked"][row]), [self._told[code] for code in codes])
+
+    def _hear(self, advisor: Advisor) -> None:
+        answers = advisor.take()
+        if self._path is not None and answers:
+            rows = [{"told": told, "goal": goal, "model": self.config.model} for told, goal in answers.values()]
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps({**row, "version": VERSION}) + "\n" for row in rows)
+            except OSError as error:
+                self._problem = f"{self._path} cannot be written ({error}), so answers are not kept"
+                self._path = None
+        self._learn({asked: goal for asked, (_, goal) in answers.items()})
+        self._counts["answered"] += len(answers)
+        self._counts["failed"] = advisor.failed
+        if advisor.failed:
+            self._problem = f"{advisor.failed} questions got no goal; the last error: {advisor.error}"
+
+
+def _parts(text: str) -> list[str]:
+    """What a caption tells, one event each."""
+    return text.split("; ")
+
+
+@functools.lru_cache(CACHE)
+def _read(text: str) -> tuple[tuple[int, ...], np.ndarray]:
+    """Keys of what a caption tells, and the sum of its meanings, float32 (WIDTH,)."""
+    parts = _parts(text)
+    return tuple(map(key, parts)), np.stack([meaning(part) for part in parts]).sum(axis=0)
+
+
+@functools.lru_cache(CACHE)
+def meaning(text: str) -> np.ndarray:
+    """A sentence as a float32 vector (WIDTH,) of length 1; zeros for ""."""
+    from rewards.language.sentences import encode
+
+    return encode([text])[0] if text else np.zeros(WIDTH, np.float32)
+
+
+def _newest(told: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Keys told (N, TOLD), with `codes` (N,) moved or put to the end, the oldest dropped; 0 changes nothing."""
+    same = told == codes[:, None]
+    gone = np.where(same.any(axis=1), same.argmax(axis=1), 0)  # without a match the oldest
+    place = np.arange(TOLD - 1)
+    kept = np.take_along_axis(told, place + (place >= gone[:, None]), axis=1)
+    return np.where(codes[:, None] == 0, told, np.concatenate([kept, codes[:, None]], axis=1))
+
+
+def _situation(told: np.ndarray) -> np.ndarray:
+    """A number for each row of keys (N, TOLD), uint64 (N,); 0 where nothing was told."""
+    return (told * _ODD).sum(axis=1, dtype=np.uint64)
+
+
+def _cosine(goal: np.ndarray, told: np.ndarray) -> np.ndarray:
+    """Likeness of each goal, of length 1 or 0, to what was told, both (N, WIDTH); 0 where either is nothing."""
+    length = np.sqrt(np.square(told).sum(axis=1))
+    return (goal * told).sum(axis=1) / np.maximum(length, np.float32(1e-6))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Situations and goals of a file of answers; a last line that was cut off is passed over."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+        try:
+            row = json.loads(line)
+            told, goal = [str(text) for text in row["told"]], row["goal"]
+        except (ValueError, KeyError, TypeError):
+            if not line.endswith("\n"):
+                return
+            told, goal = [], None
+        if not isinstance(goal, str) or not goal:
+            raise ValueError(f"{path}, line {number} is {line.strip()[:80]!r}; give `told`, a list, and `goal`, a text")
+        keys = np.zeros((1, TOLD), np.uint64)
+        for text in told:
+            keys = _newest(keys, np.array([key(text)], np.uint64))
+        yield int(_situation(keys)[0]), goal
