@@ -7,8 +7,8 @@ Our PPO, 16 environments, a teacher that is a planner seen through an accuracy, 
     0.9, 0.5   a subgoal is another thing of the level with probability 0.1 and 0.5
     told       the control: every subgoal right and told, none paid
 
-A run is judged by the task's own success over its last 100 episodes: steps until it first passed 80 %; a run that never
-did counts with all its steps.
+A run is judged by the task's own success over its last 100 episodes: it ends where that passes 80 %, or after 49,152
+steps, which is what a run that never did counts for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from runners.bench.jobs import Job, run_missing
 
-ENV, STEPS, N_ENVS, SEEDS = "MiniGrid-KeyCorridorS3R1-v0", 98_304, 16, 2
-SETTINGS = {"n_steps": 128, "learning_rate": 5e-4, "entropy_weight": 0.01, "net_arch": [128, 128]}
+ENV, STEPS, N_ENVS, SEEDS = "MiniGrid-KeyCorridorS3R1-v0", 49_152, 16, 2
+SETTINGS = {"n_steps": 128, "learning_rate": 5e-4, "entropy_weight": 0.01, "net_arch": [64, 64]}
 SETTINGS |= {"batch_size": 128, "n_epochs": 4}
 ARMS: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -47,7 +47,7 @@ def run(folder: Path) -> dict[str, float]:
 
 
 def train(arm: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
-    """One run: success at its end, and when it first passed the threshold (empty: never)."""
+    """One run: success at its end, and the step at which it passed the threshold (empty: never)."""
     import torch
 
     from agents.ppo import PPO, PPOConfig
@@ -67,9 +67,9 @@ def train(arm: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
         streams.append(Stream("subgoals", Subgoals(SubgoalsConfig(**options), *spaces, seed=seed), gamma=config.gamma))
     mix = Mix(streams)
     model = PPO(guided(envs, mix), config, scorer=mix, seed=seed)
-    watch = make_watch(THRESHOLD, False, "success")
+    watch = make_watch(THRESHOLD, True, "success")
     model.learn(steps, callback=watch)
     envs.close()
     success = round(watch.curve[-1]["success"], 4)
     row = {"success": success, "first_success": watch.first_success, "solved_at": watch.solved_at}
-    return {**row, "steps": steps, "seconds": round(time.perf_counter() - clock, 1)}
+    return {**row, "steps": model.num_timesteps, "seconds": round(time.perf_counter() - clock, 1)}
