@@ -46,6 +46,8 @@ MORE = (BUMPED, LOCKED)  # what only "full" captions tell
 SIGHTS = ("goal", "key", "ball", "box", "door", "lava")  # what is worth seeing, the most telling first
 CAPTIONS = ("events", "full")
 PICTURES = 10**7
+chatters = "the screen shows picture {}".format
+left = " ({} moves left)".format
 FORWARD, TOGGLE, DONE = 2, 5, 6  # actions
 
 
@@ -97,16 +99,6 @@ def picture(salt: Any, step: Any) -> Any:
         step: int, or int64 (K,), from 1 on.
     """
     return (salt + step * 2_654_435_761) % PICTURES  # Knuth's multiplicative hash (1973): neighbours lie far apart
-
-
-def chatters(number: Any) -> str:
-    """What the action `done` prints."""
-    return f"the screen shows picture {number}"
-
-
-def left(moves: Any) -> str:
-    """What `varied` captions end in."""
-    return f" ({moves} moves left)"
 
 
 def caption(env: gym.Env, memory: dict[str, Any]) -> str:

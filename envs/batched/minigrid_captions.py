@@ -93,13 +93,12 @@ class Captions:
         """
         text = self._phrases.take(self._events.take(situation))
         if self.chatter and salt is not None:
-            rows = np.flatnonzero(situation >= self._done)
-            if len(rows):
-                text[rows] = [chatters(number) for number in picture(salt[rows], steps[rows]).tolist()]
+            rows = (situation >= self._done).nonzero()[0]
+            text[rows] = [*map(chatters, picture(salt[rows], steps[rows]).tolist())]
         if self.full:
             self._add_sights(text, self._bits_of(view))
         if self.varied:
-            rows = np.flatnonzero(text != "")
+            rows = (text != "").nonzero()[0]
             text[rows] += self._left[steps[rows]]
         self.text = text
 
@@ -111,11 +110,10 @@ class Captions:
         """Tell in `text` the first of what is seen now and was not before, bits (N,)."""
         new = seen & ~self._seen
         self._seen = seen
-        rows = np.flatnonzero(new)
-        if not len(rows):
-            return
-        first = np.bitwise_count((new[rows] & -new[rows]) - 1)
-        text[rows] += self._sights[(text[rows] != "").astype(np.int64), first]
+        rows = new.nonzero()[0]
+        new, said = new[rows], text[rows]
+        first = np.bitwise_count((new & -new) - 1)  # the place of the lowest bit
+        text[rows] = said + self._sights[(said != "").astype(np.int64), first]
 
 
 def _bits() -> np.ndarray:
