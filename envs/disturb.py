@@ -1,4 +1,4 @@
-"""Two disturbances that tell exploration methods apart, for any environment: sticky actions and a noisy television.
+"""Disturbances that tell methods apart, for any environment: sticky actions, a noisy television, and late rewards.
 
 Source: Machado, Bellemare, Talvitie, Veness, Hausknecht, Bowling 2018, "Revisiting the Arcade Learning Environment"
     (arXiv 1709.06009, section 5): with probability p the environment repeats the action before instead of the one
@@ -7,11 +7,13 @@ Source: Machado, Bellemare, Talvitie, Veness, Hausknecht, Bowling 2018, "Revisit
     Burda, Edwards, Pathak, Storkey, Darrell, Efros 2018, "Large-Scale Study of Curiosity-Driven Learning" (arXiv
     1808.04355, section 5): a part of the observation is noise, which a curious agent may watch for ever.
     Jarrett et al. 2023, "Curiosity in Hindsight" (arXiv 2211.10515): noise that depends on the action or does not.
+    Ren et al. 2022, "Learning Long-Term Reward Redistribution via Randomized Return Decomposition" (arXiv 2111.13485):
+    an episode's reward is paid in one sum at its end (`EpisodicReward`, to be put around what `make` returns).
 
 Differences: the sources' televisions show pictures; ours shows uniform noise, in every kind of observation.
 
-Both draw from the environment's own `np_random`, so a seed fixes them and the `Journal` plays them again. Frames and
-captions in `info` show the world without the television.
+The first two draw from the environment's own `np_random`, so a seed fixes them and the `Journal` plays them again.
+Frames and captions in `info` show the world without the television.
 
 When it fails: `StickyAction` holds on to the very action it is given; outside of `make`, whose `Journal` hands down
 copies, do not overwrite an array that was passed to `step`.
@@ -136,6 +138,27 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
         obs = obs.copy()
         obs[self._corner] = self.screen
         return obs
+
+
+class EpisodicReward(gym.Wrapper, RecordConstructorArgs):
+    """Pays the sum of an episode's rewards at its last step, and 0 before; what `make` counts stays as it was.
+
+    An episode that a wrapper further out cuts off is never paid: put it around that one.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self._owed = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._owed = 0.0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._owed += float(reward)
+        return obs, self._owed if terminated or truncated else 0.0, terminated, truncated, info
 
 
 def _channels_last(space: spaces.Space) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.disturb import NoisyTV, disturb
+from envs.disturb import EpisodicReward, NoisyTV, disturb
 from envs.make import make, make_vec
 from envs.vector import InProcess
 
@@ -191,3 +191,16 @@ def test_disturbances_keep_an_environment_away_from_the_array_programs() -> None
     obs, *_ = env.step(np.array([2, 1]))
     assert (obs[0, 4:] > 0).all() and (obs[1, 4:] == 0).all()
     env.close()
+
+
+def test_an_episodic_reward_is_the_sum_of_the_episode_at_its_last_step_and_the_task_return_stays() -> None:
+    env = EpisodicReward(make("Pendulum-v1", max_episode_steps=5))
+    plain = make("Pendulum-v1", max_episode_steps=5)
+    for seed in range(2):  # the second episode owes nothing of the first
+        env.reset(seed=seed)
+        plain.reset(seed=seed)
+        steps = [(env.step(np.ones(1, np.float32)), plain.step(np.ones(1, np.float32))) for _ in range(5)]
+        assert [late[1] for late, _ in steps[:4]] == [0.0] * 4
+        total = sum(float(soon[1]) for _, soon in steps)
+        assert steps[4][0][1] == pytest.approx(total)
+        assert steps[4][0][4]["episode"]["r"] == pytest.approx(total, abs=1e-4)

@@ -1,0 +1,270 @@
+"""Where the code of factors comes from: a file, or a language model that is asked for it and told what failed.
+
+    read("pendulum"), read("mine.py")              code that somebody wrote
+    describe("pendulum")                           what the numbers of an observation and an action mean
+    Author("gpt-4o", url).write(question, verify)  code of a model
+
+Source: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Episodic Reinforcement Learning" (AAAI 2025,
+arXiv 2412.11120), section 3.2: several candidates at temperature 1, one summary at 0.3, and a loop that runs the code
+and hands the error back.
+Differences: prompts are worded by us; the code is checked and boxed in (`rewards.language.sandbox`) where the source
+runs it; it returns one array (B, k), not a list of columns; it is verified on made-up rows, for finite values, for rows
+that depend on each other, and for factors that all stand still, which the source does not look at; every answer is
+kept in a file, so that the same questions need no server a second time.
+When it fails: code that runs is not code that helps. A description that leaves out or mistakes a number misleads.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewards.chat import Chat, JudgeError
+from rewards.language.sandbox import Sandbox
+from rewards.language.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
+
+SHIPPED = Path(__file__).with_name("factors")
+PROMPTS = Path(__file__).with_name("prompts") / "factors.txt"
+AUTHORS = {"openai": "rewards.language.factor_code:Author"}
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def shipped() -> list[str]:
+    """Names of the factors that come with the package, all written by hand."""
+    return sorted(path.stem for path in SHIPPED.glob("*.py") if not path.stem.startswith("_"))
+
+
+def read(code: str) -> str:
+    """The source in a file, or in a shipped one that is called by its name.
+
+    Raises:
+        ValueError: if there is no such file.
+    """
+    path = SHIPPED / f"{code}.py" if code in shipped() else Path(code)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"reward lare: code={code!r} cannot be read ({type(error).__name__}); give a file, or one of "
+            f"{', '.join(shipped())}"
+        ) from None
+
+
+def describe(text: str) -> str:
+    """A description as it stands, or that of a shipped task which is called by its name."""
+    return ast.get_docstring(ast.parse(read(text))) or "" if text in shipped() else text
+
+
+def prompts() -> dict[str, str]:
+    """Section -> text of `prompts/factors.txt`; "version" is the first line."""
+    first, *parts = re.split(r"^=== (\w+)\n", PROMPTS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {"version": first.strip(), **{name: text.strip() for name, text in zip(parts[::2], parts[1::2])}}
+
+
+def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
+    """What a model is asked for one task."""
+    text = prompts()
+    rules = text["rules"].format(
+        numpy=", ".join(sorted(NUMPY)), methods=", ".join(sorted(METHODS)), builtins=", ".join(BUILTINS), loop=LOOP
+    )
+    return text["candidate"].format(
+        goal=goal, describe=described, obs_size=obs_size, action_size=action_size, rules=rules
+    )
+
+
+def code_in(answer: str) -> str:
+    """The last block of an answer that defines factors, or all of it.
+
+    Raises:
+        SandboxError: if nothing does.
+    """
+    for block in [answer, *_FENCE.findall(answer)][::-1]:
+        if re.search(r"^def factors\(", block, re.MULTILINE):
+            return block.strip() + "\n"
+    raise SandboxError("the answer has no block of code that defines factors(obs, action)")
+
+
+def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:
+    """A sandbox for code that did well on some rows.
+
+    Args:
+        source: the code.
+        batches: float32 obs (B, obs size) and action (B, action size), at least one batch of two rows.
+        **limits: of `Sandbox`.
+
+    Raises:
+        SandboxError: if it is refused, fails, gives what is not finite, mixes rows, or never moves.
+    """
+    sandbox = Sandbox(source, batches[0][0].shape[1], batches[0][1].shape[1], **limits)
+    try:
+        moves = False
+        for obs, action in batches:
+            found = sandbox.run(obs, action)
+            if sandbox.counts["not finite"]:
+                raise SandboxError("factors gave values that are not finite; guard divisions, roots and logarithms")
+            alone = np.concatenate([sandbox.run(obs[:1], action[:1]), sandbox.run(obs[1:], action[1:])])
+            if not np.allclose(alone, found, 1e-3, 1e-4):
+                raise SandboxError("a row of factors depends on other rows; compute each from its own row alone")
+            moves = moves or bool((np.ptp(found, axis=0) > 0).any())
+        if not moves:
+            raise SandboxError("factors gave the same for all rows; compute them from obs and action")
+    except SandboxError:
+        sandbox.close()
+        raise
+    return sandbox
+
+
+class Author:
+    """A language model that writes factors.
+
+    Args:
+        model: its name on the server.
+        url: the API's root.
+        key: the environment variable that holds the API key.
+        answers: a file (*.jsonl) of answers, read first and added to; empty for none.
+        candidates: answers that are weighed against each other, at least 1.
+        repairs: times that code may be tried, at least 1.
+        timeout: seconds for one attempt at one answer.
+        attempts: how often each question is tried.
+        max_tokens: length of an answer, tokens.
+        seed: of the candidates, which differ by it, and of the waits.
+
+    Raises:
+        ValueError: for a value out of range.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        url: str = "http://localhost:8000/v1",
+        key: str = "OPENAI_API_KEY",
+        answers: str = "",
+        candidates: int = 5,
+        repairs: int = 5,
+        timeout: float = 120.0,
+        attempts: int = 4,
+        max_tokens: int = 4096,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("candidates", candidates), ("repairs", repairs), ("max_tokens", max_tokens)):
+            if value < 1:
+                raise ValueError(f"{name}={value} is too few; give at least 1")
+        Chat(model, url, key=key, timeout=timeout, attempts=attempts).close()  # refuses what is wrong before asking
+        self.model, self.url, self.key = model, url, key
+        self.candidates, self.repairs, self.seed = candidates, repairs, seed
+        self.timeout, self.attempts, self.max_tokens = timeout, attempts, max_tokens
+        self._path = Path(answers) if answers else None
+        self._known = _read_answers(self._path)
+        self.asked = 0
+
+    def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
+        """Code for a question.
+
+        Args:
+            asked: the question, as `question` words it.
+            verify: takes code; raises `SandboxError` with what is wrong with it.
+
+        Returns:
+            What `verify` returned for the first code that it did not refuse.
+
+        Raises:
+            ValueError: if the model cannot be asked, or all its code is refused.
+        """
+        text, errors = prompts(), []
+        try:
+            answer = self._summary(asked, text["summary"])
+            for _ in range(self.repairs):
+                code = ""
+                try:
+                    code = code_in(answer)
+                    return verify(code)
+                except SandboxError as error:
+                    errors.append(str(error))
+                if len(errors) < self.repairs:
+                    again = text["repair"].format(error=errors[-1], code=code or answer, question=asked)
+                    answer = self._ask([(again, 0.3, len(errors))])[0]
+        except JudgeError as error:
+            raise ValueError(
+                f"no factors without the model {self.model}: {error}; start the server, or give code=FILE"
+            ) from None
+        raise ValueError(
+            f"{self.model} wrote no factors that run in {self.repairs} attempts, the last error was: {errors[-1]}; "
+            "give code=FILE or another model"
+        )
+
+    def notes(self) -> list[str]:
+        """Whose code it is."""
+        kept = f", answers in {self._path}" if self._path else ""
+        return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{kept}"]
+
+    def _summary(self, asked: str, wording: str) -> str:
+        drafts = self._ask([(asked, 1.0, i) for i in range(self.candidates)])
+        if len(drafts) == 1:
+            return drafts[0]
+        shown = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
+        return self._ask([(wording.format(question=asked, answers=shown), 0.3, 0)])[0]
+
+    def _ask(self, questions: Sequence[tuple[str, float, int]]) -> list[str]:
+        """Answers to (text, temperature, number), at the same time; what failed is left out.
+
+        Raises:
+            JudgeError: the first, if none was answered.
+        """
+        keys = [self._key(*one) for one in questions]
+        new = [(key, one) for key, one in zip(keys, questions) if key not in self._known]
+        with ThreadPoolExecutor(max(len(new), 1)) as pool:
+            answers = list(pool.map(lambda item: self._ask_one(*item[1]), new))
+        failed = [answer for answer in answers if isinstance(answer, JudgeError)]
+        for (key, (_, temperature, _)), answer in zip(new, answers):
+            if isinstance(answer, str):
+                self._keep(key, temperature, answer)
+        found = [self._known[key] for key in keys if key in self._known]
+        if not found:
+            raise failed[0]
+        return found
+
+    def _ask_one(self, text: str, temperature: float, number: int) -> str | JudgeError:
+        options = {"temperature": temperature, "max_tokens": self.max_tokens, "seed": self.seed + number}
+        limits: dict[str, Any] = {"timeout": self.timeout, "attempts": self.attempts, "seed": self.seed + number}
+        chat = Chat(self.model, self.url, key=self.key, options=options, **limits)
+        self.asked += 1
+        try:
+            return chat.ask([text])
+        except JudgeError as error:
+            return error
+        finally:
+            chat.close()
+
+    def _key(self, text: str, temperature: float, number: int) -> str:
+        about = [prompts()["version"], self.model, temperature, self.seed + number, text]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+    def _keep(self, key: str, temperature: float, answer: str) -> None:
+        self._known[key] = answer
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            row = {"key": key, "model": self.model, "temperature": temperature, "answer": answer}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def _read_answers(path: Path | None) -> dict[str, str]:
+    """Key -> answer of a file; a line that was cut off is passed over."""
+    known: dict[str, str] = {}
+    if path is not None and path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+                if isinstance(row["key"], str) and isinstance(row["answer"], str):
+                    known[row["key"]] = row["answer"]
+            except (ValueError, KeyError, TypeError):
+                continue
+    return known

@@ -1,0 +1,363 @@
+"""LaRe: the return of an episode is handed out over its steps, by way of a few factors that code computes.
+
+Somebody who knows the task, a language model or a person, writes down what counts in a step as code, phi. A network psi
+learns from whole episodes how much each of it is worth: its sum over an episode is to be the episode's return.
+Sources: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Episodic Reinforcement Learning" (AAAI 2025,
+arXiv 2412.11120), sections 3.2 (factors) and 3.3 (decoder); Ren et al. 2022, "Learning Long-Term Reward Redistribution
+via Randomized Return Decomposition" (arXiv 2111.13485), equations 8 and 10 (a few steps stand for an episode, without
+bias). Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
+Differences:
+  - code runs in a sandbox, not in this process; see `rewards.language.sandbox`, `rewards.language.factor_code`;
+  - code is verified on rows made up from the spaces, since a reward has no environment to draw real ones from; on real
+    ones it is watched (`notes`: failures, values that are not finite, factors that stand still);
+  - factors are whitened, psi starts at 0, and the reward is 0 until the first whole episode has been learnt from;
+  - `steps` gradient steps at each update, instead of one for each of the agent's;
+  - `per=episode` fits sums. The source fits means: an error of a return counts 1 / T^2, short episodes rule, and where
+    the length of an episode is what is rewarded, the reward learns little about the long ones;
+  - an episode joined in its middle, longer than 20,000 steps or without an end is not learnt from.
+When it fails: returns that differ by chance more than by what was done; few episodes; factors that miss what counts,
+which psi cannot make up for, as it sees nothing else. A return that only tells how long an episode was makes every step
+worth the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from envs.types import Memory, Transitions
+from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.language import factor_code
+from rewards.language.sandbox import Sandbox
+from rewards.language.source_check import SandboxError
+from rewards.made_up import make_up
+from rewards.named import make_named
+from rewards.scale import RunningMeanStd
+
+LONGEST = 20_000  # steps of an episode
+STILL = 1e-6  # a standard deviation of a factor below which it says nothing
+EXTREME = 1e3  # what made-up observations are clipped to
+
+
+@dataclass
+class LaReConfig(LearnedConfig):
+    """Settings of lare; `features`, `epochs`, `update_proportion` and `channels` are not used.
+
+    Attributes:
+        code: a file with factors(obs, action), or pendulum, cartpole, mountain_car_continuous (written by hand).
+        judge: `openai` asks a language model for the code; "" asks nobody. Without both, factors are obs and action.
+        judge_options: model, url, key, candidates, repairs, ... of `rewards.language.factor_code.Author`.
+        goal: what the task is, for the model: a sentence or more.
+        describe: what each number of an observation and an action is, for the model; or the name of a shipped task.
+        answers: a file (*.jsonl) that keeps what the model said; the same questions need no server again.
+        timeout: seconds for the factors of one batch, after which its code is stopped.
+        per: `step` fits the mean reward of a step, as the sources do; `episode` the sum, so that long episodes count.
+        subset: K, steps that stand for their episode in one gradient step, at least 2.
+        episodes: newest whole episodes that are learnt from.
+        steps: gradient steps at each update.
+        batch_size: transitions in a minibatch; batch_size / subset episodes.
+        layers: hidden layers of psi.
+        hidden: their width.
+    """
+
+    scale: str = "none"
+    gamma: float | None = None
+    code: str = ""
+    judge: str = ""
+    judge_options: dict[str, Any] = field(default_factory=dict)
+    goal: str = ""
+    describe: str = ""
+    answers: str = ""
+    timeout: float = 5.0
+    per: str = "step"
+    subset: int = 64
+    episodes: int = 200
+    steps: int = 50
+    layers: int = 3
+    hidden: int = 256
+    learning_rate: float = 3e-4
+    max_grad_norm: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "episodes", "steps", "layers")
+        self.at_least(2, "subset")
+        self.positive("timeout")
+        self.one_of("per", "step", "episode")
+        if self.code and self.judge:
+            raise ValueError(f"reward lare: code={self.code!r} and judge={self.judge!r} both give factors; give one")
+        if self.judge and not (self.goal.strip() and self.describe.strip()):
+            raise ValueError(
+                f"reward lare: judge={self.judge!r} needs goal (what the task is) and describe (what each number of an "
+                "observation and an action means)"
+            )
+
+
+class LaRe(Learned):
+    """r(s, a) = psi(phi(s, a)), where the sum of r over an episode is its return."""
+
+    Config = LaReConfig
+    requires = frozenset({"obs", "action", "reward"})
+    role = "goal"
+
+    def __init__(
+        self,
+        config: LaReConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+        if self.layout.images:
+            raise ValueError(f"reward lare reads numbers, not the images of {observation_space}; choose keys without")
+        self.author: factor_code.Author | None = None
+        self.phi = self._factors() if config.code or config.judge else None
+        inputs = self.layout.size + self.actions.size
+        if self.phi is not None:
+            inputs = self.phi.width
+            self.statistics = RunningMeanStd((inputs,))
+        self.psi = self.head(inputs, *[config.hidden] * config.layers, 1, gain=0.01)
+        self.train_on(self.psi)
+        self.episodes = Episodes(config.episodes)
+
+    def _factors(self) -> Sandbox:
+        """The sandbox with the code that was given, or that the model writes."""
+        config = self.settings
+        rollout = make_up(self.observation_space, self.action_space, steps=16, seed=self.seed).flatten()
+        rows = np.clip(self.rows(rollout.obs), -EXTREME, EXTREME), self.numbers(rollout.action)
+        batches = [(rows[0][:count], rows[1][:count]) for count in (2, len(rollout.step))]
+
+        def verify(source: str) -> Sandbox:
+            return factor_code.verified(source, batches, timeout=config.timeout)
+
+        if config.code:
+            try:
+                return verify(factor_code.read(config.code))
+            except SandboxError as error:
+                raise ValueError(f"reward lare: the code in {config.code!r} was refused: {error}") from None
+        options = {"answers": config.answers, **config.judge_options}
+        self.author = make_named("judge of factors", factor_code.AUTHORS, config.judge, **options)
+        sizes = [part.shape[1] for part in rows]
+        described = factor_code.describe(config.describe)
+        return self.author.write(factor_code.question(config.goal, described, *sizes), verify)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,), in the task's units; 0 before the first whole episode."""
+        if not self.episodes.learnt:
+            return np.zeros(batch.shape, np.float32)
+        return self.in_pieces(self.decode, *self.prepared(*self.seen(batch))).cpu().numpy()
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Collect episodes and fit their returns."""
+        if len(batch.shape) == 1:  # of one environment, in time order
+            batch = batch.map(lambda x: x[:, None])
+        envs = batch.shape[1]
+        valid = np.asarray(batch.valid, bool).ravel()
+        if not valid.any():
+            return {}
+        column = np.broadcast_to(np.arange(envs), batch.shape).ravel()[valid]
+        flat = batch.flatten() if valid.all() else batch.flatten()[valid]
+        rows, actions = self.seen(flat)
+        if self.phi is not None or self.settings.normalize_obs == "running":
+            self.statistics.update(rows)
+        fresh = self.episodes.add(
+            envs,
+            column=column,
+            rows=rows,
+            actions=actions,
+            reward=np.asarray(flat.reward, np.float64),
+            step=np.asarray(flat.step),
+            ended=np.asarray(flat.ended),
+        )
+        return {**self._surprise(fresh), **self._fit(), "episodes": float(len(self.episodes))}
+
+    def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+        """What psi looks at in flat transitions: rows (N, size) to be whitened, and actions (N, A), A = 0 with phi."""
+        rows, actions = self.rows(batch.obs), self.actions(batch.action).cpu().numpy()
+        if self.phi is None:
+            return rows, actions
+        return self.phi(rows, self.numbers(batch.action)), actions[:, :0]
+
+    def numbers(self, action: Any) -> np.ndarray:
+        """Actions as code reads them: float32 (N, A), in the environment's own numbers."""
+        action = np.asarray(action)
+        return action.reshape(len(action), int(np.prod(action.shape[1:]))).astype(np.float32)
+
+    def prepared(self, rows: np.ndarray, actions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of `decode`."""
+        return self.whiten(rows), torch.from_numpy(actions).to(self.device)
+
+    def decode(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """The reward of rows (N, size) and (N, A): (N,)."""
+        return self.psi(torch.cat([x, action], dim=1)).squeeze(-1)
+
+    def _surprise(self, fresh: list[Episode]) -> dict[str, float]:
+        """Mean distance between sums and returns of episodes that have not been learnt from yet."""
+        if not (fresh and self.episodes.learnt):
+            return {}
+        gaps = []
+        for rows, actions, total in fresh:
+            with torch.no_grad():
+                gaps.append(abs(float(self.decode(*self.prepared(rows, actions)).double().sum()) - total))
+        return {"error": float(np.mean(gaps))}
+
+    def _fit(self) -> dict[str, float]:
+        """Gradient steps on subsets of the episodes."""
+        config, kept = self.settings, self.episodes.kept
+        if not kept:
+            return {}
+        x, actions = self.prepared(*(np.concatenate([one[i] for one in kept]) for i in (0, 1)))
+        lengths = np.array([len(one[0]) for one in kept])
+        starts, totals = np.cumsum(lengths) - lengths, np.array([one[2] for one in kept], np.float32)
+        typical = float(lengths.mean()) if config.per == "episode" else None
+        losses = []
+        for _ in range(config.steps):
+            picked = self.rng.integers(len(kept), size=max(1, config.batch_size // config.subset))
+            length = lengths[picked]
+            place = draw(self.rng, length, config.subset)
+            inside = place < length[:, None]
+            rows = torch.from_numpy(np.where(inside, place + starts[picked][:, None], 0).ravel()).to(self.device)
+            guess = self.decode(x.index_select(0, rows), actions.index_select(0, rows)).view(place.shape)
+            loss = decomposition_loss(guess, *map(self._tensor, (inside, length, totals[picked])), typical=typical)
+            self.descend(loss.mean())
+            losses.append(loss.detach().mean())
+        self.episodes.learnt += 1
+        return {"loss": float(torch.stack(losses).mean())}
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device, torch.float32)
+
+    def notes(self) -> list[str]:
+        """Whose code the factors are, how it behaves, and which factors say nothing."""
+        lines = self.author.notes() if self.author else []
+        if self.settings.code:
+            by_hand = " (written by hand)" if self.settings.code in factor_code.shipped() else ""
+            lines.append(f"factors are those of {self.settings.code}{by_hand}")
+        if self.phi is None:
+            return ["no code for factors: plain return decomposition of obs and action"]
+        lines += self.phi.notes()
+        still = np.flatnonzero(self.statistics.std < STILL).tolist()
+        if self.statistics.count > 1 and still:
+            lines.append(f"factors {still} were the same in all {self.statistics.count:,} steps so far")
+        if self.episodes.dropped:
+            lines.append(f"{self.episodes.dropped} episodes were longer than {LONGEST:,} steps and were left out")
+        return lines
+
+
+def draw(rng: np.random.Generator, length: np.ndarray, subset: int) -> np.ndarray:
+    """Different places in episodes, drawn without replacement.
+
+    Args:
+        rng: is drawn from.
+        length: int (B,), steps of each episode.
+        subset: K.
+
+    Returns:
+        Int (B, min(K, longest)); those at or beyond an episode's length stand for nothing.
+    """
+    longest = int(length.max())
+    ticket = rng.random((len(length), longest))
+    ticket[np.arange(longest) >= length[:, None]] = 2.0
+    count = min(subset, longest)
+    return np.argpartition(ticket, count - 1, axis=1)[:, :count]
+
+
+def decomposition_loss(
+    guess: torch.Tensor,
+    inside: torch.Tensor,
+    length: torch.Tensor,
+    total: torch.Tensor,
+    *,
+    typical: float | None = None,
+) -> torch.Tensor:
+    """(mean over K of r - R / T)^2 - var_K(r) (1 - K / T) / K: on average over subsets, that of all steps.
+
+    Args:
+        guess: (B, K), r of the steps drawn.
+        inside: (B, K), 1 where there is such a step, else 0; at least one in each row.
+        length: (B,), T.
+        total: (B,), R.
+        typical: None for this loss; else it is multiplied by (T / typical)^2, so that errors of returns count alike.
+
+    Returns:
+        (B,).
+    """
+    count = inside.sum(dim=1)
+    mean = (guess * inside).sum(dim=1) / count
+    var = ((guess - mean[:, None]).square() * inside).sum(dim=1) / (count - 1).clamp(min=1)
+    loss = (mean - total / length).square() - var * (1 - count / length) / count
+    return loss if typical is None else loss * (length / typical).square()
+
+
+Episode = tuple[np.ndarray, np.ndarray, float]  # rows (T, D), actions (T, A), return
+
+
+class Episodes:
+    """The newest whole episodes, and the beginnings of those that have not ended.
+
+    Attributes:
+        kept: the newest `capacity` of them.
+        learnt: times that they were learnt from.
+        dropped: episodes that were too long.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.kept: deque[Episode] = deque(maxlen=capacity)
+        self.learnt, self.dropped = 0, 0
+        self.envs = 0
+        self.begun: dict[str, np.ndarray] = {}  # as the columns of `add`, environment by environment
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def add(self, envs: int, **columns: np.ndarray) -> list[Episode]:
+        """Take in steps in time order.
+
+        Args:
+            envs: how many environments they come from.
+            **columns: column (M,), the environment; rows (M, D); actions (M, A); reward (M,), the task's; step (M,),
+                within its episode; ended (M,), whether it was its last.
+
+        Returns:
+            The episodes that ended, each seen from its first step.
+        """
+        if self.begun and self.envs == envs:
+            columns = {name: np.concatenate([self.begun[name], new]) for name, new in columns.items()}
+        self.envs = envs
+        order = np.argsort(columns["column"], kind="stable")
+        columns = {name: value[order] for name, value in columns.items()}
+        env, step, ended = columns["column"], columns["step"], columns["ended"]
+        begins = np.ones(len(env), bool)
+        begins[1:] = (env[1:] != env[:-1]) | ended[:-1] | (step[1:] != step[:-1] + 1)
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], len(env)) - 1
+        fits = last - first < LONGEST
+        whole = (step[first] == 0) & ended[last]
+        self.dropped += int((whole & ~fits).sum())
+        found: list[Episode] = []
+        for a, b in zip(first[whole & fits], last[whole & fits] + 1):
+            parts = columns["rows"][a:b].copy(), columns["actions"][a:b].copy()
+            found.append((*parts, float(columns["reward"][a:b].sum())))
+        self.kept.extend(found)
+        latest = np.append(env[first[1:]] != env[first[:-1]], True)  # the last piece of its environment
+        open_ = np.repeat((step[first] == 0) & ~ended[last] & latest & fits, last - first + 1)
+        self.begun = {name: value[open_] for name, value in columns.items()}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = [{"rows": rows, "actions": actions, "total": total} for rows, actions, total in self.kept]
+        counts = {"learnt": self.learnt, "dropped": self.dropped, "envs": self.envs}
+        return {"kept": kept, "begun": dict(self.begun), **counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept.clear()
+        self.kept.extend((np.array(o["rows"]), np.array(o["actions"]), float(o["total"])) for o in state["kept"])
+        self.begun = {name: np.array(value) for name, value in state["begun"].items()}
+        self.learnt, self.dropped, self.envs = (int(state[name]) for name in ("learnt", "dropped", "envs"))
