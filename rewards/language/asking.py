@@ -125,11 +125,9 @@ class Asker:
             self._put_questions(now)
             if any(now - sent > PATIENCE for _, sent in self._flight.values()):
                 self._worker.kill()
-        pause = TICK
-        if self.breaker.open and not self.breaker.probing:
-            pause = min(pause, max(self.breaker.until - now, 0.001))
+        wait = self.breaker.until - now if self.breaker.open else 0.0  # below 0 there was nothing to probe with
         try:
-            message = self._inbox.get(timeout=pause)
+            message = self._inbox.get(timeout=min(wait, TICK) if wait > 0 else TICK)
         except queue.Empty:
             return
         while message is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rewards.language.cache import Label, LabelCache, key_of
+from rewards.language.recorded import Recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -172,3 +173,15 @@ def test_a_transcript_can_be_imported_and_a_broken_line_takes_nothing_in(file, t
     with pytest.raises(ValueError, match=r"line 2: .* is no label"):
         cache.import_(lines)
     assert len(cache) == 1
+
+
+def test_the_recorded_judge_reads_the_cache_while_it_is_open_and_what_it_exports(file, tmp_path):
+    cache = LabelCache(file)
+    cache.put("a", [Label("good", 1.0), Label("odd", math.nan), Label(("bad", "good"), 0.75)])
+    cache.export(tmp_path / "labels.jsonl")
+    for path in (file, tmp_path / "labels.jsonl"):
+        judge = Recorded(str(path))
+        assert judge.label(["good", "odd"]).value.tolist()[0] == 1.0
+        assert math.isnan(judge.label(["odd"]).value[0]) and not judge.label(["odd"]).failed[0]
+        assert judge.compare(["bad"], ["good"]).value.tolist() == [0.75]
+        assert judge.label(["never met"]).failed.tolist() == [True]
