@@ -172,6 +172,8 @@ def unpack(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return {unpack(k, arrays): unpack(v, arrays) for k, v in value}
     if kind == "array":
         return arrays[value].copy()  # the reader's own buffers are read-only
+    if kind == "text":
+        return np.array([*tree["words"], ""], object)[arrays[value]]  # "": an array of no words has a dtype, too
     if kind == "tensor":
         import torch
 
@@ -193,6 +195,10 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, np.generic):
         return {"_": "scalar", "dtype": value.dtype.str, "v": value.item()}
     if isinstance(value, np.ndarray):
+        if value.dtype == object and all(isinstance(item, str) for item in value.flat):
+            words, index = np.unique(value, return_inverse=True)  # captions repeat
+            place = _store(index.reshape(value.shape).astype(np.int32), path, arrays)
+            return {"_": "text", "v": place, "words": words.tolist()}
         if value.dtype.kind not in "biuf":
             raise TypeError(f"the state at {path or '/'} is an array of {value.dtype}; only plain numbers can be saved")
         return {"_": "array", "v": _store(np.array(value, order="C", copy=True), path, arrays)}

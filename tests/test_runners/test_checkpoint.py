@@ -63,6 +63,14 @@ def test_a_state_comes_back_with_its_types(tmp_path):
     assert loaded["episodes"].maxlen == 100
 
 
+def test_captions_come_back_as_they_were(tmp_path):
+    text = np.array([["You open it.", ""], ['\u4e2d "x"\n', "You open it."]], object)
+    save(tmp_path, {"text": text, "none": np.empty((0, 3), object)}, 1)
+    state, _ = load(tmp_path)
+    assert state["text"].tolist() == text.tolist() and state["text"].dtype == object
+    assert state["none"].shape == (0, 3)
+
+
 def test_packing_copies_so_that_training_on_does_not_change_what_is_saved():
     state = _state(1.0)
     tree, arrays = pack(state)
