@@ -1,6 +1,7 @@
 """ONI: labels that one can follow by hand, three models and a control, tables that stay small, replay paid anew."""
 
 import json
+import time
 from copy import deepcopy
 
 import numpy as np
@@ -9,6 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from told import BAD, GOOD, pay, told
 
+from agents.state import _buffer_state, _load_buffer
 from rewards.check import check_reward
 from rewards.language.oni import ONI, ONIConfig, accuracy, chance
 from rewards.mix import Mix, Stream
@@ -225,29 +227,65 @@ def test_a_recorded_run_is_replayed_without_a_judge(make, tmp_path, model):
     assert not any(paid[0]) and any(map(any, paid))
 
 
-def test_old_transitions_are_paid_by_labels_that_came_later(make):
-    reward = make(delay=6)
+STORY = [["You open it.", "perhaps"], ["You open it.", ""], ["a wall", "You open it."], ["You open it.", "b"]]
+PAID = [[1, 0], [1 / 8, 0], [0, 1], [1 / 27, 0]]  # the second environment's episode ends after the third row
+
+
+def replay_of(reward):
+    """A buffer of ten rows in two environments, and what its first rows are paid."""
     mix = Mix([Stream("oni", reward, gamma=0.9)])
     assert mix.relabelable
     buffer = relabelling(ReplayBuffer)(20, *SPACES, device="cpu", n_envs=2, mix=mix, update_every=4)
-    texts = [["You open it.", "perhaps"], ["You open it.", ""], ["a wall", "You open it."], ["You open it.", "b"]]
-    rows, columns = np.broadcast_arrays(np.arange(4)[:, None], np.arange(2))
+
+    def paid(rows):
+        return buffer.rewards[np.broadcast_arrays(np.arange(rows)[:, None], np.arange(2))[0], np.arange(2)]
+
+    return buffer, paid
+
+
+def add(buffer, pair, ends=(0, 0)):
     zeros = np.zeros((2, 4), np.float32)
+    infos = [{"text": text} for text in pair]
+    buffer.add(zeros, zeros, np.zeros((2, 1)), np.zeros(2), np.array(ends), infos)
 
-    def add(pair, ends=(0, 0)):
-        infos = [{"text": text} for text in pair]
-        buffer.add(zeros, zeros, np.zeros((2, 1)), np.zeros(2), np.array(ends), infos)
 
-    for t, pair in enumerate(texts):
-        add(pair, ends=(0, t == 2))
+def test_old_transitions_are_paid_by_labels_that_came_later(make):
+    buffer, paid = replay_of(make(delay=6, weight=1.0))
+    for t, pair in enumerate(STORY):
+        add(buffer, pair, ends=(0, t == 2))
         if t == 1:
-            assert not buffer.rewards[rows[:2], columns[:2]].any()  # asked at 4 transitions, answered at 10
+            assert not paid(2).any()  # asked at 4 transitions, answered at 10
     for _ in range(2):
-        add(["", ""])
-    weight = reward.config.weight
-    expected = [[1, 0], [1 / 8, 0], [0, 1], [1 / 27, 0]]
-    np.testing.assert_allclose(buffer.rewards[rows, columns] / weight, expected, rtol=1e-6)
+        add(buffer, ["", ""])
+    np.testing.assert_allclose(paid(4), PAID, rtol=1e-6)
     assert buffer.columns["caption_visits"][:4].tolist() == [[1, 1], [2, 0], [1, 1], [3, 1]]
+
+
+def test_a_saved_replay_buffer_counts_on(make):
+    buffer, paid = replay_of(make(weight=1.0))
+    for pair in STORY[:2]:
+        add(buffer, pair)
+    tree, arrays = pack({"buffer": _buffer_state(buffer), "mix": buffer.mix.state_dict()})
+    state = unpack(json.loads(json.dumps(tree)), arrays)
+    copy, paid = replay_of(make(weight=1.0))
+    copy.mix.load_state_dict(state["mix"])
+    _load_buffer(copy, state["buffer"])
+    for t, pair in enumerate(STORY[2:]):
+        add(copy, pair, ends=(0, t == 0))
+    np.testing.assert_allclose(paid(4), PAID, rtol=1e-6)
+
+
+def test_a_judge_in_a_process_of_its_own_labels_while_training_goes_on(make):
+    reward = make(clock="wall")
+    batch = told(GOOD + BAD + [""])
+    try:
+        deadline = time.monotonic() + 120
+        while (metrics := reward.update(batch))["labels"] < 7 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert pay(reward, GOOD + BAD) == [1] * 3 + [0] * 4
+        assert metrics["asked"] == metrics["answered"] == 7
+    finally:
+        reward.close()
 
 
 def test_without_a_goal_or_a_world_nobody_is_asked_and_the_note_says_so(make):
