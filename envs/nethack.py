@@ -1,7 +1,8 @@
 """NetHack: the NetHack Learning Environment, seeded and truncated for real; our tasks in it; captions of the game.
 
 Observations and the options `crop`, `message` and `leak` of the adapter: `envs.nethack_view`. Tasks of ours, with 28
-actions: `envs.nethack_tasks`. NLE's own ids keep NLE's 23 actions and its rules.
+actions: `envs.nethack_tasks`. NLE's own ids keep NLE's 23 actions and its rules. MiniHack's levels, with MiniHack
+installed, are `minihack:MiniHack-Room-5x5-v0` and so on.
 
 `info["text"]` is the game's message, "" when there is none; with the adapter's option `status=True` the status line
 follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence that is said several times in a row is given
@@ -26,8 +27,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs, seeding
+from gymnasium.wrappers import TimeLimit
 
 from envs.family import Family, entry
+from envs.nethack_metrics import SIGNALS, Delving, sense
 from envs.nethack_view import DEPTH, GOLD, HP, LEVEL, GameObservation
 
 CAP = 5000  # NLE's own episode length
@@ -88,8 +91,21 @@ def with_status(text: str, numbers: np.ndarray) -> str:
     return f"{text} {line}" if text else line
 
 
+def _repair(env: gym.Env) -> gym.Env:
+    inner: Any = env.unwrapped
+    cap = inner._max_episode_steps
+    env = RealSeeds(env)
+    # MiniHack's registrations have no limit; each class has one of its own.
+    return TimeLimit(env, cap) if env.spec is not None and env.spec.max_episode_steps is None else env
+
+
+def _is_minihack(spec: EnvSpec) -> bool:
+    return entry(spec).startswith("minihack.")
+
+
 def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
-    arguments = {"fix_moon_phase": True, "max_episode_steps": CAP, "render_mode": None, **arguments}
+    cap = {} if _is_minihack(spec) else {"max_episode_steps": CAP}
+    arguments = {"fix_moon_phase": True, "render_mode": None, **cap, **arguments}
     if arguments["render_mode"] == "rgb_array":
         arguments["render_mode"] = "pixel"  # NLE's name for an array of tiles
     return arguments
@@ -103,6 +119,8 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 
 
 def _aim(spec: EnvSpec) -> str:
+    if _is_minihack(spec):
+        return "Do what the level asks: as a rule, reach the stairs down alive."
     return next((aim for name, aim in _AIMS.items() if spec.name.startswith(f"NetHack{name}")), _AIMS["Score"])
 
 
@@ -129,13 +147,16 @@ FAMILY = Family(
         "NetHackEat-v0",
         "NetHackScout-v0",
     ),
-    knows=lambda spec: entry(spec).startswith(("nle.", "envs.nethack_tasks")),
+    knows=lambda spec: entry(spec).startswith(("nle.", "minihack.", "envs.nethack_tasks")),
     module="nle",
     arguments=_arguments,
-    repair=RealSeeds,
+    repair=_repair,
     adapt=GameObservation,
     options=frozenset({"crop", "message", "leak", "status"}),
     caption=_caption,
     aim=_aim,
+    signals=lambda spec: SIGNALS,
+    sense=sense,
+    metrics=lambda env: Delving(),
     success=_success,
 )

@@ -181,7 +181,7 @@ class View:
         status = slice(cells, cells + NUMBERS - 1)
         self.length = status.stop + (WORDS if message else 0)
         self.parts = {"cells": slice(0, cells), "status": status, "words": slice(status.stop, self.length)}
-        self._begin = np.arange(crop * crop) * len(KINDS)
+        self._begin = np.zeros((0, crop * crop), np.int64)
 
     def space(self) -> spaces.Box:
         """Of one observation."""
@@ -190,14 +190,20 @@ class View:
         low[status], high[status] = -5.0, 5.0  # log(1 + 2**63) / 10 is 4.4
         return spaces.Box(low, high, dtype=np.float32)
 
+    def _places(self, count: int) -> np.ndarray:
+        """Where the first kind of each cell is in `count` observations, (count, crop * crop)."""
+        if count > len(self._begin):
+            first = np.arange(0, count * self.length, self.length)[:, None]
+            self._begin = first + np.arange(self.crop * self.crop) * len(KINDS)
+        return self._begin[:count]
+
     def write(self, games: Games, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the observations of some games, int (K,), into `out`, float32 (K, length), in one piece."""
         blstats = games.blstats[rows]
         glyphs, inside = neighbours(games, rows, blstats, self.crop)
         hot = self._kind.take(glyphs)
         hot *= inside  # 0 is dark
-        hot += self._begin
-        hot += np.arange(0, len(rows) * self.length, self.length)[:, None]
+        hot += self._places(len(rows))
         out.fill(0.0)
         out.reshape(-1)[hot] = 1.0
         squashed = np.log1p(np.abs(blstats))
@@ -231,10 +237,11 @@ class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
         super().__init__(env)
         inner: Any = env.unwrapped
         ours = env.spec is not None and env.spec.namespace == "lodestar"
+        minihack = type(inner).__module__.startswith("minihack.")  # reads its own screen, to pay for what is on it
         self.view = View(crop, message, not ours if leak is None else leak)
         self.status = status
         # Nothing else is read: the game need not write its other arrays, which a screen for people is drawn from.
-        inner.games = self._games = Games([inner], narrow=inner.render_mode in (None, "pixel"))
+        inner.games = self._games = Games([inner], narrow=not minihack and inner.render_mode in (None, "pixel"))
         self._row = np.zeros(1, np.int64)
         self.observation_space = self.view.space()
 

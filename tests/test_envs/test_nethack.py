@@ -61,3 +61,23 @@ def test_a_game_goes_on_exactly_from_its_snapshot(env_id):
     fresh = make(env_id, text=True, max_episode_steps=60)
     fresh.restore(snapshot)
     assert goes_on(fresh) == expected
+
+
+def test_minihack_is_seeded_truncated_and_captioned_as_nethack_is():
+    pytest.importorskip("minihack", exc_type=ImportError)
+    env_id = "minihack:MiniHack-Room-Random-15x15-v0"
+    env, rng = make(env_id, text=True, seed=4), np.random.default_rng(0)
+    assert env.observation_space.shape == (1386,) and env.spec.max_episode_steps == 300
+    first, _ = env.reset()
+    other, _ = make(env_id, seed=5).reset()
+    assert (first != other).any()
+    for _ in range(20):
+        *_, terminated, _, info = env.step(int(rng.integers(8)))
+        assert isinstance(info["text"], str) and not terminated
+    fresh = make(env_id, text=True)
+    fresh.restore(env.snapshot())
+    for action in (0, 2, 4, 6):
+        np.testing.assert_array_equal(env.step(action)[0], fresh.step(action)[0])
+    short = make(env_id, max_episode_steps=3, seed=4)
+    short.reset()
+    assert [short.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
