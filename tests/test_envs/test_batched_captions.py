@@ -54,10 +54,10 @@ def told_alike(env, originals, rng, steps):
 @pytest.mark.parametrize("env_id", GRIDS)
 def test_all_worlds_say_what_the_originals_say(env_id):
     rng = np.random.default_rng(1)
-    for options, array in zip(OPTIONS, ("numpy", "torch", "numpy")):
+    for options, array in ((OPTIONS[GRIDS.index(env_id) % 2], "torch"), (OPTIONS[2], "numpy")):
         env = batched.make(env_id, N, text=True, array=array, **options)
         originals = [make(env_id, text=True, **options) for _ in range(N)]
-        said = [text for _ in range(3) for text in told_alike(env, originals, rng, 30)]
+        said = [text for _ in range(2) for text in told_alike(env, originals, rng, 25)]
         assert all(isinstance(text, str) for text in said)
         if options.get("captions") == "full":
             assert any("sees " in text or "bumped into " in text for text in said)
