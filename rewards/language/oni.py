@@ -115,9 +115,9 @@ class ONIConfig(CaptionedConfig):
         self.at_least(1, "pairs", "min_labels", "steps", "batch_size")
         self.at_least(2, "capacity")
         self.above_zero("learning_rate")
-        if self.select == "uncertainty" and self.model in ("retrieval", "count"):
+        if self.select == "uncertainty" and self.model == "retrieval":
             raise ValueError(
-                f"reward oni: select=uncertainty asks where a model is unsure, and model={self.model} never is; take "
+                "reward oni: select=uncertainty asks where a model is unsure, and model=retrieval never is; take "
                 "classification or ranking, or select=novelty"
             )
 
