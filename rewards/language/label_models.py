@@ -42,13 +42,13 @@ PIECE = 1024  # texts predicted at a time, to bound memory
 
 @functools.lru_cache(1 << 16)
 def buckets(text: str) -> np.ndarray:
-    """The n-grams of a text: distinct numbers below `BUCKETS`, int64 (G,), ascending; bucket 0 for every text."""
+    """The n-grams of a text: distinct numbers below `BUCKETS`, uint16 (G,), ascending; bucket 0 for every text."""
     text = text[: 4 * LENGTH].lower()
     masked = f" {re.sub(r'[0-9]', '0', text)} "
     grams = {masked[i : i + n] for n in (3, 4, 5) for i in range(len(masked) - n + 1)}
     grams.update(f"={word}" for word in re.findall(r"\w+", text))
     found = {zlib.crc32(gram.encode("utf-8", "surrogatepass")) % (BUCKETS - 1) + 1 for gram in grams}
-    return np.array([0, *sorted(found)], np.int64)
+    return np.array([0, *sorted(found)], np.uint16)
 
 
 @functools.lru_cache(1 << 16)
@@ -183,7 +183,7 @@ class _NGrams(nn.Module):
         """Buckets of all texts, one after the other, and where each text begins."""
         found = [buckets(text) for text in texts]
         ends = np.cumsum([len(x) for x in found])
-        return torch.from_numpy(np.concatenate(found)), torch.from_numpy(np.r_[0, ends[:-1]])
+        return torch.from_numpy(np.concatenate(found, dtype=np.int64)), torch.from_numpy(np.r_[0, ends[:-1]])
 
     def forward(self, grams: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
         # tanh, not ReLU: it has a slope at 0, where all texts begin

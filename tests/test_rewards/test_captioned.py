@@ -99,6 +99,15 @@ def test_a_text_is_asked_about_once_until_the_worth_changes():
     assert len(Told.asked) == 2
 
 
+def test_texts_kept_at_hand_are_bounded(monkeypatch):
+    monkeypatch.setattr("rewards.language.captioned.CACHE", 10)
+    reward = make()
+    monkeypatch.setattr(reward, "worth", lambda texts: np.ones(len(texts), np.float32))
+    for n in range(30):
+        assert paid_by(reward, told([[f"picture {n}", "door"]])).tolist() == [[1, 1]]
+    assert len(reward._worth) <= 13
+
+
 def test_what_was_unknown_is_asked_about_again():
     reward = make()
     Told.asked.clear()

@@ -25,8 +25,8 @@ def test_texts_that_differ_by_a_number_differ_by_a_word():
 
 def test_buckets_are_distinct_numbers_in_range_and_case_means_nothing():
     found = buckets("You kill the newt! The newt is dead.")
-    assert found[0] == 0 and (np.diff(found) > 0).all() and found[-1] < BUCKETS
-    assert buckets("").tolist() == buckets("").tolist() and len(buckets("")) >= 1
+    assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < BUCKETS
+    assert len(buckets("")) >= 1
     np.testing.assert_array_equal(buckets("DOOR"), buckets("door"))
 
 
