@@ -160,6 +160,7 @@ class Guidance(Reward):
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
         assert batch.text is not None
         told, since, goal = memory["told"], memory["since"], memory["goal"]
+        asked, comprehension = memory["asked"], memory["comprehension"]
         rows = np.flatnonzero(batch.text != "")
         if len(rows):
             told, since = told.copy(), since.copy()
@@ -167,20 +168,17 @@ class Guidance(Reward):
             since[rows] += np.stack([meaning for _, meaning in parts])
             for codes in itertools.zip_longest(*(codes for codes, _ in parts), fillvalue=0):
                 told[rows] = _newest(told[rows], np.array(codes, np.uint64))
-        comprehension = _cosine(self._meanings[goal], since)
+            comprehension = _cosine(self._meanings[goal], since)
         rise = comprehension - memory["comprehension"]
         renewed = (batch.step + 1) % self.every == 0
-        asked = np.where(renewed, _situation(told), memory["asked"])
+        if renewed.any():
+            asked = np.where(renewed, _situation(told), asked)
         named = self._named(told, asked, goal, renewed)
         fresh = named != goal
-        after = {
-            "goal": named,
-            "told": told,
-            "asked": asked,
-            "since": np.where(fresh[:, None], np.float32(0), since),
-            "comprehension": np.where(fresh, np.float32(0), comprehension),
-        }
-        return rise, after
+        if fresh.any():
+            since = np.where(fresh[:, None], np.float32(0), since)
+            comprehension = np.where(fresh, np.float32(0), comprehension)
+        return rise, {"goal": named, "told": told, "asked": asked, "since": since, "comprehension": comprehension}
 
     def _named(self, told: np.ndarray, asked: np.ndarray, goal: np.ndarray, renewed: Any = True) -> np.ndarray:
         """The goal of each environment from now on, int64 (N,): the answer to what was asked, else the last one."""
