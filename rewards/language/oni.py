@@ -286,7 +286,7 @@ def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
     """Whom the settings ask; None where nobody can be asked."""
     judge, clock = config.judge, config.clock
     if judge == "auto":
-        if not (config.goal or config.world) and clock != "transcript":
+        if not (config.goal or config.world or config.judge_options) and clock != "transcript":
             return None
         judge = "embedding"
     options = {"goal": config.goal, "world": config.world, **config.judge_options}
