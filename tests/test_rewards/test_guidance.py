@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 from model_server import ModelServer, hangs, says, status
 
+from envs.crafter import EVENTS
+from envs.make import make_vec
 from envs.types import Transitions
 from rewards.check import check_reward
+from rewards.guided import guided
 from rewards.language import advisor
 from rewards.language.guidance import CRAFTER, TOLD, Guidance, GuidanceConfig, _newest, meaning
+from rewards.language.rules import Rules
+from rewards.mix import Mix, Stream
 
 GOALS = list(CRAFTER.values())
 SPACE, ACTIONS = gym.spaces.Box(-1, 1, (4,), np.float32), gym.spaces.Discrete(17)
@@ -140,6 +145,28 @@ def test_learning_reports_comprehension_and_carries_the_episode_over():
     first, second = two.update(batch[:9]), two.update(batch[9:])
     assert 0 < whole["comprehension"] <= 1 and whole["guided"] == pytest.approx(21 / 22)
     assert whole["comprehension"] * 22 == pytest.approx(first["comprehension"] * 9 + second["comprehension"] * 13)
+
+
+def test_a_policy_in_crafter_reads_its_goal_behind_what_it_sees():
+    reward = built()
+    envs = guided(
+        make_vec("lodestar/Crafter-v0", 2, backend="gym", area=16, text=True),
+        Mix([Stream("guidance", reward, gamma=1)]),
+    )
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (2, 1561 + 32) and envs.single_observation_space.shape == (1593,)
+    first, second = reward._guides[1:3]
+    np.testing.assert_array_equal(obs[:, 1561:], [first, first])
+    game = envs.unwrapped.envs[1].unwrapped
+    game.player.achievements["collect_wood"] += 1  # as if it had
+    obs = envs.step(np.zeros(2, int))[0]
+    np.testing.assert_array_equal(obs[:, 1561:], [first, second])
+    envs.close()
+
+
+def test_rules_know_every_achievement_by_the_words_that_crafter_uses():
+    assert list(CRAFTER) == sorted(EVENTS.values(), key=list(CRAFTER).index)
+    assert Rules(world="crafter").label([*CRAFTER, "was hurt", "fell asleep"]).value.tolist() == [1] * 22 + [0, 0]
 
 
 # answers in a file
