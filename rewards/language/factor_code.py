@@ -5,12 +5,12 @@
     Author("gpt-4o", url).write(question, verify)  code of a model
 
 Source: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Episodic Reinforcement Learning" (AAAI 2025,
-arXiv 2412.11120), section 3.2: several candidates at temperature 1, one summary at 0.3, and a loop that runs the code
-and hands the error back.
+arXiv 2412.11120): several candidates at temperature 1, one summary at 0.3, and a loop that runs the code and hands the
+error back.
 Differences: prompts are worded by us; the code is checked and boxed in (`rewards.language.sandbox`) where the source
-runs it; it returns one array (B, k), not a list of columns; it is verified on made-up rows, for finite values, for rows
-that depend on each other, and for factors that all stand still, which the source does not look at; every answer is
-kept in a file, so that the same questions need no server a second time.
+runs it; it returns one array (B, k), not a list of columns; it is also verified to be finite, to give each row on its
+own, and not to stand still, which the source does not look at; every answer is kept in a file, so that the same
+questions need no server a second time.
 When it fails: code that runs is not code that helps. A description that leaves out or mistakes a number misleads.
 """
 

@@ -3,13 +3,14 @@
 Somebody who knows the task, a language model or a person, writes down what counts in a step as code, phi. A network psi
 learns from whole episodes how much each of it is worth: its sum over an episode is to be the episode's return.
 Sources: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Episodic Reinforcement Learning" (AAAI 2025,
-arXiv 2412.11120), sections 3.2 (factors) and 3.3 (decoder); Ren et al. 2022, "Learning Long-Term Reward Redistribution
-via Randomized Return Decomposition" (arXiv 2111.13485), equations 8 and 10 (a few steps stand for an episode, without
-bias). Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
+arXiv 2412.11120), factors and their decoder; Ren et al. 2022, "Learning Long-Term Reward Redistribution via Randomized
+Return Decomposition" (arXiv 2111.13485), the loss with its bias corrected, RRD-L(RD): a few steps stand for an episode.
+Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
 Differences:
+  - without code psi reads (s, a), where published code of both adds s - s';
   - code runs in a sandbox, not in this process; see `rewards.language.sandbox`, `rewards.language.factor_code`;
-  - code is verified on rows made up from the spaces, since a reward has no environment to draw real ones from; on real
-    ones it is watched (`notes`: failures, values that are not finite, factors that stand still);
+  - code is verified on rows made up from the spaces, where the source collects random states: a reward has no
+    environment; on real ones it is watched (`notes`: failures, values that are not finite, factors that stand still);
   - factors are whitened, psi starts at 0, and the reward is 0 until the first whole episode has been learnt from;
   - `steps` gradient steps at each update, instead of one for each of the agent's;
   - `per=episode` fits sums. The source fits means: an error of a return counts 1 / T^2, short episodes rule, and where
@@ -237,17 +238,17 @@ class LaRe(Learned):
     def notes(self) -> list[str]:
         """Whose code the factors are, how it behaves, and which factors say nothing."""
         lines = self.author.notes() if self.author else []
+        if self.episodes.dropped:
+            lines.append(f"{self.episodes.dropped} episodes were longer than {LONGEST:,} steps and were left out")
+        if self.phi is None:
+            return ["no code for factors: plain return decomposition of obs and action", *lines]
         if self.settings.code:
             by_hand = " (written by hand)" if self.settings.code in factor_code.shipped() else ""
             lines.append(f"factors are those of {self.settings.code}{by_hand}")
-        if self.phi is None:
-            return ["no code for factors: plain return decomposition of obs and action"]
         lines += self.phi.notes()
         still = np.flatnonzero(self.statistics.std < STILL).tolist()
         if self.statistics.count > 1 and still:
             lines.append(f"factors {still} were the same in all {self.statistics.count:,} steps so far")
-        if self.episodes.dropped:
-            lines.append(f"{self.episodes.dropped} episodes were longer than {LONGEST:,} steps and were left out")
         return lines
 
 
