@@ -20,6 +20,7 @@
     python -m runners.bench preferences    Pendulum from 300 comparisons, a tenth of them wrong, five seeds: an hour
     python -m runners.bench bad-prompts    does the report card stop bad sentences, and let good ones through? minutes
     python -m runners.bench captions       does it matter what captions say? ONI beside its controls: an hour
+    python -m runners.bench nethack        two million frames of NetHack beside rule and embedding judges: an hour
     python -m runners.bench judge-faults   no fault of a server and no text of a caption makes a label: a minute
     python -m runners.bench language-speed what an annotator costs, its server busy, hanging or dead: minutes
     python -m runners.bench outage         a judge's server killed in the middle of a run, and the run replayed: minutes
@@ -61,6 +62,7 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "offline": ("offline:run", "vision"),
     "bad-prompts": ("bad_prompts:run", "vision"),
     "captions": ("captions:run", "language"),
+    "nethack": ("nethack:run", "language"),
     "judge-faults": ("judge_faults:run", "language"),
     "language-speed": ("language:run", "language"),
     "outage": ("outage:run", "language"),

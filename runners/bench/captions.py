@@ -34,9 +34,15 @@ from runners.evaluate import interval
 SEEDS, SWEEP_SEEDS = 5, 3
 N_ENVS = 16
 # Settings and the weight were chosen on seed 100.
-SETTINGS = {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 1e-3, "entropy_weight": 0.01}
+SETTINGS: dict[str, Any] = {
+    "n_steps": 128,
+    "batch_size": 256,
+    "n_epochs": 4,
+    "learning_rate": 1e-3,
+    "entropy_weight": 0.01,
+}
 WEIGHT = 0.1
-TASKS = {  # name -> id, options, steps
+TASKS: dict[str, tuple[str, dict[str, Any], int]] = {  # name -> id, options, steps
     "doorkey": ("MiniGrid-DoorKey-8x8-v0", {}, 300_000),
     "keycorridor": ("MiniGrid-KeyCorridorS3R2-v0", {}, 300_000),
     "varied": ("MiniGrid-DoorKey-8x8-v0", {"varied": True}, 300_000),
@@ -110,10 +116,10 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
     keep_freed_memory()
     torch.set_num_threads(1)
     clock = time.perf_counter()
-    env_id, said, length = TASKS[task]
+    env_id, tells, length = TASKS[task]
     reward, options = ARMS[arm]
     reads = reward == "oni"
-    said = {"text": True, "captions": "full", "varied": False, **said} if reads else {}
+    said: dict[str, Any] = {"text": True, "captions": "full", "varied": False, **tells} if reads else {}
     envs = make_vec(env_id, N_ENVS, seed=1000 * seed, backend="batched", chatter=True, **said)
     configs: dict[str, Any] = {"task": None}
     if reward:
@@ -131,7 +137,7 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
     last = watch.curve[-1] if watch.curve else {"success": 0.0}
     row = {"success": round(last["success"], 4), "solved_at": watch.solved_at}
     row |= {"chatter": round(float(np.mean(model.collector.rollout.action == 6)), 4)}
-    row |= _of_labels(mix.streams["oni"].reward, model.collector.rollout.shown["text"]) if reads else NOTHING
+    row |= of_labels(mix.streams["oni"].reward, model.collector.rollout.shown["text"]) if reads else NOTHING
     envs.close()
     return {**row, "steps": steps or length, "seconds": round(time.perf_counter() - clock, 1)}
 
@@ -139,7 +145,7 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
 NOTHING = {"labels": 0, "positives": 0, "captions": 0, "coverage": 0.0, "paid": 0.0}
 
 
-def _of_labels(oni: Any, texts: np.ndarray) -> dict[str, Any]:
+def of_labels(oni: Any, texts: np.ndarray) -> dict[str, Any]:
     """Labels, helpful ones among them, captions met; of the last rollout's captions, shares labelled and paid."""
     said = [text for text in texts.ravel().tolist() if text]
     labels = oni.labels.metrics()
