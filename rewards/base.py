@@ -168,6 +168,9 @@ class Reward(ABC):
         """Sentences a user should read before training: what supervised this reward, which prompt looks unknown."""
         return []
 
+    def close(self) -> None:  # noqa: B027 - most rewards hold nothing open
+        """Give back what the reward holds beside memory: processes, connections, files."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that moves, nested: modules, optimisers, statistics, random generators, arrays under `_state`."""
         return {name: _get_state(value) for name, value in vars(self).items() if _has_state(value)}

@@ -279,6 +279,11 @@ class Mix:
                 metrics[f"reward/{name}_scale"] = stream.scale.value
         return metrics
 
+    def close(self) -> None:
+        """Close every reward."""
+        for stream in self.streams.values():
+            stream.reward.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Rewards, scales and the ledger, nested."""
         state: dict[str, Any] = {

@@ -110,6 +110,7 @@ def train(work: Work, signals: Signals) -> int:
     work.phase = "report"
     scores = evaluate(config, parts, control)
     report(config, parts, scores, control, work)
+    parts.mix.close()
     code = 5 if saver.storage_error else 0
     work.end("failed" if code else "finished", code, saver.storage_error)
     if saver.storage_error:

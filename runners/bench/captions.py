@@ -62,7 +62,7 @@ VARIED = ("count", "retrieval", "classification", "ranking", "oracle")  # what v
 SWEEPS: dict[str, dict[str, dict[str, Any]]] = {  # what is swept -> value -> options
     "budget": {str(n): {"budget": n} for n in (30, 100, 300)},
     "often": {str(n): {"budget": n, "select": "frequency"} for n in (30, 100, 300)},
-    "noise": {str(p): {"judge": "simulated", "judge_options": {"noise": p}} for p in (0.1, 0.3)},
+    "noise": {str(p): {"judge": "simulated", "judge_options": {"accuracy": 1 - p}} for p in (0.1, 0.3)},
     "delay": {str(n): {"delay": n} for n in (0, 32_768)},
 }
 
@@ -138,6 +138,7 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
     row = {"success": round(last["success"], 4), "solved_at": watch.solved_at}
     row |= {"chatter": round(float(np.mean(model.collector.rollout.action == 6)), 4)}
     row |= of_labels(mix.streams["oni"].reward, model.collector.rollout.shown["text"]) if reads else NOTHING
+    mix.close()
     envs.close()
     return {**row, "steps": steps or length, "seconds": round(time.perf_counter() - clock, 1)}
 

@@ -78,6 +78,7 @@ def _learn(
 
     def work() -> None:
         model.learn(frames)
+        mix.close()
         envs.close()
 
     return frames, work

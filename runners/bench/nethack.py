@@ -99,6 +99,7 @@ def train(task: str, arm: str, seed: int, frames: int = FRAMES, episodes: int = 
         model.learn(frames)
         if reads:
             row = of_labels(mix.streams["oni"].reward, model.collector.rollout.shown["text"])
+        mix.close()
         envs.close()
         act = policy(model)
     seconds = time.perf_counter() - clock
