@@ -163,6 +163,7 @@ class ActorCritic(nn.Module):
         streams: number of values K.
         gru: units of a recurrent layer in front of both networks; 0 for none.
         normalize_obs: whether the flat part is centred, divided by its standard deviation, and cut at `CLIP`.
+        trunk: what the flat part goes through first, for both networks; has a `width`. None for nothing.
     """
 
     def __init__(
@@ -173,20 +174,21 @@ class ActorCritic(nn.Module):
         streams: int,
         gru: int = 0,
         normalize_obs: bool = False,
+        trunk: Any = None,
     ) -> None:
         super().__init__()
-        self.inputs, self.actions, self.normalize_obs = inputs, actions, normalize_obs
+        self.inputs, self.actions, self.normalize_obs, self.trunk = inputs, actions, normalize_obs, trunk
         self.convolutions = nn.ModuleDict({f"image_{key}": _convolutions(s) for key, s in inputs.images.items()})
-        width = inputs.size + sum(512 for _ in inputs.images)
+        width = (inputs.size if trunk is None else trunk.width) + sum(512 for _ in inputs.images)
         self.gru = None
         if gru:
-            self.before = nn.Sequential(_linear(width, gru, math.sqrt(2)), nn.Tanh())
+            self.before = nn.Sequential(linear(width, gru, math.sqrt(2)), nn.Tanh())
             self.gru = nn.GRU(gru, gru)
             width = gru
         self.pi, self.vf = _hidden(width, net_arch), _hidden(width, net_arch)
         last = net_arch[-1] if net_arch else width
-        self.pi_head = _linear(last, actions.outputs, 0.01)
-        self.vf_head = _linear(last, streams, 1.0)
+        self.pi_head = linear(last, actions.outputs, 0.01)
+        self.vf_head = linear(last, streams, 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.outputs)) if actions.gaussian else None
         self.obs_mean: Tensor
         self.obs_scale: Tensor
@@ -196,7 +198,7 @@ class ActorCritic(nn.Module):
     @property
     def is_mlp(self) -> bool:
         """Whether the whole network is two stacks of fully connected layers of equal widths on the flat vector."""
-        return self.gru is None and not self.inputs.images and len(self.pi) > 0
+        return self.gru is None and self.trunk is None and not self.inputs.images and len(self.pi) > 0
 
     def ordered(self) -> list[nn.Parameter]:
         """All parameters; those of the two stacks alternate, so that a layer of both lies in one piece of memory."""
@@ -214,6 +216,8 @@ class ActorCritic(nn.Module):
         """Normalised flat part and convolved images, (B, F)."""
         if self.normalize_obs:
             vector = ((vector - self.obs_mean) * self.obs_scale).clamp(-CLIP, CLIP)
+        if self.trunk is not None:
+            vector = self.trunk(vector)
         parts = [vector] if self.inputs.size else []
         parts += [self.convolutions[f"image_{key}"](image.float() / 255.0) for key, image in pixels.items()]
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
@@ -249,7 +253,8 @@ class ActorCritic(nn.Module):
         return torch.cat(outputs), hidden
 
 
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    """A fully connected layer; its weights are orthogonal, its biases zero."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -259,7 +264,7 @@ def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 def _hidden(width: int, net_arch: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for units in net_arch:
-        layers += [_linear(width, units, math.sqrt(2)), nn.Tanh()]
+        layers += [linear(width, units, math.sqrt(2)), nn.Tanh()]
         width = units
     return nn.Sequential(*layers)
 
@@ -282,7 +287,7 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
         if isinstance(layer, nn.Conv2d):
             nn.init.orthogonal_(layer.weight, math.sqrt(2))
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return nn.Sequential(*layers, _linear(width, 512, math.sqrt(2)), nn.ReLU())
+    return nn.Sequential(*layers, linear(width, 512, math.sqrt(2)), nn.ReLU())
 
 
 class Flat:

@@ -30,6 +30,7 @@ from agents.advantages import advantages
 from agents.collector import Collector
 from agents.device import DeviceCollector
 from agents.fused import Fused
+from agents.glyphs import Glyphs
 from agents.learner import Eager, Losses
 from agents.nets import Actions, ActorCritic, Flat, Inputs
 from agents.task import TaskScorer, checked
@@ -51,7 +52,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "sequence": (1, 1e5, "a positive number of steps"),
     "net_arch": (1, 1e6, "positive layer widths"),
 }
-
+_CHOICES = {"path": ("auto", "eager"), "streams": ("separate", "sum"), "net": ("mlp", "glyphs")}
 
 MEASURED = 8  # minibatches of the last epoch whose losses are logged
 
@@ -76,6 +77,7 @@ class PPOConfig:
     gru: int = 0  # units of a recurrent layer, for observations that hide the state; 0 for none
     sequence: int = 32  # steps a recurrent policy is trained through at once; must divide n_steps
     streams: str = "separate"  # a value for every reward stream; sum: one value of their weighted sum
+    net: str = "mlp"  # what reads flat observations: mlp; glyphs, for those that declare parts, as NetHack's do
     path: str = "auto"  # auto (by hand in NumPy where the network allows it) or eager (torch's autograd)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class PPOConfig:
             for number in value if isinstance(value, list) else [value]:
                 if not low <= number <= high:
                     raise ValueError(f"agent.{name}={value} is out of range; give {words}")
-        for name, choices in {"path": ("auto", "eager"), "streams": ("separate", "sum")}.items():
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"agent.{name}={getattr(self, name)!r} is unknown; give {' or '.join(choices)}")
 
@@ -125,8 +127,9 @@ class PPO(OwnAgent):
         inputs, actions = Inputs(self.observation_space), Actions(self.action_space)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            trunk = Glyphs(self.observation_space) if config.net == "glyphs" else None
             self.policy = ActorCritic(
-                inputs, actions, list(config.net_arch), len(streams), config.gru, config.normalize_obs
+                inputs, actions, list(config.net_arch), len(streams), config.gru, config.normalize_obs, trunk
             ).to(self.device)
         self.flat = Flat.over(self.policy.ordered())
         self.losses = Losses(

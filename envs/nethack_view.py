@@ -184,11 +184,13 @@ class View:
         self._begin = np.zeros((0, crop * crop), np.int64)
 
     def space(self) -> spaces.Box:
-        """Of one observation."""
+        """Of one observation; says which numbers are what, for networks that treat them differently."""
         low, high = np.zeros(self.length, np.float32), np.ones(self.length, np.float32)
         status = slice(self.parts["status"].start + 2, self.parts["status"].stop)
         low[status], high[status] = -5.0, 5.0  # log(1 + 2**63) / 10 is 4.4
-        return spaces.Box(low, high, dtype=np.float32)
+        space: Any = spaces.Box(low, high, dtype=np.float32)
+        space.parts, space.shape_of_cells = dict(self.parts), (self.crop, self.crop, len(KINDS))
+        return space
 
     def _places(self, count: int) -> np.ndarray:
         """Where the first kind of each cell is in `count` observations, (count, crop * crop)."""
