@@ -186,7 +186,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 
 def _goals(spec: EnvSpec) -> list[Goal]:
     return [
-        Goal(name, f"the player has {words}", "a player in a small open world", functools.partial(_achieved, name=name))
+        Goal(name, f"the player {words}", "a player in a small open world", functools.partial(_achieved, name=name))
         for name, words in EVENTS.items()
     ]
 
