@@ -2,7 +2,7 @@
 
 `prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
 text first, so that servers with a prefix cache read it once. `prompts/worlds/*.txt` tell of a family of environments:
-`goal:` and `phrase:` lines, then knowledge and labelled examples. Each begins with its version.
+`goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins with its version.
 
 A caption is data from outside: whoever acts may have written it. It is put in as one JSON string of ASCII on one line,
 so it ends where its quotation ends; terminal codes, control characters and characters that cannot be seen are taken
@@ -31,12 +31,14 @@ class World:
 
     Attributes:
         goal: what is wanted there if nobody says, "" if nothing is known.
-        phrases: captions that would be good, for judges that compare texts.
+        good: captions that tell of progress, for judges that compare texts.
+        other: captions that do not, and that may look alike.
         knowledge: sentences and labelled examples.
     """
 
     goal: str = ""
-    phrases: tuple[str, ...] = ()
+    good: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
     knowledge: str = ""
 
 
@@ -46,12 +48,12 @@ def world(name: str) -> World:
     path = FOLDER / "worlds" / f"{SAME.get(name, name)}.txt"
     if not name or not path.is_file():
         return World()
-    said: dict[str, list[str]] = {"goal": [], "phrase": []}
+    said: dict[str, list[str]] = {"goal": [], "good": [], "other": []}
     rest: list[str] = []
     for line in _read(path)[1].splitlines():
         key, _, value = line.partition(": ")
         said.get(key, rest).append(value if key in said else line)
-    return World(" ".join(said["goal"]), tuple(said["phrase"]), "\n".join(rest).strip())
+    return World(" ".join(said["goal"]), tuple(said["good"]), tuple(said["other"]), "\n".join(rest).strip())
 
 
 @functools.cache

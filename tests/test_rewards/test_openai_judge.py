@@ -226,5 +226,5 @@ def test_every_world_says_what_is_wanted_and_labels_four_examples():
     assert {"nethack", "minigrid", "driving", "classic", "mujoco", "exploration"} <= set(names)
     for name in names:
         world = prompts.world(name)
-        assert world.goal.startswith("to ") and world.phrases and world.knowledge.count('" is ') == 4, name
+        assert world.goal.startswith("to ") and world.good and world.knowledge.count('" is ') == 4, name
     assert prompts.world("carla") == prompts.world("driving") and prompts.world("chess") == prompts.World()

@@ -1,0 +1,78 @@
+"""The judge that compares captions with phrases, with its real model."""
+
+import pytest
+
+from rewards.language.judge import make_judge
+
+HELPS = {
+    "nethack": [
+        "You climb down the stairs.",
+        "You kill the newt!",
+        "You swap places with your kitten.  $ - 5 gold pieces.",
+        "Welcome to experience level 4.",
+        "The door opens.",
+    ],
+    "minigrid": ["picked up the yellow key", "opened the blue door (417 moves left)", "reached the goal"],
+}
+DOES_NOT = {
+    "nethack": [
+        "It's a wall.",
+        "This door is locked.",
+        "Never mind.",
+        "You climb up the stairs.",
+        "You see here 12 gold pieces.",
+        "The kitten bites the newt.  The newt is killed!",
+        "",
+    ],
+    "minigrid": [
+        "the yellow door is locked",
+        "dropped the yellow key",
+        "bumped into a wall",
+        "fell into lava",
+        "sees the blue door",
+    ],
+}
+
+
+@pytest.mark.parametrize("world", HELPS)
+def test_captions_near_to_good_phrases_are_told_from_those_that_look_alike(world):
+    judge = make_judge("embedding", world=world)
+    assert dict(zip(HELPS[world], judge.label(HELPS[world]).value)) == dict.fromkeys(HELPS[world], 1.0)
+    assert dict(zip(DOES_NOT[world], judge.label(DOES_NOT[world]).value)) == dict.fromkeys(DOES_NOT[world], 0.0)
+    assert not judge.label(HELPS[world]).failed.any() and judge.label([]).value.shape == (0,)
+
+
+def test_a_goal_chooses_the_phrases_that_it_speaks_of():
+    gold = make_judge("embedding", world="nethack", goal="Find and pick up as much gold as possible.")
+    stairs = make_judge("embedding", world="nethack", goal="find the stairs down")
+    texts = ["$ - 7 gold pieces.", "You climb down the stairs.", "You kill the newt!"]
+    assert gold.label(texts).value.tolist() == [1, 0, 0] and stairs.label(texts).value.tolist() == [0, 1, 0]
+    assert gold.good == ["$ - 20 gold pieces."] and gold.identity != stairs.identity
+    assert make_judge("embedding", world="nethack", goal="bake a large cake").good == ["bake a large cake"]
+    assert make_judge("embedding", goal="win").good == ["win"]  # a world of which nothing is known
+
+
+def test_goals_of_ones_own_are_taken_as_they_are():
+    judge = make_judge("embedding", world="nethack", goals="the altar glows; ", goal="not read")
+    assert judge.good == make_judge("embedding", goals=["the altar glows"]).good == ["the altar glows"]
+    assert judge.label(["The altar glows brightly.", "You kill the newt!"]).value.tolist() == [1, 0]
+    assert judge.notes() == [
+        "captions are good if their words are near to: the altar glows; no model reasons about them"
+    ]
+
+
+def test_of_two_captions_the_nearer_is_better_and_a_small_difference_is_none():
+    judge = make_judge("embedding", goals="the altar glows", margin=0.1)
+    near = judge.nearness(["The altar glows.", "An altar is here.", "It's a wall."])
+    assert near[0] > near[1] + 0.1 and near[1] > near[2] + 0.1
+    answers = judge.compare(["The altar glows.", "It's a wall.", "It's a wall."], ["An altar is here."] * 2 + ["stone"])
+    assert answers.value.tolist() == [0, 1, 0.5]
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"nothing is known of world='chess'; say what is good in goals="):
+        make_judge("embedding", world="chess")
+    with pytest.raises(ValueError, match=r"threshold=1.5 is out of range; give a cosine in \[0, 1\]"):
+        make_judge("embedding", world="nethack", threshold=1.5)
+    with pytest.raises(ValueError, match=r"margin=-1 must be 0 or more"):
+        make_judge("embedding", world="nethack", margin=-1)
