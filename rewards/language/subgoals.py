@@ -18,6 +18,7 @@ learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,8 +82,7 @@ class Subgoals(Reward):
         self.form, self.most, self.guides = config.form, config.most, FORMS[config.form]
         form = {"form": config.form} if config.teacher == "simulated" else {}
         self.teacher = make_teacher(config.teacher, seed=seed, **form, **config.teacher_options)
-        self._sentences = np.zeros((0, 0), np.float32)  # one for each (kind, object, colour), embedded when it is told
-        self._told = np.zeros(len(KINDS) * len(OBJECTS) * len(COLOURS), bool)
+        self._sentences = _sentences() if config.form == "sentence" else None
 
     def initial_memory(self, n: int) -> Memory:
         return {
@@ -144,27 +144,28 @@ class Subgoals(Reward):
         if self.form == "object":
             most = (len(OBJECTS) - 1, len(COLOURS) - 1, len(STATES) - 1)
             return np.where(active, subgoal[:, 3:] / np.array(most, np.float32), -1).astype(np.float32)
-        return np.where(active, self._embedded(subgoal), 0).astype(np.float32)
-
-    def _embedded(self, subgoal: np.ndarray) -> np.ndarray:
-        kind, thing, colour = (subgoal[:, column].astype(np.int64) for column in (0, 3, 4))
-        place = (kind * len(OBJECTS) + thing) * len(COLOURS) + colour
-        new = np.unique(place[(kind > 0) & ~self._told[place]])
-        if len(new):
-            from rewards.language.embedding import encode
-
-            words = [sentence(*map(int, np.unravel_index(p, (len(KINDS), len(OBJECTS), len(COLOURS))))) for p in new]
-            if len(self._sentences) == 0:
-                self._sentences = np.zeros((len(self._told), self.guides), np.float32)
-            self._sentences[new] = encode(words)
-            self._told[new] = True
-        return self._sentences[place] if len(self._sentences) else np.zeros((len(place), self.guides), np.float32)
+        assert self._sentences is not None
+        return self._sentences[tuple(subgoal[:, column].astype(np.int64) for column in (0, 3, 4))]
 
     def update(self, batch: Transitions) -> dict[str, float]:
         return self.teacher.metrics()
 
     def notes(self) -> list[str]:
         return self.teacher.notes()
+
+
+@functools.cache
+def _sentences() -> np.ndarray:
+    """(kind, object, colour) -> the embedding of the sentence, float32 (4, 11, 6, 384), without one 0."""
+    from rewards.language.sentences import encode
+
+    table = np.zeros((len(KINDS), len(OBJECTS), len(COLOURS), FORMS["sentence"]), np.float32)
+    words = {place: sentence(*place) for place in np.ndindex(table.shape[:3]) if place[0] > 0}
+    distinct = sorted(set(words.values()))
+    vectors = dict(zip(distinct, encode(distinct)))
+    for place, text in words.items():
+        table[place] = vectors[text]
+    return table
 
 
 def _current(memory: Memory) -> np.ndarray:

@@ -13,6 +13,7 @@ from envs.minigrid_signals import HEAD
 from envs.types import Transitions, stack
 from rewards.check import check_reward
 from rewards.language.oracle import PUBLISHED, Simulated, solve
+from rewards.language.sentences import encode
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
 from rewards.language.teacher import EMPTY, GOAL, KEY, WALL, OpenAI, level_of, question, sensible, sentence
 
@@ -104,6 +105,16 @@ def test_an_object_is_told_by_what_colour_and_state_and_none_is_minus_one():
     _, told = walk(reward(form="object"), *EPISODE)
     expected = [[0.5, 0.8, 0]] * 2 + [[0.4, 0.8, 1]] * 2 + [[0.8, 0.2, 0]] * 2 + [[-1, -1, -1]] * 2
     np.testing.assert_allclose(told, expected, rtol=1e-6)
+
+
+def test_a_sentence_is_told_as_its_embedding():
+    subject = reward(form="sentence")
+    assert subject.guides == 384
+    _, told = walk(subject, *EPISODE)
+    plan = ["pick up the yellow key", "open the yellow door", "go to the green goal"]
+    np.testing.assert_allclose(told[[0, 2, 4]], encode(plan), atol=1e-5)
+    assert not told[6:].any()
+    assert told[0] @ encode(["take the yellow key"])[0] > 0.9 > told[0] @ told[4]
 
 
 def test_a_subgoal_that_took_the_whole_episode_pays_nothing():
