@@ -31,7 +31,7 @@ def test_the_first_rule_found_in_the_text_decides_whatever_its_case(book):
 
 
 def test_a_text_is_read_only_until_somebodys_own_words_begin(book):
-    book.write_text("version 1\nuntil called|\"\n+ key\ndefault -\n")
+    book.write_text('version 1\nuntil called|"\n+ key\ndefault -\n')
     judge = make_judge("rules", rulebook=str(book))
     assert labels(judge, "a key called wall", "a wall Called key", 'it says "key"') == [1, 0, 0]
 
@@ -93,7 +93,8 @@ HELPS = {
         "You swap places with your kitten.  $ - 5 gold pieces.",
         "$ - a gold piece. [Dlvl 1, HP 12, XP 1, $ 1]",
         "k - a scroll labeled VENZAR BORGAVVE.",
-        "The door opens.",
+        "The door opens. You swap places with your kitten. (x2)",
+        "You swap places with your kitten. k - an iron wand. [Dlvl 1, HP 12, XP 1, $ 0]",
         "As you kick the door, it crashes open!",
         "You find a hidden passage.",
         "A trap door opens up under you!",
@@ -109,12 +110,13 @@ HELPS = {
     "driving": ["the car drives fast in the right lane, the road ahead is clear"],
     "carla": ["the car drives steadily on the road, the road ahead is clear"],
     "classic": ["the pole is upright, the cart is in the middle", "the tip is above the line"],
-    "mujoco": ["the robot is standing", "the tip is on the target"],
+    "mujoco": ["the robot is on its feet, moving forward", "the poles are upright", "the tip is on the target"],
+    "crafter": ["collected wood", "placed a table; was hurt"],
     "exploration": ["the agent is in room 5 of 5", "the diver is in row 3 and column 3 of 10"],
 }
 DOES_NOT = {
     "nethack": [
-        "It's a wall.",
+        "It's a wall. [Dlvl 1, HP 12, XP 1, $ 0]",
         "This door is locked.",
         "Never mind.",
         "You see here a crude dagger.",
@@ -143,7 +145,8 @@ DOES_NOT = {
     ],
     "driving": ["the car has crashed", "the car drives fast in the left lane, another car is close ahead"],
     "classic": ["the pendulum hangs straight down", "the car is in the valley"],
-    "mujoco": ["the robot has fallen over", "the robot is upright but low", "the tip is away from the target"],
+    "mujoco": ["the robot has fallen over, moving forward", "the robot is upright but low", "the pole leans"],
+    "crafter": ["was hurt", "fell asleep", "died"],
     "exploration": ["the agent is in room 1 of 5", "the diver is in row 1 and column 1 of 10"],
 }
 
