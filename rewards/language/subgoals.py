@@ -102,12 +102,14 @@ class Subgoals(Reward):
         return after
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+        if batch.signals is None or batch.obs_signals is None:  # a world without them, in a report card
+            return np.zeros(batch.shape, np.float32), memory
         starts = (batch.step == 0) & batch.valid
         if starts.any():
             memory = self.begin(memory, {"signals": batch.obs_signals}, starts)
         subgoal = _current(memory)
         active = subgoal[:, 0] > 0
-        reached, limit = self._reached(batch, subgoal, active)
+        reached, limit = self._reached(batch.obs_signals, batch.signals, subgoal, active)
         steps = memory["steps"] + active
         value = np.where(reached, np.maximum(1 - steps / limit, 0), 0).astype(np.float32)
         after = {
@@ -118,14 +120,15 @@ class Subgoals(Reward):
         }
         return value, after
 
-    def _reached(self, batch: Transitions, subgoal: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _reached(
+        self, before: Array, now: Array, subgoal: np.ndarray, active: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Whether the current subgoals (N, 6) are reached, bool (N,), and the steps an episode may last, (N,)."""
         reached, limit = np.zeros(len(active), bool), np.ones(len(active))
         rows = np.flatnonzero(active)
         if len(rows) == 0:  # signals that are no grid have no plan, and are not looked at
             return reached, limit
-        assert batch.signals is not None and batch.obs_signals is not None
-        before, now = batch.obs_signals[rows], batch.signals[rows]
+        before, now = before[rows], now[rows]
         x, y = subgoal[rows, 1], subgoal[rows, 2]
         cell = len(HEAD) + 3 * (y.astype(np.int64) * now[:, 5].astype(np.int64) + x)
         parts = cell[:, None] + np.arange(3)

@@ -4,8 +4,9 @@ Our PPO, 16 environments, a teacher that is a planner seen through an accuracy, 
 
     none       the task alone
     1.0        subgoals told and paid (weight 0.2), every one right
-    0.9, 0.5   a subgoal is another thing of the level with probability 0.1 and 0.5
-    told       the control: every subgoal right and told, none paid
+    0.9, 0.5   a subgoal is a cell some steps off with probability 0.1 and 0.5
+    0.0        the control: every subgoal wrong, told and paid
+    told       the other control: every subgoal right and told, none paid
 
 A run is judged by the task's own success over its last 100 episodes: it ends where that passes 80 %, or after 49,152
 steps, which is what a run that never did counts for.
@@ -29,6 +30,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "1.0": {"teacher_options": {"accuracy": 1.0}},
     "0.9": {"teacher_options": {"accuracy": 0.9}},
     "0.5": {"teacher_options": {"accuracy": 0.5}},
+    "0.0": {"teacher_options": {"accuracy": 0.0}},
     "told": {"teacher_options": {"accuracy": 1.0}, "weight": 0.0},
 }
 THRESHOLD = 0.8  # share of the last 100 episodes that succeeded

@@ -144,6 +144,8 @@ def test_signals_that_are_no_grid_have_no_plan_and_pay_nothing():
     cars = np.random.default_rng(0).normal(size=(2, 3, 9)).astype(np.float32)
     value, memory = subject.score(transition(cars[0], cars[1], 0), subject.initial_memory(3))
     assert not value.any() and (subject.guide(memory) == -1).all()
+    bare = transition(cars[0], cars[1], 0).replace(signals=None, obs_signals=None)
+    assert not subject.score(bare, subject.initial_memory(3))[0].any()
 
 
 @pytest.mark.parametrize("form", ["position", "object"])
