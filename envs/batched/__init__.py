@@ -14,8 +14,9 @@
     nethack.py     NetHack's games, written into shared arrays
 
 Observations, rewards, ends of episodes and spaces are those of `envs.make.make` with the same id; the random numbers
-are others. Classic control and the highway have frames, the highway has signals too, and classic control and MiniGrid
-have captions. Importing this package imports neither torch nor a simulator.
+are others, but for NetHack, whose games are the same. Classic control and the highway have frames, the highway has
+signals too, and classic control, MiniGrid and NetHack have captions. Importing this package imports neither torch nor
+a simulator.
 """
 
 from __future__ import annotations

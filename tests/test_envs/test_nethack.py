@@ -35,6 +35,7 @@ def test_the_status_line_follows_the_message_if_asked():
     numbers = np.zeros(27, np.int64)
     numbers[[10, 12, 13, 18]] = 12, 2, 45, 3
     assert with_status("", numbers) == "[Dlvl 2, HP 12, XP 3, $ 45]"
+    assert with_status("You die...", np.zeros(27, np.int64)) == "You die..."
     assert make("NetHackScore-v0", text=True).reset(seed=1)[1]["text"].endswith("Monk.")
 
 
