@@ -86,7 +86,7 @@ def caption(message: bytes) -> str:
 
 
 def with_status(text: str, numbers: np.ndarray) -> str:
-    """A caption and the status line, from `blstats` (27,); without it once the game is over and its numbers are gone."""
+    """A caption and the status line, from `blstats` (27,); only the caption once the game is over."""
     if not numbers[DEPTH]:
         return text
     line = f"[Dlvl {numbers[DEPTH]}, HP {numbers[HP]}, XP {numbers[LEVEL]}, $ {numbers[GOLD]}]"
