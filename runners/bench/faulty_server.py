@@ -3,8 +3,9 @@
     with FaultyServer() as server:
         make_judge("openai", model="any", url=server.url("hang"), ...)
 
-`rules` is the well-behaved one: the shipped rulebook of NetHack labels what stands in the quotation of the question,
-and nothing else. `LITERAL` answers with fixed words; the others break the connection, the protocol or the size.
+`rules` is the well-behaved one: a shipped rulebook labels what stands in the quotation of the question, and nothing
+else, after `delay` seconds. `LITERAL` answers with fixed words; the others break the connection, the protocol or the
+size. The process can be killed and started again on its port.
 """
 
 from __future__ import annotations
@@ -35,17 +36,33 @@ HEAVY = 100 * 2**20  # bytes of a flood
 
 
 class FaultyServer:
-    """The process; it runs between `with` and its end."""
+    """The process; it runs between `with` and its end.
+
+    Args:
+        world: whose rulebook answers.
+        delay: seconds until it does.
+    """
+
+    def __init__(self, world: str = "nethack", delay: float = 0.0) -> None:
+        self.words, self.port = (world, str(delay)), 0
 
     def __enter__(self) -> FaultyServer:
-        root = Path(__file__).resolve().parents[2]
-        command = [sys.executable, "-m", "runners.bench.faulty_server"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start it, on the port it had before if there was one; it takes connections when this returns."""
+        root = Path(__file__).resolve().parents[2]
+        command = [sys.executable, "-m", "runners.bench.faulty_server", *self.words, str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        """SIGKILL: no connection is closed properly."""
         self.process.kill()
         self.process.communicate()
 
@@ -70,6 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     """One question."""
 
     judge: Any = None
+    delay = 0.0
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -98,6 +116,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def rules(handler: Handler, text: str) -> None:
     """The answer of the rulebook to what is quoted."""
+    time.sleep(handler.delay)
     captions = quotations(text)
     if '"better"' in text:
         better = {0.0: "first", 0.5: "equal", 1.0: "second"}[float(handler.judge.compare(*zip(captions)).value[0])]
@@ -155,8 +174,9 @@ FAULTS: dict[str, Callable[[Handler, str], None]] = {
 if __name__ == "__main__":
     from rewards.language.judge import make_judge
 
-    Handler.judge = make_judge("rules", world="nethack")
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    world, delay, port = sys.argv[1:]
+    Handler.judge, Handler.delay = make_judge("rules", world=world), float(delay)
+    listening = ThreadingHTTPServer(("127.0.0.1", int(port)), Handler)
     listening.daemon_threads = True
     print(listening.server_address[1], flush=True)
     listening.serve_forever()

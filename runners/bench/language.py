@@ -27,23 +27,19 @@ def run(folder: Path) -> dict[str, float]:
     """Measure all ratios; writes a row for every measurement."""
     import torch
 
-    from runners.bench.judge_server import JudgeServer
+    from runners.bench.faulty_server import FaultyServer
 
     torch.set_num_threads(1)
     keep_freed_memory()
     path = folder / "language-speed.csv"
     path.unlink(missing_ok=True)
-    busy, hang = JudgeServer(0.2), JudgeServer(0.2, "hang")
     dead = "http://127.0.0.1:9/v1"  # the port of discard, where nobody listens today
-    try:
+    with FaultyServer("minigrid", delay=0.2) as server:
         variants: dict[str, Measure] = {"without": _doorkey({"model": "count"})}
-        for name, url in (("busy", busy.url), ("hang", hang.url), ("dead", dead)):
+        for name, url in (("busy", server.url("rules")), ("hang", server.url("hang")), ("dead", dead)):
             options = {"model": "rules", "url": url, "attempts": 1, "timeout": 5.0}
             variants[name] = _doorkey({"model": "retrieval", "judge": "openai", "judge_options": options})
         rates = interleave(path, "doorkey", ROUNDS, variants)["wall"]
-    finally:
-        busy.kill()
-        hang.kill()
     figures = {f"fps_ratio_{name}": ratio(rates, name, "without") for name in variants if name != "without"}
     read = {"model": "retrieval", "judge": "rules", "world": "nethack", "clock": "steps"}
     rates = interleave(path, "nethack", ROUNDS, {"alone": _nethack(None), "oni": _nethack(read)})["wall"]

@@ -27,16 +27,15 @@ TIMES = ("time/", "oni/latency")  # columns that tell of the clock
 
 def run(folder: Path, away: float = AWAY, steps: int = STEPS) -> dict[str, float]:
     """Both runs; labels before, during and after the outage, and how far the replay's log is from the first."""
-    from runners.bench.judge_server import JudgeServer
+    from runners.bench.faulty_server import FaultyServer
 
     work = Path("runs") / "bench-outage"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     transcript = work / "transcript.jsonl"
     rows: list[dict[str, Any]] = []
-    server = JudgeServer(delay=0.05)
-    try:
-        judge = f"{{url: {server.url}, model: rules, attempts: 1, timeout: 5}}"
+    with FaultyServer("minigrid", delay=0.05) as server:
+        judge = f'{{url: "{server.url("rules")}", model: rules, attempts: 1, timeout: 5}}'
         asked = ["reward.oni.judge=openai", f"reward.oni.judge_options={judge}", f"reward.oni.transcript={transcript}"]
         with _train(work / "first", steps, asked) as process:
             log = _metrics(work / "first")
@@ -48,8 +47,6 @@ def run(folder: Path, away: float = AWAY, steps: int = STEPS) -> dict[str, float
             server.start()
             _wait(process, lambda: False, 1e9)
             rows.append(_row("after", log))
-    finally:
-        server.kill()
     replay = ["reward.oni.clock=transcript", f"reward.oni.transcript={transcript}"]
     with _train(work / "second", steps, replay) as process:
         process.wait()
