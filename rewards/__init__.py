@@ -47,6 +47,9 @@ TABLE: dict[str, str] = {
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
     "oni": "rewards.language.oni:ONI",
     "motif": "rewards.language.motif:Motif",
+    "subgoals": "rewards.language.subgoals:Subgoals",
+    "lare": "rewards.language.lare:LaRe",
+    "guidance": "rewards.language.guidance:Guidance",
 }
 GROUP = "lodestar_rl.rewards"
 

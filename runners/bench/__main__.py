@@ -21,6 +21,9 @@
     python -m runners.bench bad-prompts    does the report card stop bad sentences, and let good ones through? minutes
     python -m runners.bench captions       does it matter what captions say? ONI beside its controls: an hour
     python -m runners.bench nethack        two million frames of NetHack beside rule and embedding judges: an hour
+    python -m runners.bench nethack-speed  NetHack as one program beside NLE itself: minutes
+    python -m runners.bench subgoals       a teacher's subgoals on a small KeyCorridor, right and wrong ones: minutes
+    python -m runners.bench lare           a return at the end of an episode, handed out to its steps: minutes
     python -m runners.bench judge-faults   no fault of a server and no text of a caption makes a label: a minute
     python -m runners.bench language-speed what an annotator costs, its server busy, hanging or dead: minutes
     python -m runners.bench outage         a judge's server killed in the middle of a run, and the run replayed: minutes
@@ -63,6 +66,9 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "bad-prompts": ("bad_prompts:run", "vision"),
     "captions": ("captions:run", "language"),
     "nethack": ("nethack:run", "language"),
+    "nethack-speed": ("nethack_speed:run", "language"),
+    "subgoals": ("subgoals:run", "language"),
+    "lare": ("lare:run", "language"),
     "judge-faults": ("judge_faults:run", "language"),
     "language-speed": ("language:run", "language"),
     "outage": ("outage:run", "language"),

@@ -1,6 +1,6 @@
 """NetHack beside the NetHack Learning Environment itself: steps per CPU-second, one thread, random actions.
 
-    nethack_adapter_ratio      NetHackScore-v0, 8 games as one program, observations encoded, over 8 of NLE's
+    nle_adapter_ratio          NetHackScore-v0, 8 games as one program, observations encoded, over 8 of NLE's
                                environments in a loop, which encode nothing
     nethack_text_ratio         the same with captions
     nethack_single_ratio       our single environments, adapted and captioned, over NLE's
@@ -38,7 +38,7 @@ def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, flo
     }
     rates = interleave(path, "NetHack", rounds, variants)["cpu"]
     return {
-        "nethack_adapter_ratio": ratio(rates, "program", "nle"),
+        "nle_adapter_ratio": ratio(rates, "program", "nle"),
         "nethack_text_ratio": ratio(rates, "program, text", "nle"),
         "nethack_single_ratio": ratio(rates, "single, text", "nle"),
         "nethack_steps": float(np.median(rates["ours, 32 games, text"])),
