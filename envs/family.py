@@ -140,6 +140,8 @@ class Family:
             False where it cannot.
         axis: the number along which an environment can be posed; None where there is none.
         metrics: env -> a fresh count of evaluation episodes, fed with what `sense` reads; None where there is none.
+        sampled: whether policies are judged as they explore, with chance: where the likeliest action, taken always, may
+            repeat itself until time is up.
         success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
             where nothing says so.
     """
@@ -161,6 +163,7 @@ class Family:
     scatter: Callable[[gym.Env, np.random.Generator], bool] = _no_scatter
     axis: Callable[[EnvSpec], Axis | None] = _no_axis
     metrics: Callable[[gym.Env], Metrics | None] = _no_metrics
+    sampled: bool = False
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 
 

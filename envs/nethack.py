@@ -160,5 +160,6 @@ FAMILY = Family(
     signals=lambda spec: SIGNALS,
     sense=sense,
     metrics=lambda env: Delving(),
+    sampled=True,
     success=_success,
 )

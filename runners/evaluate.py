@@ -128,7 +128,7 @@ def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: i
         "options": config.env_options,
     }
     return {
-        "this run": play(config.env, policy(model), episodes, mix=mix, **limits).to_dict(),
+        "this run": play(config.env, policy(model, config.env), episodes, mix=mix, **limits).to_dict(),
         "random": play(config.env, None, episodes, **limits).to_dict(),
     }
 
@@ -143,14 +143,18 @@ def goal_of(config: TrainConfig) -> Goal | None:
     return next(iter(named or known), None)
 
 
-def policy(model: Any) -> Act:
-    """The deterministic policy of an SB3 model; it keeps an LSTM's state between calls."""
+def policy(model: Any, env_id: str = "") -> Act:
+    """The policy of an agent, deterministic but where its family says `sampled`; keeps an LSTM's state between calls."""
+    from envs.family import family_of
+    from envs.make import spec_of
+
     state: Any = None
+    sure = not (env_id and family_of(spec_of(env_id)).sampled)
 
     def act(obs: Any, begins: bool) -> Any:
         nonlocal state
         start = np.array([begins])
-        action, state = model.predict(obs, state=None if begins else state, episode_start=start, deterministic=True)
+        action, state = model.predict(obs, state=None if begins else state, episode_start=start, deterministic=sure)
         return action
 
     return act

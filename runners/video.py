@@ -78,7 +78,7 @@ def _play(
     )
     env = guided(env, mix)
     try:
-        cursor, act = Cursor(1), policy(model)
+        cursor, act = Cursor(1), policy(model, config.env)
         obs, info = env.reset(seed=SEED + 1000 * seed)
         cursor.begin(shown_by_one(info))
         images: list[np.ndarray] = []
