@@ -247,7 +247,7 @@ def estimate(
     config: AnnotateConfig, options: dict[str, Any], judge: Judge, known: Texts, items: list[Item]
 ) -> dict[str, Any]:
     """Say what would be asked, and what it would cost."""
-    from rewards.language.cache import LabelCache
+    from rewards.language.annotation.cache import LabelCache
 
     cached = 0
     if config.cache and Path(config.cache).is_file():
@@ -271,7 +271,7 @@ def estimate(
 
 def characters(options: dict[str, Any], item: Item) -> int:
     """Length of the question that a language model gets about an item."""
-    from rewards.language import prompts
+    from rewards.language.judges import prompts
 
     world = prompts.world(options["world"])
     wording = "_reworded" if options.get("reworded") else ""

@@ -144,7 +144,7 @@ def goal_of(config: TrainConfig) -> Goal | None:
 
 
 def policy(model: Any, env_id: str = "") -> Act:
-    """The policy of an agent, deterministic but where its family says `sampled`; keeps an LSTM's state between calls."""
+    """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls."""
     from envs.family import family_of
     from envs.make import spec_of
 

@@ -16,7 +16,7 @@ import time
 from collections import deque
 
 from rewards.chat import Chat, JudgeError
-from rewards.language.prompts import quote
+from rewards.language.judges.prompts import quote
 
 WAITING, THREADS, PAUSE = 64, 4, 30.0  # situations in line; questions at the same time; s of silence after a failure
 LONGEST = 200  # characters of a goal

@@ -6,7 +6,7 @@
 
 Three clocks say when an answer comes:
 
-    wall         when it is there: the judge works in a process of its own (`rewards.language.asking`)
+    wall         when it is there: the judge works in a process of its own (`rewards.language.annotation.asking`)
     steps        exactly `delay` steps after the question; local judges only. A study run twice gives the same numbers
     transcript   at the step at which a recorded run got it; nobody is asked. A run with a language model, replayed
 
@@ -26,11 +26,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.language.asking import Asker
+from rewards.language.annotation.asking import Asker
+from rewards.language.annotation.ledger import Item, Ledger
+from rewards.language.annotation.transcript import Transcript, read_transcript
+from rewards.language.annotation.worker import put
 from rewards.language.judge import JUDGES, Judge, make_judge
-from rewards.language.ledger import Item, Ledger
-from rewards.language.transcript import Transcript, read_transcript
-from rewards.language.worker import put
 from rewards.named import check_named
 
 CLOCKS = ("wall", "steps", "transcript")

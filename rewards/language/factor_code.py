@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from rewards.chat import Chat, JudgeError
-from rewards.language.sandbox import Sandbox
-from rewards.language.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
+from rewards.language.sandbox.process import Sandbox
+from rewards.language.sandbox.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
 
 SHIPPED = Path(__file__).with_name("factors")
-PROMPTS = Path(__file__).with_name("prompts") / "factors.txt"
+PROMPTS = Path(__file__).with_name("judges") / "prompts" / "factors.txt"
 AUTHORS = {"openai": "rewards.language.factor_code:Author"}
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 

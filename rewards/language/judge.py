@@ -23,11 +23,11 @@ import numpy as np
 from rewards.named import make_named
 
 JUDGES: dict[str, str] = {
-    "rules": "rewards.language.rules:Rules",
-    "recorded": "rewards.language.recorded:Recorded",
-    "openai": "rewards.language.openai:OpenAI",
-    "embedding": "rewards.language.embedding:Embedding",
-    "simulated": "rewards.language.simulated:Simulated",
+    "rules": "rewards.language.judges.rules:Rules",
+    "recorded": "rewards.language.judges.recorded:Recorded",
+    "openai": "rewards.language.judges.openai:OpenAI",
+    "embedding": "rewards.language.judges.embedding:Embedding",
+    "simulated": "rewards.language.judges.simulated:Simulated",
 }
 
 

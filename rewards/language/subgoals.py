@@ -160,7 +160,7 @@ class Subgoals(Reward):
 @functools.cache
 def _sentences() -> np.ndarray:
     """(kind, object, colour) -> the embedding of the sentence, float32 (4, 11, 6, 384), without one 0."""
-    from rewards.language.sentences import encode
+    from rewards.language.judges.sentences import encode
 
     table = np.zeros((len(KINDS), len(OBJECTS), len(COLOURS), FORMS["sentence"]), np.float32)
     words = {place: sentence(*place) for place in np.ndindex(table.shape[:3]) if place[0] > 0}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rewards.language.judge import Answers, Judge, make_judge
-from rewards.language.prompts import clean
+from rewards.language.judges.prompts import clean
 from runners import results
 from runners.bench.faulty_server import FAULTS, LITERAL, FaultyServer
 

@@ -16,7 +16,7 @@ from rewards.check import check_reward
 from rewards.guided import guided
 from rewards.language import advisor
 from rewards.language.guidance import CRAFTER, TOLD, Guidance, GuidanceConfig, _newest, meaning
-from rewards.language.rules import Rules
+from rewards.language.judges.rules import Rules
 from rewards.mix import Mix, Stream
 
 GOALS = list(CRAFTER.values())

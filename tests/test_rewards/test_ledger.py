@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from rewards.language import ledger
-from rewards.language.ledger import Ledger
+from rewards.language.annotation import ledger
+from rewards.language.annotation.ledger import Ledger
 
 
 def test_what_is_drawn_counts_against_the_budget_until_it_fails():

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from model_server import ModelServer, hangs, says, status
 
-from rewards.language import prompts
 from rewards.language.judge import make_judge
-from rewards.language.prompts import LONGEST, clean, fill, question, quote
+from rewards.language.judges import prompts
+from rewards.language.judges.prompts import LONGEST, clean, fill, question, quote
 from runners.bench import judge_faults
 from runners.bench.faulty_server import quotations
 

@@ -12,8 +12,8 @@ from envs.make import make
 from envs.minigrid_signals import HEAD
 from envs.types import Transitions, stack
 from rewards.check import check_reward
+from rewards.language.judges.sentences import encode
 from rewards.language.oracle import PUBLISHED, Simulated, solve
-from rewards.language.sentences import encode
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
 from rewards.language.teacher import EMPTY, GOAL, KEY, WALL, OpenAI, level_of, question, sensible, sentence
 

@@ -13,7 +13,7 @@ from model_server import ModelServer, says, status
 
 from envs import recording
 from rewards.language.judge import make_judge
-from rewards.language.rules import Rules
+from rewards.language.judges.rules import Rules
 from runners.annotate import AnnotateConfig, annotate, drawn, labels, main, read
 from runners.bench.faulty_server import quotations
 from runners.config import UsageError

@@ -8,7 +8,7 @@ import pytest
 from model_server import ModelServer
 from test_annotate import by_rules, openai
 
-from rewards.language.rules import Rules
+from rewards.language.judges.rules import Rules
 from runners.annotate import AnnotateConfig, main
 from runners.audit import agreement, audit
 

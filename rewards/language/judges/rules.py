@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from rewards.language.judge import Answers, Judge
-from rewards.language.prompts import SAME
+from rewards.language.judges.prompts import SAME
 
 FOLDER = Path(__file__).parent / "rulebooks"
 VALUES = {"+": 1.0, "-": 0.0, "?": np.nan}

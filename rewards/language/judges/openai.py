@@ -10,7 +10,7 @@ Differences from the sources:
   - the questions are worded by us, in `prompts/`; answers are words checked against a schema, where ONI looks for a
     nonsense word anywhere in the text and takes anything else for "not helpful";
   - neutral and harmful are told apart in the question, and are both worth 0;
-  - a caption is quoted, so that what stands in it cannot pass for part of the question (`rewards.language.prompts`);
+  - a caption is quoted, so that what stands in it cannot pass for part of the question (`prompts.py`);
   - `both_orders` asks about a pair twice, against a preference for a position; disagreement is unsure.
 
 When it fails: a model that knows nothing of the world; captions that mean something only in their context; text that an
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from rewards.chat import Chat, JudgeError, Said
-from rewards.language import prompts
 from rewards.language.judge import Answers, Judge
+from rewards.language.judges import prompts
 
 VERSION = 1  # of the two schemas
 LABELS = {"helpful": 1.0, "neutral": 0.0, "harmful": 0.0, "unsure": np.nan}

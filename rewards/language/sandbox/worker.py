@@ -1,4 +1,4 @@
-"""The process that runs code nobody has read; started by `rewards.language.sandbox`, never imported.
+"""The process that runs code nobody has read; started by `rewards.language.sandbox.process`, never imported.
 
 It is told once what to run and what the code may use, shuts every door behind itself, and answers request after
 request on its standard input, which is a socket. Doors: no environment, a working folder that is deleted, no new open

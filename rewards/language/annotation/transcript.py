@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from rewards.language.ledger import Item
+from rewards.language.annotation.ledger import Item
 
 
 class Transcript:

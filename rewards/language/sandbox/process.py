@@ -4,7 +4,7 @@
     sandbox(obs, action)          float32 (B, k), finite
 
 Three walls. `source_check` reads the source and refuses whatever is not on a list. What passes runs in a process of its
-own that has given up files, network, other processes and its environment (`sandbox_worker`), with bounded memory and a
+own that has given up files, network, other processes and its environment (`worker`), with bounded memory and a
 deadline. What comes back is read as numbers only, its size is checked, and what is not finite becomes 0.
 
 A call that fails is tried again in a fresh process; after `tries` failures in a row the factors are 0 from then on,
@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rewards.language.source_check import BUILTINS, LOOP, NUMPY, SandboxError, check
+from rewards.language.sandbox.source_check import BUILTINS, LOOP, NUMPY, SandboxError, check
 
 ROWS = 16_384  # a request at a time, to bound memory
 START = 30.0  # seconds in which the process must be up
@@ -175,7 +175,7 @@ class Sandbox:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         folder = tempfile.mkdtemp(prefix="factors-")  # the process deletes it as soon as it stands in it
-        worker, packages = Path(__file__).with_name("sandbox_worker.py"), Path(np.__file__).parent.parent
+        worker, packages = Path(__file__).with_name("worker.py"), Path(np.__file__).parent.parent
         with theirs, open(os.devnull, "r+b") as nowhere:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(worker), str(packages)],

@@ -29,7 +29,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from rewards.language.ledger import Item
+from rewards.language.annotation.ledger import Item
 
 CHUNK = 500  # rows of one query; SQLite's older limit of variables is 999
 WORDS = 2000  # characters of a judge's own words that are kept

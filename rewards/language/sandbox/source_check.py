@@ -4,7 +4,7 @@
 
 Arithmetic, comparisons, subscripts, functions, `if`, `for` over at most 64 values, and the names below; no import, no
 attribute that is not listed, no underscore at the start of a name, no text, no large number. It is the first wall of
-`rewards.language.sandbox`, which runs what passes; alone it is no protection: what passes may still run for ever or ask
+`process.py`, which runs what passes; alone it is no protection: what passes may still run for ever or ask
 for all memory.
 """
 

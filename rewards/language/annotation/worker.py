@@ -1,4 +1,4 @@
-"""A judge in a process of its own, `python -m rewards.language.worker`, and the line to it.
+"""A judge in a process of its own, `python -m rewards.language.annotation.worker`, and the line to it.
 
 One JSON object a line. To the process: first the job, then questions; from it: first a greeting, then answers, each as
 soon as it is there. A question is some texts or pairs that go to the judge together.
@@ -28,8 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO, Any
 
+from rewards.language.annotation.ledger import Item
 from rewards.language.judge import JUDGES, Answers, Judge, make_judge
-from rewards.language.ledger import Item
 
 
 def put(judge: Judge, items: Sequence[Item]) -> Answers:
@@ -53,7 +53,7 @@ class JudgeProcess:
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         # One thread for numerics, unless somebody says otherwise: the cores are the trainer's.
         env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
-        command = [sys.executable, "-P", "-m", "rewards.language.worker"]
+        command = [sys.executable, "-P", "-m", "rewards.language.annotation.worker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self.pid = self._process.pid
         self._inbox = inbox

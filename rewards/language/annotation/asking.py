@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.language.breaker import Breaker
-from rewards.language.cache import Label, LabelCache
-from rewards.language.ledger import Item, Ledger
-from rewards.language.worker import JudgeProcess
+from rewards.language.annotation.breaker import Breaker
+from rewards.language.annotation.cache import Label, LabelCache
+from rewards.language.annotation.ledger import Item, Ledger
+from rewards.language.annotation.worker import JudgeProcess
 
 TRIES = 3  # of a text that a judge in good health has no usable answer to
 BATCH = 64  # texts that a local judge gets together

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rewards.language import prompts
 from rewards.language.judge import Answers, Judge
-from rewards.language.sentences import encode
+from rewards.language.judges import prompts
+from rewards.language.judges.sentences import encode
 
 NEAR = 0.4  # cosine from which on a world's phrase is what a part of a goal means
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
