@@ -47,7 +47,7 @@ class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
         env: gym.Env,
         mission: str = "auto",
         captions: str = "events",
-        chatter: bool = False,
+        chatter: bool | int = False,
         varied: bool = False,
     ) -> None:
         if mission not in ("auto", "words", "drop"):

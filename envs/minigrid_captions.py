@@ -5,7 +5,8 @@
     captions="full"     also "bumped into a wall", "the yellow door is locked", and "sees the green goal" where a thing
                         comes into view that was not in view before; of several, the first in the order of `SIGHTS`.
                         With an event in the same step: "opened the yellow door, sees the green goal"
-    chatter             the action `done`, which changes nothing, prints "the screen shows picture 48213": ever new
+    chatter             the action `done`, which changes nothing, prints "the screen shows picture 48213": ever new with
+                        chatter=True, one of so many pictures with a number
     varied              whatever is said ends in " (417 moves left)", so that useful captions rarely repeat
 
 Both nuisances are for studies of rewards that read captions: with few clean captions any bonus for a new caption finds
@@ -67,7 +68,7 @@ class Speech:
     """
 
     captions: str = "events"
-    chatter: bool = False
+    chatter: bool | int = False
     varied: bool = False
     action: int = -1
     view: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 3), np.uint8))
@@ -76,9 +77,18 @@ class Speech:
     def __post_init__(self) -> None:
         if self.captions not in CAPTIONS:
             raise ValueError(f'captions={self.captions!r} is unknown; give "events" or "full"')
-        for name in ("chatter", "varied"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} is neither true nor false; give one of them")
+        if not isinstance(self.varied, bool):
+            raise ValueError(f"varied={self.varied!r} is neither true nor false; give one of them")
+        if not isinstance(self.chatter, int) or not 0 <= self.chatter <= PICTURES:
+            raise ValueError(
+                f"chatter={self.chatter!r} is neither true, false nor a number of pictures; give one of them, at most "
+                f"{PICTURES}"
+            )
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures the screen can show."""
+        return PICTURES if self.chatter is True else int(self.chatter)
 
 
 def called(kind: str, colour: str) -> str:
@@ -91,14 +101,15 @@ SEEN = tuple((kind, colour) for kind in SIGHTS for colour in COLOURS)
 RANK = {KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour): rank for rank, (kind, colour) in enumerate(SEEN)}
 
 
-def picture(salt: Any, step: Any) -> Any:
-    """Numbers of the pictures shown at these steps of these episodes, in [0, PICTURES): an episode repeats none.
+def picture(salt: Any, step: Any, pictures: int) -> Any:
+    """Numbers of the pictures shown at these steps of these episodes; of 10^7 an episode repeats none.
 
     Args:
         salt: int, or int64 (K,), in [0, 2^32).
         step: int, or int64 (K,), from 1 on.
+        pictures: how many there are; numbers are in [0, pictures).
     """
-    return (salt + step * 2_654_435_761) % PICTURES  # Knuth's multiplicative hash (1973): neighbours lie far apart
+    return (salt + step * 2_654_435_761) % pictures  # Knuth's multiplicative hash (1973): neighbours lie far apart
 
 
 def caption(env: gym.Env, memory: dict[str, Any]) -> str:
@@ -134,7 +145,7 @@ def _seen(view: np.ndarray) -> frozenset[int]:
 
 def _told(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
     if speech.chatter and speech.action == DONE:
-        event = chatters(picture(speech.salt, inner.step_count))
+        event = chatters(picture(speech.salt, inner.step_count, speech.pictures))
     else:
         what, thing = _event(inner, before, now, speech)
         event = EVENTS[what].format(called(thing.type, thing.color)) if thing is not None else EVENTS[what]

@@ -58,7 +58,8 @@ class Captions:
 
     def __init__(self, speech: Speech, rules: np.ndarray, missions: list[str], limit: int, n: int) -> None:
         self.text = np.full(n, "", object)
-        self.full, self.chatter, self.varied = speech.captions == "full", speech.chatter, speech.varied
+        self.full, self.chatter, self.varied = speech.captions == "full", bool(speech.chatter), speech.varied
+        self._pictures = speech.pictures
         self._events = _events(rules, self.full)
         self._done = DONE * (len(rules) // 7)  # situations from here on are of the action `done`
         self._phrases = _phrases()
@@ -94,7 +95,7 @@ class Captions:
         text = self._phrases.take(self._events.take(situation))
         if self.chatter and salt is not None:
             rows = (situation >= self._done).nonzero()[0]
-            text[rows] = [*map(chatters, picture(salt[rows], steps[rows]).tolist())]
+            text[rows] = [*map(chatters, picture(salt[rows], steps[rows], self._pictures).tolist())]
         if self.full:
             self._add_sights(text, self._bits_of(view))
         if self.varied:

@@ -11,8 +11,9 @@ arXiv 2410.23022, section 2; the decay stems from Klissarov et al. 2023, "Motif"
 Differences:
   - the caption is that of the state an action led to; both sources pay for the one it was taken in, a step too late;
   - a replay buffer keeps N_ep beside a transition (`recalls`), so an old transition is paid by the newest worth;
-  - an episode remembers its newest `EPISODE` captions.
-When it fails: captions that never repeat (numbers, clocks) are never decayed.
+  - an episode remembers its newest `EPISODE` captions;
+  - `alike=numbers` counts captions that differ in their numbers alone as one, whatever each is worth.
+When it fails: captions that never repeat (clocks, counters) are never decayed, unless `alike` takes them for one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import functools
 import hashlib
 import itertools
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,9 +44,11 @@ class CaptionedConfig(RewardConfig):
 
     Attributes:
         beta: how fast a caption that is met again loses its worth, at least 0; 0 pays it in full each time.
+        alike: which captions count as the same one met again: `exact`, or `numbers` where only their numbers differ.
     """
 
     beta: float = 3.0
+    alike: str = "exact"
 
     @property
     def name(self) -> str:
@@ -53,6 +57,7 @@ class CaptionedConfig(RewardConfig):
 
     def __post_init__(self) -> None:
         self.at_least(0, "beta")
+        self.one_of("alike", *KEYS)
 
     def at_least(self, low: float, *names: str) -> None:
         """Raise ValueError unless each field is a finite number of at least `low`."""
@@ -91,6 +96,7 @@ class Captioned(Reward):
     ) -> None:
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
         self.beta = float(config.beta)
+        self.key = KEYS[config.alike]
         self.visits = CountMemory(EPISODE)
         self.forget()
 
@@ -124,7 +130,7 @@ class Captioned(Reward):
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """N_ep of each row, float32 (T, N); 0 for a row without a caption."""
         assert batch.text is not None
-        keys = np.fromiter(map(key, batch.text.ravel().tolist()), np.uint64, batch.text.size).reshape(batch.shape)
+        keys = np.fromiter(map(self.key, batch.text.ravel().tolist()), np.uint64, batch.text.size).reshape(batch.shape)
         told = keys > 0
         visits, memory = self.visits.walk(memory, keys, batch.valid & told, batch.ended)
         return np.where(told, visits, 0).astype(np.float32), memory
@@ -157,3 +163,12 @@ def key(text: str) -> int:
         return 0
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
+
+
+@functools.lru_cache(CACHE)
+def key_without_numbers(text: str) -> int:
+    """The key of a text with each of its numbers taken for the same."""
+    return key(re.sub(r"[0-9]+", "0", text))
+
+
+KEYS = {"exact": key, "numbers": key_without_numbers}

@@ -18,7 +18,8 @@ Differences:
     negative;
   - an unsure judge gives no label to learn from (retrieval pays 0); a failed question is asked again (the code caches
     an answer that it cannot read as "bad" for good). Empty captions are neither judged nor paid;
-  - whom to ask about first: what is new, what is frequent, or what the model is least sure of;
+  - whom to ask about first: what is frequent, what is new (the code's way, which drowns in captions that never repeat),
+    or what the model is least sure of;
   - pairs are drawn from a bounded table of distinct captions (the code keeps every tenth observation for ever); tables,
     model and queue are saved;
   - gradient steps are taken only when labels came; some labels are held out to measure with.
@@ -63,7 +64,7 @@ class ONIConfig(CaptionedConfig):
         encoder: ngrams or charcnn, which reads the text for classification and ranking [charcnn].
         eta: classification pays above this probability, in (0, 1).
         quantile: ranking pays above this quantile of z among the captions met last, in (0, 1) [z > -0.5].
-        select: who is asked about first: `novelty` the newest, `frequency` the most met, `uncertainty` where the model
+        select: who is asked about first: `frequency` the most met, `novelty` the newest, `uncertainty` where the model
             is least sure [novelty].
         clock: wall (answers come when they come), steps (after `delay`, for judges that answer in this process), or
             transcript (as the file `transcript` recorded); auto is steps where the judge allows it, else wall.
@@ -90,7 +91,7 @@ class ONIConfig(CaptionedConfig):
     encoder: str = "ngrams"
     eta: float = 0.5
     quantile: float = 0.5
-    select: str = "novelty"
+    select: str = "frequency"
     clock: str = "auto"
     delay: int = 0
     rate: float = 0.0

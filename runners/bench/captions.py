@@ -1,20 +1,25 @@
 """Does it matter what captions say? ONI's reward models on MiniGrid, beside every control that ignores their meaning.
 
-The world talks: captions of events, bumps and things seen, and a useless action that prints an ever-new "the screen
-shows picture 48213", the television of texts. With few clean captions any caption bonus solves these tasks; the
-television is what tells rewards that read from rewards that count.
+The world talks: captions of events, bumps and things seen, and a useless action that shows a picture, the television of
+texts. With few clean captions any caption bonus solves these tasks; the television is what tells rewards that read from
+rewards that count.
+
+    doorkey, keycorridor   "the screen shows picture 48213": ever new
+    pictures               DoorKey with 300 pictures, which repeat
+    varied                 DoorKey whose every caption ends in "(417 moves left)", so that useful ones hardly repeat;
+                           an episode counts captions alike that differ in numbers alone
 
     none            the task's reward alone
     count           every caption pays 1/N^3, no judge
-    shuffled        labels at the same rate of helpful ones, for the wrong captions
+    shuffled        retrieval with labels for the wrong captions, three in ten of them helpful
     rnd             RND on observations
-    retrieval, classification, ranking    ONI's models; at most 10 labels in 1,000 steps, each 4,096 steps late
-    oracle          every caption is labelled at once
+    retrieval, classification, ranking    ONI's models; at most 10 labels in 1,000 steps, each 4,096 steps late; the
+                    captions met most are asked about first
+    oracle          retrieval, every caption labelled at once
 
 The judge is a rule judge, written by somebody who knows the tasks: what is shown is how labels become behaviour, not
-what a language model knows. Three seeds each: sweeps on DoorKey of retrieval and classification by `budget` (labels in
-all; as `often` they are spent on the captions met most), `noise` (share of wrong labels) and `delay` (steps); and
-`varied` captions, which count down the moves left, so that useful ones hardly repeat.
+what a language model knows. Sweeps on DoorKey, two seeds, of retrieval and classification: `budget` (labels in all),
+the same spent on the `newest` captions first, `noise` (share of wrong labels) and `delay` (steps).
 
 Runs go on one process a core; an interrupted study goes on where it stopped.
 """
@@ -31,8 +36,8 @@ from runners import results
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
-SEEDS = {"doorkey": 5, "keycorridor": 3, "varied": 3}
-SWEEP_SEEDS = 3
+SEEDS = {"doorkey": 5, "pictures": 3, "keycorridor": 3, "varied": 3}
+SWEEP_SEEDS = 2
 N_ENVS = 16
 # Settings and the weight were chosen on seed 100.
 SETTINGS: dict[str, Any] = {
@@ -45,6 +50,7 @@ SETTINGS: dict[str, Any] = {
 WEIGHT = 0.1
 TASKS: dict[str, tuple[str, dict[str, Any], int]] = {  # name -> id, options, steps
     "doorkey": ("MiniGrid-DoorKey-8x8-v0", {}, 300_000),
+    "pictures": ("MiniGrid-DoorKey-8x8-v0", {"chatter": 300}, 300_000),
     "keycorridor": ("MiniGrid-KeyCorridorS3R2-v0", {}, 300_000),
     "varied": ("MiniGrid-DoorKey-8x8-v0", {"varied": True}, 300_000),
 }
@@ -59,10 +65,10 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {  # arm -> reward, its options
     "ranking": ("oni", {"model": "ranking", **ASKED}),
     "oracle": ("oni", {"model": "retrieval", "clock": "steps"}),
 }
-VARIED = ("count", "retrieval", "classification", "ranking", "oracle")  # what varied captions can change
+READERS = ("count", "shuffled", "retrieval", "classification", "ranking", "oracle")  # whom captions can change
 SWEEPS: dict[str, dict[str, dict[str, Any]]] = {  # what is swept -> value -> options
     "budget": {str(n): {"budget": n} for n in (30, 100, 300)},
-    "often": {str(n): {"budget": n, "select": "frequency"} for n in (30, 100, 300)},
+    "newest": {str(n): {"budget": n, "select": "novelty"} for n in (30, 100, 300)},
     "noise": {str(p): {"judge": "simulated", "judge_options": {"accuracy": 1 - p}} for p in (0.1, 0.3)},
     "delay": {str(n): {"delay": n} for n in (0, 32_768)},
 }
@@ -74,7 +80,7 @@ def run(folder: Path) -> dict[str, float]:
         (train, (task, arm, "", "", seed))
         for seed in range(max(SEEDS.values()))
         for task in TASKS
-        for arm in (VARIED if task == "varied" else ARMS)
+        for arm in (READERS if task in ("pictures", "varied") else ARMS)
         if seed < SEEDS[task]
     ]
     jobs += [
@@ -120,13 +126,13 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
     env_id, tells, length = TASKS[task]
     reward, options = ARMS[arm]
     reads = reward == "oni"
-    said: dict[str, Any] = {"text": True, "captions": "full", "varied": False, **tells} if reads else {}
-    envs = make_vec(env_id, N_ENVS, seed=1000 * seed, backend="batched", chatter=True, **said)
+    said: dict[str, Any] = {"text": True, "captions": "full", "chatter": True, **tells} if reads else {}
+    envs = make_vec(env_id, N_ENVS, seed=1000 * seed, backend="batched", **said)
     configs: dict[str, Any] = {"task": None}
     if reward:
         common: dict[str, Any] = {"weight": WEIGHT}
         if reads:
-            common |= {"judge": "rules", "world": "minigrid"}
+            common |= {"judge": "rules", "world": "minigrid", "alike": "numbers" if task == "varied" else "exact"}
         options = {**common, **options, **(SWEEPS[sweep][value] if sweep else {})}
         configs[reward] = rewards.get(reward).Config(**options)
     config = PPOConfig(**SETTINGS)

@@ -125,6 +125,13 @@ def test_a_journal_brings_the_same_words_back():
     assert env.reset()[1] == other.reset()[1] and told(env, DONE) == told(other, DONE)
 
 
+def test_a_screen_with_three_pictures_shows_no_other():
+    env = make("MiniGrid-Empty-5x5-v0", text=True, chatter=3)
+    env.reset(seed=0)
+    said = {env.step(6)[-1]["text"] for _ in range(50)}
+    assert said == {f"the screen shows picture {number}" for number in range(3)}
+
+
 def test_without_chatter_levels_are_those_of_always_and_options_do_not_change_observations():
     plain, full, chatter = (
         make("MiniGrid-DoorKey-8x8-v0", seed=0, **options)
@@ -147,7 +154,8 @@ def test_events_are_told_without_the_adapter():
 def test_wrong_options_are_refused_with_a_sentence(backend):
     for options, sentence in [
         ({"captions": "all"}, r"captions='all' is unknown; give \"events\" or \"full\""),
-        ({"chatter": 1.5}, r"chatter=1.5 is neither true nor false"),
+        ({"chatter": 1.5}, r"chatter=1.5 is neither true, false nor a number of pictures"),
+        ({"chatter": -3}, r"chatter=-3 is neither true, false nor a number of pictures"),
         ({"varied": "yes"}, r"varied='yes' is neither true nor false"),
     ]:
         with pytest.raises(ValueError, match=sentence):
