@@ -19,7 +19,7 @@ from typing import Any
 from runners import results
 
 AWAY = 60.0  # seconds without a server
-STEPS = 1_500_000
+STEPS = 800_000
 ENV = ["env=MiniGrid-DoorKey-8x8-v0", "env.captions=full", "env.chatter=true"]
 RUN = ["reward=oni", "total_timesteps={steps}", "n_envs=16", "control=none", "video=false", "seed=0"]
 TIMES = ("time/", "oni/latency")  # columns that tell of the clock

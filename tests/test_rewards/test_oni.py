@@ -76,6 +76,13 @@ def test_a_repeated_caption_fades_with_the_power_beta(make):
     np.testing.assert_allclose(paid[:, 0], [1, 1 / 4, 1 / 9])
 
 
+def test_captions_that_differ_in_numbers_alone_fade_together_where_asked_for(make):
+    said = ["7 gold pieces (12 moves left).", "7 gold pieces (3 moves left).", "a key (3 moves left)."]
+    for alike, expected in (("exact", [1, 1, 1]), ("numbers", [1, 1 / 8, 1])):
+        paid, _ = make(model="count", alike=alike).scan(told(said), make().initial_memory(1))
+        np.testing.assert_allclose(paid[:, 0], expected)
+
+
 def test_the_control_pays_every_caption_and_asks_nobody(make):
     settings = ONIConfig(model="classification", select="uncertainty", judge="rules", transcript="never written")
     assert ONI(replace(settings, **ONI.control), *SPACES).annotator is None
