@@ -18,6 +18,7 @@ FIGURES = {
     "### Fast PPO": "ppo",
     "## Exploration": "exploration",
     "## Sentences": "vision",
+    "## Language": "language",
     "## Numbers": "foundation",
 }  # heading -> results
 
