@@ -106,7 +106,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
         found |= {key: results.iqm(of), f"{key}_low": low, f"{key}_high": high}
         steps = float(np.median([float(row["solved_at"] or "inf") for row in group]))
         if steps < float("inf"):
-            found[f"steps_to_80_{key}"] = steps
+            found[f"steps_to_80_{key.removeprefix('doorkey_')}"] = steps
     return found
 
 

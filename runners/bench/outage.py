@@ -3,12 +3,13 @@
 `runners.train` learns DoorKey with ONI beside a real server on this machine that answers by rules. The server is
 killed (SIGKILL) once labels flow, and started again a minute later. What must be seen: training goes on, the breaker
 opens, nothing is lost, labels resume. The second run replays the transcript of the first with the server off: every
-number of its log but the times is the same.
+number of its log but the times is the same. A key in the environment must stand in no file of either run.
 """
 
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ AWAY = 60.0  # seconds without a server
 STEPS = 800_000
 ENV = ["env=MiniGrid-DoorKey-8x8-v0", "env.captions=full", "env.chatter=true"]
 RUN = ["reward=oni", "total_timesteps={steps}", "n_envs=16", "control=none", "video=false", "seed=0"]
-TIMES = ("time/", "oni/latency")  # columns that tell of the clock
+KEY = "sk-canary-9876543210"
 
 
 def run(folder: Path, away: float = AWAY, steps: int = STEPS) -> dict[str, float]:
@@ -56,11 +57,13 @@ def run(folder: Path, away: float = AWAY, steps: int = STEPS) -> dict[str, float
     path.unlink(missing_ok=True)
     results.append_rows(path, rows)
     labels = [float(row["labels"]) for row in rows]
+    leaks = sum(KEY.encode() in file.read_bytes() for file in work.rglob("*") if file.is_file())
     return {
         "outage_labels_before": labels[0],
         "outage_labels_during": labels[1] - labels[0],
         "outage_labels_after": labels[2] - labels[1],
         "replay_difference": difference(first, second),
+        "outage_leaked_keys": float(leaks),
     }
 
 
@@ -78,7 +81,8 @@ def difference(first: list[dict[str, str]], second: list[dict[str, str]]) -> flo
 
 def _train(place: Path, steps: int, options: list[str]) -> subprocess.Popen:
     run = [word.format(steps=steps) for word in RUN]
-    return subprocess.Popen([sys.executable, "-m", "runners.train", *ENV, *run, *options, f"run_dir={place}"])
+    command = [sys.executable, "-m", "runners.train", *ENV, *run, *options, f"run_dir={place}"]
+    return subprocess.Popen(command, env={**os.environ, "OPENAI_API_KEY": KEY})
 
 
 def _wait(process: subprocess.Popen, until: Any, seconds: float = 300.0) -> None:
