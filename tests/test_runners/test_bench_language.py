@@ -38,12 +38,12 @@ def test_every_value_of_a_sweep_is_a_figure_of_its_own():
     assert figures["steps_to_80_retrieval_budget_100"] == 1000
 
 
-@pytest.mark.parametrize(("arm", "labels", "paid"), [("count", 0, 1.0), ("oracle", 214, 0.5)])
-def test_a_short_run_tells_what_became_of_its_captions(arm, labels, paid):
+@pytest.mark.parametrize(("arm", "labelled", "paid"), [("count", False, 1.0), ("oracle", True, 0.5)])
+def test_a_short_run_tells_what_became_of_its_captions(arm, labelled, paid):
     told = captions.train("pictures", arm, "", "", 0, steps=2048)
     assert told["steps"] == 2048 and 0.05 < told["chatter"] < 0.3
-    assert told["captions"] == 214  # pictures, sights and bumps of 2,048 steps at random
-    assert told["labels"] == labels
+    assert 150 < told["captions"] < 330  # pictures, sights and bumps of 2,048 steps at random
+    assert told["labels"] == (told["captions"] if labelled else 0)
     assert told["paid"] == paid if arm == "count" else 0 < told["paid"] < paid
 
 
