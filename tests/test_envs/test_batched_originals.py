@@ -7,7 +7,7 @@ import torch
 from envs import batched
 from envs.make import make
 
-CLASSIC = [name for name in batched.IDS if not name.startswith(("MiniGrid", "highway"))]
+CLASSIC = [name for name in batched.IDS if not name.startswith(("MiniGrid", "highway")) and "NetHack" not in name]
 GRIDS = [name for name in batched.IDS if name.startswith("MiniGrid")]
 N = 4
 
