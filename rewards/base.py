@@ -31,6 +31,7 @@ A reward that needs frames and reduces them to an embedding which never changes 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -77,6 +78,42 @@ class RewardConfig:
     episodic: bool = True
     warmup: int = 256
     freeze: int = 0
+
+    @property
+    def name(self) -> str:
+        """The reward's name, for errors."""
+        return type(self).__name__.removesuffix("Config").lower()
+
+    def positive(self, *names: str) -> None:
+        """Raise ValueError unless each field is above 0 and finite."""
+        for name in names:
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be above 0 and finite")
+
+    def at_least(self, low: float, *names: str) -> None:
+        """Raise ValueError unless each field is at least `low`."""
+        for name in names:
+            if not getattr(self, name) >= low:
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be at least {low}")
+
+    def share(self, *names: str, above: float | None = None) -> None:
+        """Raise ValueError unless each field is a share: in [0, 1], or above `above` and at most 1."""
+        for name in names:
+            value = getattr(self, name)
+            if not (value >= 0 if above is None else above < value) or value > 1:
+                wanted = "[0, 1]" if above is None else f"({above}, 1]"
+                raise ValueError(f"reward {self.name}: {name}={value} is no share; give a number in {wanted}")
+
+    def within(self, low: float, high: float, *names: str) -> None:
+        """Raise ValueError unless each field lies strictly between the bounds."""
+        for name in names:
+            if not low < getattr(self, name) < high:
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} is outside ({low}, {high})")
+
+    def one_of(self, name: str, *known: str) -> None:
+        """Raise ValueError unless the field is one of `known`."""
+        if getattr(self, name) not in known:
+            raise ValueError(f"reward {self.name}: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
 
 
 class Reward(ABC):

@@ -72,42 +72,12 @@ class LearnedConfig(RewardConfig):
     keys: list[str] = field(default_factory=list)
     channels: int = 0
 
-    @property
-    def name(self) -> str:
-        """The reward's name, for errors."""
-        return type(self).__name__.removesuffix("Config").lower()
-
     def __post_init__(self) -> None:
         self.share("update_proportion", above=0)
         self.positive("learning_rate", "max_grad_norm")
         self.at_least(1, "features", "hidden", "epochs", "batch_size")
         self.at_least(0, "channels")
         self.one_of("normalize_obs", "running", "bounds", "none")
-
-    def positive(self, *names: str) -> None:
-        """Raise ValueError unless each field is above 0 and finite."""
-        for name in names:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be above 0 and finite")
-
-    def at_least(self, low: float, *names: str) -> None:
-        """Raise ValueError unless each field is at least `low`."""
-        for name in names:
-            if not getattr(self, name) >= low:
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be at least {low}")
-
-    def share(self, *names: str, above: float | None = None) -> None:
-        """Raise ValueError unless each field is a share: in [0, 1], or above `above` and at most 1."""
-        for name in names:
-            value = getattr(self, name)
-            if not (value >= 0 if above is None else above < value) or value > 1:
-                wanted = "[0, 1]" if above is None else f"({above}, 1]"
-                raise ValueError(f"reward {self.name}: {name}={value} is no share; give a number in {wanted}")
-
-    def one_of(self, name: str, *known: str) -> None:
-        """Raise ValueError unless the field is one of `known`."""
-        if getattr(self, name) not in known:
-            raise ValueError(f"reward {self.name}: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
 
 
 class Learned(Reward):

@@ -50,39 +50,9 @@ class CaptionedConfig(RewardConfig):
     beta: float = 3.0
     alike: str = "exact"
 
-    @property
-    def name(self) -> str:
-        """The reward's name, for errors."""
-        return type(self).__name__.removesuffix("Config").lower()
-
     def __post_init__(self) -> None:
         self.at_least(0, "beta")
         self.one_of("alike", *KEYS)
-
-    def at_least(self, low: float, *names: str) -> None:
-        """Raise ValueError unless each field is a finite number of at least `low`."""
-        for name in names:
-            if not low <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"reward {self.name}: {name}={getattr(self, name)} is out of range; give {low} or more"
-                )
-
-    def above_zero(self, *names: str) -> None:
-        """Raise ValueError unless each field is a finite number above 0."""
-        for name in names:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be above 0 and finite")
-
-    def share(self, *names: str) -> None:
-        """Raise ValueError unless each field lies strictly between 0 and 1."""
-        for name in names:
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} is outside (0, 1)")
-
-    def one_of(self, name: str, *known: str) -> None:
-        """Raise ValueError unless the field is one of `known`."""
-        if getattr(self, name) not in known:
-            raise ValueError(f"reward {self.name}: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
 
 
 class Captioned(Reward):

@@ -68,9 +68,9 @@ class MotifConfig(CaptionedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.one_of("encoder", *ENCODERS)
-        self.share("quantile", "held_out")
+        self.within(0, 1, "quantile", "held_out")
         self.at_least(1, "epochs", "batch_size")
-        self.above_zero("learning_rate")
+        self.positive("learning_rate")
 
 
 class Motif(Captioned):

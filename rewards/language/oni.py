@@ -112,10 +112,10 @@ class ONIConfig(CaptionedConfig):
         self.one_of("encoder", *ENCODERS)
         self.one_of("select", "novelty", "frequency", "uncertainty")
         self.one_of("clock", "auto", "wall", "steps", "transcript")
-        self.share("eta", "quantile")
+        self.within(0, 1, "eta", "quantile")
         self.at_least(1, "pairs", "min_labels", "steps", "batch_size")
         self.at_least(2, "capacity")
-        self.above_zero("learning_rate")
+        self.positive("learning_rate")
         if self.select == "uncertainty" and self.model == "retrieval":
             raise ValueError(
                 "reward oni: select=uncertainty asks where a model is unsure, and model=retrieval never is; take "

@@ -144,5 +144,5 @@ def test_a_missing_file_and_settings_out_of_range_get_a_sentence(pairs):
         make("")
     with pytest.raises(ValueError, match=r"reward motif: held_out=1.0 is outside \(0, 1\)"):
         make(pairs, held_out=1.0)
-    with pytest.raises(ValueError, match=r"reward motif: epochs=0 is out of range"):
+    with pytest.raises(ValueError, match=r"reward motif: epochs=0 must be at least 1"):
         make(pairs, epochs=0)

@@ -318,7 +318,7 @@ def test_the_notes_name_the_judge(make):
         ({"clock": "sun"}, r"reward oni: clock='sun' is not one of auto, wall, steps, transcript"),
         ({"encoder": "bert"}, r"encoder='bert' is not one of ngrams, charcnn"),
         ({"select": "uncertainty"}, r"model=retrieval never is; take classification or ranking"),
-        ({"capacity": 1}, r"capacity=1 is out of range; give 2 or more"),
+        ({"capacity": 1}, r"capacity=1 must be at least 2"),
         ({"learning_rate": 0}, r"learning_rate=0 must be above 0"),
         ({"judge": "oracle9"}, r"there is no judge 'oracle9'"),
         ({"judge": "rules", "judge_options": {"book": "x"}}, r"the judge rules has no option 'book'"),
