@@ -15,6 +15,7 @@ rewards that count.
     rnd             RND on observations
     retrieval, classification, ranking    ONI's models; at most 10 labels in 1,000 steps, each 4,096 steps late; the
                     captions met most are asked about first
+    unsure          classification; what the classifier is least sure of is asked about first
     oracle          retrieval, every caption labelled at once
 
 The judge is a rule judge, written by somebody who knows the tasks: what is shown is how labels become behaviour, not
@@ -62,10 +63,11 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {  # arm -> reward, its options
     "rnd": ("rnd", {"scale": "return"}),
     "retrieval": ("oni", {"model": "retrieval", **ASKED}),
     "classification": ("oni", {"model": "classification", **ASKED}),
+    "unsure": ("oni", {"model": "classification", "select": "uncertainty", **ASKED}),
     "ranking": ("oni", {"model": "ranking", **ASKED}),
     "oracle": ("oni", {"model": "retrieval", "clock": "steps"}),
 }
-READERS = ("count", "shuffled", "retrieval", "classification", "ranking", "oracle")  # whom captions can change
+READERS = ("count", "shuffled", "retrieval", "classification", "unsure", "ranking", "oracle")  # whom captions can change
 SWEEPS: dict[str, dict[str, dict[str, Any]]] = {  # what is swept -> value -> options
     "budget": {str(n): {"budget": n} for n in (30, 100, 300)},
     "newest": {str(n): {"budget": n, "select": "novelty"} for n in (30, 100, 300)},

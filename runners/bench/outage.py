@@ -19,14 +19,13 @@ from typing import Any
 
 from runners import results
 
-AWAY = 60.0  # seconds without a server
-STEPS = 800_000
+AWAY, AFTER = 60.0, 30.0  # seconds without a server, and with it again
 ENV = ["env=MiniGrid-DoorKey-8x8-v0", "env.captions=full", "env.chatter=true"]
-RUN = ["reward=oni", "total_timesteps={steps}", "n_envs=16", "control=none", "video=false", "seed=0"]
+RUN = ["reward=oni", "total_timesteps=1e8", "n_envs=16", "control=none", "video=false", "seed=0"]
 KEY = "sk-canary-9876543210"
 
 
-def run(folder: Path, away: float = AWAY, steps: int = STEPS) -> dict[str, float]:
+def run(folder: Path, away: float = AWAY, after: float = AFTER) -> dict[str, float]:
     """Both runs; labels before, during and after the outage, and how far the replay's log is from the first."""
     from runners.bench.faulty_server import FaultyServer
 
@@ -34,35 +33,41 @@ def run(folder: Path, away: float = AWAY, steps: int = STEPS) -> dict[str, float
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     transcript = work / "transcript.jsonl"
+    first, second = work / "first" / "metrics.csv", work / "second" / "metrics.csv"
     rows: list[dict[str, Any]] = []
     with FaultyServer("minigrid", delay=0.05) as server:
         judge = f'{{url: "{server.url("rules")}", model: rules, attempts: 1, timeout: 5}}'
         asked = ["reward.oni.judge=openai", f"reward.oni.judge_options={judge}", f"reward.oni.transcript={transcript}"]
-        with _train(work / "first", steps, asked) as process:
-            log = _metrics(work / "first")
-            _wait(process, lambda: _last(log).get("oni/labels", 0) >= 20)
-            rows.append(_row("before", log))
+        with _train(first.parent, asked) as process:
+            _wait(process, lambda: _last(first).get("oni/labels", 0) >= 20)
+            rows.append(_row("before", first))
             server.kill()
             _wait(process, lambda: False, away)
-            rows.append(_row("without the server", log))
+            rows.append(_row("without the server", first))
             server.start()
-            _wait(process, lambda: False, 1e9)
-            rows.append(_row("after", log))
-    replay = ["reward.oni.clock=transcript", f"reward.oni.transcript={transcript}"]
-    with _train(work / "second", steps, replay) as process:
-        process.wait()
-    first, second = _read(_metrics(work / "first")), _read(_metrics(work / "second"))
-    rows.append({**_row("replayed", _metrics(work / "second"))})
+            labels = rows[-1]["labels"]
+            _wait(process, lambda: _last(first)["oni/labels"] > labels)
+            _wait(process, lambda: False, after)
+            process.terminate()
+    rows.append(_row("after", first))
+    end = rows[-1]["step"]
+    with _train(second.parent, ["reward.oni.clock=transcript", f"reward.oni.transcript={transcript}"]) as process:
+        _wait(process, lambda: _last(second).get("step", 0) >= end, 1e9)
+        process.terminate()
+    rows.append(_row("replayed without a server", second))
     path = folder / "outage.csv"
     path.unlink(missing_ok=True)
     results.append_rows(path, rows)
-    labels = [float(row["labels"]) for row in rows]
+    before, during, total = (float(row["labels"]) for row in rows[:3])
     leaks = sum(KEY.encode() in file.read_bytes() for file in work.rglob("*") if file.is_file())
+    played, replayed = ([row for row in _read(log) if int(row["step"]) <= end] for log in (first, second))
     return {
-        "outage_labels_before": labels[0],
-        "outage_labels_during": labels[1] - labels[0],
-        "outage_labels_after": labels[2] - labels[1],
-        "replay_difference": difference(first, second),
+        "outage_labels_before": before,
+        "outage_labels_during": during - before,
+        "outage_labels_after": total - during,
+        "outage_dropped": float(rows[2]["dropped"]),
+        "replay_rows": float(len(played)),
+        "replay_difference": difference(played, replayed),
         "outage_leaked_keys": float(leaks),
     }
 
@@ -79,9 +84,8 @@ def difference(first: list[dict[str, str]], second: list[dict[str, str]]) -> flo
     return largest
 
 
-def _train(place: Path, steps: int, options: list[str]) -> subprocess.Popen:
-    run = [word.format(steps=steps) for word in RUN]
-    command = [sys.executable, "-m", "runners.train", *ENV, *run, *options, f"run_dir={place}"]
+def _train(place: Path, options: list[str]) -> subprocess.Popen:
+    command = [sys.executable, "-m", "runners.train", *ENV, *RUN, *options, f"run_dir={place}"]
     return subprocess.Popen(command, env={**os.environ, "OPENAI_API_KEY": KEY})
 
 
@@ -89,10 +93,6 @@ def _wait(process: subprocess.Popen, until: Any, seconds: float = 300.0) -> None
     end = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < end and not until():
         time.sleep(1)
-
-
-def _metrics(place: Path) -> Path:
-    return place / "metrics.csv"
 
 
 def _read(log: Path) -> list[dict[str, str]]:
