@@ -67,7 +67,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {  # arm -> reward, its options
     "ranking": ("oni", {"model": "ranking", **ASKED}),
     "oracle": ("oni", {"model": "retrieval", "clock": "steps"}),
 }
-READERS = ("count", "shuffled", "retrieval", "classification", "unsure", "ranking", "oracle")  # whom captions can change
+READERS = ("count", "shuffled", "retrieval", "classification", "unsure", "ranking", "oracle")  # of captions
 SWEEPS: dict[str, dict[str, dict[str, Any]]] = {  # what is swept -> value -> options
     "budget": {str(n): {"budget": n} for n in (30, 100, 300)},
     "newest": {str(n): {"budget": n, "select": "novelty"} for n in (30, 100, 300)},
