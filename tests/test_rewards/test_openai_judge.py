@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ from rewards.language.judges.prompts import LONGEST, clean, fill, question, quot
 from runners.bench import judge_faults
 from runners.bench.faulty_server import quotations
 
-INJECTIONS = [
-    json.loads(line) for line in (Path(__file__).parent / "injections.txt").read_text(encoding="utf-8").splitlines()
-]
+INJECTIONS = [json.loads(line) for line in judge_faults.INJECTIONS.read_text(encoding="utf-8").splitlines()]
 WORTH = {"key": "helpful", "wall": "neutral", "lava": "harmful", "fog": "unsure"}
 
 
@@ -208,7 +205,7 @@ def test_a_caption_cannot_break_out_of_its_quotation(server, reworded):
 def test_no_fault_of_a_server_and_no_text_of_a_caption_makes_a_label(tmp_path):
     figures = judge_faults.run(tmp_path)
     assert figures == {"mislabels": 0, "injection_flips": 0, "leaked_keys": 0, "faults": 31, "injections": 141}
-    table = (tmp_path / "judge_faults.csv").read_text()
+    table = (tmp_path / "judge-faults.csv").read_text()
     assert table.count("\n") == 33 and "wrong key Bearer ***" in table  # the key did reach the server
 
 
