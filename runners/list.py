@@ -243,8 +243,10 @@ def _default(value: ast.expr) -> str:
             else str(value.value)
         )
     text = ast.unparse(value)
-    factory = re.fullmatch(r"field\(default_factory=(?:list|lambda: (.*))\)", text)
-    return text if factory is None else (factory.group(1) or "[]").replace(" ", "")
+    factory = re.fullmatch(r"field\(default_factory=(list|dict|lambda: (.*))\)", text)
+    if factory is None:
+        return text
+    return {"list": "[]", "dict": "{}"}.get(factory[1]) or factory[2].replace(" ", "")
 
 
 def _tree(module: str) -> ast.Module:
