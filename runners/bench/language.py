@@ -10,6 +10,7 @@ Wall time, since the annotator lives in a process of its own; turns and medians 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,6 @@ def _learn(
     env_id: str, said: dict[str, Any], options: dict[str, Any] | None, frames: int
 ) -> tuple[int, Callable[[], Any]]:
     """Builds an agent, lets it start everything that it starts once, and returns what is timed."""
-    import time
-
     import rewards
     from agents.ppo import PPO, PPOConfig
     from envs.make import make_vec
