@@ -91,10 +91,10 @@ class RewardConfig:
                 raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be above 0 and finite")
 
     def at_least(self, low: float, *names: str) -> None:
-        """Raise ValueError unless each field is at least `low`."""
+        """Raise ValueError unless each field is a finite number of at least `low`."""
         for name in names:
-            if not getattr(self, name) >= low:
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be at least {low}")
+            if not low <= getattr(self, name) < math.inf:
+                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be at least {low}, and finite")
 
     def share(self, *names: str, above: float | None = None) -> None:
         """Raise ValueError unless each field is a share: in [0, 1], or above `above` and at most 1."""

