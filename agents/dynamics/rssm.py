@@ -1,0 +1,105 @@
+"""RSSM: a memory that is certain beside a latent that is not; the cell of Dreamer.
+
+The memory h is a GRU over latents and actions. From h alone the cell expects what comes (the prior); from h and the
+observation it knows what came (the posterior); the gap between both is what the model did not foresee.
+
+    h_t = GRU(h_{t-1}, z_{t-1}, a_{t-1})      prior: z_t ~ p(. | h_t)      posterior: z_t ~ q(. | h_t, embed_t)
+
+Source: Hafner et al. 2019 (arXiv 1811.04551); Hafner et al. 2023, "Mastering diverse domains through world models",
+arXiv 2301.04104, equation 3.
+
+Differences from the source:
+  - a plain GRU with LayerNorm, as in DreamerV2, not one in blocks; one hidden layer in front of each distribution;
+  - sizes for a CPU: memory 128, 16 categoricals of 8 classes;
+  - at an episode's start h is zero, not the GRU's answer to zeros.
+
+When it fails: what must be remembered for hundreds of steps; the loop over time makes long sequences slow (`ssm`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agents.dynamics.latent import Categoricals, Cell, State, mlp
+from agents.nets import linear
+
+
+class RSSM(Cell):
+    """Memory "h" (..., memory) and latent "z" (..., groups * classes).
+
+    Args:
+        embed_size: E.
+        action_size: A.
+        memory: units of the GRU.
+        groups: categoricals of the latent.
+        classes: of each.
+        hidden: units of the hidden layers.
+        generator: draws the latents; None for one on the CPU, seeded with 0.
+
+    Raises:
+        ValueError: for a latent without a choice.
+    """
+
+    def __init__(
+        self,
+        embed_size: int,
+        action_size: int,
+        *,
+        memory: int = 128,
+        groups: int = 16,
+        classes: int = 8,
+        hidden: int = 128,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(generator)
+        self.latent = Categoricals(groups, classes)
+        self.sizes = {"h": memory, "z": self.latent.size}
+        self.size = memory + self.latent.size
+        self.from_latent = linear(self.latent.size, hidden, 1.0)
+        self.from_action = nn.Linear(action_size, hidden, bias=False)
+        self.norm = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU())
+        self.gates = nn.Sequential(linear(hidden + memory, 3 * memory, 1.0), nn.LayerNorm(3 * memory, eps=1e-3))
+        self.prior = mlp(memory, hidden, self.latent.size)
+        self.from_embed = nn.Linear(embed_size, hidden, bias=False)
+        self.from_memory = linear(memory, hidden, 1.0)
+        self.seen = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU(), linear(hidden, self.latent.size, 1.0))
+
+    def observe(
+        self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
+    ) -> tuple[State, dict[str, Any]]:
+        length, batch = first.shape
+        h = self._begin(first[0], state)["h"]
+        goes_on = (~first)[..., None].to(embed.dtype)
+        seen, pushed = self.from_embed(embed), self.from_action(action[:-1])  # what does not wait for the loop
+        waiting = self.latent.waiting(self.generator, length, batch) if sample else None
+        memories: list[Tensor] = [h]
+        latents: list[Tensor] = []
+        posteriors: list[Tensor] = []
+        for t in range(length):
+            if t:
+                h = self._remember(h, latents[-1], pushed[t - 1]) * goes_on[t]
+                memories.append(h)
+            chances = self.latent.probabilities(self.seen(self.from_memory(h) + seen[t]))
+            posteriors.append(chances)
+            latents.append(self.latent.sample(chances, None if waiting is None else waiting[t]))
+        states = {"h": torch.stack(memories), "z": torch.stack(latents)}
+        prior = self.latent.probabilities(self.prior(states["h"]))
+        return states, {"posterior": torch.stack(posteriors), "prior": prior}
+
+    def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
+        h = self._remember(state["h"], state["z"], self.from_action(action))
+        waiting = self.latent.waiting(self.generator, len(h)) if sample else None
+        return {"h": h, "z": self.latent.sample(self.latent.probabilities(self.prior(h)), waiting)}
+
+    def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return self.latent.kl(stats["posterior"], stats["prior"])
+
+    def _remember(self, h: Tensor, z: Tensor, pushed: Tensor) -> Tensor:
+        """The GRU; `pushed` is the action's part of its input."""
+        x = self.norm(self.from_latent(z) + pushed)
+        reset, candidate, update = self.gates(torch.cat([x, h], -1)).chunk(3, -1)
+        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        return torch.lerp(h, candidate, torch.sigmoid(update - 1))  # -1: it begins by keeping
