@@ -23,6 +23,7 @@ class TaskScorer:
 
     requires: frozenset[str] = frozenset({"reward"})
     relabelable, differentiable = True, False
+    is_task, keeps = True, False
 
     def __init__(self, gamma: float) -> None:
         self.streams = {"task": TaskStream(gamma)}
@@ -38,6 +39,18 @@ class TaskScorer:
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, Any], Memory]:
         """The environment's reward, 0 in rows that are no transitions."""
         return {"task": np.where(batch.valid, batch.reward, np.float32(0))}, memory
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
+        """Nothing: the reward lies in the replay already."""
+        return {}, memory
+
+    def again(self, batch: Transitions) -> dict[str, Any]:
+        """As `score`."""
+        return self.score(batch)[0]
+
+    def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
+        """The only stream."""
+        return raw["task"]
 
     def scaled(self, raw: dict[str, Any]) -> dict[str, Any]:
         """As it is."""

@@ -3,6 +3,7 @@
     score    what each stream says about the transitions, shaped               pure
     combine  sum of weight(t) * score / scale                                  pure
     update   the rewards learn, the scales move, the ledger is written         the only place where anything moves
+    keep     what a replay has to store so that it can ask `again`             pure
 
 Scores are divided by the statistics of the last update, so a stream that has a scale pays nothing until it has
 watched `warmup` transitions: that is what makes the wrapper, the rollout and the replay pay the same.
@@ -10,15 +11,13 @@ watched `warmup` transitions: that is what makes the wrapper, the rollout and th
 
 from __future__ import annotations
 
-import functools
-import math
-from collections import deque
 from typing import Any
 
 import numpy as np
 
 from envs.types import MEDIA, Memory, Transitions
 from rewards.base import Reward, RewardConfig, merge_memory, values_of
+from rewards.books import Ledger
 from rewards.scale import SCALES, make_scale
 from rewards.schedule import Schedule
 from rewards.shaping import SHAPES, clip, delta, potential, sigmoid
@@ -169,12 +168,19 @@ class Mix:
                 f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix can render only one size"
             )
         self.frame_size: int | None = next(iter(sizes), None)
-        self._ledger = _Ledger()
+        self._lasting = [stream for stream in streams if stream.has_memory or not stream.reward.relabelable]
+        self.keeps = bool(self._lasting) or any(name in self.requires for name in MEDIA)
+        self._ledger = Ledger()
 
     @property
     def replaces_task(self) -> bool:
         """True when the task's own reward is not part of the mix."""
         return "task" not in self.streams
+
+    @property
+    def is_task(self) -> bool:
+        """True when the task's own reward is paid as it is, and nothing else."""
+        return self.describe() == "task"
 
     def describe(self) -> str:
         """The composed reward, as one line."""
@@ -233,6 +239,51 @@ class Mix:
             if stream.has_memory:
                 after[name] = kept
         return raw, after
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
+        """What a replay keeps beside transitions, so that `again` can pay them later and in any order.
+
+        Embeddings of frames, and frames, texts and signals that are read as they are. A reward with a memory of the
+        episode cannot be computed from a transition alone: its score is kept, to be weighed and scaled anew; or, where
+        one number a row can stand for the memory (`Reward.recalls`), that number.
+
+        Args:
+            batch: (T, N) in time order, each transition handed in once.
+            memory: from `initial_memory` or the previous call.
+
+        Returns:
+            name -> column (T, N, ...); and the memory for the next call.
+        """
+        batch = self.embed(batch)
+        columns = dict(batch.extras)
+        for name in (*MEDIA, *(f"obs_{name}" for name in MEDIA)):
+            if name in self.requires and getattr(batch, name) is not None:
+                columns[name] = getattr(batch, name)
+        memory = dict(memory)
+        for stream in self._lasting:
+            if stream.reward.relabelable and stream.reward.recalls:
+                key = stream.reward.recalls
+                columns[key], memory[stream.name] = stream.reward.recall(batch, memory[stream.name])
+            elif not stream.reward.relabelable:
+                columns[f"score/{stream.name}"], after = stream.score(batch, memory.get(stream.name))
+                if stream.has_memory:
+                    memory[stream.name] = after
+        return columns, memory
+
+    def again(self, batch: Transitions) -> dict[str, np.ndarray]:
+        """Raw scores by stream, as the rewards stand now, of transitions that lie in a replay; pure.
+
+        Args:
+            batch: any leading shape, in any order, with the columns of `keep` as its fields and extras.
+        """
+        flat = batch.flatten()  # rows need not follow one another
+        raw = {}
+        for name, stream in self.streams.items():
+            if stream.reward.relabelable:
+                raw[name] = stream.score(flat, None)[0].reshape(batch.shape)
+            else:
+                raw[name] = batch.extras[f"score/{name}"]
+        return raw
 
     def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
@@ -304,58 +355,6 @@ class Mix:
             stream.reward.load_state_dict(state["streams"][name]["reward"])
             stream.scale.load_state_dict(state["streams"][name]["scale"])
         self._ledger.load_state_dict(state["ledger"])
-
-
-class _Ledger:
-    """Who paid how much: means, shares of the total, correlation with the task, return of an episode."""
-
-    def __init__(self) -> None:
-        self.running = np.zeros(0)  # learned return of the running episode, per environment
-        self.returns: deque[float] = deque(maxlen=100)  # of the last 100 episodes
-
-    def write(self, batch: Transitions, raw: dict[str, np.ndarray], parts: dict[str, np.ndarray]) -> dict[str, float]:
-        valid = batch.valid
-        metrics: dict[str, float] = {}
-        if not valid.any():
-            return metrics
-        pick = np.ravel if valid.all() else functools.partial(np.compress, valid.ravel())
-        sizes = {name: float(np.abs(pick(part)).mean()) for name, part in parts.items()}
-        everything = sum(sizes.values())
-        task = pick(batch.reward).astype(np.float64)
-        task -= task.mean()
-        for name, value in raw.items():
-            rows = pick(value).astype(np.float64)
-            mean = rows.mean()
-            metrics[f"reward/{name}"] = float(mean)
-            metrics[f"reward/{name}_share"] = sizes[name] / everything if everything > 0 else 0.0
-            rows -= mean
-            norm = math.sqrt(rows.dot(rows) * task.dot(task))
-            if name != "task" and norm > 1e-12 * len(rows):
-                metrics[f"reward/{name}_corr"] = float(rows.dot(task)) / norm
-        total = functools.reduce(np.add, parts.values())
-        metrics["reward/total"] = float(pick(total).mean())
-        self._episodes(np.where(valid, total, 0.0), batch.ended)
-        if self.returns:
-            metrics["rollout/ep_learned_mean"] = float(np.mean(self.returns))
-        return metrics
-
-    def _episodes(self, total: np.ndarray, ended: np.ndarray) -> None:
-        if len(self.running) != total.shape[1]:
-            self.running = np.zeros(total.shape[1])
-        start = 0
-        for t in map(int, np.flatnonzero(ended.any(axis=1))):
-            self.running = self.running + total[start : t + 1].sum(axis=0)
-            self.returns.extend(self.running[ended[t]].tolist())
-            self.running = np.where(ended[t], 0.0, self.running)
-            start = t + 1
-        self.running = self.running + total[start:].sum(axis=0)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"running": self.running, "returns": list(self.returns)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.running = np.array(state["running"])
-        self.returns = deque(state["returns"], maxlen=100)
 
 
 def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:

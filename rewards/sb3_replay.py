@@ -39,7 +39,7 @@ class _Rewards:
     def __getitem__(self, index: Any) -> np.ndarray:
         rows, columns = index
         self.buffer.flush()  # before the columns are read
-        return self.buffer.relabel(from_replay(self.buffer, *np.broadcast_arrays(rows, columns)), rows, columns)
+        return self.buffer.relabel(from_replay(self.buffer, *np.broadcast_arrays(rows, columns)))
 
     @property
     def nbytes(self) -> int:
@@ -49,9 +49,7 @@ class _Rewards:
 class _Relabelling:
     """What `relabelling` adds: embeddings and episodic scores as columns, rewards computed when they are read.
 
-    Frames are embedded in batches, before the next sample or update. Rewards with a memory of the episode cannot be
-    computed from a random sample: they are scored once, in time order, and only weighed and scaled anew; unless a
-    number a row can stand for the memory (`Reward.recalls`), which is then kept instead of the score.
+    Frames are embedded in batches, before the next sample or update; what else is kept, `Mix.keep` says.
     """
 
     PENDING = 256  # steps after which frames are embedded even if nobody samples
@@ -74,8 +72,6 @@ class _Relabelling:
         self._fresh = 0  # rows since the last update
         self._pending: list[tuple[int, Transitions]] = []
         self._media = any(name in mix.requires for name in MEDIA)
-        self._episodic = [name for name, stream in mix.streams.items() if not stream.reward.relabelable]
-        self._recalled = [n for n, s in mix.streams.items() if s.reward.relabelable and s.reward.recalls]
         self._venv: Any = None
 
     def attach(self, venv: VecEnv) -> None:
@@ -99,7 +95,7 @@ class _Relabelling:
         pos, cursor = self.pos, self.cursor  # type: ignore
         self.steps[pos] = cursor.step
         super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
-        if self._media or self._episodic or self._recalled:
+        if self.mix.keeps:
             rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)  # type: ignore[attr-defined]
             batch = from_replay(self, rows, columns).replace(extras={}, frame=None, text=None, signals=None)
             if self._media:
@@ -119,42 +115,20 @@ class _Relabelling:
             self._learn()
 
     def flush(self) -> None:
-        """Embed what is pending, score its episodic streams and walk the other memories, in time order."""
+        """Let the mix keep what it needs of the pending transitions, in time order."""
         if not self._pending:
             return
         positions = np.array([pos for pos, _ in self._pending])
-        batch = self.mix.embed(stack([batch for _, batch in self._pending]))
+        new, self.memory = self.mix.keep(stack([batch for _, batch in self._pending]), self.memory)
         self._pending = []
-        new: dict[str, np.ndarray] = dict(batch.extras)
-        for name in (*MEDIA, *(f"obs_{name}" for name in MEDIA)):
-            if name in self.mix.requires and getattr(batch, name) is not None:
-                new[name] = getattr(batch, name)
-        for name in self._episodic:
-            stream = self.mix.streams[name]
-            new[f"score/{name}"], memory = stream.score(batch, self.memory.get(name))
-            if stream.has_memory:
-                self.memory[name] = memory
-        for name in self._recalled:
-            reward = self.mix.streams[name].reward
-            new[reward.recalls], self.memory[name] = reward.recall(batch, self.memory[name])
         for key, value in new.items():
             if key not in self.columns:
                 self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)  # type: ignore[attr-defined]
             self.columns[key][positions] = value
 
-    def relabel(self, batch: Transitions, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    def relabel(self, batch: Transitions) -> np.ndarray:
         """The mix's reward of entries of this buffer, already flushed, as it stands now."""
-        return self.mix.combine(self._raw(batch, rows, columns), self.timesteps)
-
-    def _raw(self, batch: Transitions, rows: np.ndarray, columns: np.ndarray) -> dict[str, np.ndarray]:
-        flat = batch.flatten()  # n-step windows are no rollout: rows need not follow one another
-        raw = {}
-        for name, stream in self.mix.streams.items():
-            if name in self._episodic:
-                raw[name] = self.columns[f"score/{name}"][rows, columns]
-            else:
-                raw[name] = stream.score(flat, None)[0].reshape(batch.shape)
-        return raw
+        return self.mix.combine(self.mix.again(batch), self.timesteps)
 
     def _learn(self) -> None:
         """Update the rewards with the rows that came since the last time."""
@@ -162,7 +136,7 @@ class _Relabelling:
         rows = (self.pos - self._fresh + np.arange(self._fresh)) % self.buffer_size  # type: ignore[attr-defined]
         rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))  # type: ignore[attr-defined]
         batch = from_replay(self, rows, columns)
-        self.metrics = self.mix.update(batch, self._raw(batch, rows, columns), self.timesteps)
+        self.metrics = self.mix.update(batch, self.mix.again(batch), self.timesteps)
         self._fresh = 0
 
     def _get_virtual_samples(self, batch_indices: np.ndarray, env_indices: np.ndarray, env: Any = None) -> Any:
@@ -174,7 +148,7 @@ class _Relabelling:
             next_obs={key: value.cpu().numpy() for key, value in samples.next_observations.items()},
             reward=samples.rewards.cpu().numpy().reshape(-1),
         )
-        total = self.relabel(batch, batch_indices, env_indices)
+        total = self.relabel(batch)
         return samples._replace(rewards=torch.as_tensor(total, device=samples.rewards.device).reshape(-1, 1))
 
     def state_dict(self) -> dict[str, Any]:
