@@ -8,10 +8,12 @@ import torch
 from agents.dynamics.latent import Categoricals
 from agents.dynamics.rssm import RSSM
 from agents.dynamics.simnorm import SimNorm
+from agents.dynamics.ssm import SSM, scan
 
 L, B, E, A = 11, 3, 6, 2
 CELLS = {
     "rssm": lambda a, g: RSSM(E, a, memory=10, groups=3, classes=4, hidden=12, generator=g),
+    "ssm": lambda a, g: SSM(E, a, memory=10, layers=2, groups=3, classes=4, hidden=12, generator=g),
     "simnorm": lambda a, g: SimNorm(E, a, latent=12, simplex=4, hidden=12, generator=g),
 }
 
@@ -89,7 +91,7 @@ def test_an_episodes_start_forgets_all_before(kind):
     assert torch.equal(a, c)  # the sequence begins with a start: what came before does not matter
 
 
-@pytest.mark.parametrize("kind", ["rssm"])
+@pytest.mark.parametrize("kind", ["rssm", "ssm"])
 def test_what_was_done_and_seen_is_remembered_and_what_comes_is_not_known(kind):
     cell = cell_of(kind)
     embed, action, first = sequence()
@@ -119,7 +121,7 @@ def test_unroll_is_step_after_step(kind):
             assert torch.equal(unrolled[name][t], begin[name])
 
 
-@pytest.mark.parametrize("kind", ["rssm"])
+@pytest.mark.parametrize("kind", ["rssm", "ssm"])
 def test_samples_are_the_generators_alone(kind):
     embed, action, first = sequence()
     before = torch.default_generator.get_state()
@@ -198,6 +200,55 @@ def test_the_grus_update_by_hand():
         cell.gates[1].bias.copy_(torch.tensor([0.0, 2.0, 1.0]))  # reset, candidate, update after the norm
     h = cell._remember(torch.tensor([[0.5]]), torch.zeros(1, 2), torch.zeros(1, 1))
     assert h.item() == pytest.approx(0.5 * 0.5 + 0.5 * math.tanh(0.5 * 2.0))  # update gate sigmoid(1 - 1)
+
+
+def loop(a, b, s):
+    sums = []
+    for t in range(len(a)):
+        s = a[t] * s + b[t]
+        sums.append(s)
+    return torch.stack(sums)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 16, 37, 64])
+def test_the_scan_equals_the_loop_and_so_do_its_gradients(length):
+    g = torch.Generator().manual_seed(length)
+    a = torch.rand(length, 2, 3, generator=g)
+    a[torch.rand(length, 2, generator=g) < 0.1] = 0.0  # episodes begin
+    b, weight = (torch.randn(length, 2, 3, generator=g) for _ in range(2))
+    inputs = [a, b, torch.randn(2, 3, generator=g)]
+    results = []
+    for how in (scan, loop):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        sums = how(*leaves)
+        (sums * weight).sum().backward()
+        results.append([sums, *(x.grad for x in leaves)])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_the_scan_by_hand():
+    a = torch.tensor([0.5, 0.5, 0.0, 2.0]).view(4, 1, 1)
+    b = torch.tensor([1.0, 0.0, 3.0, 1.0]).view(4, 1, 1)
+    assert scan(a, b, torch.tensor([[4.0]])).flatten().tolist() == [3.0, 1.5, 3.0, 7.0]
+
+
+def test_the_scan_gives_every_gradient_of_finite_differences():
+    g = torch.Generator().manual_seed(0)
+    a, b, s = (torch.rand(*shape, generator=g, dtype=torch.double) for shape in ((7, 1, 2), (7, 1, 2), (1, 2)))
+    assert torch.autograd.gradcheck(scan, [x.requires_grad_() for x in (a, b, s)])
+
+
+def test_the_ssm_in_one_pass_equals_its_steps():
+    cell = cell_of("ssm")
+    embed, action, first = sequence()
+    first[1:] = False
+    whole, _ = cell.observe(embed, action, first, sample=False)
+    state = cell.initial(B)
+    for t in range(L):
+        for name in ("h", "s"):
+            torch.testing.assert_close(state[name], whole[name][t], atol=1e-5, rtol=1e-5)
+        state = cell.step({**state, "z": whole["z"][t]}, action[t], sample=False)
 
 
 def test_impossible_sizes_are_refused():
