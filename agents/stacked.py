@@ -1,0 +1,215 @@
+"""Several networks of equal shape side by side: one batched product for all members instead of a loop over them.
+
+net = Stacked(5, inputs=20, hidden=[128, 128], outputs=34, activation="silu", seed=3)
+net(x)                              (5, B, 34) from (B, 20), the same for all, or from (5, B, 20)
+net(x, net.members([0, 3]))         (2, B, 34): some of them
+net(x, generator=g)                 with dropout, whose masks `g` draws; without a generator nothing is dropped
+
+Small networks cost by the call, so K of them in one call cost little more than one on a GPU, and a tenth to a quarter
+less than K calls on a CPU.
+
+Sources: layer normalisation Ba et al. 2016, arXiv 1607.06450, before the activation as in BRO and TD-MPC2; batch
+renormalisation Ioffe 2017, arXiv 1702.03275, placed as CrossQ does (Bhatt et al. 2024, arXiv 1902.05605): on the input
+and after each activation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "relu": F.relu,
+    "silu": F.silu,
+    "mish": F.mish,
+    "elu": F.elu,
+    "tanh": torch.tanh,
+}
+NORMS = ("none", "layer", "batch")
+INITS = ("uniform", "orthogonal", "truncated")
+MOMENTUM = 0.01  # of batch statistics
+MOST_SCALE, MOST_SHIFT = 3.0, 5.0  # how far batch statistics are corrected towards the running ones
+WARM_UP = 100_000  # steps of plain batch normalisation before the correction begins
+
+
+class Stacked(nn.Module):
+    """K networks of fully connected layers.
+
+    Args:
+        members: K, at least 1.
+        inputs: I.
+        hidden: units of the hidden layers; empty for a linear map.
+        outputs: O.
+        activation: "relu", "silu", "mish", "elu" or "tanh".
+        norm: "none", "layer", or "batch" (see the file).
+        dropout: share of hidden units dropped in training, in [0, 1).
+        init: "uniform" (torch's: +-1/sqrt(inputs)), "orthogonal" (gain sqrt(2), biases 0), "truncated" (a Gaussian of
+            deviation 1 / (2 sqrt(inputs)), cut at two, biases 0).
+        last: what the last layer's first weights are multiplied by; 0 lets the networks begin at 0.
+        seed: of the first weights.
+
+    Raises:
+        ValueError: for a name or a number that is none of these.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        hidden: list[int],
+        outputs: int,
+        *,
+        activation: str = "relu",
+        norm: str = "none",
+        dropout: float = 0.0,
+        init: str = "uniform",
+        last: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value, known in (
+            ("activation", activation, tuple(ACTIVATIONS)),
+            ("norm", norm, NORMS),
+            ("init", init, INITS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} is out of range; give a share in [0, 1)")
+        if min([members, inputs, outputs, *hidden]) < 1:
+            raise ValueError(
+                f"{members} networks of {[inputs, *hidden, outputs]} units; every number must be 1 or more"
+            )
+        self.count, self.inputs, self.outputs, self.hidden = members, inputs, outputs, list(hidden)
+        self.activation, self.norm, self.dropout = ACTIVATIONS[activation], norm, dropout
+        self.stack = nn.ParameterList()  # of each layer: weight (K, I, O), bias (K, 1, O); after a norm gain and shift
+        draw = torch.Generator().manual_seed(seed)
+        sizes = [inputs, *hidden, outputs]
+        self.scaled = [norm == "layer" and n < len(hidden) for n in range(len(sizes) - 1)]
+        for number, (before, after) in enumerate(itertools.pairwise(sizes)):
+            weight, bias = _first(members, before, after, init, draw)
+            if number == len(hidden):
+                weight, bias = weight * last, bias * last
+            self.stack += [nn.Parameter(weight), nn.Parameter(bias)]
+            if self.scaled[number]:
+                ones = torch.ones(members, 1, after)
+                self.stack += [nn.Parameter(ones), nn.Parameter(torch.zeros_like(ones))]
+        self.renorms = nn.ModuleList(Renorm(members, n) for n in sizes[:-1]) if norm == "batch" else None
+
+    def weights(self) -> list[Tensor]:
+        """All parameters, layer by layer: what `forward` reads unless it is given others."""
+        return list(self.stack)
+
+    def members(self, which: Any) -> list[Tensor]:
+        """Parameters of some members: an index, a slice, a list or a tensor of places."""
+        if isinstance(which, int):
+            which = slice(which, which + 1)
+        return [p[which] for p in self.stack]
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: list[Tensor] | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        batch_stats: bool = False,
+    ) -> Tensor:
+        """(B, I), the same for all, or (K, B, I) -> (K, B, O).
+
+        Args:
+            x: the inputs.
+            weights: parameters to use instead of the module's own: detached ones, a target's, those of some members.
+            generator: draws what is dropped; None for no dropout.
+            batch_stats: norm="batch" only: statistics of this batch, which the running ones follow.
+        """
+        stack = iter(self.stack if weights is None else weights)
+        depth = len(self.hidden)
+        for number in range(depth + 1):
+            if self.renorms is not None:
+                x = self.renorms[number](x, batch_stats)
+            weight, bias = next(stack), next(stack)
+            if x.dim() == 2:
+                x = x.expand(len(weight), *x.shape)
+            x = torch.baddbmm(bias, x, weight)
+            if number == depth:
+                return x
+            if self.scaled[number]:
+                gain, shift = next(stack), next(stack)
+                x = F.layer_norm(x, x.shape[-1:]) * gain + shift
+            x = self.activation(x)
+            if generator is not None and self.dropout:
+                keep = torch.empty_like(x).bernoulli_(1 - self.dropout, generator=generator)
+                x = x * keep / (1 - self.dropout)
+        return x
+
+    def fold(self, scale: Tensor, shift: Tensor, weights: list[Tensor] | None = None) -> None:
+        """Adapt the first layer to inputs that will come as (x - shift) / scale, so that the outputs stay as they were.
+
+        Args:
+            scale: (n,) of the first n inputs, above 0.
+            shift: (n,).
+            weights: parameters to change instead of the module's own.
+        """
+        n = len(scale)
+        if self.renorms is not None:
+            first: Any = self.renorms[0]
+            if weights is None:  # running statistics are nobody else's
+                first.mean[..., :n] = (first.mean[..., :n] - shift) / scale
+                first.var[..., :n] /= scale.square()
+            return
+        stack = self.weights() if weights is None else weights
+        with torch.no_grad():
+            stack[1] += shift[None] @ stack[0][:, :n]
+            stack[0][:, :n] *= scale[:, None]
+
+
+class Renorm(nn.Module):
+    """Batch renormalisation of K members' features (K, B, F), without gain and shift: a linear layer follows.
+
+    Statistics of a batch, corrected by factors that carry no gradient so that training sees what acting sees.
+    """
+
+    mean: Tensor
+    var: Tensor
+    steps: Tensor
+
+    def __init__(self, members: int, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(members, 1, features))
+        self.register_buffer("var", torch.ones(members, 1, features))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor, batch_stats: bool = False) -> Tensor:
+        """(B, F) or (K, B, F) -> (K, B, F)."""
+        if not batch_stats:
+            return (x - self.mean) * torch.rsqrt(self.var + 1e-5)
+        mean, var = x.mean(-2, keepdim=True), x.var(-2, unbiased=False, keepdim=True)
+        deviation = torch.sqrt(var + 1e-5)
+        with torch.no_grad():
+            running = torch.sqrt(self.var + 1e-5)
+            warm = self.steps >= WARM_UP
+            scale = torch.where(warm, (deviation / running).clamp(1 / MOST_SCALE, MOST_SCALE), 1.0)
+            shift = torch.where(warm, ((mean - self.mean) / running).clamp(-MOST_SHIFT, MOST_SHIFT), 0.0)
+            self.mean.lerp_(mean.expand_as(self.mean), MOMENTUM)
+            self.var.lerp_(var.expand_as(self.var), MOMENTUM)
+            self.steps += 1
+        return (x - mean) / deviation * scale + shift
+
+
+def _first(members: int, inputs: int, outputs: int, init: str, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """First weights (K, I, O) and biases (K, 1, O)."""
+    weight, bias = torch.empty(members, inputs, outputs), torch.zeros(members, 1, outputs)
+    limit = 1 / math.sqrt(inputs)
+    if init == "uniform":
+        return weight.uniform_(-limit, limit, generator=draw), bias.uniform_(-limit, limit, generator=draw)
+    if init == "truncated":
+        return nn.init.trunc_normal_(weight, 0, limit / 2, -limit, limit, generator=draw), bias
+    for member in weight:
+        nn.init.orthogonal_(member, math.sqrt(2), generator=draw)
+    return weight, bias
