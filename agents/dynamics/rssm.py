@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agents.dynamics.latent import Categoricals, Cell, State, mlp
@@ -58,13 +59,15 @@ class RSSM(Cell):
         self.latent = Categoricals(groups, classes)
         self.sizes = {"h": memory, "z": self.latent.size}
         self.size = memory + self.latent.size
+        self.hidden = hidden
         self.from_latent = linear(self.latent.size, hidden, 1.0)
         self.from_action = nn.Linear(action_size, hidden, bias=False)
         self.norm = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU())
-        self.gates = nn.Sequential(linear(hidden + memory, 3 * memory, 1.0), nn.LayerNorm(3 * memory, eps=1e-3))
+        self.from_memory = linear(memory, hidden + 3 * memory, 1.0)  # for the posterior, for the gates
+        self.gates = nn.Linear(hidden, 3 * memory, bias=False)
+        self.gates_norm = nn.LayerNorm(3 * memory, eps=1e-3)
         self.prior = mlp(memory, hidden, self.latent.size)
         self.from_embed = nn.Linear(embed_size, hidden, bias=False)
-        self.from_memory = linear(memory, hidden, 1.0)
         self.seen = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU(), linear(hidden, self.latent.size, 1.0))
 
     def observe(
@@ -73,33 +76,35 @@ class RSSM(Cell):
         length, batch = first.shape
         h = self._begin(first[0], state)["h"]
         goes_on = (~first)[..., None].to(embed.dtype)
-        seen, pushed = self.from_embed(embed), self.from_action(action[:-1])  # what does not wait for the loop
-        waiting = self.latent.waiting(self.generator, length, batch) if sample else None
-        memories: list[Tensor] = [h]
+        waiting = self.latent.waiting(self.generator, length, batch) if sample else [None] * length
+        # What does not wait for the loop. `unbind`, since the gradient of an index is as long as the sequence.
+        seen, pushed = self.from_embed(embed).unbind(), self.from_action(action[:-1]).unbind()
+        memories: list[Tensor] = []
         latents: list[Tensor] = []
         posteriors: list[Tensor] = []
         for t in range(length):
-            if t:
-                h = self._remember(h, latents[-1], pushed[t - 1]) * goes_on[t]
-                memories.append(h)
-            chances = self.latent.probabilities(self.seen(self.from_memory(h) + seen[t]))
-            posteriors.append(chances)
-            latents.append(self.latent.sample(chances, None if waiting is None else waiting[t]))
+            memories.append(h)
+            known, gates = self.from_memory(h).split([self.hidden, 3 * h.shape[-1]], -1)
+            posteriors.append(self.latent.probabilities(self.seen(known + seen[t])))
+            latents.append(self.latent.sample(posteriors[t], waiting[t]))
+            if t + 1 < length:
+                h = self._remember(h, gates, latents[t], pushed[t]) * goes_on[t + 1]
         states = {"h": torch.stack(memories), "z": torch.stack(latents)}
         prior = self.latent.probabilities(self.prior(states["h"]))
         return states, {"posterior": torch.stack(posteriors), "prior": prior}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
-        h = self._remember(state["h"], state["z"], self.from_action(action))
+        weight, bias = self.from_memory.weight[self.hidden :], self.from_memory.bias[self.hidden :]
+        h = self._remember(state["h"], F.linear(state["h"], weight, bias), state["z"], self.from_action(action))
         waiting = self.latent.waiting(self.generator, len(h)) if sample else None
         return {"h": h, "z": self.latent.sample(self.latent.probabilities(self.prior(h)), waiting)}
 
     def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return self.latent.kl(stats["posterior"], stats["prior"])
 
-    def _remember(self, h: Tensor, z: Tensor, pushed: Tensor) -> Tensor:
-        """The GRU; `pushed` is the action's part of its input."""
-        x = self.norm(self.from_latent(z) + pushed)
-        reset, candidate, update = self.gates(torch.cat([x, h], -1)).chunk(3, -1)
+    def _remember(self, h: Tensor, gates: Tensor, z: Tensor, pushed: Tensor) -> Tensor:
+        """The GRU; `gates` is the memory's part of them, `pushed` the action's part of the input."""
+        gates = self.gates_norm(gates + self.gates(self.norm(self.from_latent(z) + pushed)))
+        reset, candidate, update = gates.chunk(3, -1)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
         return torch.lerp(h, candidate, torch.sigmoid(update - 1))  # -1: it begins by keeping

@@ -195,10 +195,9 @@ def test_simnorm_makes_simplices():
 def test_the_grus_update_by_hand():
     cell = RSSM(1, 1, memory=1, groups=1, classes=2, hidden=1)
     with torch.no_grad():
-        for p in cell.gates.parameters():
-            p.zero_()
-        cell.gates[1].bias.copy_(torch.tensor([0.0, 2.0, 1.0]))  # reset, candidate, update after the norm
-    h = cell._remember(torch.tensor([[0.5]]), torch.zeros(1, 2), torch.zeros(1, 1))
+        cell.gates_norm.weight.zero_()
+        cell.gates_norm.bias.copy_(torch.tensor([0.0, 2.0, 1.0]))  # reset, candidate, update
+    h = cell._remember(torch.tensor([[0.5]]), torch.zeros(1, 3), torch.zeros(1, 2), torch.zeros(1, 1))
     assert h.item() == pytest.approx(0.5 * 0.5 + 0.5 * math.tanh(0.5 * 2.0))  # update gate sigmoid(1 - 1)
 
 
