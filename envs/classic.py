@@ -32,7 +32,7 @@ from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnasium.envs.registration import EnvSpec
 
-from envs import states
+from envs import states, terminations
 from envs.canvas import Canvas
 from envs.classic_captions import FLAG, UPRIGHT, caption
 from envs.family import Family, Goal, entry
@@ -350,6 +350,7 @@ FAMILY = Family(
     goals=lambda spec: _GOALS.get(_class(spec), []),
     scatter=states.scatter_classic,
     axis=states.axis_classic,
+    terminates=terminations.classic,
     signals=states.signals_classic,
     sense=states.sense_pendulum,
     success=_success,

@@ -15,6 +15,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from envs.types import Array
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -108,6 +110,10 @@ def _no_axis(spec: EnvSpec) -> Axis | None:
     return None
 
 
+def _no_ends(spec: EnvSpec) -> Callable[[Array, Array, Array], Array] | None:
+    return None
+
+
 def _no_metrics(env: gym.Env) -> Metrics | None:
     return None
 
@@ -140,6 +146,8 @@ class Family:
             False where it cannot.
         axis: the number along which an environment can be posed; None where there is none.
         metrics: env -> a fresh count of evaluation episodes, fed with what `sense` reads; None where there is none.
+        terminates: spec -> function of (obs, action, next_obs), arrays (B, D), (B, A), (B, D), whether the episode ends
+            there, bool (B,); reads no simulator. None where observations do not tell. See `envs.terminations`.
         sampled: whether policies are judged as they explore, with chance: where the likeliest action, taken always, may
             repeat itself until time is up.
         success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
@@ -163,6 +171,7 @@ class Family:
     scatter: Callable[[gym.Env, np.random.Generator], bool] = _no_scatter
     axis: Callable[[EnvSpec], Axis | None] = _no_axis
     metrics: Callable[[gym.Env], Metrics | None] = _no_metrics
+    terminates: Callable[[EnvSpec], Callable[[Array, Array, Array], Array] | None] = _no_ends
     sampled: bool = False
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 

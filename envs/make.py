@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -21,11 +23,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from envs import render
 from envs.disturb import disturb
 from envs.family import Family, Goal, families, family_of
+from envs.types import Array
 from envs.vector import InProcess
 from envs.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer
 
-__all__ = ["Family", "Goal", "families", "goals", "make", "make_vec", "spec_of"]
+__all__ = ["Family", "Goal", "families", "goals", "make", "make_vec", "spec_of", "termination"]
 
 BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async", "vector_entry_point")
 
@@ -194,6 +197,27 @@ def goals(env_id: str) -> list[Goal]:
     """What may be wanted of an environment; the first is the default, and the list is empty where none is known."""
     spec = spec_of(env_id)
     return family_of(spec).goals(spec)
+
+
+def termination(env_id: str, **options: Any) -> Callable[[Array, Array, Array], Array] | None:
+    """When episodes end, as a function of (obs, action, next_obs); None where observations do not tell.
+
+    Args:
+        env_id: as in `make`.
+        **options: those that `make` is given; limits of what is healthy are heeded. What changes observations (a
+            `noisy_tv`) makes the answer None.
+
+    Returns:
+        A function of arrays (B, D), (B, A), (B, D), NumPy's or torch's, observations and actions as the environment
+        has them, that gives bool (B,).
+
+    Raises:
+        ValueError: if the id is unknown.
+    """
+    spec = spec_of(env_id)
+    if options.pop("noisy_tv", None) is not None:
+        return None
+    return family_of(spec).terminates(dataclasses.replace(spec, kwargs={**spec.kwargs, **options}))
 
 
 def spec_of(env_id: str) -> EnvSpec:

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
-from envs import states
+from envs import states, terminations
 from envs.family import Family, Goal, entry
 from envs.render import before_opengl
 
@@ -310,6 +310,7 @@ FAMILY = Family(
     caption=_caption,
     scatter=states.scatter_robot,
     axis=states.axis_robot,
+    terminates=terminations.robot,
     goals=lambda spec: _GOALS.get(_robot(spec), []),
     aim=lambda spec: _AIMS.get(_robot(spec), ""),
     success=_success,

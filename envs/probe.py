@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from envs import terminations
 from envs.family import Family, entry
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
@@ -80,6 +81,7 @@ FAMILY = Family(
     ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),
     knows=lambda spec: entry(spec).startswith("envs.probe:"),
     aim=lambda spec: "take the action that is paid",
+    terminates=terminations.probe,
     success=lambda env, episode_return, terminated, info: episode_return > 0 if _has_choice(env) else None,
 )
 
