@@ -1,0 +1,376 @@
+"""Networks that predict the next observation: one or several side by side, each with or without a word on its doubt.
+
+Every member maps a whitened (obs, action) to the standardised change of the observation and the task's reward, as a
+Gaussian or as a number. Several members, each fitted to its own resampling of the same rows, agree where there was data
+and differ elsewhere, which is what penalties and planners read as uncertainty.
+
+Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models"
+(PETS), arXiv 1805.12114, section 4 (Gaussian members, bootstrap, TS1) and appendix A.1 (bounded variance); Janner et
+al. 2019, "When to Trust Your Model" (MBPO), arXiv 1906.08253 (elites by held-out error); Zheng et al. 2023, "Is Model
+Ensemble Necessary for Model-based RL via a Lipschitz Perspective" (one member is often enough).
+
+Differences from the sources:
+  - a fit has a budget of gradient steps, not of epochs, goes on from the last weights, and ends with the weights that
+    predicted the held-out rows best, member by member;
+  - scalers stay until the data has doubled, so that the networks need not follow a moving unit;
+  - held-out are stretches of consecutive rows, the same ones at every fit: neighbours in time are nearly copies;
+  - members are ranked by the loss they are fitted to, not by the squared error: a Gaussian answers for its doubt too;
+  - TS1 splits the batch: every elite predicts an equal share of the rows, where PETS asks all members about all rows;
+  - the predicted reward is the expected one; only observations are sampled;
+  - a number that never changed in the data is predicted exactly as it is.
+
+When it fails: discontinuous worlds (contacts, doors) are smoothed over; far from the data all members may err alike;
+numbers that change rarely are rare in the loss, too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+
+from agents.codec import Codec
+from agents.dynamics import Predicted
+from agents.nets import Flat
+from agents.stacked import Stacked
+
+BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
+HELD = 1000  # held-out rows that are looked at, at most
+EVERY = 50  # gradient steps between two looks
+LOG_VAR = (-10.0, 0.5)  # where the learned bounds of log-variances begin
+BOUND_WEIGHT = 0.01  # PETS: what pulls the bounds together
+GAIN = 0.01  # an improvement by less than this part is none
+
+
+@dataclass
+class EnsembleConfig:
+    """Settings of `Ensemble`.
+
+    Attributes:
+        kind: "gauss" (each member predicts a mean and a variance) or "det" (a number).
+        members: networks side by side, K.
+        elites: how many of them, the best by held-out loss, are asked for outcomes; None for all.
+        hidden: units of each hidden layer.
+        norm: "none" or "layer" (LayerNorm before each activation).
+        terminations: whether the end of an episode is learned, too.
+        learning_rate, weight_decay, batch_size: of AdamW; the batch is each member's.
+        first_steps: gradient steps of a fit after the scalers were set: at first, and when the data has doubled.
+        min_steps, max_steps: of every other fit, which ends early when no member gets better.
+    """
+
+    kind: str = "gauss"
+    members: int = 5
+    elites: int | None = None
+    hidden: list[int] = field(default_factory=lambda: [128, 128, 128])
+    norm: str = "none"
+    terminations: bool = False
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    batch_size: int = 256
+    first_steps: int = 1000
+    min_steps: int = 100
+    max_steps: int = 500
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("gauss", "det"):
+            raise ValueError(f'kind={self.kind!r} is no kind of model; give "gauss" or "det"')
+        for name in ("members", "batch_size", "first_steps", "min_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is out of range; give 1 or more")
+        if self.elites is not None and not 1 <= self.elites <= self.members:
+            raise ValueError(f"elites={self.elites} is out of range; give 1 to members={self.members}, or None for all")
+        if self.max_steps < self.min_steps:
+            raise ValueError(f"max_steps={self.max_steps} is below min_steps={self.min_steps}; give at least as many")
+        if not 0 < self.learning_rate < 1 or not 0 <= self.weight_decay < 1:
+            raise ValueError(
+                f"learning_rate={self.learning_rate}, weight_decay={self.weight_decay} are out of range; "
+                "give a rate between 0 and 1 and a decay from 0 to below 1"
+            )
+
+
+class Scaler(nn.Module):
+    """Columns in standard deviations from their mean; a column that never changed keeps its unit."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def fit(self, rows: Tensor) -> None:
+        """Take mean and deviation of `rows` (M, size)."""
+        std, mean = torch.std_mean(rows.double(), 0, correction=0)
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(std > 1e-6, std, 1.0))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return (rows - self.mean) / self.scale
+
+
+def held_out(rows: int, device: Any = "cpu") -> Tensor:
+    """Bool (rows,): which of so many rows in time order are kept from fitting; one block in ten, at least one row."""
+    index = torch.arange(rows, device=device)
+    mask = index // BLOCK % OF == OF // 2
+    return mask if rows > BLOCK * (OF // 2) else index >= rows - max(1, rows // OF)
+
+
+class Ensemble:
+    """A `Dynamics`: next_obs = obs + mean + scale * f_k(whitened obs and action).
+
+    Attributes:
+        elites: (E,) int64, the members that are asked for outcomes, best first.
+        failures: fits that came to nothing.
+
+    Args:
+        codec: the spaces.
+        config: its settings.
+        seed: of the weights, the minibatches and the sampled outcomes.
+        device: as torch writes it.
+    """
+
+    differentiable = True
+
+    def __init__(self, codec: Codec, config: EnsembleConfig, *, seed: int = 0, device: str = "cpu") -> None:
+        self.config, self.members, self.device = config, config.members, torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.net = _Members(codec.obs_size, codec.action_size, config, seed).to(self.device)
+        self._flat = Flat.over(list(self.net.parameters()))
+        self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
+        self._scaled_at = self.failures = 0
+        self._elect(torch.arange(self.members, device=self.device))
+
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+        """See `Dynamics.step`; differentiable in obs and action."""
+        net = self.net
+        means = stds = std = None
+        x = net.inputs(torch.cat([obs, action], -1))
+        if sample and not opinions and len(self.elites) > 1:
+            mean, std, ends = net.read(self._shared(x))
+        else:
+            out = net(x, self._weights if opinions else self._elite)
+            if opinions:
+                means, stds, _ = net.read(out)
+                means, stds = means[..., :-1], stds if stds is None else stds[..., :-1]
+                out = out.index_select(0, self.elites)
+            if sample:
+                mean, std, ends = net.read(out[self._drawn(len(x))[0], torch.arange(len(x), device=self.device)])
+            else:
+                mean, _, ends = net.read(out)
+                mean, ends = mean.mean(0), ends if ends is None else ends.mean(0)
+        change, unit = mean[:, :-1], net.outputs.scale * net.moves
+        if sample and std is not None:
+            change = change + std[:, :-1] * torch.empty_like(change).normal_(generator=self.generator)
+        next_obs = obs + (net.outputs.mean[:-1] + change * unit[:-1])
+        return Predicted(next_obs, net.outputs.mean[-1] + mean[:, -1] * unit[-1], ends, means, stds)
+
+    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+        """See `Dynamics.fit`.
+
+        Returns:
+            model_error (RMSE of the elites on held-out rows, in deviations of the change), model_loss (of the last
+            steps), model_steps (gradient steps taken), model_failures (fits so far that came to nothing).
+
+        Raises:
+            ValueError: for fewer than two transitions.
+        """
+        table, fresh = self._table(replay)
+        if table is None:
+            self.failures += 1
+            return {"model_steps": 0.0, "model_failures": float(self.failures)}
+        config = self.config
+        held = held_out(len(table), self.device)
+        judged, rows = table[held], torch.nonzero(~held).flatten()
+        judged = judged[:: -(-len(judged) // HELD)]
+        budget = config.first_steps if fresh else config.max_steps
+        taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
+        inputs, targets, _ = self.net.columns(judged)
+        mean, _, _ = self.net.read(self.net(inputs, self._elite))
+        return {
+            "model_error": float((mean - targets).square().mean().sqrt()),
+            "model_loss": loss,
+            "model_steps": float(taken),
+            "model_failures": float(self.failures),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, scalers, Adam's moments, the elites, counters and the generator."""
+        return {
+            "net": self.net.state_dict(),
+            "adam": self._flat.state_dict(),
+            "elites": self.elites,
+            "scaled_at": self._scaled_at,
+            "failures": self.failures,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self._flat.load_state_dict(state["adam"])
+        self._scaled_at, self.failures = state["scaled_at"], state["failures"]
+        self.generator.set_state(state["generator"])
+        self._elect(state["elites"].to(self.device))
+
+    def _elect(self, elites: Tensor) -> None:
+        self.elites = elites
+        everyone = len(elites) == self.members
+        self._elite = self._weights if everyone else [p.index_select(0, elites) for p in self._weights]
+
+    def _drawn(self, rows: int) -> tuple[Tensor, Tensor, int]:
+        """Which elite (place in `elites`) predicts each row, and as its how-manyth; and how many rows one has at most.
+
+        The rows are shuffled and dealt out in turn, and it is drawn who is dealt to first: each elite gets an equal
+        share, up to one row, and each row every elite with the same probability.
+        """
+        few = len(self.elites)
+        rank = torch.randperm(rows, generator=self.generator, device=self.device)
+        turn = torch.randperm(few, generator=self.generator, device=self.device)
+        return turn[rank % few], rank // few, -(-rows // few)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """TS1: outputs (B, O), each row's by one elite."""
+        rows, few = len(x), len(self.elites)
+        member, turn, size = self._drawn(rows)
+        place = member * size + turn
+        order = torch.zeros(few * size, dtype=torch.int64, device=self.device)
+        order[place] = torch.arange(
+            rows, device=self.device
+        )  # places left over hold row 0 again, and nobody reads them
+        out = self.net(x.index_select(0, order).view(few, size, -1), self._elite)
+        return out.flatten(0, 1).index_select(0, place)
+
+    def _table(self, replay: Any) -> tuple[Tensor | None, bool]:
+        """Whitened inputs, standardised targets, terminated: (M, W), None if not finite; whether scalers were set."""
+        obs, action, next_obs, task, terminated, _ = replay.arrays()
+        if len(obs) < 2:
+            raise ValueError(f"{len(obs)} transitions are too few to fit a model to; collect at least two before")
+        net = self.net
+        table = torch.cat([obs, action, next_obs - obs, task[:, None], terminated[:, None].float()], -1)
+        if not torch.isfinite(table).all():
+            return None, False
+        inputs, targets, _ = net.columns(table)
+        fresh = replay.added >= 2 * self._scaled_at
+        if fresh:
+            self._scaled_at = replay.added
+            net.inputs.fit(inputs)
+            net.outputs.fit(targets)
+        net.moves.copy_((targets != net.outputs.mean).any(0))
+        inputs.copy_(net.inputs(inputs))
+        targets.copy_(net.outputs(targets))
+        return table, fresh
+
+    def _train(self, table: Tensor, rows: Tensor, judged: Tensor, budget: int, fresh: bool) -> tuple[int, float]:
+        """Gradient steps on bootstrapped `rows` of the table; keeps each member as it judged best; (steps, loss)."""
+        members, size = self.members, self.config.batch_size
+        own = rows[None]
+        if members > 1:
+            own = rows[self._random(len(rows), members, len(rows))]
+        best, lowest = self._flat.value.clone(), self._judge(judged)
+        begin = stale = 0
+        while begin < budget and (fresh or begin < self.config.min_steps or stale < 2):
+            steps = min(EVERY, budget - begin)
+            draws = own.gather(1, self._random(len(rows), members, steps * size)).view(members, steps, size)
+            draws = draws.transpose(0, 1).reshape(steps, -1)
+            total = torch.zeros((), device=self.device)
+            for index in draws:
+                total += self._update(table.index_select(0, index).view(members, size, -1))
+            begin += steps
+            loss = self._judge(judged)
+            better = loss < lowest  # never true of what is no number
+            stale = 0 if bool((loss < lowest - GAIN * lowest.abs()).any()) else stale + 1
+            self._keep(best, better)
+            lowest = torch.where(better, loss, lowest)
+        if not bool(torch.isfinite(loss).all()):
+            self.failures += 1
+            self._flat.mean.zero_(), self._flat.square.zero_(), self._flat.steps.zero_()
+        self._flat.value.copy_(best)
+        self._elect(lowest.argsort()[: self.config.elites])
+        return begin, float(total) / steps
+
+    def _update(self, batch: Tensor) -> Tensor:
+        """One step of AdamW on (K, B, W); the mean loss of a member."""
+        config, flat = self.config, self._flat
+        losses = self.net.losses(batch)
+        flat.grad.zero_()
+        (losses.sum() + self.net.bound_loss()).backward()
+        flat.value.mul_(1 - config.learning_rate * config.weight_decay)
+        flat.step(config.learning_rate, math.inf)
+        return losses.detach().mean()
+
+    @torch.no_grad()
+    def _judge(self, judged: Tensor) -> Tensor:
+        """Loss of each member on held-out rows, (K,)."""
+        return self.net.losses(judged)
+
+    @torch.no_grad()
+    def _keep(self, best: Tensor, better: Tensor) -> None:
+        """Write the members that got better, bool (K,), into the flat vector `best`."""
+        begin = 0
+        for weight in self._weights:
+            part = best[begin : begin + weight.numel()].view_as(weight)
+            part.copy_(torch.where(better[:, None, None], weight, part))
+            begin += weight.numel()
+
+    def _random(self, below: int, *shape: int) -> Tensor:
+        return torch.randint(below, shape, generator=self.generator, device=self.device)
+
+
+class _Members(nn.Module):
+    """The networks with their scalers, on rows (..., W): inputs, targets (change of obs, reward), terminated."""
+
+    moves: Tensor
+
+    def __init__(self, obs_size: int, action_size: int, config: EnsembleConfig, seed: int) -> None:
+        super().__init__()
+        self.gauss, self.terminations = config.kind == "gauss", config.terminations
+        width, self.targets = obs_size + action_size, obs_size + 1
+        if self.gauss:  # bounds of the log-variance, each member's own
+            self.low, self.high = (nn.Parameter(torch.full((config.members, 1, self.targets), b)) for b in LOG_VAR)
+        outputs = self.targets * (1 + self.gauss) + self.terminations
+        self.stack = Stacked(
+            config.members, width, config.hidden, outputs, activation="silu", norm=config.norm, seed=seed
+        )
+        self.inputs, self.outputs = Scaler(width), Scaler(self.targets)
+        self.register_buffer("moves", torch.ones(self.targets))  # 0 for a target that never changed
+
+    def columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, targets and terminated of rows, as views."""
+        return rows.split([len(self.inputs.mean), self.targets, 1], -1)  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, weights: list[Tensor]) -> Tensor:
+        """(B, I) or (K, B, I) -> (K, B, O): means, log-variances within their bounds, a logit."""
+        if not self.gauss:
+            return self.stack(x, weights)
+        low, high, *weights = weights
+        mean, log_var, rest = self.stack(x, weights).split([self.targets, self.targets, int(self.terminations)], -1)
+        log_var = high - softplus(high - log_var)
+        log_var = low + softplus(log_var - low)
+        return torch.cat([mean, log_var, rest], -1)
+
+    def read(self, out: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Means and deviations (..., D + 1), and the probability of an end (...,), of outputs (..., O)."""
+        std = torch.exp(0.5 * out[..., self.targets : 2 * self.targets]) if self.gauss else None
+        return out[..., : self.targets], std, torch.sigmoid(out[..., -1]) if self.terminations else None
+
+    def losses(self, rows: Tensor) -> Tensor:
+        """Each member's (K,) mean negative log-likelihood (up to a constant) or squared error, and cross-entropy."""
+        inputs, targets, terminated = self.columns(rows)
+        out = self(inputs, list(self.parameters()))
+        loss = (out[..., : self.targets] - targets).square()
+        if self.gauss:
+            log_var = out[..., self.targets : 2 * self.targets]
+            loss = loss * torch.exp(-log_var) + log_var
+        loss = loss.mean((1, 2))
+        if self.terminations:
+            ends = terminated[..., 0].expand(out.shape[:-1])
+            loss = loss + binary_cross_entropy_with_logits(out[..., -1], ends, reduction="none").mean(1)
+        return loss
+
+    def bound_loss(self) -> Tensor | float:
+        """PETS: keeps the bounds of the log-variance no wider than the data asks for."""
+        return BOUND_WEIGHT * (self.high - self.low).sum() if self.gauss else 0.0
