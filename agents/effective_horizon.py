@@ -1,0 +1,214 @@
+"""The effective horizon: how far one must look ahead before acting greedily on random play solves a task.
+
+GORP chooses each action by trying every sequence of k actions m times, with random actions after it, and taking the
+first action of the best. The smallest k and m with which it solves a task say how hard exploration is there, before
+any network; so a learned reward that lowers them has made the task easier.
+
+Source: Laidlaw, Russell & Dragan 2023, "Bridging RL Theory and Practice with the Effective Horizon", arXiv 2304.09853,
+algorithm 1 and definition 5.2: H = min over k of k + log_A(m_k).
+
+Differences from the source:
+  - m is the smallest power of `step` that solved it in our runs, not the bound of theorem 5.4;
+  - what is maximised may be a learned reward, while solved is always the task's own truth;
+  - futures are played from a copy of the simulator (`envs.clones`), not from the episode's start.
+Fails when: worlds are stochastic (use `agents.sqirl`, which plans for the average); actions are continuous; a task
+needs more than random play sees in `steps` steps: then the answer is None, which says no more than that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.clones import Clones
+from envs.types import Memory, Transitions
+
+MAX_SEQUENCES = 20_000  # A ** k
+
+
+@dataclass
+class Horizon:
+    """The answer.
+
+    Attributes:
+        k: the smallest look-ahead that solved the task; None if none did.
+        m: the smallest number of tries with that k.
+        value: H = min over the k that solved it of k + log_A(m); infinite if none did.
+        steps: simulator steps that the search took.
+        solved: k -> m for every k that was tried and solved it.
+    """
+
+    k: int | None
+    m: int | None
+    value: float
+    steps: int
+    solved: dict[int, int]
+
+
+@dataclass
+class Played:
+    """One episode as GORP plays it.
+
+    Attributes:
+        actions: what it took.
+        task: the task's own return.
+        paid: what the reward paid for it.
+        success: as the environment says; None where it does not, False where time ran out.
+        steps: simulator steps it cost.
+    """
+
+    actions: list[int]
+    task: float
+    paid: float
+    success: bool | None
+    steps: int
+
+
+def gorp(
+    clones: Clones,
+    scorer: Any,
+    k: int,
+    m: int,
+    *,
+    seed: int = 0,
+    max_steps: int | None = None,
+    budget: int = 10_000_000,
+) -> Played | None:
+    """Play one episode, greedily on the best of A^k sequences of actions, each followed m times by random play.
+
+    Args:
+        clones: the simulator; actions Discrete, no chance but in its resets.
+        scorer: what is maximised, without discount; None for the task's own reward.
+        k: actions looked ahead, at least 1.
+        m: tries of each sequence, at least 1.
+        seed: of the episode and of the random play.
+        max_steps: where futures end; None for the environment's own limit.
+        budget: simulator steps that may be spent; None is returned when they are.
+
+    Raises:
+        ValueError: for actions that cannot be listed, or k, m out of range.
+    """
+    n_actions, limit = _checked(clones, k, m, max_steps)
+    start = getattr(clones.action_space, "start", 0)
+    rng = np.random.default_rng([seed, k, m])
+    sequences = np.array(list(itertools.product(range(n_actions), repeat=k))).T  # (k, A^k)
+    place = clones.start(seed)
+    memory = None if scorer is None else scorer.initial_memory(1)
+    played = Played([], 0.0, 0.0, None, 0)
+    while not place.ended and place.step < limit:
+        left = limit - place.step
+        actions = rng.integers(n_actions, size=(left, sequences.shape[1] * m))
+        actions[:k] = np.repeat(sequences, m, axis=1)[:left]
+        value = np.empty(actions.shape[1])
+        width = clones.rows(limit)
+        for begin in range(0, len(value), width):
+            batch = clones.play(place, actions[:, begin : begin + width] + start)
+            value[begin : begin + width] = _paid(scorer, batch, memory)[0].sum(0, dtype=np.float64)
+            played.steps += int(batch.valid.sum())
+            if played.steps > budget:
+                return None
+        action = int(sequences[0, int(value.reshape(-1, m).mean(1).argmax())])
+        place, one = clones.after(place, action + start)
+        reward, memory = _paid(scorer, one, memory)
+        played.actions.append(action)
+        played.task += float(one.reward[0, 0])
+        played.paid += float(reward[0, 0])
+        played.success = place.success if place.ended else False
+    return played
+
+
+def effective_horizon(
+    clones: Clones,
+    scorer: Any = None,
+    *,
+    solved: float | None = None,
+    k_max: int = 3,
+    m_max: int = 256,
+    step: int = 4,
+    seeds: int = 3,
+    max_steps: int | None = None,
+    budget: int = 2_000_000,
+) -> Horizon:
+    """The smallest k, and m for each k, with which GORP solves the task on every seed.
+
+    Args:
+        clones: the simulator.
+        scorer: what is maximised; None for the task's own reward.
+        solved: the task's return that counts as solved; None to believe the environment's success.
+        k_max: the largest k to try.
+        m_max: the largest m; m = 1, step, step^2, ...
+        step: the factor between two m, at least 2.
+        seeds: episodes that must all be solved.
+        max_steps: as for `gorp`.
+        budget: simulator steps for each (k, m) and seed.
+
+    Raises:
+        ValueError: as `gorp`; or if the environment says nothing about success and `solved` is None.
+    """
+    if step < 2 or seeds < 1:
+        raise ValueError(f"step={step}, seeds={seeds} is no search; give step=2 or more, and one seed or more")
+    n_actions, _ = _checked(clones, 1, 1, max_steps)
+    found: dict[int, int] = {}
+    steps = 0
+    for k in range(1, k_max + 1):
+        m = 1
+        while m <= m_max and (not found or k + math.log(m, n_actions) < _value(found, n_actions)):
+            results = []
+            for seed in range(seeds):
+                played = gorp(clones, scorer, k, m, seed=seed, max_steps=max_steps, budget=budget)
+                steps += budget if played is None else played.steps
+                results.append(played is not None and _solves(played, solved, clones))
+                if not results[-1]:
+                    break
+            if all(results):
+                found[k] = m
+                break
+            m *= step
+    k_best = min(found) if found else None
+    return Horizon(k_best, found.get(k_best or 0), _value(found, n_actions), steps, found)
+
+
+def _value(found: dict[int, int], n_actions: int) -> float:
+    return min((k + math.log(m, n_actions) for k, m in found.items()), default=math.inf)
+
+
+def _solves(played: Played, solved: float | None, clones: Clones) -> bool:
+    if solved is not None:
+        return played.task >= solved
+    if played.success is None:
+        raise ValueError(f"{clones.env_id} does not say whether an episode succeeded; give solved=, a return")
+    return played.success
+
+
+def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int, int]:
+    space = clones.action_space
+    if not isinstance(space, spaces.Discrete):
+        raise ValueError(f"the effective horizon counts actions, and {space} has no number of them; give Discrete")
+    if k < 1 or m < 1 or int(space.n) ** k > MAX_SEQUENCES:
+        raise ValueError(
+            f"k={k}, m={m} with {space.n} actions cannot be tried; give k, m of 1 or more with A^k <= {MAX_SEQUENCES:,}"
+        )
+    limit = min((x for x in (max_steps, clones.max_steps) if x is not None), default=None)
+    if limit is None:
+        raise ValueError(f"episodes of {clones.env_id} have no end; give max_steps=")
+    return max(int(space.n), 2), limit
+
+
+def _paid(scorer: Any, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    """What the rows are worth, 0 after an end; a memory of one episode is spread over all futures."""
+    if scorer is None:
+        return np.where(batch.valid, batch.reward, np.float32(0)), None
+    n = batch.shape[1]
+    reward, after = scorer.total(batch, _spread(memory, n), 0)
+    return np.where(batch.valid, reward, np.float32(0)), after
+
+
+def _spread(memory: Any, n: int) -> Any:
+    if isinstance(memory, dict):
+        return {key: _spread(value, n) for key, value in memory.items()}
+    return memory if memory is None else np.repeat(memory, n, axis=0)

@@ -1,0 +1,368 @@
+"""SQIRL: explore at random from ever later steps, and act greedily on what that taught; no bonus, no target network.
+
+At stage i whole episodes are played: greedily before step i, uniformly at random from there on. The returns of the
+random part give Q of random play; k - 1 backups make it look k steps ahead; step i acts greedily on it for good.
+
+Source: Laidlaw, Zhu, Russell & Dragan 2024, "The Effective Horizon Explains Deep RL Performance in Stochastic
+Environments", arXiv 2312.08369, algorithm 1 (shallow Q-iteration via reinforcement learning); k = 1 in a deterministic
+world is GORP (2023, arXiv 2304.09853), which `agents.effective_horizon` plays by planning.
+
+Differences from the source:
+  - the step within the episode is an input of Q, as log(1 + step), because a return to go depends on what is left;
+  - one network per depth, trained one after the other, each on targets of mean 0 and deviation 1; a stage begins with
+    the weights of the last;
+  - after the last step of the longest episode it begins again at the first, with twice the episodes: the source tunes
+    their number.
+Rewards are recomputed at each stage for the episodes it played, so one that learns is never stale.
+Fails when: random play from the right state does not find the reward; actions are continuous; observations are images.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents.codec import Codec
+from agents.nets import Flat
+from agents.stacked import Stacked
+from agents.steps import Steps
+from agents.task import TaskScorer, checked
+from agents.verbs import OwnAgent, is_single
+from envs.transitions import Chunk
+from envs.types import Obs, Transitions
+
+
+@dataclass
+class SQIRLConfig:
+    """Settings of `SQIRL`; the source's value in brackets where it differs.
+
+    Attributes:
+        k: how far it looks ahead, 1 to 5; the source tries 1 to 3.
+        episodes: played at each stage of the first pass, m; at least as many as environments.
+        learning_rate: of Adam, in (0, 1] [1e-4].
+        gamma: discount in (0, 1]; 1 is the sum of what is left [1, MiniGrid .99].
+        batch_size: rows a gradient step.
+        epochs: passes over a stage's rows, for each depth.
+        net_arch: units of the hidden layers.
+        max_steps: steps of an episode that are planned for; 0 for as many as the longest one has.
+    """
+
+    k: int = 1
+    episodes: int = 16
+    learning_rate: float = 1e-3
+    gamma: float = 1.0
+    batch_size: int = 128
+    epochs: int = 10
+    net_arch: list[int] = field(default_factory=lambda: [64, 64])
+    max_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("k", 1, 5),
+            ("episodes", 1, 1e6),
+            ("learning_rate", 1e-12, 1),
+            ("gamma", 1e-12, 1),
+            ("batch_size", 1, 1e7),
+            ("epochs", 1, 1e4),
+            ("max_steps", 0, 1e6),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"agent.{name}={value} is out of range; give a number from {low:g} to {high:g}")
+        if not self.net_arch or min(self.net_arch) < 1:
+            raise ValueError(f"agent.net_arch={self.net_arch} is no network; give one width or more, each above 0")
+
+
+class Stages(nn.Module):
+    """The greedy policies of all steps so far, as one table: weights of a network for every step.
+
+    Attributes:
+        ready: how many steps have one.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: Stacked, inputs: int) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("std", torch.ones(inputs))
+        for number, weight in enumerate(net.weights()):
+            self.register_buffer(f"layer{number}", weight.new_zeros((0, *weight.shape[1:])))
+
+    @property
+    def tables(self) -> list[Tensor]:
+        return [getattr(self, f"layer{number}") for number in range(len(self.net.weights()))]
+
+    @property
+    def ready(self) -> int:
+        return len(self.tables[0])
+
+    def put(self, step: int, weights: list[Tensor]) -> None:
+        """What the policy at `step` is from now on."""
+        for number, (table, weight) in enumerate(zip(self.tables, weights)):
+            if step < len(table):
+                table[step] = weight[0]
+            else:
+                setattr(self, f"layer{number}", torch.cat([table, weight.detach()]))
+
+    def inputs(self, vector: Tensor, step: Tensor) -> Tensor:
+        """(B, D) and (B,) -> what a network reads, whitened; time as log(1 + step)."""
+        return (torch.cat([vector, torch.log1p(step.float())[:, None]], -1) - self.mean) / self.std
+
+    def greedy(self, x: Tensor, step: Tensor) -> Tensor:
+        """Actions (B,) at steps (B,); after the last known step, its policy's."""
+        at = step.clamp(max=self.ready - 1)
+        return self.net(x[:, None], [table[at] for table in self.tables])[:, 0].argmax(-1)
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        for number in range(len(self.tables)):
+            like = self.tables[number]
+            setattr(self, f"layer{number}", like.new_zeros(tuple(state[f"layer{number}"].shape)))
+        return super().load_state_dict(state, strict, assign)
+
+
+class SQIRL(OwnAgent):
+    """Shallow Q-iteration via reinforcement learning, for discrete actions and observations of numbers.
+
+    Args:
+        envs: a Gymnasium vector environment that resets by itself.
+        config: its settings.
+        scorer: what pays; None for the task's own reward.
+        seed: of the weights, the random play and the minibatches.
+        device: as torch writes it.
+
+    Raises:
+        ValueError: for spaces it cannot use, or fewer episodes than environments.
+    """
+
+    Config: ClassVar[type[Any]] = SQIRLConfig
+    driver: ClassVar[str] = "scorer"
+    n_envs: ClassVar[int] = 8
+
+    def __init__(
+        self, envs: Any, config: SQIRLConfig, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        super().__init__()
+        self.envs, self.config, self.device = envs, config, torch.device(device)
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+        self.check(self.observation_space, self.action_space)
+        self.codec = Codec(self.observation_space, self.action_space)
+        if config.episodes < envs.num_envs:
+            raise ValueError(
+                f"agent.episodes={config.episodes} are fewer than n_envs={envs.num_envs}; give {envs.num_envs} or more"
+            )
+        self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer)
+        inputs = self.codec.obs_size + 1
+        made = [
+            Stacked(1, inputs, config.net_arch, self.codec.action_size, activation="relu", seed=seed + depth)
+            for depth in range(config.k)
+        ]
+        self.nets = nn.ModuleList(made).to(self.device)
+        self.flats = [Flat.over(list(net.parameters())) for net in made]
+        last = Stacked(1, inputs, config.net_arch, self.codec.action_size, activation="relu", seed=seed)
+        self.policy = Stages(last, inputs).to(self.device)
+        self.steps = Steps(envs, seed)
+        self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
+        self.rng = np.random.default_rng([seed, 3])
+        self.draw = torch.Generator(self.device).manual_seed(seed)
+        self.stage = self.passes = self.longest = 0
+
+    @classmethod
+    def build(cls, config: SQIRLConfig, envs: Any, *, seed: int, device: str = "cpu", scorer: Any = None) -> SQIRL:
+        """The agent of a run."""
+        return cls(envs, config, scorer=scorer, seed=seed, device=device)
+
+    @classmethod
+    def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Refuse spaces the agent cannot handle.
+
+        Raises:
+            ValueError: naming the space and the agents that can.
+        """
+        codec = Codec(observation_space, action_space)
+        if not codec.discrete:
+            raise ValueError(f"SQIRL tries every action, and {action_space} has no number of them; use agent=dyna")
+        if codec.images:
+            raise ValueError(f"SQIRL cannot read images, and {observation_space} has some; use agent=world_model")
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: Any = None,
+        log_interval: int | None = 1,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        tb_log_name: str = "SQIRL",
+    ) -> SQIRL:
+        """Act and learn for `total_timesteps` environment steps, summed over environments, in whole stages."""
+        callback = self._begin(int(total_timesteps), callback, reset_num_timesteps, progress_bar)
+        number = 0
+        while self.num_timesteps < self._total_timesteps:
+            self.steps.begin()
+            callback.on_rollout_start()
+            batch = self._play(callback)
+            if batch is None:
+                break
+            for tag, value in self._learn_from(batch).items():
+                self.logger.record(tag, value)
+            callback.on_rollout_end()
+            number += 1
+            if log_interval is not None and number % log_interval == 0:
+                self.dump_logs(number)
+        callback.on_training_end()
+        return self
+
+    def _play(self, callback: Any) -> Transitions | None:
+        """Whole episodes, as many from each environment; rows after an environment's last are not valid."""
+        steps, n = self.steps, self.steps.n
+        quota = math.ceil(self.config.episodes * 2**self.passes / n)
+        if (steps.step_index > 0).any():  # every environment begins anew, so that all episodes are whole
+            steps.obs = None
+            steps.seed = int(self.rng.integers(2**31))
+            steps.begin()
+        chunk, played = Chunk(10**7), np.zeros(n, int)
+        while (played < quota).any():
+            batch = steps.step(self._act(), self.codec)
+            batch = batch.replace(valid=batch.valid & (played < quota))
+            chunk.add(batch)
+            played += batch.ended
+            self.num_timesteps += n
+            callback.update_locals({"rewards": batch.reward, "dones": batch.ended})
+            if not callback.on_step():
+                return None
+        return chunk.take()[0]
+
+    def _act(self) -> Tensor:
+        """One-hot (N, A): greedy before the stage's step, random from there on."""
+        n, size = self.steps.n, self.codec.action_size
+        chosen = torch.as_tensor(self.rng.integers(size, size=n), device=self.device)
+        if self.stage:
+            vector = torch.as_tensor(self.codec.vector(self.steps.obs), device=self.device)
+            step = torch.as_tensor(self.steps.step_index, device=self.device)
+            with torch.no_grad():
+                greedy = self.policy.greedy(self.policy.inputs(vector, step), step)
+            chosen = torch.where(step < self.stage, greedy, chosen)
+        return nn.functional.one_hot(chosen, size).float()
+
+    def _learn_from(self, batch: Transitions) -> dict[str, float]:
+        """Pay the episodes, learn the stage's step from them, let the rewards learn, go on to the next step."""
+        config, scorer = self.config, self.scorer
+        batch = scorer.embed(batch)
+        raw, _ = scorer.score(batch, scorer.initial_memory(self.steps.n))
+        weights = scorer.weights(self.num_timesteps)
+        paid = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
+        go = returns_to_go(np.asarray(paid, np.float64), batch.ended, config.gamma)
+        keep = batch.valid & (batch.step >= self.stage)
+        metrics = {"train/stage": float(self.stage), "train/passes": float(self.passes)}
+        if keep.any():
+            metrics["train/loss"] = self._look_ahead(batch[keep], np.asarray(paid)[keep], go[keep])
+            self._n_updates += 1
+        metrics |= scorer.update(batch, raw, self.num_timesteps)
+        self.longest = int(batch.step[batch.valid].max()) + 1
+        self.stage += 1
+        if self.stage >= min(config.max_steps or self.longest, self.longest):
+            self.stage, self.passes = 0, self.passes + 1
+        return metrics
+
+    def _look_ahead(self, rows: Transitions, paid: np.ndarray, go: np.ndarray) -> float:
+        """Fit Q of random play and its k - 1 backups; the stage's step acts on the last. Returns its loss."""
+        tensor = functools.partial(torch.as_tensor, device=self.device)
+        step = tensor(rows.step)
+        vector, after = tensor(self.codec.vector(rows.obs)), tensor(self.codec.vector(rows.next_obs))
+        if not self.policy.ready:
+            everything = torch.cat([vector, torch.log1p(step.float())[:, None]], -1)
+            self.policy.mean.copy_(everything.mean(0))
+            self.policy.std.copy_(everything.std(0, correction=0).clamp(min=1e-2))
+        x, following = self.policy.inputs(vector, step), self.policy.inputs(after, step + 1)
+        action = tensor(self.codec.encode(rows.action)).argmax(-1)
+        reward, goes_on = tensor(paid).float(), tensor(~rows.ended).float()
+        target, loss = tensor(go).float(), 0.0
+        for depth in range(self.config.k):
+            middle, spread = target.mean(), target.std(correction=0).clamp(min=1e-6)
+            loss = self._fit(depth, x, action, (target - middle) / spread)
+            with torch.no_grad():
+                value = self.nets[depth](following)[0].amax(-1) * spread + middle
+            target = reward + self.config.gamma * goes_on * value
+        self.policy.put(self.stage, list(self.nets[-1].parameters()))
+        return loss
+
+    def _fit(self, depth: int, x: Tensor, action: Tensor, target: Tensor) -> float:
+        """Regress Q(s, a) of the taken actions on targets (B,); the last minibatch's loss."""
+        config, net, flat = self.config, self.nets[depth], self.flats[depth]
+        loss = torch.zeros(())
+        for _ in range(config.epochs):
+            order = torch.randperm(len(x), generator=self.draw, device=self.device)
+            for part in order.split(config.batch_size):
+                q = net(x[part])[0].gather(-1, action[part, None])[:, 0]
+                loss = (q - target[part]).square().mean()
+                flat.grad.zero_()
+                loss.backward()
+                flat.step(config.learning_rate, 10.0)
+        return float(loss.detach())
+
+    def predict(
+        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Actions for one observation or a batch (B, ...); `state` int (B,) counts the steps of each episode.
+
+        `episode_start`, bool (B,), sets that clock back.
+        """
+        single = is_single(observation, self.observation_space)
+        vector = torch.as_tensor(self.codec.vector(observation, 0 if single else 1), device=self.device)
+        vector = vector.reshape(-1, self.codec.obs_size)
+        clock = np.zeros(len(vector), np.int64) if state is None else np.asarray(state)
+        if episode_start is not None:
+            clock = np.where(np.asarray(episode_start, bool), 0, clock)
+        if self.policy.ready:
+            step = torch.as_tensor(clock, device=self.device)
+            with torch.no_grad():
+                chosen = self.policy.greedy(self.policy.inputs(vector, step), step).cpu().numpy()
+        else:
+            chosen = self.rng.integers(self.codec.action_size, size=len(vector))
+        actions = chosen + self.action_space.start
+        return (actions[0] if single else actions), clock + 1
+
+    def get_state(self) -> dict[str, Any]:
+        """All that it takes to go on exactly here, between two stages; no pickle."""
+        return {
+            "modules": {"policy": self.policy.state_dict(), "nets": self.nets.state_dict()},
+            "optimizers": [flat.state_dict() for flat in self.flats],
+            "counters": {"timesteps": self.num_timesteps, "updates": self._n_updates},
+            "where": {"stage": self.stage, "passes": self.passes, "longest": self.longest, "seed": self.steps.seed},
+            "steps": self.steps.state_dict(),
+            "rng": self.rng.bit_generator.state,
+            "draw": self.draw.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned into an agent built with the same configuration."""
+        self.policy.load_state_dict(state["modules"]["policy"])
+        self.nets.load_state_dict(state["modules"]["nets"])
+        for flat, saved in zip(self.flats, state["optimizers"]):
+            flat.load_state_dict(saved)
+        self.num_timesteps, self._n_updates = state["counters"]["timesteps"], state["counters"]["updates"]
+        where = state["where"]
+        self.stage, self.passes, self.longest = where["stage"], where["passes"], where["longest"]
+        self.steps.load_state_dict(state["steps"])
+        self.steps.seed = where["seed"]
+        self.rng.bit_generator.state = state["rng"]
+        self.draw.set_state(torch.as_tensor(state["draw"], dtype=torch.uint8, device="cpu"))
+
+
+def returns_to_go(reward: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:
+    """What follows in the episode, discounted: (T, N) -> float64 (T, N)."""
+    go = np.zeros_like(reward)
+    running = np.zeros(reward.shape[1])
+    for t in reversed(range(len(reward))):
+        running = reward[t] + gamma * np.where(ended[t], 0.0, running)
+        go[t] = running
+    return go

@@ -1,0 +1,232 @@
+"""SQIRL and GORP: as far as they look ahead, so far they see; and what a learned reward changes about it."""
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import envs.make
+import rewards
+from agents.effective_horizon import effective_horizon, gorp
+from agents.sqirl import SQIRL, SQIRLConfig, returns_to_go
+from envs import snapshots
+from envs.clones import Clones
+
+LAST = 0.9  # what the safe way pays
+
+
+class Fork(gym.Env):
+    """Left is safe; right leads down a corridor where only one of two actions is right, `depth` times in a row.
+
+    The right way pays 4 at its end, a mistake costs 4, so that random play on it is worth less than the safe way:
+    whoever looks k steps ahead finds it only with k = depth + 1.
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, depth=1, slip=0.0):
+        self.depth, self.slip = depth, slip
+        self.observation_space = spaces.Box(0, 1, (depth + 1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.place = 0
+
+    def _obs(self):
+        return np.eye(self.depth + 1, dtype=np.float32)[min(self.place, self.depth)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        if self.slip and self.np_random.random() < self.slip:
+            action = 1 - action
+        if self.place == 0 and action == 0:
+            return self._obs(), LAST, True, False, {}
+        if self.place and action == 0:
+            return self._obs(), -4.0, True, False, {}
+        self.place += 1
+        ended = self.place > self.depth
+        return self._obs(), 4.0 if ended else 0.0, ended, False, {}
+
+
+@pytest.fixture
+def fork(monkeypatch):
+    """depth -> the simulator in many places at once; and the id of the world."""
+    monkeypatch.setitem(snapshots._SIMPLE, "Fork", ("place",))
+    monkeypatch.setattr(snapshots, "_SIMPLE_MODULES", (*snapshots._SIMPLE_MODULES, __name__))
+    for depth in (1, 2):
+        gym.register(f"Fork{depth}-v0", Fork, kwargs={"depth": depth}, max_episode_steps=10)
+    yield lambda depth: Clones(f"Fork{depth}-v0")
+    for depth in (1, 2):
+        del gym.registry[f"Fork{depth}-v0"]
+
+
+def forks(depth, n=4, slip=0.0):
+    return SyncVectorEnv([lambda: Fork(depth, slip)] * n, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+# ----------------------------------------------------------------------------------------------------------- GORP
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_effective_horizon_is_as_long_as_the_world_asks_for(fork, depth):
+    found = effective_horizon(fork(depth), solved=4.0, k_max=3, m_max=256, step=4)
+    assert found.k == depth + 1
+    assert depth not in found.solved
+    assert found.value <= found.k + math.log2(found.m)
+
+
+def test_gorp_one_step_short_takes_the_safe_way(fork):
+    played = gorp(fork(2), None, k=2, m=200, seed=0)
+    assert (played.task, played.actions) == (pytest.approx(LAST), [0])
+    played = gorp(fork(2), None, k=3, m=1, seed=0)
+    assert (played.task, played.actions) == (4.0, [1, 1, 1])
+
+
+class Towards:
+    """Pays each step along the corridor, and nothing for the safe way: what a good shaping does."""
+
+    def initial_memory(self, n):
+        return {}
+
+    def total(self, batch, memory, timesteps):
+        gained = np.where(batch.terminated, batch.reward > LAST, 1.0)
+        return gained.astype(np.float32), memory
+
+
+def test_a_reward_that_shows_the_way_shortens_the_horizon_to_one(fork):
+    found = effective_horizon(fork(2), Towards(), solved=4.0, k_max=3, m_max=64)
+    assert found.k == 1
+
+
+def test_gorp_costs_what_it_says(fork):
+    played = gorp(fork(1), None, k=2, m=1, seed=0)
+    # at the start: 00, 01 end after one step, 10 and 11 after two; then from the corridor: both actions end at once
+    assert played.steps == 1 + 1 + 2 + 2 + 4
+
+
+def test_no_answer_is_given_beyond_the_budget(fork):
+    assert gorp(fork(1), None, k=2, m=8, seed=0, budget=10) is None
+    assert effective_horizon(fork(1), solved=4.0, budget=3).k is None
+
+
+def test_success_of_the_environment_counts_where_no_return_is_named():
+    found = effective_horizon(Clones("MiniGrid-Empty-5x5-v0"), k_max=1, m_max=1, seeds=2)
+    assert (found.k, found.m) == (1, 1)
+
+
+def test_what_cannot_be_asked_is_refused(fork):
+    with pytest.raises(ValueError, match=r"does not say whether an episode succeeded; give solved="):
+        effective_horizon(fork(1))
+    with pytest.raises(ValueError, match=r"give Discrete"):
+        gorp(Clones("Pendulum-v1"), None, 1, 1)
+    with pytest.raises(ValueError, match=r"A\^k <= 20,000"):
+        gorp(fork(1), None, 15, 1)
+    with pytest.raises(ValueError, match=r"give max_steps="):
+        gorp(Clones("lodestar/DeepSea-v0"), None, 1, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- SQIRL
+
+
+def test_returns_to_go_stop_where_episodes_end():
+    reward = np.array([[1.0], [2.0], [4.0], [8.0]])
+    ended = np.array([[False], [True], [False], [False]])
+    assert returns_to_go(reward, ended, 0.5)[:, 0].tolist() == [2.0, 2.0, 8.0, 8.0]
+
+
+def play(model, env, episodes=20):
+    returns = []
+    for seed in range(episodes):
+        obs, _ = env.reset(seed=seed)
+        state, start, total, ended = None, np.ones(1, bool), 0.0, False
+        while not ended:
+            action, state = model.predict(obs, state, start)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, ended, start = total + reward, terminated or truncated, np.zeros(1, bool)
+        returns.append(total)
+    return float(np.mean(returns))
+
+
+@pytest.mark.parametrize(("depth", "k", "expected"), [(1, 1, LAST), (1, 2, 4.0), (2, 2, LAST), (2, 3, 4.0)])
+def test_it_solves_a_world_with_its_k_and_not_with_one_less(depth, k, expected):
+    config = SQIRLConfig(k=k, episodes=64, net_arch=[32], epochs=30, learning_rate=3e-3)
+    model = SQIRL(forks(depth), config, seed=0).learn(64 * 8, log_interval=None)
+    assert play(model, Fork(depth), 3) == pytest.approx(expected)
+
+
+def test_it_plans_for_the_average_where_actions_slip():
+    # right, right works with .8^2 = .64: .64 * 4 - (.8 * .2 + .2 * ...) is worth more than the safe .9
+    config = SQIRLConfig(k=2, episodes=256, net_arch=[32], epochs=20, learning_rate=3e-3)
+    model = SQIRL(forks(1, 8, 0.1), config, seed=0).learn(2500, log_interval=None)
+    action, _ = model.predict(np.array([1.0, 0.0], np.float32))
+    assert action == 1
+
+
+def test_it_learns_a_corner_from_random_play():
+    venv = envs.make.make_vec("MiniGrid-Empty-5x5-v0", 8, seed=0)
+    config = SQIRLConfig(episodes=16, max_steps=12, net_arch=[32], epochs=2)
+    model = SQIRL(venv, config, seed=1).learn(8_000, log_interval=None)
+    env = envs.make.make("MiniGrid-Empty-5x5-v0")
+    assert play(model, env, 5) > 0.7  # random play earns .2
+
+
+def test_a_mix_pays_it_and_learns_beside_it():
+    venv = envs.make.make_vec("MiniGrid-Empty-5x5-v0", 4, seed=0)
+    spaces_ = (venv.single_observation_space, venv.single_action_space)
+    configs = {"task": None, "rnd": rewards.get("rnd").Config(), "count": rewards.get("count").Config()}
+    mix = rewards.make(configs, *spaces_, gamma=1.0, seed=0)
+    before = str(mix.state_dict()["streams"]["rnd"])
+    SQIRL(venv, SQIRLConfig(episodes=4, net_arch=[8], epochs=1), scorer=mix, seed=0).learn(1, log_interval=None)
+    assert str(mix.state_dict()["streams"]["rnd"]) != before
+
+
+def test_it_goes_on_exactly_where_it_stood():
+    def make():
+        return SQIRL(forks(2), SQIRLConfig(k=2, episodes=8, net_arch=[8], epochs=2), seed=3)
+
+    whole = make().learn(120, log_interval=None)
+    half = make().learn(60, log_interval=None)
+    state = half.get_state()
+    again = make()
+    again.set_state(state)
+    # the worlds are deterministic, so they need no snapshot
+    again.learn(120 - again.num_timesteps, log_interval=None, reset_num_timesteps=False)
+    assert again.num_timesteps == whole.num_timesteps
+    for one, other in zip(again.policy.state_dict().values(), whole.policy.state_dict().values()):
+        assert np.array_equal(one.numpy(), other.numpy())
+
+
+def test_files_keep_the_policy_of_every_step(tmp_path):
+    config = SQIRLConfig(k=2, episodes=64, net_arch=[32], epochs=30, learning_rate=3e-3)
+    model = SQIRL(forks(1), config, seed=0).learn(512, log_interval=None)
+    model.save(str(tmp_path / "m.safetensors"))
+    again = SQIRL.load(str(tmp_path / "m.safetensors"), forks(1, 8))
+    assert again.policy.ready == model.policy.ready == 2
+    obs = np.eye(2, dtype=np.float32)
+    clock = np.arange(2)
+    assert again.predict(obs, clock)[0].tolist() == model.predict(obs, clock)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"k": 0}, r"agent.k=0 is out of range"),
+        ({"episodes": 2}, r"agent.episodes=2 are fewer than n_envs=4; give 4 or more"),
+        ({"net_arch": []}, r"is no network"),
+    ],
+)
+def test_bad_settings_are_one_sentence(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        SQIRL(forks(1), SQIRLConfig(**{"episodes": 8, **changes}))
+
+
+def test_spaces_it_cannot_use_are_refused_with_an_agent_that_can():
+    with pytest.raises(ValueError, match=r"use agent=dyna"):
+        SQIRL.check(spaces.Box(0, 1, (2,)), spaces.Box(-1, 1, (1,)))
+    with pytest.raises(ValueError, match=r"use agent=world_model"):
+        SQIRL.check(spaces.Box(0, 255, (3, 8, 8), np.uint8), spaces.Discrete(2))
