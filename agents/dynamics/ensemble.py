@@ -113,11 +113,20 @@ class Scaler(nn.Module):
         return (rows - self.mean) / self.scale
 
 
-def held_out(rows: int, device: Any = "cpu") -> Tensor:
-    """Bool (rows,): which of so many rows in time order are kept from fitting; one block in ten, at least one row."""
+def split(rows: int, device: Any = "cpu") -> tuple[Tensor, Tensor]:
+    """Places of the rows, in time order, to fit to, and of at most `HELD` of those kept from fitting.
+
+    Raises:
+        ValueError: for fewer than two rows.
+    """
+    if rows < 2:
+        raise ValueError(f"{rows} transitions are too few to learn from and to judge by; collect at least two before")
     index = torch.arange(rows, device=device)
-    mask = index // BLOCK % OF == OF // 2
-    return mask if rows > BLOCK * (OF // 2) else index >= rows - max(1, rows // OF)
+    held = index // BLOCK % OF == OF // 2
+    if rows <= BLOCK * (OF // 2):  # no block is complete: the last rows
+        held = index >= rows - max(1, rows // OF)
+    judged = index[held]
+    return index[~held], judged[:: -(-len(judged) // HELD)]
 
 
 class Ensemble:
@@ -184,9 +193,8 @@ class Ensemble:
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
         config = self.config
-        held = held_out(len(table), self.device)
-        judged, rows = table[held], torch.nonzero(~held).flatten()
-        judged = judged[:: -(-len(judged) // HELD)]
+        rows, places = split(len(table), self.device)
+        judged = table[places]
         budget = config.first_steps if fresh else config.max_steps
         taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
         inputs, targets, _ = self.net.columns(judged)
@@ -247,8 +255,6 @@ class Ensemble:
     def _table(self, replay: Any) -> tuple[Tensor | None, bool]:
         """Whitened inputs, standardised targets, terminated: (M, W), None if not finite; whether scalers were set."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
-        if len(obs) < 2:
-            raise ValueError(f"{len(obs)} transitions are too few to fit a model to; collect at least two before")
         net = self.net
         table = torch.cat([obs, action, next_obs - obs, task[:, None], terminated[:, None].float()], -1)
         if not torch.isfinite(table).all():

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from agents.codec import Codec
-from agents.dynamics.ensemble import Ensemble, EnsembleConfig, held_out
+from agents.dynamics.ensemble import Ensemble, EnsembleConfig, split
 
 A = torch.tensor([[0.9, 0.2], [-0.1, 0.8]])
 B, C = torch.tensor([[0.0, 0.5]]), torch.tensor([0.1, -0.2])
