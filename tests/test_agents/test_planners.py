@@ -1,0 +1,208 @@
+"""Planners: near the Riccati optimum of a double integrator, and where UPMPC's doubt leads."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from agents.codec import Codec
+from agents.dynamics import Predicted
+from agents.planners import CEM, MPPI, UPMPC, returns
+from agents.rollout import imagine
+
+GAMMA = 1.0
+A = torch.tensor([[1.0, 0.2], [0.0, 1.0]], dtype=torch.float64)
+B = torch.tensor([[0.02], [0.2]], dtype=torch.float64)
+Q, R = torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64)), 0.1
+STARTS = torch.tensor([[0.3, 0.0], [-0.3, 0.2], [0.0, -0.35]], dtype=torch.float64)
+HORIZON = 12
+CODEC = Codec(spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
+CHOICES = Codec(spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(3))
+
+
+class Integrator:
+    members, differentiable = 1, True
+
+    def step(self, obs, action, *, sample=True, opinions=False):
+        reward = -((obs @ Q) * obs).sum(-1) - R * action.square().sum(-1)
+        return Predicted(obs @ A.T + action @ B.T, reward)
+
+
+def task(obs, action, next_obs, task, terminated, step):
+    return task
+
+
+DREAM = functools.partial(imagine, Integrator(), pay=task, ends=None)
+
+
+def riccati(steps):
+    """Cost-to-go matrices and gains of the best feedback, for `steps` and fewer steps to go."""
+    P, found = torch.zeros_like(Q), []
+    for _ in range(steps):
+        K = torch.linalg.solve(R + B.T @ P @ B, B.T @ P @ A)
+        P = Q + A.T @ P @ (A - B @ K)
+        found.append((P, K))
+    return found
+
+
+def cost(plan):
+    """Of open-loop plans (B, H, 1) from the starts."""
+    imagined = DREAM(act=lambda obs, t: (plan[:, t], None), obs=STARTS, horizon=HORIZON)
+    return -returns(imagined, imagined.reward, GAMMA)
+
+
+@pytest.mark.parametrize("kind", [CEM, MPPI])
+def test_plans_cost_within_a_twentieth_of_the_optimum(kind):
+    options = {"temperature": 20.0} if kind is MPPI else {}
+    planner = kind(CODEC, horizon=HORIZON, samples=300, iterations=12, elites=30, gamma=GAMMA, **options)
+    first = planner.plan(DREAM, STARTS)
+    best = ((STARTS @ riccati(HORIZON)[-1][0]) * STARTS).sum(-1)
+    found = cost(planner.mean)
+    assert (found >= best - 1e-9).all()
+    assert (found <= 1.05 * best).all(), found / best
+    assert first.shape == (3, 1) and torch.equal(first, planner.mean[:, 0])
+
+
+def test_planning_at_every_step_drives_the_state_to_rest():
+    P, _ = riccati(60)[-1]
+    planner = CEM(CODEC, horizon=5, samples=150, iterations=5, elites=15, gamma=GAMMA)
+    obs, paid = STARTS, torch.zeros(3, dtype=torch.float64)
+    for _ in range(30):
+        outcome = Integrator().step(obs, planner.plan(DREAM, obs, value=lambda obs: -((obs @ P) * obs).sum(-1)))
+        obs, paid = outcome.next_obs, paid + outcome.reward
+    best = ((STARTS @ riccati(30)[-1][0]) * STARTS).sum(-1)
+    assert (-paid <= 1.05 * best).all(), -paid / best
+
+
+def test_a_value_stands_for_what_follows_the_horizon():
+    P, K = riccati(60)[-1]
+    planner = CEM(CODEC, horizon=2, samples=400, iterations=10, elites=40, gamma=GAMMA)
+    first = planner.plan(DREAM, STARTS, value=lambda obs: -((obs @ P) * obs).sum(-1))
+    assert torch.allclose(first, -STARTS @ K.T, atol=0.02)
+
+
+def test_returns_by_hand():
+    def ends(obs, action, next_obs):
+        return next_obs[:, 0] > 0.55  # the first start moves on at 0.5 + 0.02 a
+
+    def act(obs, t):
+        return torch.ones(2, 1, dtype=torch.float64), None
+
+    def pay(obs, action, next_obs, task, terminated, step):
+        return 1.0 + step
+
+    start = torch.tensor([[0.5, 0.5], [-9.0, 0.0]], dtype=torch.float64)
+    imagined = imagine(Integrator(), act, pay, ends, start, 3)
+    found = returns(imagined, imagined.reward, 0.5, lambda obs: torch.full((2,), 80.0, dtype=torch.float64))
+    assert found.tolist() == [1.0, 1 + 1 + 0.75 + 80 / 8]
+
+
+def test_plans_go_on_where_the_last_ones_ended_and_forget_ended_episodes():
+    planner = CEM(CODEC, horizon=3, samples=10, iterations=1, elites=2)
+    planner.plan(DREAM, STARTS)
+    before = planner.mean.clone()
+    planner.reset(torch.tensor([True, False, False]))
+    begun = planner._begin(STARTS, True)
+    assert torch.equal(begun[1:, :2], before[1:, 1:]) and not begun[0].any() and not begun[:, 2].any()
+    assert not planner._begin(STARTS, False).any() and not planner._begin(STARTS[:2], True).any()
+
+
+def test_a_restored_planner_plans_the_same():
+    for kind in (CEM, MPPI):
+        one, two = (kind(CODEC, horizon=3, samples=40, elites=5, seed=seed) for seed in (0, 1))
+        one.plan(DREAM, STARTS)
+        two.load_state_dict(one.state_dict())
+        assert torch.equal(one.plan(DREAM, STARTS, deterministic=False), two.plan(DREAM, STARTS, deterministic=False))
+
+
+def test_what_the_policy_proposes_is_among_what_mppi_weighs():
+    gain = riccati(60)[-1][1]
+
+    def policy(obs, t):
+        return -obs @ gain.T, None
+
+    planner = MPPI(CODEC, horizon=HORIZON, samples=40, iterations=1, elites=1, policy_samples=39, gamma=GAMMA)
+    assert torch.allclose(planner.plan(DREAM, STARTS, policy=policy), policy(STARTS, 0)[0])
+
+
+def test_a_plan_that_is_cut_loses_to_a_loss():
+    class Cliff(Integrator):  # pushing right is free, and leaves all numbers behind
+        def step(self, obs, action, *, sample=True, opinions=False):
+            next_obs = torch.where(action > 0, torch.inf, obs)
+            return Predicted(next_obs, -torch.ones_like(obs[:, 0]))
+
+    dream = functools.partial(imagine, Cliff(), pay=task, ends=None)
+    action = CEM(CODEC, horizon=1, samples=50, iterations=3, elites=5).plan(dream, STARTS)
+    assert (action < 0).all()
+
+
+class Fork:
+    """One step: a reward of `pay[i]` for action i, and members that disagree by `doubt[i]`."""
+
+    members, differentiable = 2, False
+
+    def __init__(self, pay, doubt):
+        self.pay, self.doubt = torch.tensor(pay), torch.tensor(doubt)
+
+    def step(self, obs, action, *, sample=True, opinions=False):
+        half = (action * self.doubt).sum(-1)[:, None].expand_as(obs)
+        return Predicted(obs, (action * self.pay).sum(-1), None, torch.stack([obs - half, obs + half]))
+
+
+def proposals(obs, t):
+    """Each of three actions for a third of the rows, which are K = 3 copies of the states."""
+    return torch.eye(3).repeat_interleave(len(obs) // 3, 0), None
+
+
+def test_upmpc_picks_the_best_return_and_doubt_attracts_or_repels():
+    obs, pay, doubt = torch.zeros(4, 2), [1.0, 1.2, -1.0], [0.1, 1.0, 5.0]
+
+    def chosen(alpha, ends=None):
+        dream = functools.partial(imagine, Fork(pay, doubt), pay=task, ends=ends)
+        action = UPMPC(candidates=3, horizon=2, alpha=alpha).plan(dream, proposals, obs)
+        assert action.shape == (4, 3)
+        return action.argmax(-1).tolist()
+
+    assert chosen(0.0) == [1] * 4
+    assert chosen(1.0) == [2] * 4
+    assert chosen(-1.0) == [0] * 4
+
+
+def test_upmpc_counts_nothing_after_the_end_and_a_value_where_there_is_none():
+    pay, doubt, obs = [3.0, 2.0, 0.0], [0.0, 0.0, 0.0], torch.zeros(1, 2)
+    dream = functools.partial(imagine, Fork(pay, doubt), pay=task, ends=lambda obs, action, next_obs: action[:, 0] > 0)
+    planner = UPMPC(candidates=3, horizon=2, alpha=0.0, gamma=0.5)
+    assert planner.plan(dream, proposals, obs).argmax() == 0  # 3 and over against 2 + 1
+    assert planner.square == pytest.approx((9 + 4 + 4) / 5)  # over the alive transitions
+    planner.horizon = 3
+    assert planner.plan(dream, proposals, obs).argmax() == 1  # 2 + 1 + 0.5
+    planner.horizon = 1
+    assert planner.plan(dream, proposals, obs, value=lambda obs: torch.full((3,), 10.0)).argmax() == 1  # 2 + 5
+
+
+def test_upmpc_chooses_the_same_in_any_unit_of_reward():
+    obs = torch.zeros(1, 2)
+    for unit in (1e-3, 1.0, 1e3):
+        model = Fork([1.0 * unit, 1.5 * unit, 0.0], [0.0, 0.6, 0.0])
+        dream = functools.partial(imagine, model, pay=task, ends=None)
+        planner = UPMPC(candidates=3, horizon=1, alpha=-0.5)  # scale sqrt(3.25 / 3): 0.96 against 1.44 - 0.3
+        assert planner.plan(dream, proposals, obs).argmax() == 1
+        planner.alpha = -1.0  # 1.44 - 0.6
+        assert planner.plan(dream, proposals, obs).argmax() == 0
+
+
+def test_impossible_planners_are_refused():
+    with pytest.raises(
+        ValueError, match=r"CEM plans with numbers, and one of 3 actions is to be chosen; use planner=u"
+    ):
+        CEM(CHOICES)
+    with pytest.raises(ValueError, match=r"elites=9 are the best of samples=3; give at most as many"):
+        MPPI(CODEC, samples=3, elites=9, policy_samples=0)
+    with pytest.raises(ValueError, match=r"horizon=0 leaves nothing to plan with"):
+        UPMPC(horizon=0)
+    with pytest.raises(ValueError, match=r"momentum=1 is out of range; give a share in \[0, 1\)"):
+        CEM(CODEC, momentum=1)
+    with pytest.raises(ValueError, match=r"temperature=0, .* make no search"):
+        MPPI(CODEC, temperature=0)
