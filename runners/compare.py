@@ -12,6 +12,8 @@ keys:
     frames=2000             transitions to ask about
     seed=0                  of the transitions, the actions and the reward
     run=FOLDER              a run whose policy makes some of the transitions
+    horizon=K               also how far one must look ahead to solve the task under the reward, up to K actions
+    solved=RETURN           the task's return that counts as solved there; the environment's own success
     warm=N                  passes of `update` over the transitions before they are scored
     page=FILE               where the page goes; runs/compare/<env>/<reward>.html
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from runners.compare_subject import Subject
 
 KEYS = {"env": "", "reward": "", "goal": "", "frames": "2000", "seed": "0", "run": "", "warm": "", "page": ""}
+KEYS |= {"horizon": "0", "solved": ""}
 WIDTH = 100  # of the table, letters
 
 
@@ -86,10 +89,25 @@ def compare(arguments: list[str]) -> Path:
         world = None if subject.stream.has_memory else load_or_walk(subject.plan)
         subjects.append(subject)
         cards.append(card(subject, goal, world, wanted))
+    if options["horizon"] != "0":
+        _look_ahead(options, configs, subjects, cards)
     between = apart(subjects)
     print("\n".join(lines(options["env"], cards, between)))
     path = Path(options["page"]) if options["page"] else subjects[0].plan.folder / f"{'+'.join(configs)}.html"
     return write(path, options["env"], subjects, cards, between)
+
+
+def _look_ahead(options: dict[str, str], configs: dict[str, Any], subjects: list[Subject], cards: list[Card]) -> None:
+    """Write the effective horizon under each reward into its card."""
+    from runners.compare_horizon import ask, words
+
+    k, solved = int(options["horizon"]), float(options["solved"]) if options["solved"] else None
+    own = configs[subjects[0].name].env_options
+    task = ask(options["env"], k, solved, options=own)
+    for subject, made in zip(subjects, cards):
+        config = configs[subject.name].reward[subject.name]
+        found = ask(options["env"], k, solved, subject.reward, config, configs[subject.name].env_options)
+        made["horizon"] = words(found, task)
 
 
 def parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -111,10 +129,14 @@ def parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
         raise UsageError("env= is missing, as in env=lodestar/CartPoleUpright-v0")
     if not options["reward"]:
         raise UsageError("reward= is missing, as in reward=clip; `python -m runners.list` names the rewards")
-    for key, low in (("frames", 20), ("seed", 0), ("warm", 0)):
+    for key, low in (("frames", 20), ("seed", 0), ("warm", 0), ("horizon", 0)):
         value = options[key]
         if not (key == "warm" and value == "") and (not value.isdigit() or int(value) < low):
             raise UsageError(f"{key}={value} is out of range; give a whole number, {low} or more")
+    try:
+        float(options["solved"] or 0)
+    except ValueError:
+        raise UsageError(f"solved={options['solved']} is no return; give a number, such as solved=195") from None
     return options, rest
 
 
@@ -282,6 +304,8 @@ def facts(made: Card) -> list[tuple[str, str]]:
         rows.append(("spread", f"{made['spread']:.0%} of the spread of the model's own phrases"))
     if made["phrases"]:
         rows.append(("nearest phrases", ", ".join(f"{text!r} {value:.2f}" for text, value in made["phrases"])))
+    if "horizon" in made:
+        rows.append(("effective horizon", made["horizon"]))
     return [*rows, *_costs(made)]
 
 

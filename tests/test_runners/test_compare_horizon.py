@@ -1,0 +1,61 @@
+"""The report card's line about the effective horizon."""
+
+import math
+
+import pytest
+
+from agents.effective_horizon import Horizon
+from envs.make import make
+from rewards.base import Reward, RewardConfig
+from runners import compare
+from runners.compare_horizon import ask, words
+from runners.config import UsageError
+
+GRID = "MiniGrid-Empty-5x5-v0"
+
+
+def horizon(k, m):
+    solved = {} if k is None else {k: m}
+    return Horizon(k, m, math.inf if k is None else k + math.log(m, 4), 0, solved)
+
+
+def test_the_sentence_says_whether_the_reward_helped():
+    assert words(horizon(1, 4), horizon(2, 4)) == (
+        "k=1 with m=4 (H=2.00); the task's own reward: k=2 with m=4 (H=3.00): it made the task easier"
+    )
+    assert words(horizon(None, None), horizon(1, 1)).endswith(
+        "not solved; the task's own reward: k=1 with m=1 (H=1.00): it made the task harder"
+    )
+    assert words(horizon(1, 4), horizon(1, 4)).endswith("k=1 with m=4 (H=2.00)")
+
+
+class Away(Reward):
+    """Pays the opposite of the task."""
+
+    requires = frozenset({"reward"})
+    role = "goal"
+
+    def score(self, batch, memory=None):
+        return -batch.reward
+
+
+def test_a_reward_that_points_away_makes_the_task_harder():
+    env = make(GRID)
+    reward = Away(RewardConfig(), env.observation_space, env.action_space)
+    assert ask(GRID, 1, None).m == 1
+    assert ask(GRID, 1, None, reward, RewardConfig(weight=2.0)).k is None
+
+
+def test_where_it_cannot_be_asked_one_sentence_says_why():
+    with pytest.raises(UsageError, match=r"horizon=2 cannot be found: .*give Discrete"):
+        ask("Pendulum-v1", 2, None)
+    with pytest.raises(UsageError, match=r"solved=much is no return"):
+        compare.parse([f"env={GRID}", "reward=count", "solved=much"])
+
+
+def test_the_card_shows_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = compare.compare([f"env={GRID}", "reward=count", "frames=20", "horizon=1"])
+    shown = capsys.readouterr().out
+    assert "effective horizon" in shown and "k=1 with m=1" in shown
+    assert "effective horizon" in path.read_text()
