@@ -123,15 +123,13 @@ class Categoricals:
         chances = torch.softmax(logits.unflatten(-1, (self.groups, self.classes)), -1)
         return torch.add(self.uniform / self.classes, chances, alpha=1 - self.uniform)
 
-    def waiting(self, generator: torch.Generator, *leading: int) -> Tensor:
-        """Random numbers for `sample`, (*leading, G, C)."""
-        shape = (*leading, self.groups, self.classes)
-        empty = torch.empty(shape, device=generator.device)
-        return empty.exponential_(generator=generator).clamp_(min=1e-20)
+    def uniforms(self, generator: torch.Generator, *leading: int) -> Tensor:
+        """Random numbers for `sample`, (*leading, G, 1)."""
+        return torch.rand(*leading, self.groups, 1, generator=generator, device=generator.device)
 
-    def sample(self, chances: Tensor, waiting: Tensor | None) -> Tensor:
+    def sample(self, chances: Tensor, uniforms: Tensor | None) -> Tensor:
         """One-hot (..., G * C); the likeliest without random numbers."""
-        return _StraightThrough.apply(chances, waiting).flatten(-2)
+        return _StraightThrough.apply(chances, uniforms).flatten(-2)
 
     def kl(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """KL(posterior || prior) summed over groups, twice, (...,): gradients to the prior, gradients to the posterior.
@@ -145,12 +143,15 @@ class Categoricals:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The class that arrives first, if classes arrive at rates that are their probabilities; one-hot."""
+    """One-hot: the class into whose share of [0, 1) the random number falls."""
 
     @staticmethod
-    def forward(ctx: Any, chances: Tensor, waiting: Tensor | None) -> Tensor:
-        scores = chances if waiting is None else chances / waiting
-        return torch.zeros_like(chances).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+    def forward(ctx: Any, chances: Tensor, uniforms: Tensor | None) -> Tensor:
+        if uniforms is None:
+            chosen = chances.argmax(-1, keepdim=True)
+        else:  # one number a group: an eighth of the time that Gumbel noise takes
+            chosen = (chances.cumsum(-1)[..., :-1] <= uniforms).sum(-1, keepdim=True)
+        return torch.zeros_like(chances).scatter_(-1, chosen, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

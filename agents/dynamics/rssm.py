@@ -76,7 +76,7 @@ class RSSM(Cell):
         length, batch = first.shape
         h = self._begin(first[0], state)["h"]
         goes_on = (~first)[..., None].to(embed.dtype)
-        waiting = self.latent.waiting(self.generator, length, batch) if sample else [None] * length
+        uniforms = self.latent.uniforms(self.generator, length, batch) if sample else [None] * length
         # What does not wait for the loop. `unbind`, since the gradient of an index is as long as the sequence.
         seen, pushed = self.from_embed(embed).unbind(), self.from_action(action[:-1]).unbind()
         memories: list[Tensor] = []
@@ -86,7 +86,7 @@ class RSSM(Cell):
             memories.append(h)
             known, gates = self.from_memory(h).split([self.hidden, 3 * h.shape[-1]], -1)
             posteriors.append(self.latent.probabilities(self.seen(known + seen[t])))
-            latents.append(self.latent.sample(posteriors[t], waiting[t]))
+            latents.append(self.latent.sample(posteriors[t], uniforms[t]))
             if t + 1 < length:
                 h = self._remember(h, gates, latents[t], pushed[t]) * goes_on[t + 1]
         states = {"h": torch.stack(memories), "z": torch.stack(latents)}
@@ -96,8 +96,8 @@ class RSSM(Cell):
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         weight, bias = self.from_memory.weight[self.hidden :], self.from_memory.bias[self.hidden :]
         h = self._remember(state["h"], F.linear(state["h"], weight, bias), state["z"], self.from_action(action))
-        waiting = self.latent.waiting(self.generator, len(h)) if sample else None
-        return {"h": h, "z": self.latent.sample(self.latent.probabilities(self.prior(h)), waiting)}
+        uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
+        return {"h": h, "z": self.latent.sample(self.latent.probabilities(self.prior(h)), uniforms)}
 
     def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return self.latent.kl(stats["posterior"], stats["prior"])

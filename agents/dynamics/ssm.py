@@ -76,7 +76,7 @@ class SSM(Cell):
         begin = self._begin(first[0], state)
         goes_on = (~first)[..., None].to(embed.dtype)
         posterior = self.latent.probabilities(self.seen(embed))
-        z = self.latent.sample(posterior, self.latent.waiting(self.generator, *first.shape) if sample else None)
+        z = self.latent.sample(posterior, self.latent.uniforms(self.generator, *first.shape) if sample else None)
         x, sums = self.enter(torch.cat([z[:-1], action[:-1]], -1)), []
         for recurrence, s in zip(self.layers, begin["s"].chunk(len(self.layers), -1)):
             x, after = recurrence(x, s, goes_on[:-1])
@@ -93,8 +93,8 @@ class SSM(Cell):
         for recurrence, s in zip(self.layers, state["s"].chunk(len(self.layers), -1)):
             x, after = recurrence(x, s)
             sums.append(after[0])
-        waiting = self.latent.waiting(self.generator, len(action)) if sample else None
-        z = self.latent.sample(self.latent.probabilities(self.prior(x[0])), waiting)
+        uniforms = self.latent.uniforms(self.generator, len(action)) if sample else None
+        z = self.latent.sample(self.latent.probabilities(self.prior(x[0])), uniforms)
         return {"h": x[0], "z": z, "s": torch.cat(sums, -1)}
 
     def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ def scan(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
     Returns:
         (L, B, W), after about 2 sqrt(L) steps one after the other. Differentiable once.
     """
-    return _Scan.apply(a, b, s)
+    return torch.addcmul(b, a, s[None]) if len(a) == 1 else _Scan.apply(a, b, s)
 
 
 class _Scan(torch.autograd.Function):

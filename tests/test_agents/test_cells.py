@@ -157,7 +157,7 @@ def test_a_sample_is_drawn_as_often_as_its_probability_says():
     torch.testing.assert_close(chances[0, 0], torch.tensor(expected))
     torch.testing.assert_close(chances[0, 1], torch.full((3,), 1 / 3))
     many = chances.expand(40_000, 2, 3)
-    drawn = latent.sample(many, latent.waiting(torch.Generator().manual_seed(0), 40_000)).mean(0)
+    drawn = latent.sample(many, latent.uniforms(torch.Generator().manual_seed(0), 40_000)).mean(0)
     torch.testing.assert_close(drawn[:3], torch.tensor(expected), atol=0.01, rtol=0)
     assert latent.sample(chances, None)[0, :3].tolist() == [0, 0, 1]
 
