@@ -98,7 +98,7 @@ class Replay:
         self.size = size = self.length * n_envs
         self.images = Images(codec.images, self.length, n_envs, self.device, pays_images)
         d, a = codec.obs_size, codec.action_size
-        self._width = 2 * d + a + 5
+        self._widths, self._width = [d, a, d, 5], 2 * d + a + 5  # obs, action, next_obs, five numbers
         self._obs, self._action, self._next = slice(0, d), slice(d, d + a), slice(d + a, 2 * d + a)
         self._task, self._terminated, self._truncated, self._valid, self._step = range(2 * d + a, self._width)
         self.table = torch.empty((size, self._width), device=self.device)  # what a row holds, side by side
@@ -201,27 +201,29 @@ class Replay:
         if n_step > 1:
             return self._several(index, n_step)
         rows = self.table.index_select(0, index)
-        discount = self.gamma * (1 - rows[:, self._terminated])
-        return self._given(rows, index, self._paid(index, rows), rows[:, self._next], discount)
+        obs, action, next_obs, numbers = rows.split(self._widths, -1)
+        _, terminated, _, _, step = numbers.unbind(-1)
+        discount = terminated.mul(-self.gamma).add_(self.gamma)
+        return Rows(obs, action, self._paid(index, rows), next_obs, discount, step.long(), index)
 
     def _several(self, index: Tensor, n: int) -> Rows:
+        """The same, n steps at once: each row is paid now, then they are added up."""
         count, ahead = len(index), torch.arange(n, device=self.device)[:, None]
         left = (self._pos - 1 - index // self.n_envs) % self.length  # time rows that follow
         later = torch.where(ahead <= left, (index + ahead * self.n_envs) % self.size, index).reshape(-1)
         flat = self.table.index_select(0, later)
         rows, paid = flat.view(n, count, -1), self._paid(later, flat).view(n, count)
-        ended = (rows[:-1, :, self._terminated] + rows[:-1, :, self._truncated]) > 0
-        follows = rows[1:, :, self._step] == rows[:1, :, self._step] + ahead[1:]
-        goes_on = ~ended & follows & (rows[1:, :, self._valid] > 0) & (ahead[1:] <= left)
-        alive = torch.cat([torch.ones_like(paid[:1]), goes_on.float().cumprod(0)])
-        powers = self.gamma ** ahead.to(paid.dtype)
-        last = rows[alive.sum(0).long() - 1, torch.arange(count, device=self.device)]
-        discount = self.gamma ** alive.sum(0) * (1 - last[:, self._terminated])
-        return self._given(rows[0], index, (paid * powers * alive).sum(0), last[:, self._next], discount)
-
-    def _given(self, rows: Tensor, index: Tensor, reward: Tensor, next_obs: Tensor, discount: Tensor) -> Rows:
-        step = rows[:, self._step].long()
-        return Rows(rows[:, self._obs], rows[:, self._action], reward, next_obs, discount, step, index)
+        _, terminated, truncated, _, step = rows[..., -5:].unbind(-1)
+        goes_on = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0)
+        weights = torch.cat([torch.ones_like(paid[:1]), (self.gamma * goes_on).cumprod(0)])
+        reached = (weights > 0).sum(0)
+        last = rows[reached - 1, torch.arange(count, device=self.device)]
+        discount = self.gamma**reached * (1 - last[:, self._terminated])
+        now = rows[0]
+        reward = (weights * paid).sum(0)
+        return Rows(
+            now[:, self._obs], now[:, self._action], reward, last[:, self._next], discount, step[0].long(), index
+        )
 
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
         """Stretches of time, none of which crosses the place where the ring is written.
