@@ -1,0 +1,446 @@
+"""SINDy: the world as sparse polynomials, fitted by least squares in milliseconds.
+
+The change of the observation is a linear combination of monomials of observation and action, x' = x + Theta(x, u) Xi.
+Terms that matter little are struck out one round after another; an ensemble of bootstraps says how sure the rest is.
+
+Sources:
+    Brunton, Proctor & Kutz 2016, "Discovering governing equations from data by sparse identification of nonlinear
+    dynamical systems", PNAS 113(15): sequentially thresholded least squares.
+    Fasel et al. 2022, "Ensemble-SINDy", Proc. R. Soc. A 478: bagging of rows and of library terms.
+    Zolman et al. 2024, "SINDy-RL: Interpretable and efficient model-based reinforcement learning", arXiv 2403.09110:
+    discrete time, control-affine libraries, the median of 20 members.
+
+Differences from them:
+    - the threshold is in standard deviations of the change for a term of root mean square 1, not in raw coefficients;
+    - a bootstrap draws from 64 random blocks of rows, so that Theta^T Theta is computed once for all members;
+    - every member keeps the whole library unless `drop_terms` is set, because members also sample one by one;
+    - members whose rollouts leave the data are replaced by others; predictions are cut at the data's bounds;
+    - a reward that is no such polynomial (held-out R2 below 0.99) is predicted by a small network.
+
+When it fails: contacts, clipping and other corners; observations so large that even their squares are too many; angles
+that are not given as sine and cosine. It learns no termination.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agents.codec import Codec
+from agents.dynamics import Predicted
+from agents.nets import Flat
+
+BLOCKS = 64  # of rows, which bootstraps draw from
+COLUMNS, AFFORDABLE = 500, 150  # of the library: at most, and at most if nobody chose the degree
+REWARD_R2 = 0.99  # below it a network predicts the reward
+STARTS, STEPS, STRAYED = 32, 50, 0.1  # `validate`: rollouts, their length, share of them that may leave the data
+FEWEST = 20  # rows a fit begins with
+HEAD_STEPS, HEAD_BATCH, HEAD_RATE = 1000, 256, 1e-3  # of the reward's network
+
+
+@dataclass
+class SindyConfig:
+    """Settings of `Sindy`; the source's value in brackets where it differs.
+
+    Attributes:
+        members: bootstraps, at least 1.
+        degree: of the polynomials, 1 to 3; 0 for the largest whose library has at most 150 terms.
+        affine: whether no term holds two actions; always so for Discrete ones.
+        whiten: whether monomials are of observations minus their mean. Where zero means something, False gives sparser
+            and truer equations; where it lies far outside the data, they cannot be told apart without it.
+        threshold: smallest coefficient that stays, 0 or more, see above [0.007 to 0.02, raw].
+        alpha: ridge penalty, above 0, for terms of root mean square 1 [5e-5 to 0.5].
+        drop_terms: share of the library each member has to do without, in [0, 1).
+        aggregate: "median" or "mean" of the members' coefficients, for predictions that are not sampled.
+        margin: how far outside the data's bounds predictions are cut, in ranges of the data, 0 or more.
+        max_rows: rows a fit reads, drawn from all.
+    """
+
+    members: int = 20
+    degree: int = 0
+    affine: bool = False
+    whiten: bool = True
+    threshold: float = 0.005
+    alpha: float = 1e-3
+    drop_terms: float = 0.0
+    aggregate: str = "median"
+    margin: float = 0.1
+    max_rows: int = 20_000
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("members", 1, 1000), ("degree", 0, 3), ("max_rows", 20, 10_000_000)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"sindy.{name}={getattr(self, name)} is out of range; give {low} to {high}")
+        for name, most in (("threshold", float("inf")), ("margin", float("inf")), ("drop_terms", 0.999)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"sindy.{name}={getattr(self, name)} is out of range; give 0 to {most}")
+        if not self.alpha > 0:
+            raise ValueError(f"sindy.alpha={self.alpha} leaves systems unsolvable; give a number above 0, like 1e-3")
+        if self.aggregate not in ("median", "mean"):
+            raise ValueError(f"sindy.aggregate={self.aggregate!r} is unknown; give median or mean")
+
+
+class Library:
+    """All monomials of I variables up to a degree, the constant first.
+
+    Attributes:
+        terms: what each of P columns multiplies: tuples of variables in rising order.
+
+    Args:
+        variables: I, observations first.
+        controls: how many of the last variables are actions.
+        degree: 1 to 3, or 0 for the largest that fits.
+        affine: whether no term holds two actions.
+
+    Raises:
+        ValueError: for a library of more than 500 terms.
+    """
+
+    def __init__(self, variables: int, controls: int, degree: int, affine: bool) -> None:
+        first = variables - controls if affine else variables
+        for self.degree in [degree] if degree else [3, 2, 1]:  # a fit solves systems of the library's size
+            self.terms = [
+                term
+                for size in range(self.degree + 1)
+                for term in itertools.combinations_with_replacement(range(variables), size)
+                if sum(i >= first for i in term) <= 1
+            ]
+            if len(self.terms) <= (COLUMNS if degree else AFFORDABLE):
+                break
+        else:
+            raise ValueError(
+                f"polynomials of degree {self.degree} in {variables} numbers have {len(self.terms)} terms, and at most "
+                f"{COLUMNS} can be fitted; give a lower sindy.degree, or model=ensemble"
+            )
+        self._last = []  # of every degree above 1: column of the degree below, and the variable it is multiplied by
+        for size in range(2, self.degree + 1):
+            below = {term: place for place, term in enumerate(t for t in self.terms if len(t) == size - 1)}
+            here = [term for term in self.terms if len(term) == size]
+            self._last.append((torch.tensor([below[t[:-1]] for t in here]), torch.tensor([t[-1] for t in here])))
+
+    def __call__(self, variables: Tensor) -> Tensor:
+        """(I, B) -> (P, B)."""
+        columns = [torch.ones_like(variables[:1]), variables]
+        for left, right in self._last:
+            columns.append(columns[-1][left] * variables[right])
+        return torch.cat(columns)
+
+    def to(self, device: torch.device) -> Library:
+        """Itself, there."""
+        self._last = [(left.to(device), right.to(device)) for left, right in self._last]
+        return self
+
+
+def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Tensor | None = None) -> Tensor:
+    """Sequentially thresholded least squares of K bootstraps at once.
+
+    Args:
+        gram: float64 (K, P, P), Theta^T Theta over the rows' number, columns of root mean square 1.
+        cross: float64 (K, P, D), Theta^T Y over the rows' number.
+        threshold: coefficients below it are struck out, and the others fitted again, until none is.
+        alpha: ridge penalty.
+        keep: bool (K, P), the columns each may use; None for all.
+
+    Returns:
+        Coefficients (K, P, D), exactly 0 where struck out.
+    """
+    allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device) if keep is None else keep
+    solutions = []
+    for target in cross.unbind(-1):
+        mask = allowed
+        for _ in range(gram.shape[1] + 1):  # each round but the last strikes a column of somebody
+            solution = _ridge(gram, target, mask, alpha)
+            smaller = mask & (solution.abs() >= threshold)
+            if torch.equal(smaller, mask):
+                break
+            mask = smaller
+        solutions.append(solution)
+    return torch.stack(solutions, -1)
+
+
+def _ridge(gram: Tensor, target: Tensor, mask: Tensor, alpha: float) -> Tensor:
+    """(K, P): least squares over the columns in `mask`; the others become rows of the identity, so they solve to 0."""
+    m = mask.to(gram)
+    system = gram * m[:, :, None] * m[:, None, :] + torch.diag_embed(1 - m + alpha * m)
+    factor, failed = torch.linalg.cholesky_ex(system)
+    solution = torch.cholesky_solve((target * m)[..., None], factor)[..., 0]
+    return torch.where(failed[:, None] > 0, torch.nan, solution)
+
+
+class Sindy:
+    """A `Dynamics` of sparse polynomials.
+
+    Args:
+        codec: of the environment.
+        config: its settings.
+        seed: of bootstraps, samples and the reward's network.
+        device: as torch writes it.
+
+    Raises:
+        ValueError: for images, and for libraries that are too large.
+    """
+
+    differentiable = True
+
+    def __init__(self, codec: Codec, config: SindyConfig | None = None, *, seed: int = 0, device: Any = "cpu") -> None:
+        if codec.images or not codec.obs_size:
+            raise ValueError(f"SINDy cannot predict images, and {codec.observation_space} has some; use world_model")
+        self.config, self.device = config or SindyConfig(), torch.device(device)
+        self.members, self.size = self.config.members, codec.obs_size
+        actions = codec.action_size
+        affine = self.config.affine or codec.discrete
+        self.library = Library(self.size + actions, actions, self.config.degree, affine).to(self.device)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        d, p = self.size, len(self.library.terms)
+        with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
+            torch.default_generator.manual_seed(seed)
+            widths = (2 * d + actions, 64, 64)
+            hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.SiLU())]
+            self.head = nn.Sequential(*hidden, nn.Linear(64, 1)).to(self.device)
+        self._flat = Flat.over(list(self.head.parameters()))
+        self._state = {  # what a fit finds: the library reads obs / scale; coefficients give changes, then the reward
+            "coefficients": torch.zeros(self.members, d + 1, p),
+            "middle": torch.zeros(d + 1, p),
+            "mean": torch.zeros(d),
+            "shift": torch.zeros(d),  # the mean, or 0
+            "scale": torch.ones(d),
+            "change": torch.ones(d),  # standard deviation of the changes
+            "low": torch.full((d,), -torch.inf),
+            "high": torch.full((d,), torch.inf),
+            "reward_mean": torch.zeros(()),
+            "reward_std": torch.ones(()),
+        }
+        self._state = {name: value.to(self.device) for name, value in self._state.items()}
+        self.use_head, self.failures = False, 0
+        self.circles: list[tuple[int, int]] = []  # pairs of obs that were a sine and a cosine in all data
+
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+        """One transition for each row; see `Dynamics`. Without `sample`, by the members' median (or mean)."""
+        known = self._state
+        variables = self._variables(obs, action)
+        if sample and self.members > 1:
+            out = self._sampled(variables)
+        else:
+            out = (known["coefficients"][0] if self.members == 1 else known["middle"]) @ self.library(variables)
+        next_obs = self._on_circles((obs + out[:-1].T).clamp(known["low"], known["high"]))
+        reward = self._by_head(obs, action, next_obs) if self.use_head else out[-1]
+        means = None
+        if opinions:
+            changes = known["coefficients"][:, :-1] @ self.library(variables)  # (K, D, B)
+            means = changes.transpose(1, 2) / known["change"]
+        return Predicted(next_obs, reward, means=means)
+
+    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+        """Least squares over `replay.arrays()`; `steps` bounds the gradient steps of the reward's network."""
+        rows = [torch.as_tensor(x).to(self.device, torch.float64) for x in replay.arrays()[:4]]
+        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[: self.config.max_rows]
+        if len(order) < FEWEST:
+            return {}
+        rows = [x[order] for x in rows]
+        held = min(1000, len(order) // 10)
+        fresh, known = [x[:held].float() for x in rows], [x[held:] for x in rows]
+        before = self._state
+        if all(bool(x.isfinite().all()) for x in rows):
+            self._state = self._framed(*rows)
+            self.circles = _circles(rows[0])
+            coefficients = self._coefficients(*known)
+        else:
+            coefficients = torch.full((1,), torch.nan)
+        if not bool(coefficients.isfinite().all()):
+            self._state, self.failures = before, self.failures + 1
+            return {"model_failures": float(self.failures)}
+        dropped = self._keep(coefficients, known[0].float(), known[1].float())
+        self.use_head = False
+        metrics = self._judged(*fresh)
+        if metrics["reward_r2"] < REWARD_R2:
+            self.use_head = True
+            self._fit_head([x.float() for x in known], HEAD_STEPS if steps is None else min(steps, HEAD_STEPS))
+            metrics = self._judged(*fresh)
+        terms = float((coefficients[:, :-1] != 0).sum()) / (self.members * self.size)
+        return {**metrics, "terms": terms, "members_dropped": float(dropped), "model_failures": float(self.failures)}
+
+    def validate(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Share of each member's rollouts that leave the data, (K,).
+
+        Args:
+            obs: (B, D), where rollouts begin.
+            action: (T, B, A), what is done in them.
+
+        Returns:
+            Those that were not finite, or further outside the data's bounds than the data range, at any step.
+        """
+        known, k = self._state, self.members
+        low, high = known["low"], known["high"]
+        around = (high - low).clamp(min=1e-6)
+        state = obs.repeat(k, 1)
+        strayed = torch.zeros(len(state), dtype=torch.bool, device=obs.device)
+        for actions in action:
+            variables = self._variables(state, actions.repeat(k, 1))
+            state = self._on_circles(state + self._by_members(known["coefficients"], variables)[:-1].T)
+            strayed |= ~((state >= low - around) & (state <= high + around)).all(-1)  # NaN compares as False
+            state = torch.where(strayed[:, None], obs.repeat(k, 1), state)  # those need go no further
+        return strayed.view(k, -1).float().mean(1)
+
+    def equations(self, names: list[str] | None = None) -> list[str]:
+        """Changes and reward in words, a line each: "x0 + 0.05 x2"; `names` of the D observations, then A actions."""
+        known, width = self._state, len(self.library.terms[1:]) and 1 + max(t[-1] for t in self.library.terms[1:])
+        names = names or [f"x{i}" for i in range(self.size)] + [f"u{i}" for i in range(width - self.size)]
+        scale = [*known["scale"].tolist(), *[1.0] * (width - self.size)]
+        units = [math.prod(scale[i] for i in term) for term in self.library.terms]
+        words = ["".join(f" {names[i]}" for i in term) for term in self.library.terms]
+        lines = []
+        for row, coefficients in enumerate(known["middle"].tolist()):
+            parts = [names[row]] if row < self.size else ["0"]
+            parts += [f"{c / unit:+.4g}{word}" for c, unit, word in zip(coefficients, units, words) if c]
+            lines.append(" ".join(parts))
+        return lines
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "state": dict(self._state),
+            "head": self.head.state_dict(),
+            "adam": self._flat.state_dict(),
+            "use_head": self.use_head,
+            "failures": self.failures,
+            "circles": [list(pair) for pair in self.circles],
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = {name: torch.as_tensor(x).to(self.device) for name, x in state["state"].items()}
+        self.head.load_state_dict(state["head"])
+        self._flat.load_state_dict(state["adam"])
+        self.use_head, self.failures = bool(state["use_head"]), int(state["failures"])
+        self.circles = [(int(i), int(j)) for i, j in state["circles"]]
+        self._generator.set_state(state["generator"])
+
+    def _on_circles(self, obs: Tensor) -> Tensor:
+        """Sines and cosines moved back to radius 1."""
+        if not self.circles:
+            return obs
+        parts = list(obs.unbind(-1))
+        for i, j in self.circles:
+            radius = torch.hypot(parts[i], parts[j]).clamp(min=1e-3)
+            parts[i], parts[j] = parts[i] / radius, parts[j] / radius
+        return torch.stack(parts, -1)
+
+    def _variables(self, obs: Tensor, action: Tensor) -> Tensor:
+        """(D + A, B), what the library reads."""
+        return torch.cat([(obs - self._state["shift"]) / self._state["scale"], action], -1).T
+
+    def _sampled(self, variables: Tensor) -> Tensor:
+        """Changes and reward (D + 1, B), each row by a random member; every member has an equal share of the rows."""
+        count, k = variables.shape[1], self.members
+        order = torch.randperm(count, generator=self._generator, device=self.device)
+        padded = order[torch.arange(-(-count // k) * k, device=self.device) % count]  # the last members' may be spare
+        who = torch.randperm(k, generator=self._generator, device=self.device)
+        out = self._by_members(self._state["coefficients"][who], variables[:, padded])
+        return out[:, order.argsort()]
+
+    def _by_members(self, coefficients: Tensor, variables: Tensor) -> Tensor:
+        """(K, Q, P) and (I, K * S) -> (Q, K * S): the first member reads the first S columns, and so on."""
+        columns = self.library(variables).unflatten(1, (len(coefficients), -1)).transpose(0, 1)  # (K, P, S)
+        return (coefficients @ columns).transpose(0, 1).flatten(1)
+
+    def _by_head(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+        known = self._state
+        here, there = ((x - known["mean"]) / known["scale"] for x in (obs, next_obs))
+        return known["reward_mean"] + known["reward_std"] * self.head(torch.cat([here, action, there], -1))[:, 0]
+
+    def _framed(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
+        """What is known, in the units and bounds of these rows."""
+        both = torch.cat([obs, next_obs])
+        low, high = both.amin(0), both.amax(0)
+        around = self.config.margin * (high - low)
+        found = {"mean": both.mean(0), "scale": _spread(both), "change": _spread(next_obs - obs)}
+        found["shift"] = found["mean"] * self.config.whiten
+        found |= {"low": low - around, "high": high + around, "reward_mean": task.mean(), "reward_std": _spread(task)}
+        return self._state | {name: value.float() for name, value in found.items()}
+
+    def _coefficients(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> Tensor:
+        """Every bootstrap's, float64 (K, D + 1, P): from the library to changes and reward."""
+        k, p, known = self.members, len(self.library.terms), self._state
+        unit = torch.cat([known["change"], known["reward_std"][None]]).double()
+        targets = torch.cat([next_obs - obs, task[:, None]], -1) / unit
+        columns = self.library(self._variables(obs, action))
+        size = _root_mean_square(columns)
+        columns = columns / size[:, None]
+        blocks = torch.arange(len(obs), device=self.device).chunk(BLOCKS)
+        drawn = torch.randint(len(blocks), (k, len(blocks)), generator=self._generator, device=self.device)
+        times = (
+            torch.nn.functional.one_hot(drawn, len(blocks)).sum(1).to(columns)
+            if k > 1
+            else torch.ones_like(drawn).double()
+        )
+        gram, cross = columns.new_zeros(k, p, p), columns.new_zeros(k, p, len(unit))
+        for block, often in zip(blocks, times.T):
+            mine = columns[:, block]
+            gram += often[:, None, None] * (mine @ mine.T)
+            cross += often[:, None, None] * (mine @ targets[block])
+        rows = (times @ torch.tensor([float(len(b)) for b in blocks]).to(times))[:, None, None]
+        keep = torch.rand(k, p, generator=self._generator, device=self.device) >= self.config.drop_terms
+        found = stlsq(gram / rows, cross / rows, self.config.threshold, self.config.alpha, keep)
+        return (found * unit / size[:, None]).transpose(1, 2)
+
+    def _keep(self, coefficients: Tensor, obs: Tensor, action: Tensor) -> int:
+        """Take these over, without the members that blow up: stable ones stand in for them. Says how many fell."""
+        self._state["coefficients"] = coefficients.float()
+        starts = torch.randint(len(obs), (STARTS,), generator=self._generator, device=self.device)
+        doing = torch.randint(len(obs), (STEPS, STARTS), generator=self._generator, device=self.device)
+        share = self.validate(obs[starts], action[doing])
+        stable = (share <= share.amin() + STRAYED).nonzero().flatten()
+        places = stable[torch.arange(self.members, device=self.device) % len(stable)]
+        kept = self._state["coefficients"][places]
+        middle = kept.median(0).values if self.config.aggregate == "median" else kept.mean(0)
+        self._state |= {"coefficients": kept, "middle": middle}
+        return self.members - len(stable)
+
+    def _judged(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, float]:
+        """Error of the changes in their standard deviations (root mean square), and R2 of the reward, on these rows."""
+        known = self._state
+        with torch.no_grad():
+            expected = self.step(obs, action, sample=False)
+            error = ((expected.next_obs - next_obs) / known["change"]).square().mean().sqrt()
+            missed = ((expected.reward - task) / known["reward_std"]).square().mean()
+        return {"model_error": float(error), "reward_r2": 1 - float(missed)}
+
+    def _fit_head(self, rows: list[Tensor], steps: int) -> None:
+        """Adam on the squared error of the reward in its standard deviations, from where the network stands."""
+        known, (obs, action, next_obs, task) = self._state, rows
+        here, there = ((x - known["mean"]) / known["scale"] for x in (obs, next_obs))
+        inputs, target = torch.cat([here, action, there], -1), (task - known["reward_mean"]) / known["reward_std"]
+        draws = torch.randint(len(task), (steps, HEAD_BATCH), generator=self._generator, device=self.device)
+        for number, batch in enumerate(draws):
+            self._flat.grad.zero_()
+            (self.head(inputs[batch])[:, 0] - target[batch]).square().mean().backward()
+            self._flat.step(HEAD_RATE * (1 - number / steps), 10.0)
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Standard deviation over rows, 1 where there is none."""
+    std = values.std(0, correction=0)
+    return torch.where(std > 1e-8 * (1 + values.abs().amax(0)), std, 1.0)
+
+
+def _circles(obs: Tensor) -> list[tuple[int, int]]:
+    """Pairs of columns of (B, D) that move and whose squares add to 1 in every row; each column in one at most."""
+    rows = obs[:1000]
+    moving = rows.std(0) > 1e-3
+    squares = torch.where(moving, rows.square(), 2.0)
+    on = (squares[:, :, None] + squares[:, None] - 1).abs().amax(0) < 1e-4
+    found: list[tuple[int, int]] = []
+    for i, j in on.triu(1).nonzero().tolist():
+        if not {i, j} & {place for pair in found for place in pair}:
+            found.append((i, j))
+    return found
+
+
+def _root_mean_square(columns: Tensor) -> Tensor:
+    """(P,) of columns (P, B), 1 where there is nothing."""
+    size = columns.square().mean(1).sqrt()
+    return torch.where(size > 0, size, 1.0)
