@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agents.critics import Critics, LearnerConfig, _copied
+from agents.fused_soft import Fused
 from agents.nets import Flat
 from agents.stacked import Stacked
 
@@ -73,10 +74,18 @@ class SoftActorCritic(Critics):
         config: settings.
         seed: of weights and noise.
         device: as torch writes it.
+        fused: whether steps that `agents.fused_soft` can do are done by hand, several times faster.
     """
 
     def __init__(
-        self, obs_size: int, action_size: int, config: LearnerConfig, *, seed: int = 0, device: str = "cpu"
+        self,
+        obs_size: int,
+        action_size: int,
+        config: LearnerConfig,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        fused: bool = True,
     ) -> None:
         super().__init__(obs_size, action_size, 1, config, seed=seed, device=device)
         self.obs_size, self.action_size = obs_size, action_size
@@ -89,6 +98,7 @@ class SoftActorCritic(Critics):
         self.alpha_flat = Flat(self.log_alpha)
         entropy = config.target_entropy
         self.target_entropy = -float(action_size) if entropy is None else float(entropy)
+        self.fused = Fused(self) if fused and Fused.fits(self) else None
 
     @property
     def alpha(self) -> Tensor:
@@ -119,6 +129,8 @@ class SoftActorCritic(Critics):
 
     def update(self, rows: Batch) -> dict[str, Tensor]:
         """One step of critics, targets, policy and entropy's weight. Returns numbers to log, still on the device."""
+        if self.fused is not None:
+            return self.fused.update(rows)
         if self.critic.renorms is not None:
             metrics = self._joint_step(rows)
         else:
@@ -154,12 +166,15 @@ class SoftActorCritic(Critics):
         flat.grad.zero_()
         loss.backward(inputs=list(self.actor.parameters()))  # critics and models get no gradient from it
         flat.step(config.learning_rate, config.max_grad_norm)
-        entropy = -log_prob.detach().mean()
-        alpha = self.alpha
-        if self.learned_alpha:  # equation 18, for log alpha
+        return {"actor_loss": loss.detach(), **self.entropy_step(log_prob.detach())}
+
+    def entropy_step(self, log_prob: Tensor) -> dict[str, Tensor]:
+        """Equation 18, for log alpha: (...) log-densities of the policy's actions."""
+        entropy, alpha = -log_prob.mean(), self.alpha
+        if self.learned_alpha:
             self.alpha_flat.grad.copy_(entropy - self.target_entropy)
-            self.alpha_flat.step(config.learning_rate, math.inf)
-        return {"actor_loss": loss.detach(), "alpha": alpha, "entropy": entropy}
+            self.alpha_flat.step(self.config.learning_rate, math.inf)
+        return {"alpha": alpha, "entropy": entropy}
 
     def _value(self, outputs: Tensor) -> Tensor:
         """(K, B, 1, head) -> (K, B)."""
