@@ -61,7 +61,10 @@ class Codec:
         return self.inputs.pixels(obs)
 
     def obs(self, vector: np.ndarray, pixels: dict[str, np.ndarray] | None = None) -> Obs:
-        """The observation whose `vector` (*leading axes, D) and `pixels` these are; a one-hot is its largest entry."""
+        """The observation whose `vector` (*leading axes, D) and `pixels` these are.
+
+        A one-hot is its largest entry; whole numbers are rounded, and cut at the space's bounds.
+        """
         leading = vector.shape[:-1]
         parts: dict[str, np.ndarray] = dict(pixels or {})
         begin = 0
@@ -73,6 +76,9 @@ class Codec:
                 ends = np.cumsum(sizes)
                 chosen = [value[..., end - n : end].argmax(-1) for n, end in zip(sizes, ends)]
                 value = np.stack(chosen, -1) + self.inputs.starts[key]
+            elif np.issubdtype(space.dtype, np.integer):  # a model's guess lies between whole numbers, and outside
+                low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (0, 1)
+                value = np.clip(np.rint(value), np.ravel(low), np.ravel(high))
             parts[key] = value.reshape(*leading, *space.shape).astype(space.dtype, copy=False)
         return parts[""] if self.inputs.bare else {key: parts[key] for key in self.observation_space.spaces}
 

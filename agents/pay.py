@@ -9,9 +9,8 @@ The gap is measured on transitions the head has not seen, before it learns from 
 over the rewards' standard deviation. A reward that changes shows as a jump, and is answered by more steps at once.
 
 Differences from common practice (a reward network fitted to stored rewards, as in MBPO, Janner et al. 2019, arXiv
-1906.08253): its targets are computed anew for every fit, so it never learns from what an older reward paid; inputs and
-targets are standardised, and when the statistics move, the first and the last layer are changed so that the function
-stays the same (for targets: van Hasselt et al. 2016, arXiv 1602.07714).
+1906.08253): the targets are paid anew for every fit, so it never learns from what an older reward paid; inputs and
+targets are standardised by the rows it learns from.
 
 When it fails: a reward that depends on what happened earlier in the episode, or on something no observation shows, is
 learnt as its mean; the gap then stays near 1.
@@ -87,7 +86,9 @@ class Head:
     def fit(self, x: Tensor, y: Tensor, steps: int) -> Tensor:
         """Take `steps` minibatches of features (M, I) and rewards (M,); the last loss, in standard deviations (0-d)."""
         x, y = x.detach(), y.detach()
-        self._standardise(x, y)
+        std, self.mean = torch.std_mean(x, 0, correction=0)
+        self.std = torch.where(std > 1e-6, std, 1.0)
+        self.center, self.scale = y.mean(), spread(y)
         x, y = ((x - self.mean) / self.std).clamp_(-CLIP, CLIP), (y - self.center) / self.scale
         size = min(self.batch_size, len(x))
         draws = torch.randint(len(x), (steps, size), generator=self._generator, device=self.device)
@@ -104,20 +105,6 @@ class Head:
     def gap(self, x: Tensor, y: Tensor) -> Tensor:
         """How far off it is: root mean square error on (M, I), (M,) over the rewards' standard deviation; 0-d."""
         return (self.predict(x) - y).square().mean().sqrt() / spread(y)
-
-    @torch.no_grad()
-    def _standardise(self, x: Tensor, y: Tensor) -> None:
-        """Take the statistics of these rows; the function that the head is stays the same."""
-        std, mean = torch.std_mean(x, 0, correction=0)
-        std = torch.where(std > 1e-6, std, 1.0)
-        first: Any = self.net[0]
-        first.bias += first.weight @ ((mean - self.mean) / self.std)
-        first.weight *= std / self.std
-        last: Any = self.net[-1]
-        center, scale = y.mean(), spread(y)
-        last.bias.copy_((self.scale * last.bias + self.center - center) / scale)
-        last.weight *= self.scale / scale
-        self.mean, self.std, self.center, self.scale = mean, std, center, scale
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser, statistics and random numbers."""

@@ -1,0 +1,237 @@
+"""Imagined transitions are paid what real ones are, or how far off that is, is known."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rewards
+from agents.codec import Codec
+from agents.pay import Head, Payer, spread
+from agents.replay import Replay
+from agents.task import TaskScorer
+from envs.types import Transitions
+from rewards.base import Reward, RewardConfig
+from rewards.mix import Mix, Stream
+
+PENDULUM = gym.make("Pendulum-v1")
+CARTPOLE = gym.make("CartPole-v1")
+IMAGES = gym.spaces.Box(0, 255, (1, 8, 8), np.uint8)
+
+
+class Signed(Reward):
+    """The pendulum's own reward, as a function of state and action; its sign can be turned."""
+
+    requires = frozenset({"obs", "action"})
+    sign = 1.0
+
+    def score(self, batch, memory=None):
+        cosine, sine, speed = batch.obs.T
+        angle = np.arctan2(sine, cosine)
+        cost = angle**2 + 0.1 * speed**2 + 0.001 * batch.action[:, 0] ** 2
+        return -self.sign * cost.astype(np.float32)
+
+
+class Ends(Reward):
+    """Pays the end of an episode, and the step it comes at."""
+
+    requires = frozenset({"terminated", "step", "action", "next_obs"})
+
+    def score(self, batch, memory=None):
+        numbers = 100.0 * batch.terminated + batch.step + 10 * batch.action
+        return (numbers + batch.next_obs[:, 0]).astype(np.float32)
+
+
+def mix_of(env, *names, **weights):
+    configs = {
+        name: rewards.get(name).Config(**({"weight": weights[name]} if name in weights else {})) for name in names
+    }
+    return rewards.make(configs, env.observation_space, env.action_space, gamma=0.99)
+
+
+def mix_around(reward, env):
+    return Mix([Stream("it", reward(RewardConfig(), env.observation_space, env.action_space), gamma=0.99)])
+
+
+def swung(scorer, steps=600, n=4):
+    """A replay of pendulums, 50 steps each from a random state."""
+    codec = Codec(PENDULUM.observation_space, PENDULUM.action_space)
+    replay = Replay(10_000, n, codec, scorer, gamma=0.99)
+    env = gym.make("Pendulum-v1").unwrapped
+    rng = np.random.default_rng(0)
+    for t in range(steps):
+        rows = []
+        for _ in range(n):
+            env.state = np.array([rng.uniform(-np.pi, np.pi), rng.uniform(-8, 8)])
+            env.last_u = None
+            action = rng.uniform(-2, 2, 1).astype(np.float32)
+            obs = env._get_obs()
+            next_obs, reward, *_ = env.step(action)
+            rows.append((obs, action, reward, next_obs))
+        obs, action, reward, next_obs = (np.stack(x).astype(np.float32) for x in zip(*rows))
+        no, step = np.zeros(n, bool), np.full(n, t % 50)
+        replay.add(Transitions(obs, action, reward, next_obs, no, step == 49, ~no, step))
+    return replay
+
+
+def imagined(codec, count=64):
+    generator = torch.Generator().manual_seed(0)
+    obs, next_obs = torch.randn(2, count, codec.obs_size, generator=generator)
+    action = torch.rand(count, codec.action_size, generator=generator) * 2 - 1
+    task = torch.randn(count, generator=generator)
+    return obs, action, next_obs, task, torch.arange(count) % 3 == 0, torch.arange(count)
+
+
+@pytest.mark.parametrize(
+    ("make", "how", "why"),
+    [
+        (lambda: TaskScorer(0.99), "model", "the task's own reward is paid"),
+        (lambda: mix_of(CARTPOLE, "task"), "model", "the task's own reward is paid"),
+        (lambda: mix_of(CARTPOLE, "task", task=0.5), "call", "by the reward itself"),
+        (lambda: mix_of(CARTPOLE, "task", "rnd"), "call", "by the reward itself"),
+        (lambda: mix_of(CARTPOLE, "oni"), "head", "the reward reads text, which no model imagines"),
+        (lambda: mix_of(CARTPOLE, "rnd", "e3b"), "head", "the reward remembers the episode"),
+        (lambda: mix_of(CARTPOLE, "count"), "head", "the reward remembers the episode"),
+    ],
+)
+def test_how_imagination_is_paid_follows_from_what_the_reward_reads(make, how, why):
+    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
+    payer = Payer(make(), codec)
+    assert payer.how == how and why in payer.reason
+    assert (payer.head is not None) == (how == "head")
+
+
+def test_gradients_need_a_head_unless_the_model_predicts_the_reward():
+    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
+    wanted = Payer(mix_of(CARTPOLE, "rnd"), codec, differentiable=True)
+    assert wanted.how == "head" and "gradients" in wanted.reason
+    assert Payer(TaskScorer(0.99), codec, differentiable=True).how == "model"
+
+
+def test_frames_and_images_need_a_head():
+    class Watching(Signed):
+        requires = frozenset({"frame"})
+
+    codec = Codec(PENDULUM.observation_space, PENDULUM.action_space)
+    assert "reads frame, which no model imagines" in Payer(mix_around(Watching, PENDULUM), codec).reason
+    assert "reads images" in Payer(mix_around(Signed, PENDULUM), Codec(IMAGES, PENDULUM.action_space)).reason
+
+
+def test_the_reward_itself_pays_what_it_pays_for_real_transitions():
+    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
+    mix = mix_of(CARTPOLE, "task", "rnd", rnd="linear:1:0:1000")
+    mix.streams["rnd"].warmup = 0
+    obs, action, next_obs, task, terminated, step = imagined(codec)
+    payer = Payer(mix, codec)
+    payer.timesteps = 300
+    paid = payer(obs, action, next_obs, task, terminated, step)
+    batch = Transitions(
+        obs.numpy(), action.argmax(-1).numpy(), task.numpy(), next_obs.numpy(), terminated.numpy(),
+        np.zeros(64, bool), np.ones(64, bool), step.numpy(),
+    )  # fmt: skip
+    np.testing.assert_allclose(paid, mix.total(batch, None, 300)[0], atol=1e-6)
+    assert not torch.equal(paid, task)
+
+
+def test_ends_steps_and_actions_reach_the_reward_in_its_own_units():
+    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
+    obs, action, next_obs, task, terminated, step = imagined(codec)
+    payer = Payer(mix_around(Ends, CARTPOLE), codec)
+    expected = 100 * terminated.float() + step + 10 * action.argmax(-1) + next_obs[:, 0]
+    torch.testing.assert_close(payer(obs, action, next_obs, task, terminated, step), expected)
+
+
+def test_the_models_word_is_passed_on_with_its_gradient():
+    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
+    rows = list(imagined(codec))
+    rows[3].requires_grad_()
+    payer = Payer(TaskScorer(0.99), codec)
+    payer(*rows).sum().backward()
+    assert rows[3].grad.unique().tolist() == [1]
+    assert payer.fit(None, 10) == {}
+
+
+def test_a_head_learns_a_reward_and_tells_when_it_has_changed():
+    mix = mix_around(Signed, PENDULUM)
+    replay = swung(mix)
+    payer = Payer(mix, replay.codec, differentiable=True, seed=0)
+    first = payer.fit(replay, 200)
+    assert first["head_gap"] > 0.5 and first["head_refits"] == 1
+    for _ in range(8):
+        metrics = payer.fit(replay, 50)
+    assert metrics["head_gap"] < 0.1 and metrics["head_refits"] == 0
+    mix.streams["it"].reward.sign = -1.0
+    turned = payer.fit(replay, 50)
+    assert turned["head_gap"] > 1.5 and turned["head_refits"] == 1
+    rows = replay.sample(512)
+    paid = payer(rows.obs, rows.action, rows.next_obs, rows.reward * 0, rows.discount == 0, rows.step)
+    assert (paid - rows.reward).square().mean().sqrt() / spread(rows.reward) < 0.3
+    assert replay.rows(rows.index).reward.mean() > 0  # costs, the other way round
+
+
+def test_a_head_has_the_gradient_of_the_reward():
+    mix = mix_around(Signed, PENDULUM)
+    replay = swung(mix)
+    payer = Payer(mix, replay.codec, differentiable=True)
+    payer.fit(replay, 800)
+    rows = replay.sample(256)
+    obs = rows.obs.clone().requires_grad_()
+    payer(obs, rows.action, rows.next_obs, rows.reward, rows.discount == 0, rows.step).sum().backward()
+    speed = rows.obs[:, 2]
+    together = torch.stack([obs.grad[:, 2], -0.2 * speed])  # of -0.1 speed^2, in part told by next_obs
+    assert torch.corrcoef(together)[0, 1] > 0.6
+
+
+def test_rewards_that_are_all_alike_are_learnt_without_a_division_by_zero():
+    head = Head(2)
+    x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    head.fit(x, torch.full((100,), -3.0), 20)
+    assert torch.allclose(head.predict(x), torch.tensor(-3.0), atol=1e-3)
+    assert torch.isfinite(head.gap(x, torch.full((100,), -3.0)))
+
+
+def test_random_numbers_of_others_are_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    head = Head(2)
+    head.fit(torch.ones(4, 2), torch.arange(4.0), 3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_saved_payer_goes_on_equally():
+    mix = mix_around(Signed, PENDULUM)
+    replay = swung(mix, steps=100)
+    payers = [Payer(mix, replay.codec, differentiable=True, seed=seed) for seed in (0, 1)]
+    payers[0].fit(replay, 30)
+    payers[1].load_state_dict(copy.deepcopy(payers[0].state_dict()))
+    state = copy.deepcopy(replay.state_dict())
+    gaps = []
+    for payer in payers:
+        replay.load_state_dict(copy.deepcopy(state))
+        gaps.append(payer.fit(replay, 30)["head_gap"])
+    assert gaps[0] == gaps[1]
+    rows = imagined(replay.codec)
+    assert torch.equal(payers[0](*rows), payers[1](*rows))
+
+
+def test_whole_numbers_are_rounded_before_a_reward_reads_them():
+    class First(Reward):
+        def score(self, batch, memory=None):
+            return batch.next_obs[:, 0].astype(np.float32)
+
+    codec = Codec(spaces.Box(0, 255, (2,), np.uint8), spaces.Discrete(2))
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    mix = Mix([Stream("it", First(RewardConfig(), space, spaces.Discrete(2)), gamma=0.9)])
+    values = torch.tensor([[4.9, 0.0], [-0.4, 0.0], [300.0, 0.0], [7.2, 0.0]])
+    task, no = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
+    paid = Payer(mix, codec)(values, torch.eye(2)[[0, 0, 1, 1]], values, task, no, no.long())
+    assert paid.tolist() == [5, 0, 255, 7]
+
+
+def test_impossible_heads_are_refused():
+    with pytest.raises(ValueError, match=r"inputs=3, batch_size=0, .* give numbers above 0"):
+        Head(3, batch_size=0)
