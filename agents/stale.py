@@ -1,0 +1,45 @@
+"""A reward as it was: what it paid when the agent was there is stored, and never paid anew.
+
+This is what replays without relabelling do to rewards that learn, and the control for everything that relabels: an
+agent with `relabel=False` differs in nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.types import Memory, Transitions
+
+PAID = "paid"  # the column
+
+
+class Stale:
+    """A `StreamScorer` around another: kept transitions are paid once, with the weights and scales of that moment.
+
+    Args:
+        scorer: whose rewards go stale; it goes on learning.
+
+    Attributes:
+        timesteps: environment steps at which `keep` pays; set by the agent.
+    """
+
+    is_task, keeps, relabelable, differentiable = False, True, True, False
+
+    def __init__(self, scorer: Any) -> None:
+        self.scorer, self.timesteps = scorer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["scorer"], name)
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
+        """What (T, N) transitions are worth now, as the column to store."""
+        paid, memory = self.scorer.total(batch, memory, self.timesteps)
+        return {PAID: paid}, memory
+
+    def again(self, batch: Transitions) -> dict[str, Any]:
+        """What they were worth then."""
+        return {PAID: batch.extras[PAID]}
+
+    def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
+        """The reward; of scores by stream what they add up to now."""
+        return raw[PAID] if PAID in raw else self.scorer.combine(raw, timesteps)
