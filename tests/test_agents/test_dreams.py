@@ -1,0 +1,119 @@
+"""Imagined transitions are kept without a reward and paid when they are sampled."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from agents.codec import Codec
+from agents.dreams import Dreams
+from agents.rollout import Imagined
+
+BOX = spaces.Box(-10, 10, (2,), np.float32)
+CODEC = Codec(BOX, spaces.Discrete(3))
+
+
+def dreamt(first, alive=((1, 1, 1), (1, 0, 1))):
+    """Two steps of three rollouts; obs[0] numbers them from `first` on."""
+    alive = torch.tensor(alive, dtype=torch.bool)
+    h, b = alive.shape
+    number = first + torch.arange(h * b, dtype=torch.float32).view(h, b)
+    obs = torch.stack([number, number + 0.5], -1)
+    zero = torch.zeros(())
+    return Imagined(
+        obs=obs,
+        action=torch.eye(3)[torch.arange(h * b).view(h, b) % 3],
+        next_obs=obs + 1,
+        reward=torch.full((h, b), torch.nan),
+        task=10 * number,
+        penalty=number / 8,
+        terminated=number % 2 == 1,
+        alive=alive,
+        log_prob=None,
+        step=number.long() + 100,
+        clamped=zero,
+        diverged=zero,
+    )
+
+
+def task(obs, action, next_obs, task, terminated, step):
+    return task
+
+
+def numbers(dreams, count=2000):
+    return sorted(set(dreams.sample(count, 0.9).obs[:, 0].tolist()))
+
+
+def test_what_was_really_imagined_comes_back_paid_now_less_the_penalty():
+    prices = {"each": 1.0}
+
+    def pay(obs, action, next_obs, task, terminated, step):
+        assert terminated.dtype == torch.bool and step.dtype == torch.int64
+        return prices["each"] * (obs[:, 0] + task + 1000 * terminated + step + 7 * action[:, 2])
+
+    dreams = Dreams(50, CODEC, pay)
+    dreams.add(dreamt(0))
+    assert len(dreams) == 5 and numbers(dreams) == [0, 1, 2, 3, 5]
+    for price in (1.0, -2.0):
+        prices["each"] = price
+        rows = dreams.sample(64, 0.9)
+        n = rows.obs[:, 0]
+        expected = price * (n + 10 * n + 1000 * (n % 2 == 1) + n + 100 + 7 * (n % 3 == 2)) - n / 8
+        torch.testing.assert_close(rows.reward, expected)
+        torch.testing.assert_close(rows.next_obs, rows.obs + 1)
+        assert rows.action.argmax(-1).tolist() == (n % 3).tolist() and rows.step.tolist() == (n + 100).tolist()
+        torch.testing.assert_close(rows.discount, 0.9 * (n % 2 == 0))
+
+
+def test_newer_dreams_take_the_place_of_older_ones():
+    dreams = Dreams(7, CODEC, task)
+    for first in (0, 10, 20):
+        dreams.add(dreamt(first))
+    assert len(dreams) == 7 and numbers(dreams) == [13, 15, 20, 21, 22, 23, 25]
+    small = Dreams(2, CODEC, task)
+    small.add(dreamt(0))
+    assert numbers(small) == [3, 5]
+
+
+@pytest.mark.parametrize(("retain", "left"), [(1, [20, 21, 22, 23, 25]), (2, [10, 11, 12, 13, 15, 20, 21, 22, 23, 25])])
+def test_dreams_outlive_as_many_fits_of_the_model_as_asked_for(retain, left):
+    dreams = Dreams(100, CODEC, task, retain=retain)
+    for first in (0, 10, 20):
+        dreams.refitted()
+        dreams.add(dreamt(first))
+    assert numbers(dreams) == left
+    dreams.clear()
+    with pytest.raises(ValueError, match=r"nothing has been imagined yet"):
+        dreams.sample(1, 0.9)
+    dreams.add(dreamt(30))
+    assert numbers(dreams) == [30, 31, 32, 33, 35]
+
+
+def test_dreams_carry_no_gradient():
+    dreams = Dreams(10, CODEC, task)
+    imagined = dreamt(0)
+    dreams.add(replace(imagined, obs=imagined.obs.requires_grad_()))
+    assert not dreams.sample(3, 0.9).reward.requires_grad and not dreams.table.requires_grad
+
+
+def test_saved_dreams_go_on_equally():
+    first = Dreams(7, CODEC, task, retain=2)
+    first.add(dreamt(0))
+    first.refitted()
+    first.add(dreamt(10))
+    second = Dreams(7, CODEC, task, retain=2, seed=4)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for dreams in (first, second):
+        dreams.refitted()
+        dreams.add(dreamt(20, alive=((0, 1, 1), (0, 0, 0))))
+    for ours, theirs in zip(first.sample(32, 0.9), second.sample(32, 0.9)):
+        assert torch.equal(ours, theirs)
+    assert len(first) == len(second) == 7
+
+
+def test_dreams_without_room_are_refused():
+    with pytest.raises(ValueError, match=r"capacity=0, retain=1 hold nothing; give 1 or more"):
+        Dreams(0, CODEC, task)
