@@ -8,6 +8,9 @@ from typing import Any
 
 TABLE: dict[str, str] = {
     "ppo": "agents.ppo:PPO",
+    "dyna": "agents.dyna:Dyna",
+    "world_model": "agents.world_model:WorldModel",
+    "sqirl": "agents.sqirl:SQIRL",
     "sb3_ppo": "agents.sb3:PPO",
     "a2c": "agents.sb3:A2C",
     "dqn": "agents.sb3:DQN",

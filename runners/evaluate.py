@@ -216,6 +216,7 @@ def _number(value: Any) -> str:
 
 def load_run(run: Path) -> tuple[TrainConfig, Any, Mix]:
     """A trained run at its newest checkpoint: its configuration, its agent, its mix."""
+    import agents
     from runners import checkpoint
     from runners.train import build
 
@@ -228,7 +229,7 @@ def load_run(run: Path) -> tuple[TrainConfig, Any, Mix]:
     state = found[0]
     options = config.agent
     config.n_envs, config.backend, config.device = 1, "gym", "cpu"
-    if hasattr(options, "buffer_size"):
+    if agents.get(config.agent_name).driver == "relabel":
         options.buffer_size = 1  # nothing will be learnt
     if hasattr(options, "n_steps") and hasattr(options, "batch_size"):
         options.batch_size = options.n_steps

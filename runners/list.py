@@ -220,7 +220,10 @@ def fields_of(tree: ast.Module, cls: str) -> list[tuple[str, str, str]]:
     for item in node.body:
         if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None):
             continue
-        comment = re.search(r"#\s(.*)$", " ".join(lines[item.lineno - 1 : item.end_lineno]))
+        text = " ".join(lines[item.lineno - 1 : item.end_lineno])
+        if item.end_lineno != item.lineno:  # a long default stands in brackets
+            text = text.removesuffix(")").rstrip()
+        comment = re.search(r"#\s(.*)$", text)
         words = comment.group(1) if comment else written.get(item.target.id, "")
         if item.target.id not in HIDDEN:
             found.append((item.target.id, _shown.get((cls, item.target.id)) or _default(item.value), words))

@@ -209,7 +209,7 @@ def make_driver(kind: str, mix: Mix, venv: Any) -> tuple[Any, Any]:
 def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) -> None:
     """What is about to happen; the composed reward first."""
     print(f"reward: {parts.mix.describe()}")
-    for note in parts.mix.notes():
+    for note in [*parts.mix.notes(), *getattr(parts.model, "notes", [])]:
         print(f"note: {note}")
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
