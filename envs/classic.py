@@ -5,6 +5,7 @@
     lodestar/PendulumUpright-v0   1 per step while the pendulum is within 12 degrees of upright
     lodestar/MountainCarSparse-v0 MountainCar-v0, but 1 for reaching the flag and 0 for every other step
     lodestar/PendulumSparse-v0    starts hanging still; 1 per step while nearly upright and slow
+    lodestar/CartPoleSwingUp-v0, lodestar/CartPoleSwingUpSparse-v0: see `envs.swingup`
 
 The first three last 200 steps and never terminate: an episode that ends at success or failure would tell a learned
 reward what it is meant to find out. The two sparse ones also stop after 200 steps; random play did not find their
@@ -53,6 +54,8 @@ class CartPoleUpright(CartPoleEnv):
     Actions: 0 pushes left, 1 pushes right, 10 N. Reward: 1.0 iff |angle| < 12 degrees after the step.
     """
 
+    SOLVED = 180.0  # return of an episode that succeeds, of 200 steps
+
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
         self.wall = self.x_threshold - 0.2  # half a drawn cart inside the edge of the picture
@@ -68,13 +71,16 @@ class CartPoleUpright(CartPoleEnv):
     def step(self, action: Any) -> Step:
         self.steps_beyond_terminated = None  # else the parent warns about steps after its own limits
         super().step(action)  # one Euler step of CartPole's dynamics, which hold at any angle
+        self._stop_at_walls()
+        return self._obs(), float(is_upright(self.state[2])), False, False, {}
+
+    def _stop_at_walls(self) -> None:
         x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
         if abs(x) > self.wall:
             # The pivot's velocity drops by x_dot; a rod of half length l on it then gains 3/(4 l) cos(theta) x_dot.
             theta_dot += 3.0 / (4.0 * self.length) * math.cos(theta) * x_dot
             x, x_dot = math.copysign(self.wall, x), 0.0
-        self.state = np.array([x, x_dot, wrap(theta), theta_dot])
-        return self._obs(), float(is_upright(self.state[2])), False, False, {}
+        self.state: Any = np.array([x, x_dot, wrap(theta), theta_dot])
 
     def _obs(self) -> np.ndarray:
         x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
@@ -280,6 +286,8 @@ _ACROBOT = [
 _GOALS = {  # by the class name in the entry point: an environment need not be made to know them
     "CartPoleEnv": _CARTPOLE,
     "CartPoleUpright": _CARTPOLE,
+    "CartPoleSwingUp": _CARTPOLE,
+    "CartPoleSwingUpSparse": _CARTPOLE,
     "MountainCarEnv": _CAR,
     "Continuous_MountainCarEnv": _CAR,
     "MountainCarGoal": _CAR,
@@ -293,9 +301,12 @@ _GOALS = {  # by the class name in the entry point: an environment need not be m
 _BALANCE = "keep the pole upright on the cart, and the cart away from the edges of its track"
 _CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
 _SWING = "swing the pendulum up and keep it upright"
+_SWING_POLE = "swing the pole up and keep it upright, with the cart near the middle of its track"
 _AIMS = {
     "CartPoleEnv": _BALANCE,
     "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
+    "CartPoleSwingUp": _SWING_POLE,
+    "CartPoleSwingUpSparse": _SWING_POLE,
     "MountainCarEnv": _CLIMB,
     "Continuous_MountainCarEnv": _CLIMB,
     "MountainCarGoal": _CLIMB + ", and stay there",
@@ -314,7 +325,7 @@ def _class(spec: EnvSpec) -> str:
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     inner = env.unwrapped
     if isinstance(inner, CartPoleUpright):
-        return episode_return >= 180  # of 200 steps
+        return episode_return >= inner.SOLVED
     if isinstance(inner, CartPoleEnv):
         return not terminated
     if isinstance(inner, PendulumSparse):
@@ -337,13 +348,15 @@ FAMILY = Family(
         "lodestar/PendulumUpright-v0",
         "lodestar/MountainCarSparse-v0",
         "lodestar/PendulumSparse-v0",
+        "lodestar/CartPoleSwingUp-v0",
+        "lodestar/CartPoleSwingUpSparse-v0",
         "CartPole-v1",
         "MountainCar-v0",
         "MountainCarContinuous-v0",
         "Pendulum-v1",
         "Acrobot-v1",
     ),
-    knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic:")),
+    knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic:", "envs.swingup:")),
     repair=Canvas,
     caption=caption,
     aim=lambda spec: _AIMS.get(_class(spec), ""),

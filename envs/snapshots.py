@@ -44,6 +44,8 @@ State = dict[str, Any]
 _SIMPLE: dict[str, tuple[str, ...]] = {  # class -> the variables that make its state
     "CartPoleEnv": ("state", "steps_beyond_terminated"),
     "CartPoleUpright": ("state", "steps_beyond_terminated"),
+    "CartPoleSwingUp": ("state",),
+    "CartPoleSwingUpSparse": ("state",),
     "MountainCarEnv": ("state",),
     "MountainCarGoal": ("state",),
     "MountainCarSparse": ("state",),
@@ -55,7 +57,7 @@ _SIMPLE: dict[str, tuple[str, ...]] = {  # class -> the variables that make its 
     "NoisyRooms": ("cell", "arrived", "noise"),
     "DeepSea": ("cell", "treasure"),
 }
-_SIMPLE_MODULES = ("gymnasium.envs.classic_control.", "envs.classic", "envs.exploration")
+_SIMPLE_MODULES = ("gymnasium.envs.classic_control.", "envs.classic", "envs.swingup", "envs.exploration")
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode
     TimeLimit: ("_elapsed_steps",),

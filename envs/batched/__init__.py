@@ -39,6 +39,8 @@ _CLASSIC = {
     "lodestar/PendulumUpright-v0": "PendulumUpright",
     "lodestar/MountainCarSparse-v0": "MountainCarSparse",
     "lodestar/PendulumSparse-v0": "PendulumSparse",
+    "lodestar/CartPoleSwingUp-v0": "CartPoleSwingUp",
+    "lodestar/CartPoleSwingUpSparse-v0": "CartPoleSwingUpSparse",
 }
 _GRIDS = {
     "Empty": ("-5x5-v0", "-6x6-v0", "-8x8-v0", "-16x16-v0", "-Random-5x5-v0", "-Random-6x6-v0"),

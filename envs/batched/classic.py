@@ -16,6 +16,7 @@ from envs.batched.arrays import Arrays
 from envs.batched.base import BatchedEnv
 from envs.classic import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT
 from envs.classic_captions import teller
+from envs.swingup import pay, pay_sparsely
 from envs.types import Array
 
 
@@ -55,6 +56,24 @@ class Classic(BatchedEnv):
     def _read(self, original: Any) -> dict[str, Any]:
         return {"x": np.asarray(original.state, self.DTYPE)}
 
+    def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What one step leads to from the states that `obs` (B, D) shows, for any B; NumPy arrays only.
+
+        Returns:
+            Next observations (B, D) in the precision of `obs`, rewards (B,), terminations bool (B,). Episodes of its
+            own are forgotten.
+        """
+        self.state = {"x": np.array(self._state_of(obs), self.DTYPE)}
+        self._zeros = np.zeros(len(obs))
+        rewards, terminated = self._advance(actions)
+        next_obs = np.empty_like(obs)
+        self._observe(self.state, next_obs)
+        return next_obs, rewards, terminated
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        """The inverse of `_observe`, (B, ...)."""
+        return obs
+
     def _show(self, rows: Array) -> None:
         index = self.arrays.numpy(rows)
         state = self.arrays.numpy(self.state["x"])[index]
@@ -79,7 +98,7 @@ class CartPole(Classic):
         w, xp = self.world, self.xp
         columns = x, x_dot, theta, theta_dot = self.state["x"].T
         cos, sin = xp.cos(theta), xp.sin(theta)
-        force = actions * (2 * w.force_mag) - w.force_mag
+        force = self._force(actions)
         temp = (force + w.polemass_length * xp.square(theta_dot) * sin) / w.total_mass
         angular = (w.gravity * sin - cos * temp) / (w.length * (4.0 / 3.0 - w.masspole * xp.square(cos) / w.total_mass))
         linear = temp - w.polemass_length * angular * cos / w.total_mass
@@ -88,6 +107,9 @@ class CartPole(Classic):
         theta += w.tau * theta_dot
         theta_dot += w.tau * angular
         return columns
+
+    def _force(self, actions: Array) -> Array:
+        return actions * (2 * self.world.force_mag) - self.world.force_mag
 
     def _success(self, terminated: Array) -> Array:
         return ~terminated
@@ -112,8 +134,36 @@ class CartPoleUpright(CartPole):
         for number, column in enumerate(columns):
             out[:, number] = column
 
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        return np.stack([obs[:, 0], obs[:, 1], np.arctan2(obs[:, 3], obs[:, 2]), obs[:, 4]], -1)
+
     def _success(self, terminated: Array) -> Array:
-        return self._returns >= 180
+        return self._returns >= self.world.SOLVED
+
+
+class CartPoleSwingUp(CartPoleUpright):
+    """`envs.swingup.CartPoleSwingUp`: starts hanging, is pushed as hard as wanted."""
+
+    START = ((-0.05, -0.05, math.pi - 0.05, -0.05), (0.05, 0.05, math.pi + 0.05, 0.05))
+
+    def _force(self, actions: Array) -> Array:
+        return self._push(actions) * self.world.force_mag
+
+    def _push(self, actions: Array) -> Array:
+        return self.xp.clip(actions[:, 0] + self._zeros, -1.0, 1.0)
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, never = super()._advance(actions)
+        x, _, theta, theta_dot = self.state["x"].T
+        return pay(x, self.xp.cos(theta), theta_dot, self._push(actions)), never
+
+
+class CartPoleSwingUpSparse(CartPoleSwingUp):
+    """`envs.swingup.CartPoleSwingUpSparse`: 1 while upright near the middle."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, never = super()._advance(actions)
+        return 1.0 * pay_sparsely(self.state["x"][:, 0], self.xp.cos(self.state["x"][:, 2])), never
 
 
 class MountainCar(Classic):
@@ -153,6 +203,9 @@ class MountainCarGoal(MountainCar):
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         out[:, 0], out[:, 1] = state["x"][:, 0], state["x"][:, 1] / self.world.max_speed
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        return obs * [1.0, self.world.max_speed]
 
 
 class MountainCarSparse(MountainCar):
@@ -205,6 +258,9 @@ class Pendulum(Classic):
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         theta, theta_dot = state["x"].T
         out[:, 0], out[:, 1], out[:, 2] = self.xp.cos(theta), self.xp.sin(theta), theta_dot
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        return np.stack([np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]], -1)
 
     def _success(self, terminated: Array) -> Array:
         return abs(self._wrapped()) < UPRIGHT
@@ -288,6 +344,10 @@ class Acrobot(Classic):
         out[:, 0], out[:, 1] = self.xp.cos(first), self.xp.sin(first)
         out[:, 2], out[:, 3] = self.xp.cos(second), self.xp.sin(second)
         out[:, 4], out[:, 5] = first_dot, second_dot
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        angles = np.arctan2(obs[:, [1, 3]], obs[:, [0, 2]])
+        return np.concatenate([angles, obs[:, 4:]], -1)
 
     def _success(self, terminated: Array) -> Array:
         return terminated

@@ -19,6 +19,7 @@ WORLDS = {
     "Pendulum-v1": {},
     "Acrobot-v1": {},
     "lodestar/CartPoleUpright-v0": {},
+    "lodestar/CartPoleSwingUp-v0": {},
     "lodestar/MountainCarGoal-v0": {},
     "lodestar/PendulumUpright-v0": {"torques": 5},
     "lodestar/MountainCarSparse-v0": {},

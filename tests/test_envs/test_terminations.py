@@ -17,6 +17,8 @@ EXACT = (
     "lodestar/PendulumUpright-v0",
     "lodestar/MountainCarSparse-v0",
     "lodestar/PendulumSparse-v0",
+    "lodestar/CartPoleSwingUp-v0",
+    "lodestar/CartPoleSwingUpSparse-v0",
     *families()["probe"].ids,
 )
 ROBOTS = families()["mujoco"].ids
