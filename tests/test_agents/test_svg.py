@@ -1,0 +1,144 @@
+"""Learning through a model: returns by hand, and gradients that climb the true objective."""
+
+import copy
+
+import pytest
+import torch
+
+from agents.dynamics import Predicted
+from agents.rollout import Imagined
+from agents.soft import LearnerConfig, SoftActorCritic
+from agents.svg import Svg, model_return
+
+GAMMA = 0.5
+
+
+class Linear:
+    """x' = x + u, paid -x'^2; a world that needs no learning."""
+
+    members, differentiable = 1, True
+
+    def step(self, obs, action, *, sample=True, opinions=False):
+        next_obs = obs + action
+        return Predicted(next_obs, -next_obs.square().sum(-1))
+
+
+def pay(obs, action, next_obs, task, terminated, step):
+    return task
+
+
+def learner(seed=0, **changes):
+    config = LearnerConfig(**{"net_arch": [32], "entropy": 0.01, "learning_rate": 3e-3, **changes})
+    return SoftActorCritic(1, 1, config, seed=seed)
+
+
+def imagined(reward, alive, terminated, log_prob=None):
+    reward, alive, terminated = torch.tensor(reward), torch.tensor(alive), torch.tensor(terminated)
+    horizon, rows = reward.shape
+    nothing, zero = torch.zeros(horizon, rows, 1), torch.zeros(())
+    log_prob = None if log_prob is None else torch.tensor(log_prob)
+    step = torch.zeros(horizon, rows, dtype=torch.int64)
+    return Imagined(
+        nothing, nothing, nothing, reward, reward, 0 * reward, terminated, alive, log_prob, step, zero, zero
+    )
+
+
+def test_the_return_of_a_rollout_that_goes_on_ends_or_is_cut_is_what_one_computes_by_hand():
+    rollouts = imagined(
+        reward=[[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 0.0, 2.0], [4.0, 0.0, 0.0, 0.0]],
+        alive=[[True] * 4, [True, True, False, True], [True, False, False, False]],
+        terminated=[[False] * 4, [False, True, False, False], [False] * 4],
+    )
+    value = torch.tensor([8.0, 8.0, 8.0, 8.0])
+    whole = 1 + 2 / 2 + 4 / 4 + 8 / 8  # three rewards and what follows
+    ended = 1 + 2 / 2  # the second transition terminated
+    cut_at_once = 1 + 8 / 2  # goes on with the value of the state reached
+    cut_later = 1 + 2 / 2 + 8 / 4
+    expected = torch.tensor([whole, ended, cut_at_once, cut_later])
+    torch.testing.assert_close(model_return(rollouts, torch.tensor(0.0), GAMMA, value), expected)
+
+
+def test_entropy_counts_from_the_second_action_on_and_only_where_it_was_taken():
+    rollouts = imagined(
+        reward=[[0.0, 0.0], [0.0, 0.0]],
+        alive=[[True, True], [True, False]],
+        terminated=[[False, True], [False, False]],
+        log_prob=[[100.0, 100.0], [3.0, 7.0]],
+    )
+    got = model_return(rollouts, torch.tensor(2.0), GAMMA, torch.zeros(2))
+    assert got.tolist() == [-2.0 * 3.0 / 2, 0.0]
+
+
+def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it():
+    agent, told = learner(), {}
+    step = agent.critic_step
+    agent.critic_step = lambda obs, action, target, reward: (
+        told.update(target=target, action=action) or step(obs, action, target, reward)
+    )
+    twin = copy.deepcopy(agent.state_dict())
+    start = torch.linspace(-1, 1, 5)[:, None]
+    Svg(agent, Linear(), pay, None, gamma=GAMMA, horizon=2).update(start, torch.zeros(5, dtype=torch.int64))
+
+    other = learner()
+    other.load_state_dict(twin)
+    with torch.no_grad():  # the same noise, one action after the other
+        a0, _ = other.sample(start)
+        s1 = start + a0
+        a1, log1 = other.sample(s1)
+        s2 = s1 + a1
+        a2, log2 = other.sample(s2)
+        rest = other.q(s2, a2, target=True).amin(0) - 0.01 * log2
+        expected = -(s1[:, 0] ** 2) + GAMMA * (-(s2[:, 0] ** 2) - 0.01 * log1) + GAMMA**2 * rest
+    torch.testing.assert_close(told["target"], expected)
+    torch.testing.assert_close(told["action"], a0)
+
+
+def test_one_update_climbs_the_true_objective():
+    def worth(agent):
+        with torch.no_grad():
+            action = agent.act(start, deterministic=True)
+            return -(start + action).square().mean().item()
+
+    start = torch.linspace(-0.8, 0.8, 64)[:, None]
+    for seed in range(5):
+        agent = learner(seed)
+        before = worth(agent)
+        svg = Svg(agent, Linear(), pay, None, gamma=1e-6, horizon=1)
+        for _ in range(3):
+            svg.update(start, torch.zeros(64, dtype=torch.int64))
+        assert worth(agent) > before
+
+
+@pytest.mark.parametrize("horizon", [1, 3])
+def test_it_finds_the_best_action_of_a_linear_world(horizon):
+    agent = learner()
+    svg = Svg(agent, Linear(), pay, None, gamma=GAMMA, horizon=horizon)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(250):
+        svg.update(torch.rand(64, 1, generator=draw) * 1.6 - 0.8, torch.zeros(64, dtype=torch.int64))
+    start = torch.linspace(-0.7, 0.7, 15)[:, None]
+    assert (agent.act(start, deterministic=True) + start).abs().max() < 0.1  # u = -x
+    value = agent.q(start, -start).amin(0)
+    assert value.abs().max() < 0.2  # and then nothing is lost any more, but for the entropy
+
+
+def test_a_rollout_that_ends_gives_no_gradient_from_beyond_its_end():
+    class Ending(Linear):
+        def step(self, obs, action, **kwargs):
+            predicted = super().step(obs, action)
+            predicted.terminated = torch.ones(len(obs))
+            return predicted
+
+    agent = learner()
+    told = {}
+    step = agent.actor_step
+    agent.actor_step = lambda objective, log_prob: (
+        told.update(objective=objective.detach()) or step(objective, log_prob)
+    )
+    twin = copy.deepcopy(agent.state_dict())
+    start = torch.linspace(-1, 1, 5)[:, None]
+    Svg(agent, Ending(), pay, None, gamma=GAMMA, horizon=3).update(start, torch.zeros(5, dtype=torch.int64))
+    other = learner()
+    other.load_state_dict(twin)
+    action, log_prob = other.sample(start)
+    torch.testing.assert_close(told["objective"], (-((start + action)[:, 0] ** 2) - 0.01 * log_prob).detach())
