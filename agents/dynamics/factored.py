@@ -1,0 +1,254 @@
+"""A world of discrete observations, entry by entry: what each becomes is predicted without regard to the others.
+
+A network maps (obs, action) to a probability for each binary entry and to a categorical for each one-hot; a second one
+reads (obs, action, next_obs) and says what is paid and whether the episode ends. Where the world is made of parts that
+change by rules of their own, parts learnt apart generalise to combinations never seen.
+
+Source: Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of Model-Based Generalization in Reinforcement
+Learning", arXiv 2211.02222: the "simple" model of independent Bernoullis.
+
+Differences from the source:
+  - Discrete and MultiDiscrete parts are categoricals, so that samples are observations again;
+  - logits begin at "stays as it is", with a weight that is learnt, entry by entry;
+  - reward and end are read off the sampled outcome, so that chance in the one is chance in the other;
+  - several members, the budget and the choice of the best weights are those of `Ensemble`.
+
+When it fails: entries whose chances hang together (a ball that is here or there: independent entries show two balls, or
+none); worlds whose parts only show in pictures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, one_hot
+
+from agents.codec import Codec
+from agents.dynamics import Predicted
+from agents.dynamics.ensemble import Ensemble, EnsembleConfig, split
+from agents.nets import Flat
+from agents.stacked import Stacked
+
+STAYS = 2.0  # logit with which an entry stays as it is, at first
+
+
+@dataclass
+class FactoredConfig(EnsembleConfig):
+    """Settings of `Factored`: those of `Ensemble`, with other defaults [the source's in brackets].
+
+    Attributes:
+        kind: has no meaning here.
+        members: 1 [1].
+        hidden: of both networks [three times 200].
+        terminations: whether ends are learnt, too; the source's worlds need it.
+    """
+
+    members: int = 1
+    hidden: list[int] = field(default_factory=lambda: [200, 200])
+    terminations: bool = True
+
+
+class Factored(Ensemble):
+    """A `Dynamics` of independent entries; gradients do not flow through it.
+
+    `means` and `stds` of opinions are each entry's probability and its deviation, sqrt(p (1 - p)).
+
+    Args:
+        codec: the spaces.
+        config: its settings.
+        seed: of the weights, the minibatches and the sampled outcomes.
+        device: as torch writes it.
+
+    Raises:
+        ValueError: for observations that are not binary or categorical.
+    """
+
+    differentiable = False
+
+    def __init__(
+        self, codec: Codec, config: FactoredConfig | None = None, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        self.config = config or FactoredConfig()
+        self.members, self.device = self.config.members, torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.net: Any = _Entries(codec, self.config, seed).to(self.device)
+        self._flat = Flat.over(list(self.net.parameters()))
+        self._weights = [p.detach() for p in self.net.parameters()]
+        self._scaled_at = self.failures = 0
+        self._elect(torch.arange(self.members, device=self.device))
+
+    @torch.no_grad()
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+        """See `Dynamics.step`. Without `sample` every entry takes its likeliest value."""
+        net, x = self.net, torch.cat([obs, action], -1)
+        means = stds = None
+        if opinions:
+            means = net.entries.probabilities(net(x, self._weights))
+            stds = (means * (1 - means)).sqrt()
+        if sample:
+            next_obs = net.entries.drawn(self._shared(x), self.generator)
+        else:
+            next_obs = net.entries.likeliest(net.entries.probabilities(net(x, self._elite)).mean(0))
+        reward, ends = net.outcome(torch.cat([x, next_obs], -1), self._elite)
+        return Predicted(next_obs, reward.mean(0), None if ends is None else ends.sigmoid().mean(0), means, stds)
+
+    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+        """See `Dynamics.fit`.
+
+        Returns:
+            model_error (share of entries whose likeliest value is wrong, on held-out rows), model_loss (of the last
+            steps), model_steps, model_failures.
+
+        Raises:
+            ValueError: for fewer than two transitions, and for entries that are neither 0 nor 1.
+        """
+        table, fresh = self._table(replay)
+        if table is None:
+            self.failures += 1
+            return {"model_steps": 0.0, "model_failures": float(self.failures)}
+        rows, places = split(len(table), self.device)
+        budget = self.config.first_steps if fresh else self.config.max_steps
+        judged = table[places]
+        taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
+        obs, action, next_obs, _, _ = self.net.columns(judged)
+        wrong = self.step(obs, action, sample=False).next_obs != next_obs
+        return {
+            "model_error": float(wrong.float().mean()),
+            "model_loss": loss,
+            "model_steps": float(taken),
+            "model_failures": float(self.failures),
+        }
+
+    def _table(self, replay: Any) -> tuple[Tensor | None, bool]:
+        """Rows of obs, action, next_obs, reward, terminated, None if not finite; whether the data has doubled."""
+        obs, action, next_obs, task, terminated, _ = replay.arrays()
+        table = torch.cat([obs, action, next_obs, task[:, None], terminated[:, None].float()], -1)
+        if not bool(torch.isfinite(table).all()):
+            return None, False
+        odd = ((next_obs != 0) & (next_obs != 1)).nonzero()
+        if len(odd):
+            row, entry = odd[0].tolist()
+            raise ValueError(
+                f"entry {entry} of an observation is {float(next_obs[row, entry]):g}, and model=factored knows 0 "
+                "and 1; use model=ensemble"
+            )
+        fresh = replay.added >= 2 * self._scaled_at
+        if fresh:
+            self._scaled_at = replay.added
+        self.net.unit.copy_(torch.maximum(self.net.unit, task.abs().amax()))
+        return table, fresh
+
+
+class _Entries(nn.Module):
+    """Both networks, on rows (..., W): obs, action, next_obs, reward, terminated."""
+
+    unit: Tensor
+
+    def __init__(self, codec: Codec, config: FactoredConfig, seed: int) -> None:
+        super().__init__()
+        self.entries = Entries(codec)
+        self.width, self.actions, self.terminations = codec.obs_size, codec.action_size, config.terminations
+        k, d, inputs = config.members, codec.obs_size, codec.obs_size + codec.action_size
+        make: Any = {"activation": "elu", "norm": config.norm, "seed": seed}
+        self.stays = nn.Parameter(torch.full((k, 1, d), STAYS))
+        self.next = Stacked(k, inputs, config.hidden, d, last=0.1, **make)
+        self.paid = Stacked(k, inputs + d, config.hidden, 2, last=0.1, **make)
+        self.register_buffer("unit", torch.full((), 1e-6))  # the largest reward seen
+
+    def columns(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Obs, action, next_obs, reward and terminated of rows; views."""
+        obs, action, next_obs, ends = rows.split([self.width, self.actions, self.width, 2], -1)
+        return obs, action, next_obs, ends[..., 0], ends[..., 1]
+
+    def forward(self, x: Tensor, weights: list[Tensor]) -> Tensor:
+        """(B, D + A) or (K, B, D + A) -> logits (K, B, D) of the next observation."""
+        stays, *rest = weights
+        return self.next(x, rest[: len(self.next.stack)]) + stays * (2 * x[..., : self.width] - 1)
+
+    def outcome(self, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """(B, 2 D + A) or (K, B, 2 D + A) -> reward (K, B), logit (K, B) of an end."""
+        out = self.paid(x, weights[1 + len(self.next.stack) :])
+        return out[..., 0] * self.unit, out[..., 1] if self.terminations else None
+
+    def losses(self, rows: Tensor) -> Tensor:
+        """Each member's (K,) negative log-likelihood of an outcome, with the reward's squared error."""
+        obs, action, next_obs, reward, terminated = self.columns(rows)
+        weights: list[Tensor] = list(self.parameters())
+        x = torch.cat([obs, action], -1)
+        loss = self.entries.surprise(self(x, weights), next_obs)
+        paid, ends = self.outcome(torch.cat([x, next_obs], -1), weights)
+        loss = loss + ((paid - reward) / self.unit).square()
+        if ends is not None:
+            loss = loss + binary_cross_entropy_with_logits(ends, terminated.expand_as(ends), reduction="none")
+        return loss.mean(1)
+
+    def bound_loss(self) -> float:
+        """Nothing is bounded."""
+        return 0.0
+
+
+class Entries:
+    """Which columns of an observation are bits, and which form a one-hot.
+
+    Raises:
+        ValueError: for an observation with anything else.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        if codec.images:
+            raise ValueError(
+                f"model=factored cannot predict images, and {codec.observation_space} has some; use agent=world_model"
+            )
+        bits: list[int] = []
+        hots: dict[int, list[list[int]]] = {}  # how many values -> the columns of every one-hot with so many
+        begin = 0
+        for key, (kind, sizes, length) in codec.inputs.flat.items():
+            space = codec.observation_space if codec.inputs.bare else codec.observation_space[key]
+            if kind == "one-hot":
+                for size, end in zip(sizes.tolist(), (begin + np.cumsum(sizes)).tolist()):
+                    hots.setdefault(size, []).append(list(range(end - size, end)))
+            elif isinstance(space, spaces.MultiBinary) or bool((space.low >= 0).all() and (space.high <= 1).all()):
+                bits += range(begin, begin + length)
+            else:
+                raise ValueError(
+                    f"model=factored predicts entries of 0 and 1, and {space} holds others; use model=ensemble"
+                )
+            begin += length
+        self.bits = torch.tensor(bits, dtype=torch.int64)
+        self.hots = [torch.tensor(columns) for columns in hots.values()]  # each (one-hots, values)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(..., D) of each column being 1."""
+        out = logits.sigmoid()
+        for columns in self.hots:
+            out[..., columns] = logits[..., columns].softmax(-1)
+        return out
+
+    def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """A random observation (..., D) of 0 and 1."""
+        noise = torch.empty_like(logits).exponential_(generator=generator)
+        out = (noise > torch.nn.functional.softplus(-logits)).float()  # P(exponential > x) = exp(-x)
+        for columns in self.hots:
+            chosen = (logits[..., columns] - noise[..., columns].log()).argmax(-1)
+            out[..., columns] = one_hot(chosen, columns.shape[1]).float()
+        return out
+
+    def likeliest(self, probabilities: Tensor) -> Tensor:
+        """The observation (..., D) of 0 and 1 whose every entry is the likeliest."""
+        out = (probabilities > 0.5).float()
+        for columns in self.hots:
+            out[..., columns] = one_hot(probabilities[..., columns].argmax(-1), columns.shape[1]).float()
+        return out
+
+    def surprise(self, logits: Tensor, obs: Tensor) -> Tensor:
+        """Negative log-likelihood of an observation (..., D), summed over its entries: (...)."""
+        obs = obs.expand_as(logits)
+        loss = binary_cross_entropy_with_logits(logits[..., self.bits], obs[..., self.bits], reduction="none").sum(-1)
+        for columns in self.hots:
+            loss = loss - (log_softmax(logits[..., columns], -1) * obs[..., columns]).sum((-1, -2))
+        return loss

@@ -1,0 +1,204 @@
+"""Worlds of bits and dice whose rules and chances are known."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from agents.codec import Codec
+from agents.dynamics.factored import Entries, Factored, FactoredConfig
+
+BITS = Codec(spaces.MultiBinary(6), spaces.Discrete(3))
+MIXED = Codec(
+    spaces.Dict({"dice": spaces.MultiDiscrete([3, 3]), "key": spaces.MultiBinary(2), "room": spaces.Discrete(4)}),
+    spaces.Discrete(2),
+)
+SMALL = FactoredConfig(hidden=[64, 64], first_steps=600, batch_size=128)
+
+
+def recorded(obs: Tensor, action: Tensor, next_obs: Tensor, reward: Tensor, terminated: Tensor) -> Any:
+    rows = (obs, action, next_obs, reward, terminated, torch.zeros(len(obs)))
+    return SimpleNamespace(arrays=lambda: rows, added=len(obs))
+
+
+def switches(obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Action 0 turns bit 0, action 1 copies bit 1 to bit 2, action 2 nothing; bit 5 becomes bit 3 and bit 4.
+
+    Pays bits 2 and 5 of the outcome, ends when bits 0 and 2 are 1.
+    """
+    next_obs = obs.clone()
+    next_obs[:, 0] = torch.where(action[:, 0] > 0, 1 - obs[:, 0], obs[:, 0])
+    next_obs[:, 2] = torch.where(action[:, 1] > 0, obs[:, 1], obs[:, 2])
+    next_obs[:, 5] = obs[:, 3] * obs[:, 4]
+    return next_obs, 3 * next_obs[:, 2] - next_obs[:, 5], next_obs[:, 0] * next_obs[:, 2]
+
+
+def everything() -> tuple[Tensor, Tensor]:
+    """All 64 observations with all 3 actions."""
+    numbers = torch.arange(64 * 3)
+    return (numbers[:, None] // 3 >> torch.arange(6) & 1).float(), torch.eye(3)[numbers % 3]
+
+
+def test_a_world_of_six_bits_is_learnt_exactly_also_where_it_was_not_seen() -> None:
+    obs, action = everything()
+    seen = torch.randperm(192, generator=torch.Generator().manual_seed(0))
+    rows = seen[:110].repeat(10)  # 82 combinations are never seen
+    model = Factored(BITS, SMALL, seed=0)
+    metrics = model.fit(recorded(obs[rows], action[rows], *switches(obs[rows], action[rows])))
+    assert metrics["model_error"] == 0.0 and metrics["model_steps"] == 600
+    next_obs, reward, terminated = switches(obs, action)
+    predicted = model.step(obs, action, sample=False)
+    unseen = seen[110:]
+    assert torch.equal(predicted.next_obs[unseen], next_obs[unseen])
+    assert predicted.terminated is not None
+    assert torch.equal(predicted.terminated[unseen] > 0.5, terminated[unseen] > 0.5)
+    torch.testing.assert_close(predicted.reward, reward, rtol=0, atol=0.25)
+
+
+def test_chances_are_learnt_and_drawn_as_they_are() -> None:
+    generator = torch.Generator().manual_seed(1)
+    obs = torch.randint(2, (4000, 6), generator=generator).float()
+    action = torch.eye(3)[torch.randint(3, (4000,), generator=generator)]
+    next_obs = obs.clone()
+    chance = torch.where(obs[:, 1] > 0, 0.2, 0.7)
+    next_obs[:, 0] = (torch.rand(4000, generator=generator) < chance).float()
+    model = Factored(BITS, SMALL, seed=0)
+    model.fit(recorded(obs, action, next_obs, next_obs[:, 0], torch.zeros(4000)))
+    for bit, expected in ((1.0, 0.2), (0.0, 0.7)):
+        here = obs[obs[:, 1] == bit]
+        means = model.step(here, action[: len(here)], opinions=True).means
+        assert means is not None and float(means[0, :, 0].mean()) == pytest.approx(expected, abs=0.03)
+        drawn = [model.step(here, action[: len(here)]) for _ in range(5)]
+        share = torch.stack([p.next_obs[:, 0] for p in drawn]).mean()
+        assert float(share) == pytest.approx(expected, abs=0.03)
+        for p in drawn:  # what is paid hangs on what was drawn, not on its chance
+            torch.testing.assert_close(p.reward, p.next_obs[:, 0], rtol=0, atol=0.2)
+
+
+def test_entries_are_found_by_the_space() -> None:
+    entries = Entries(MIXED)  # columns: dice 0..5, key 6..7, room 8..11
+    assert entries.bits.tolist() == [6, 7]
+    assert [columns.tolist() for columns in entries.hots] == [[[0, 1, 2], [3, 4, 5]], [[8, 9, 10, 11]]]
+
+
+def test_samples_are_observations_and_as_frequent_as_they_should() -> None:
+    entries, generator = Entries(MIXED), torch.Generator().manual_seed(0)
+    logits = torch.randn(12, generator=generator)
+    drawn = entries.drawn(logits.expand(20000, 12), generator)
+    space: Any = MIXED.observation_space
+    for row in MIXED.obs(drawn[:50].numpy())["dice"]:
+        assert space["dice"].contains(row)
+    assert np.array_equal(MIXED.vector(MIXED.obs(drawn.numpy())), drawn)
+    expected = torch.cat([logits[:3].softmax(0), logits[3:6].softmax(0), logits[6:8].sigmoid(), logits[8:].softmax(0)])
+    torch.testing.assert_close(entries.probabilities(logits), expected)
+    torch.testing.assert_close(drawn.mean(0), expected, rtol=0, atol=0.015)
+    likeliest = entries.likeliest(expected)
+    assert [int(likeliest[a:b].argmax()) for a, b in ((0, 3), (3, 6), (8, 12))] == [
+        int(expected[a:b].argmax()) for a, b in ((0, 3), (3, 6), (8, 12))
+    ]
+    assert torch.equal(likeliest[6:8], (expected[6:8] > 0.5).float()) and likeliest.sum() == 3 + likeliest[6:8].sum()
+
+
+def test_the_surprise_is_the_sum_over_entries() -> None:
+    entries = Entries(MIXED)
+    logits = torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0))
+    obs = entries.drawn(logits[0], torch.Generator().manual_seed(1))
+    p = entries.probabilities(logits)
+    by_hand = torch.zeros(2, 3)
+    for row in range(3):
+        for column in range(12):
+            if column in (6, 7):
+                chance = p[:, row, column] if obs[row, column] else 1 - p[:, row, column]
+                by_hand[:, row] -= chance.log()
+            elif obs[row, column]:
+                by_hand[:, row] -= p[:, row, column].log()
+    torch.testing.assert_close(entries.surprise(logits, obs), by_hand)
+
+
+def test_dice_that_are_thrown_stay_dice() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = Entries(MIXED).drawn(torch.zeros(500, 12), generator)
+    action = torch.eye(2)[torch.randint(2, (500,), generator=generator)]
+    next_obs = drawn.clone()
+    next_obs[:, :3] = drawn[:, 3:6]  # the first die shows what the second did
+    model = Factored(MIXED, SMALL, seed=0)
+    assert model.fit(recorded(drawn, action, next_obs, drawn[:, 0], drawn[:, 6]))["model_error"] == 0.0
+    sampled = model.step(drawn, action).next_obs
+    assert np.array_equal(MIXED.vector(MIXED.obs(sampled.numpy())), sampled)
+    assert float((sampled != next_obs).any(-1).float().mean()) < 0.02
+
+
+def test_members_see_other_rows_and_share_the_sampling() -> None:
+    obs, action = everything()
+    config = FactoredConfig(hidden=[32], members=3, elites=2, first_steps=100)
+    model = Factored(BITS, config, seed=0)
+    model.fit(recorded(obs, action, *switches(obs, action)))
+    predicted = model.step(obs, action, opinions=True)
+    assert predicted.means is not None and predicted.stds is not None and predicted.means.shape == (3, 192, 6)
+    assert not torch.equal(predicted.means[0], predicted.means[1])
+    p = predicted.means
+    torch.testing.assert_close(predicted.stds, (p - p.square()).sqrt())
+    assert len(model.elites) == 2 and not predicted.next_obs.requires_grad
+
+
+def test_another_fit_leaves_nothing_worse_and_goes_on() -> None:
+    obs, action = everything()
+    rows = recorded(*(x.repeat(3, 1) if x.ndim == 2 else x.repeat(3) for x in (obs, action, *switches(obs, action))))
+    model = Factored(BITS, FactoredConfig(hidden=[32], first_steps=100, min_steps=50, max_steps=50), seed=0)
+    judged = Factored(BITS)._table(rows)[0]
+    assert judged is not None
+    model.net.unit.fill_(3.0)  # the largest reward, so that losses compare
+    before = float(model._judge(judged[100:120]))
+    first = model.fit(rows)
+    after = float(model._judge(judged[100:120]))
+    second = model.fit(rows)
+    assert (first["model_steps"], second["model_steps"]) == (100, 50) and after < before
+    assert float(model._judge(judged[100:120])) <= after
+    assert model.fit(rows, steps=7)["model_steps"] == 7
+
+
+def test_numbers_that_are_none_leave_what_was_known() -> None:
+    obs, action = everything()
+    model = Factored(BITS, FactoredConfig(hidden=[8], first_steps=20), seed=0)
+    good = switches(obs, action)
+    model.fit(recorded(obs, action, *good))
+    before = model._flat.value.clone()
+    bad = good[1].clone()
+    bad[3] = torch.nan
+    assert model.fit(recorded(obs, action, good[0], bad, good[2])) == {"model_steps": 0.0, "model_failures": 1.0}
+    assert torch.equal(model._flat.value, before)
+
+
+def test_a_model_goes_on_exactly_where_it_was_saved() -> None:
+    obs, action = everything()
+    rows, config = recorded(obs, action, *switches(obs, action)), FactoredConfig(hidden=[16], members=2, first_steps=60)
+    one, other = Factored(BITS, config, seed=0), Factored(BITS, config, seed=1)
+    one.fit(rows)
+    other.load_state_dict(one.state_dict())
+    for model in (one, other):
+        model.fit(rows, steps=20)
+    first, second = (model.step(obs, action) for model in (one, other))
+    assert torch.equal(first.next_obs, second.next_obs) and torch.equal(first.reward, second.reward)
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        (spaces.Box(-1, 1, (4,)), r"model=factored predicts entries of 0 and 1, and Box.* holds others; use model=ens"),
+        (spaces.Box(0, 255, (3, 8, 8), np.uint8), r"model=factored cannot predict images"),
+    ],
+)
+def test_observations_of_other_numbers_are_refused(space: spaces.Space, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Factored(Codec(space, spaces.Discrete(2)))
+
+
+def test_a_box_of_fractions_is_refused_when_it_is_seen() -> None:
+    model = Factored(Codec(spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
+    obs = torch.tensor([[0.0, 1.0], [1.0, 0.25], [1.0, 1.0]])
+    with pytest.raises(ValueError, match=r"entry 1 of an observation is 0\.25, and model=factored knows 0 and 1"):
+        model.fit(recorded(obs, torch.eye(2)[[0, 1, 0]], obs, torch.zeros(3), torch.zeros(3)))
