@@ -16,6 +16,7 @@ Differences from the sources:
   - held-out are stretches of consecutive rows, the same ones at every fit: neighbours in time are nearly copies;
   - members are ranked by the loss they are fitted to, not by the squared error: a Gaussian answers for its doubt too;
   - TS1 splits the batch: every elite predicts an equal share of the rows, where PETS asks all members about all rows;
+  - the end of an episode, if learned, has a network of its own;
   - the predicted reward is the expected one; only observations are sampled;
   - a number that never changed in the data is predicted exactly as it is.
 
@@ -337,10 +338,10 @@ class _Members(nn.Module):
         width, self.targets = obs_size + action_size, obs_size + 1
         if self.gauss:  # bounds of the log-variance, each member's own
             self.low, self.high = (nn.Parameter(torch.full((config.members, 1, self.targets), b)) for b in LOG_VAR)
-        outputs = self.targets * (1 + self.gauss) + self.terminations
-        self.stack = Stacked(
-            config.members, width, config.hidden, outputs, activation="silu", norm=config.norm, seed=seed
-        )
+        shape: dict[str, Any] = {"activation": "silu", "norm": config.norm}
+        self.stack = Stacked(config.members, width, config.hidden, self.targets * (1 + self.gauss), **shape, seed=seed)
+        if self.terminations:  # apart: the gradients of a sharp likelihood would drown those of an end
+            self.ends = Stacked(config.members, width, config.hidden[:2], 1, **shape, seed=seed + 1)
         self.inputs, self.outputs = Scaler(width), Scaler(self.targets)
         self.register_buffer("moves", torch.ones(self.targets))  # 0 for a target that never changed
 
@@ -350,13 +351,16 @@ class _Members(nn.Module):
 
     def forward(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         """(B, I) or (K, B, I) -> (K, B, O): means, log-variances within their bounds, a logit."""
-        if not self.gauss:
-            return self.stack(x, weights)
-        low, high, *weights = weights
-        mean, log_var, rest = self.stack(x, weights).split([self.targets, self.targets, int(self.terminations)], -1)
-        log_var = high - softplus(high - log_var)
-        log_var = low + softplus(log_var - low)
-        return torch.cat([mean, log_var, rest], -1)
+        bounds = 2 * self.gauss
+        outputs = [self.stack(x, weights[bounds:])]
+        if self.gauss:
+            low, high = weights[:2]
+            mean, log_var = outputs[0].split(self.targets, -1)
+            log_var = high - softplus(high - log_var)
+            outputs = [mean, low + softplus(log_var - low)]
+        if self.terminations:
+            outputs.append(self.ends(x, weights[bounds + len(self.stack.stack) :]))
+        return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
 
     def read(self, out: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Means and deviations (..., D + 1), and the probability of an end (...,), of outputs (..., O)."""
