@@ -22,6 +22,7 @@ When it fails: a spectral bound below what values need flattens them; a smallest
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ from agents.heads import HEADS, head_of
 from agents.nets import CLIP, Flat
 from agents.stacked import ACTIVATIONS, NORMS, Stacked
 
+Pick = Callable[[Tensor], Tensor]
 RATE = 0.01  # at which running quantiles follow
 EDGE = 0.01  # share of rewards beyond each quantile
 
@@ -164,18 +166,16 @@ class Critics:
         self.watched = torch.zeros((), device=self.device)
         self.vectors: list[Tensor] = []
         if config.lipschitz == "spectral":
-            starts = [torch.randn(p.shape[0], p.shape[2], 1, generator=self._draw(seed)) for p in self._matrices()]
+            draw = torch.Generator().manual_seed(seed)
+            starts = [torch.randn(p.shape[0], p.shape[2], 1, generator=draw) for p in self._matrices()]
             self.vectors = [start.to(self.device) for start in starts]
             for _ in range(20):
                 self.bound_weights()
             self.target_flat.copy_(self.critic_flat.value)
 
-    @staticmethod
-    def _draw(seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
-
     def _matrices(self) -> list[Tensor]:
-        return [p.detach() for p in self.critic.weights() if p.shape[1] > 1 or p is self.critic.stack[0]]
+        """The layers' weights (K, I, O); without a norm every second parameter is one."""
+        return [p.detach() for p in self.critic.weights()[::2]]
 
     def inputs(self, obs: Tensor) -> Tensor:
         """Observations (..., D) as networks read them: centred, divided by their deviation, and cut at ten."""
@@ -248,22 +248,40 @@ class Critics:
             right.copy_(across / norm.clamp(min=1e-12))
             weight.mul_((self.config.lipschitz_bound / norm.clamp(min=1e-12)).clamp(max=1.0))
 
-    def robust_penalty(self, x: Tensor, obs_size: int, q: Tensor, pick: Any) -> Tensor:
-        """Mean over B, sum over K, of the squared change of Q under the worst small change of the observation.
+    def regress(self, x: Tensor, out: Tensor, target: Tensor, pick: Pick) -> dict[str, Tensor]:
+        """One step of the critics towards targets.
 
         Args:
-            x: inputs (B, I), of which the first `obs_size` are disturbed.
-            obs_size: D.
-            q: (K, B), what the critics say of them.
-            pick: from outputs (K, B, values, head) to (K, B).
+            x: their inputs (B, I).
+            out: their outputs (K, B, values, head).
+            target: (B,); cut, if asked for.
+            pick: from outputs to those of the action that was taken, (K, B, head).
         """
+        target = self.bounded(target)
+        self.head.watch(target)
+        out = pick(out)
+        loss = self.head.loss(out, target).mean(-1).sum()
+        q = self.head.value(out)
+        if self.config.lipschitz == "robust":
+            self.descend(loss + self.config.lipschitz_weight * self.robust_penalty(x, q, pick))
+        else:
+            self.descend(loss)
+        q = q.detach()
+        return {"critic_loss": loss.detach(), "q": q.mean(), "td": (q.mean(0) - target).abs()}
+
+    def robust_penalty(self, x: Tensor, q: Tensor, pick: Pick) -> Tensor:
+        """The squared change of q (K, B) under the worst small change of the observation: mean over B, sum over K."""
         start = x.detach().expand(len(q), *x.shape).clone().requires_grad_()
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(pick(self._outputs(start)).sum(), start)
+            (slope,) = torch.autograd.grad(self.head.value(pick(self._outputs(start))).sum(), start)
         step = self.config.lipschitz_radius * slope.sign()
-        step[..., obs_size:] = 0
-        moved = pick(self._outputs(x.detach() + step))
+        step[..., len(self.mean) :] = 0  # actions stay
+        moved = self.head.value(pick(self._outputs(x.detach() + step)))
         return (moved - q).square().mean(-1).sum()
+
+    def _numbers(self) -> dict[str, Tensor]:
+        names = ("mean", "scale", "whitened", "low", "high", "watched")
+        return {name: getattr(self, name) for name in names} | {f"vector_{n}": v for n, v in enumerate(self.vectors)}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that moves, as tensors (copies)."""
@@ -272,27 +290,24 @@ class Critics:
             "critic_adam": self.critic_flat.state_dict(),
             "target": self.target_flat,
             "head": self.head.state_dict(),
-            "numbers": [self.mean, self.scale, self.whitened, self.low, self.high, self.watched, *self.vectors],
+            "numbers": self._numbers(),
             "generator": self.generator.get_state(),
         }
-        return _copied(state)
+        return copied(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it, into the same memory."""
         self.critic.load_state_dict(state["critic"])
         self.critic_flat.load_state_dict(state["critic_adam"])
-        self.target_flat.copy_(state["target"])
+        self.target_flat.copy_(torch.as_tensor(state["target"]))
         self.head.load_state_dict(state["head"])
-        numbers = [self.mean, self.scale, self.whitened, self.low, self.high, self.watched, *self.vectors]
-        for mine, value in zip(numbers, state["numbers"], strict=True):
-            mine.copy_(value)
+        for name, mine in self._numbers().items():
+            mine.copy_(torch.as_tensor(state["numbers"][name]))
         self.generator.set_state(torch.as_tensor(state["generator"]).cpu())
 
 
-def _copied(state: Any) -> Any:
-    """Nested dicts and lists with every tensor copied."""
+def copied(state: Any) -> Any:
+    """Nested dicts with every tensor copied."""
     if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(value) for value in state]
+        return {key: copied(value) for key, value in state.items()}
     return state.detach().clone()

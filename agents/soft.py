@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agents.critics import Critics, LearnerConfig, _copied
+from agents.critics import Critics, LearnerConfig, copied
 from agents.fused_soft import Fused
 from agents.nets import Flat
 from agents.stacked import Stacked
@@ -91,6 +91,8 @@ class SoftActorCritic(Critics):
         self.obs_size, self.action_size = obs_size, action_size
         shape: dict[str, Any] = {"activation": config.activation, "seed": seed + 1}
         self.actor = Stacked(1, obs_size, config.net_arch, 2 * action_size, **shape).to(self.device)
+        with torch.no_grad():  # std begins near 1: behind the tanh that is nearly uniform
+            self.actor.stack[-1][..., action_size:] += math.atanh((LOG_STD[0] + LOG_STD[1]) / (LOG_STD[0] - LOG_STD[1]))
         self.actor_flat = Flat.over(list(self.actor.parameters()))
         self.learned_alpha = str(config.entropy).startswith("auto")
         first = config.first_alpha()
@@ -120,7 +122,7 @@ class SoftActorCritic(Critics):
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
         """What each critic, or its target, says of (B, D) and (B, A): (K, B)."""
-        return self._value(self._outputs(torch.cat([self.inputs(obs), action], -1), target))
+        return self.head.value(_only(self._outputs(torch.cat([self.inputs(obs), action], -1), target)))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """What a state is worth to the targets, the entropy of its first action included: (B,)."""
@@ -152,7 +154,7 @@ class SoftActorCritic(Critics):
             self.watch(reward)
         x = torch.cat([self.inputs(obs), action], -1)
         out = self._outputs(x, generator=self.generator, batch_stats=True)
-        return self._regress(x, out, target.detach())
+        return self.regress(x, out, target.detach(), _only)
 
     def actor_step(self, objective: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
         """Climb `objective`, and move the entropy's weight to where the entropy is what it should be.
@@ -176,10 +178,6 @@ class SoftActorCritic(Critics):
             self.alpha_flat.step(self.config.learning_rate, math.inf)
         return {"alpha": alpha, "entropy": entropy}
 
-    def _value(self, outputs: Tensor) -> Tensor:
-        """(K, B, 1, head) -> (K, B)."""
-        return self.head.value(outputs[..., 0, :])
-
     def _joint_step(self, rows: Batch) -> dict[str, Tensor]:
         """CrossQ: both states in one batch, so that its statistics are those of both, and no target network."""
         with torch.no_grad():
@@ -188,23 +186,10 @@ class SoftActorCritic(Critics):
         x = torch.cat([obs, torch.cat([rows.action, action])], -1)
         out = self._outputs(x, generator=self.generator, batch_stats=True)
         now, then = out.chunk(2, 1)
-        value = self.aggregate(self._value(then.detach())) - self.alpha * log_prob
+        value = self.aggregate(self.head.value(_only(then.detach()))) - self.alpha * log_prob
         if self.config.bounded_targets:
             self.watch(rows.reward)
-        return self._regress(x[: len(rows.obs)], now, rows.reward + rows.discount * value)
-
-    def _regress(self, x: Tensor, out: Tensor, target: Tensor) -> dict[str, Tensor]:
-        target = self.bounded(target)
-        self.head.watch(target)
-        loss = self.head.loss(out[..., 0, :], target).mean(-1).sum()
-        q = self._value(out)
-        total = loss
-        if self.config.lipschitz == "robust":
-            penalty = self.robust_penalty(x, self.obs_size, q, self._value)
-            total = loss + self.config.lipschitz_weight * penalty
-        self.descend(total)
-        q = q.detach()
-        return {"critic_loss": loss.detach(), "q": q.mean(), "td": (q.mean(0) - target).abs()}
+        return self.regress(x[: len(rows.obs)], now, rows.reward + rows.discount * value, _only)
 
     def _fold(self, scale: Tensor, shift: Tensor) -> None:
         super()._fold(scale, shift)
@@ -218,7 +203,7 @@ class SoftActorCritic(Critics):
             "log_alpha": self.log_alpha,
             "alpha_adam": self.alpha_flat.state_dict(),
         }
-        return super().state_dict() | _copied(mine)
+        return super().state_dict() | copied(mine)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it, into the same memory."""
@@ -227,3 +212,8 @@ class SoftActorCritic(Critics):
         self.actor_flat.load_state_dict(state["actor_adam"])
         self.log_alpha.copy_(torch.as_tensor(state["log_alpha"]))
         self.alpha_flat.load_state_dict(state["alpha_adam"])
+
+
+def _only(outputs: Tensor) -> Tensor:
+    """The single value that a critic gives: (K, B, 1, head) -> (K, B, head)."""
+    return outputs[..., 0, :]
