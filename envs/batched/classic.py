@@ -135,7 +135,9 @@ class CartPoleUpright(CartPole):
             out[:, number] = column
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
-        return np.stack([obs[:, 0], obs[:, 1], np.arctan2(obs[:, 3], obs[:, 2]), obs[:, 4]], -1)
+        # Rounded to float32, a cart that stands at a wall would be behind it.
+        x = np.clip(obs[:, 0].astype(np.float64), -self.world.wall, self.world.wall)
+        return np.stack([x, obs[:, 1], np.arctan2(obs[:, 3], obs[:, 2]), obs[:, 4]], -1)
 
     def _success(self, terminated: Array) -> Array:
         return self._returns >= self.world.SOLVED

@@ -1,0 +1,134 @@
+"""The simulator itself as a model of the world: an oracle, for tests and for the upper bound of what a model is worth.
+
+A state is read back from an observation, the simulator is put there, and one step of it is taken: classic control for
+all rows at once, robots row by row. What comes out is what the environment would have answered.
+
+Precision is that of the observations handed in: a rollout of float64 observations follows the simulator exactly, one
+of float32 observations rounds at every step.
+
+When it fails: whatever an observation does not show is lost. Hopper and Walker2d cut speeds at 10 in what they show, so
+a faster state goes on slower; the way that Ant and Humanoid are paid for begins where the body was a substep before;
+MuJoCo's solver begins without the memory of the step before, which moves results in about the eighth digit. Robots cost
+as much as the environment itself. No gradient flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.codec import Codec
+from agents.dynamics import Predicted
+from envs import batched
+from envs.family import family_of
+from envs.make import make, spec_of
+
+State = tuple[np.ndarray, np.ndarray]  # positions and velocities
+Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (B,), terminated bool (B,)
+
+
+class TrueModel:
+    """`agents.dynamics.Dynamics` that asks the simulator.
+
+    Args:
+        env_id: classic control, Gymnasium's or ours, or a robot of MuJoCo (v4, v5; not Pusher, whose observations show
+            positions of bodies, not of joints).
+        codec: its spaces.
+        **options: those of the environment.
+
+    Raises:
+        ValueError: for an environment whose state cannot be read from its observations.
+    """
+
+    members = 1
+    differentiable = False
+
+    def __init__(self, env_id: str, codec: Codec, **options: Any) -> None:
+        self._codec = codec
+        self._outcome = _simulator(env_id, options)
+
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+        """See `agents.dynamics.Dynamics.step`; nothing is random, and the one opinion is what happens."""
+        state = obs.detach().cpu().numpy()
+        next_obs, reward, terminated = self._outcome(state, self._codec.decode(action.detach().cpu().numpy()))
+        after, paid, ends = (
+            torch.as_tensor(np.asarray(x, state.dtype), device=obs.device) for x in (next_obs, reward, terminated)
+        )
+        return Predicted(after, paid, ends, after[None] if opinions else None)
+
+    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+        """Nothing is left to learn."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to restore."""
+
+
+def _simulator(env_id: str, options: dict[str, Any]) -> Callable[[np.ndarray, np.ndarray], Outcome]:
+    spec = spec_of(env_id)
+    family = family_of(spec).name
+    if family == "classic" and batched.knows(env_id):
+        return batched.make(env_id, 1, **options).outcome  # type: ignore[attr-defined]
+    if family == "mujoco" and spec.version in (4, 5) and spec.name in (*_HIDDEN, *_STATES):
+        return _Robot(env_id, spec.name, options)
+    raise ValueError(
+        f"model=true knows the states of classic control and of MuJoCo's robots, not of {env_id}; use model=ensemble"
+    )
+
+
+class _Robot:
+    """One robot, put into state after state."""
+
+    def __init__(self, env_id: str, name: str, options: dict[str, Any]) -> None:
+        env: Any = make(env_id, **options)
+        self._inner = env.unwrapped
+        excludes = getattr(self._inner, "_exclude_current_positions_from_observation", True)
+        self._hidden = _HIDDEN.get(name, 0) if excludes else 0
+        self._nq, self._nv = self._inner.model.nq, self._inner.model.nv
+        self._state = _STATES.get(name, self._read)
+
+    def __call__(self, obs: np.ndarray, actions: np.ndarray) -> Outcome:
+        import mujoco
+
+        inner, rows = self._inner, []
+        for row, action in zip(obs, actions):
+            mujoco.mj_resetData(inner.model, inner.data)  # the solver begins alike, whatever was asked before
+            inner.set_state(*self._state(row.astype(np.float64)))
+            rows.append(inner.step(action)[:3])
+        next_obs, reward, terminated = (np.array(column) for column in zip(*rows))
+        return next_obs, reward, terminated
+
+    def _read(self, row: np.ndarray) -> State:
+        shown = self._nq - self._hidden
+        return np.concatenate([np.zeros(self._hidden), row[:shown]]), row[shown : shown + self._nv]
+
+
+def _double_pendulum(row: np.ndarray) -> State:
+    return np.array([row[0], *np.arctan2(row[1:3], row[3:5])]), row[5:8]
+
+
+def _reacher(row: np.ndarray) -> State:
+    return np.concatenate([np.arctan2(row[2:4], row[:2]), row[4:6]]), np.array([*row[6:8], 0.0, 0.0])
+
+
+_HIDDEN = {  # robots that show all positions but the first ones, and then all velocities
+    "InvertedPendulum": 0,
+    "HalfCheetah": 1,
+    "Hopper": 1,
+    "Walker2d": 1,
+    "Swimmer": 2,
+    "Ant": 2,
+    "Humanoid": 2,
+    "HumanoidStandup": 2,
+}
+_STATES: dict[str, Callable[[np.ndarray], State]] = {
+    "InvertedDoublePendulum": _double_pendulum,
+    "Reacher": _reacher,
+}
