@@ -4,7 +4,7 @@ Nothing is remembered and nothing is random: the latent at t is a function of th
 which latent an action leads to. A softmax in groups keeps latents bounded and sparse, so that nothing is reconstructed
 and still nothing collapses as long as reward and value hold it.
 
-    z_t = SimNorm(W embed_t)        expected: z_{t+1} = SimNorm(f(z_t, a_t))
+    z_t = SimNorm(LayerNorm(W embed_t))        expected: z_{t+1} = SimNorm(LayerNorm(f(z_t, a_t)))
 
 Source: Hansen, Su & Wang 2024, "TD-MPC2: scalable, robust world models for continuous control", arXiv 2310.16828,
 section 3.1 and equation 5 (SimNorm).
@@ -59,10 +59,8 @@ class SimNorm(Cell):
         self.simplex = simplex
         self.sizes = {"z": latent}
         self.size = latent
-        self.seen = linear(embed_size, latent, 1.0)
-        self.next = nn.Sequential(
-            layer(latent + action_size, hidden), layer(hidden, hidden), linear(hidden, latent, 1.0)
-        )
+        self.seen = _normed(embed_size, latent)
+        self.next = nn.Sequential(layer(latent + action_size, hidden), layer(hidden, hidden), _normed(hidden, latent))
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
@@ -78,3 +76,8 @@ class SimNorm(Cell):
     def normalized(self, x: Tensor) -> Tensor:
         """A softmax in every group: (..., Z) -> (..., Z)."""
         return torch.softmax(x.unflatten(-1, (-1, self.simplex)), -1).flatten(-2)
+
+
+def _normed(inputs: int, outputs: int) -> nn.Sequential:
+    """Without the norm the first softmaxes are nearly even, and the latent says little for hundreds of steps."""
+    return nn.Sequential(linear(inputs, outputs, 1.0), nn.LayerNorm(outputs, eps=1e-3))

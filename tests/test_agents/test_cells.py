@@ -257,3 +257,17 @@ def test_impossible_sizes_are_refused():
         RSSM(4, 1, groups=4, classes=1)
     with pytest.raises(ValueError, match=r"uniform share of 0 is out of range"):
         Categoricals(2, 2, uniform=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_gpu_says_what_the_cpu_says(kind):
+    cell = cell_of(kind)
+    embed, action, first = sequence()
+    here = cell.features(cell.observe(embed, action, first, sample=False)[0])
+    cell = cell.cuda()
+    cell.generator = torch.Generator("cuda").manual_seed(0)
+    there = cell.features(cell.observe(embed.cuda(), action.cuda(), first.cuda(), sample=False)[0])
+    torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)
+    states, _ = cell.observe(embed.cuda(), action.cuda(), first.cuda())
+    assert cell.step(last(states), action[-1].cuda())["z"].device.type == "cuda"
