@@ -32,9 +32,10 @@ class Stale:
         return getattr(self.__dict__["scorer"], name)
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
-        """What (T, N) transitions are worth now, as the column to store."""
-        paid, memory = self.scorer.total(batch, memory, self.timesteps)
-        return {PAID: paid}, memory
+        """What (T, N) transitions are worth now, as a column to store beside those that the rewards learn from."""
+        columns, memory = self.scorer.keep(batch, memory)
+        paid = self.scorer.combine(self.scorer.again(_with(batch, columns)), self.timesteps)
+        return {**columns, PAID: paid}, memory
 
     def again(self, batch: Transitions) -> dict[str, Any]:
         """What they were worth then."""
@@ -43,3 +44,14 @@ class Stale:
     def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
         """The reward; of scores by stream what they add up to now."""
         return raw[PAID] if PAID in raw else self.scorer.combine(raw, timesteps)
+
+    def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any) -> dict[str, float]:
+        """The rewards go on learning, from what they say now."""
+        return self.scorer.update(batch, self.scorer.again(batch), timesteps)
+
+
+def _with(batch: Transitions, columns: dict[str, Any]) -> Transitions:
+    """The batch with what a replay keeps beside it, as its fields and extras."""
+    own = {name: value for name, value in columns.items() if name in Transitions.__dataclass_fields__}
+    rest = {name: value for name, value in columns.items() if name not in own}
+    return batch.replace(**own, extras={**batch.extras, **rest})

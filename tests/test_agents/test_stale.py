@@ -1,0 +1,31 @@
+"""A reward gone stale pays what it said then, while the reward itself goes on learning."""
+
+import pytest
+import torch
+
+import envs.make
+import rewards
+from agents.codec import Codec
+from agents.replay import Replay
+from agents.stale import Stale
+from agents.steps import Steps
+
+
+@pytest.mark.parametrize("names", [("task", "rnd"), ("task", "count"), ("rnd",)])
+def test_old_transitions_keep_their_pay_and_new_ones_get_todays(names):
+    venv = envs.make.make_vec("CartPole-v1", 2, seed=0)
+    spaces = (venv.single_observation_space, venv.single_action_space)
+    configs = {name: rewards.get(name).Config() for name in names}
+    mix = rewards.make(configs, *spaces, gamma=0.99, seed=0)
+    codec, stale = Codec(*spaces), Stale(mix)
+    replay = Replay(1000, 2, codec, stale, gamma=0.99, update_every=100)
+    steps = Steps(venv, 0)
+    steps.begin()
+    action = torch.eye(2)
+    before = None
+    for t in range(120):
+        replay.add(steps.step(action[t % 2].expand(2, 2), codec))
+        if t == 39:
+            before = replay.rows(torch.arange(20)).reward
+    assert torch.equal(replay.rows(torch.arange(20)).reward, before)
+    assert replay.metrics and "reward/total" in replay.metrics  # it has learnt since
