@@ -21,6 +21,7 @@
                      how they are read from highway-env and CarRacing; how well a policy drives; states to look at
     carla.py         a family too: driving environments of others, with a camera and a car
     exploration.py   a family too: worlds that tell methods of exploration apart, rooms with noise and a deep dive
+    factored.py      a family too: worlds of independent parts that tell whether a model of the world helps
     crafter.py       a family too: survival in a small open world, with 22 achievements
     disturb.py       sticky actions and a noisy television, for any environment
     snapshots.py     the state of a simulator as plain data, and back
@@ -48,6 +49,8 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "CartPoleSwingUp-v0": ("envs.swingup:CartPoleSwingUp", 500, {}),
     "CartPoleSwingUpSparse-v0": ("envs.swingup:CartPoleSwingUpSparse", 500, {}),
     "NoisyRooms-v0": ("envs.exploration:NoisyRooms", 200, {}),
+    "ProcMaze-v0": ("envs.factored:ProcMaze", 100, {}),
+    "ButtonGrid-v0": ("envs.factored:ButtonGrid", 100, {}),
     "Carla-v0": ("envs.carla:Carla", None, {}),
     "DeepSea-v0": ("envs.exploration:DeepSea", None, {}),
     "NetHackScore-v0": ("envs.nethack_tasks:Score", 5000, {}),

@@ -176,7 +176,7 @@ class Family:
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 
 
-FILES = ("classic", "mujoco", "minigrid", "nethack", "driving", "carla", "exploration", "crafter", "probe")
+FILES = ("classic", "mujoco", "minigrid", "nethack", "driving", "carla", "exploration", "factored", "crafter", "probe")
 OTHER = Family(
     name="other",
     description="any other Gymnasium id, or module:Id-v0",

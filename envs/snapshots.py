@@ -56,8 +56,16 @@ _SIMPLE: dict[str, tuple[str, ...]] = {  # class -> the variables that make its 
     "AcrobotEnv": ("state",),
     "NoisyRooms": ("cell", "arrived", "noise"),
     "DeepSea": ("cell", "treasure"),
+    "ProcMaze": ("walls", "agent", "goal"),
+    "ButtonGrid": ("agent", "buttons", "lit"),
 }
-_SIMPLE_MODULES = ("gymnasium.envs.classic_control.", "envs.classic", "envs.swingup", "envs.exploration")
+_SIMPLE_MODULES = (
+    "gymnasium.envs.classic_control.",
+    "envs.classic",
+    "envs.swingup",
+    "envs.exploration",
+    "envs.factored",
+)
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode
     TimeLimit: ("_elapsed_steps",),

@@ -26,6 +26,8 @@ WORLDS = {
     "lodestar/PendulumSparse-v0": {},
     "lodestar/NoisyRooms-v0": {"noise": "brownian"},
     "lodestar/DeepSea-v0": {"stochastic": True},
+    "lodestar/ProcMaze-v0": {},
+    "lodestar/ButtonGrid-v0": {},
     "HalfCheetah-v5": {},
     "Hopper-v5": {},
     "Ant-v5": {},
