@@ -1,0 +1,213 @@
+"""What is learnt in imagination: returns, scales, policies and losses, by hand; and that they find what is best."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from agents.behaviour import STD, UNIFORM, ImagActorCritic, Policy, Replayed, ReturnScale, lambda_returns
+from agents.latent_td3 import n_step
+from agents.world_config import WorldModelConfig
+
+
+def column(*numbers):
+    return torch.tensor(numbers)[:, None]
+
+
+def random(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# ------------------------------------------------------------------------------------------------------- returns
+
+
+def test_lambda_returns_are_what_one_computes_by_hand():
+    got = lambda_returns(column(1.0, 2.0), column(0.5, 0.5), column(9.0, 4.0, 8.0), lambda_=0.5)
+    last = 2 + 0.5 * 8  # nothing follows but the value
+    assert got.flatten().tolist() == pytest.approx([1 + 0.5 * (0.5 * 4 + 0.5 * last), last])
+
+
+def test_lambda_one_sums_rewards_and_lambda_zero_asks_the_next_value():
+    reward, discount, value = column(1.0, 2.0, 3.0), column(0.9, 0.9, 0.9), column(5.0, 6.0, 7.0, 8.0)
+    whole = 1 + 0.9 * (2 + 0.9 * (3 + 0.9 * 8))
+    assert lambda_returns(reward, discount, value, 1.0)[0].item() == pytest.approx(whole)
+    assert lambda_returns(reward, discount, value, 0.0).flatten().tolist() == pytest.approx(
+        [1 + 0.9 * 6, 2 + 0.9 * 7, 3 + 0.9 * 8]
+    )
+
+
+def test_nothing_is_worth_anything_after_an_end():
+    got = lambda_returns(column(1.0, 2.0), column(0.0, 0.9), column(9.0, 4.0, 8.0), lambda_=0.95)
+    assert got[0].item() == 1.0
+
+
+def test_the_scale_of_returns_is_their_inner_range_and_never_below_one():
+    scale = ReturnScale()
+    scale.watch(torch.linspace(0, 100, 101))
+    assert scale().item() == pytest.approx(90)  # from 5 to 95, at once the first time
+    scale.watch(torch.full((10,), 50.0))
+    assert scale().item() == pytest.approx((95 + 0.01 * (50 - 95)) - (5 + 0.01 * (50 - 5)))
+    small = ReturnScale()
+    small.watch(torch.linspace(0, 0.1, 50))
+    assert small().item() == 1.0
+
+
+def test_n_step_sums_until_the_end_of_the_episode():
+    # columns: goes on; terminates at the second step; is cut after the second; is cut after the first
+    reward = torch.tensor([[1.0, 1, 1, 1], [2, 2, 2, 2], [4, 4, 4, 4], [8, 8, 8, 8]])
+    terminated = torch.zeros(4, 4)
+    terminated[1, 1] = 1
+    first = torch.zeros(4, 4, dtype=torch.bool)
+    first[2, 1] = first[2, 2] = first[1, 3] = True
+    valid = torch.ones(4, 4, dtype=torch.bool)
+    total, discount, last, known = n_step(reward, terminated, first, valid, 3, 0.5)
+    assert total[:3].tolist() == [1 + 1 + 1, 1 + 1, 1]
+    assert discount[:3].tolist() == [0.125, 0, 0.5]
+    assert last[[0, 2]].tolist() == [3, 1]  # the last observation of an episode that was cut
+    assert known.tolist() == [True, True, True, False]
+
+
+def test_a_step_that_only_resets_is_no_step():
+    valid = torch.tensor([[True], [True], [False], [True]])
+    first = torch.tensor([[False], [False], [False], [True]])
+    total, discount, last, known = n_step(torch.ones(4, 1), torch.zeros(4, 1), first, valid, 3, 0.5)
+    assert total.item() == 1.5 and discount.item() == 0.25 and last.item() == 2 and known.item()
+
+
+# ------------------------------------------------------------------------------------------------------- policies
+
+
+def test_no_discrete_action_dies_out():
+    policy = Policy(3, 4, True, 8)
+    nn.init.constant_(policy.net[-1].bias, 0.0)
+    with torch.no_grad():
+        policy.net[-1].bias[2] = 100.0
+    log_probs, std = policy(torch.randn(5, 3, generator=random()))
+    assert std is None
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(5))
+    torch.testing.assert_close(log_probs.exp()[:, 0], torch.full((5,), UNIFORM / 4))
+    assert policy.mode((log_probs, None)).argmax(-1).tolist() == [2] * 5
+
+
+def test_the_log_probabilities_are_those_of_torchs_distributions():
+    features = torch.randn(6, 3, generator=random())
+    for discrete in (True, False):
+        policy = Policy(3, 4, discrete, 8)
+        distribution = policy(features)
+        action = policy.sample(distribution, random(1))
+        log_prob, entropy = policy.log_prob(distribution, action)
+        if discrete:
+            other = torch.distributions.Categorical(logits=distribution[0])
+            torch.testing.assert_close(log_prob, other.log_prob(action.argmax(-1)))
+            torch.testing.assert_close(entropy, other.entropy())
+        else:
+            assert (distribution[1] >= STD[0]).all() and (distribution[1] <= STD[1]).all()
+            other = torch.distributions.Independent(torch.distributions.Normal(*distribution), 1)
+            torch.testing.assert_close(log_prob, other.log_prob(action))
+            torch.testing.assert_close(entropy, other.entropy())
+
+
+def test_samples_come_as_often_as_the_probabilities_say():
+    policy = Policy(2, 3, True, 4)
+    logs = torch.log(torch.tensor([0.2, 0.5, 0.3])).expand(20_000, 3)
+    shares = policy.sample((logs, None), random()).mean(0)
+    torch.testing.assert_close(shares, torch.tensor([0.2, 0.5, 0.3]), atol=0.015, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------- dreams
+
+
+class Corridor:
+    """A world of five places in a row; action 1 goes right, 0 left; the last place pays 1, and ends the episode."""
+
+    def __init__(self):
+        self.cell = self
+        self.places = 5
+
+    def features(self, state):
+        return state["z"]
+
+    def step(self, state, action):
+        place = state["z"].argmax(-1) + (2 * action.argmax(-1) - 1)
+        return {"z": torch.nn.functional.one_hot(place.clamp(0, self.places - 1), self.places).float()}
+
+    def _wins(self, features, action):
+        return (features[..., -2] * action[..., 1]).float()
+
+    def reward(self, features, action):
+        return self._wins(features, action)
+
+    def goes_on(self, features, action):
+        return 1 - self._wins(features, action)
+
+
+def replayed(world, batch=40):
+    z = torch.eye(world.places)[torch.randint(world.places - 1, (2, batch), generator=random())]
+    zeros, no = torch.zeros(2, batch), torch.zeros(2, batch, dtype=torch.bool)
+    return Replayed({"z": z}, z, torch.zeros(2, batch, 2), zeros, zeros, no, ~no)
+
+
+def dreamer(**changes):
+    config = WorldModelConfig(
+        hidden=32,
+        horizon=8,
+        gamma=0.9,
+        imagine_starts=0,
+        replay_value=0.0,
+        actor_learning_rate=3e-3,
+        critic_learning_rate=3e-3,
+        **changes,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        behaviour = ImagActorCritic(config, 5, 2, True, random())
+    behaviour.flats()
+    return behaviour
+
+
+def test_it_dreams_its_way_to_the_end_of_a_corridor_and_knows_what_that_is_worth():
+    world, behaviour = Corridor(), dreamer()
+    data = replayed(world)
+    for _ in range(150):
+        metrics = behaviour.update(world, None, data)
+    places = torch.eye(5)[:4]
+    chosen, _ = behaviour.act(world, {"z": places}, {}, deterministic=True)
+    assert chosen.argmax(-1).tolist() == [1, 1, 1, 1]
+    expected = torch.tensor([0.9**3, 0.9**2, 0.9, 1.0])
+    torch.testing.assert_close(behaviour.value(places), expected, atol=0.2, rtol=0)
+    assert 0 < metrics["entropy"].item() < math.log(2)
+
+
+def test_dreams_start_where_they_are_told_and_weigh_what_comes_after_an_end_by_nothing():
+    world, behaviour = Corridor(), dreamer()
+    with torch.no_grad():
+        behaviour.policy.net[-1].bias[1] = 50.0  # always to the right, but for the uniform share
+    start = torch.eye(5)[[3]]
+    features, action, reward, discount = behaviour.dream(world, {"z": start})
+    assert features.shape == (9, 1, 5) and torch.equal(features[0], start)
+    assert action[0].argmax() == 1 and reward[0].item() == 1 and discount[0].item() == 0
+    assert discount[1].item() == pytest.approx(0.9)
+
+
+def test_the_replayed_value_learns_from_what_happened_and_stops_where_the_successor_is_unknown():
+    behaviour = dreamer()
+    z = torch.eye(5)[[0, 1, 2, 3]][:, None]
+    no = torch.zeros(4, 1, dtype=torch.bool)
+    paid = column(0.0, 0.0, 1.0, 0.0)
+    ended = column(0.0, 0.0, 1.0, 0.0)
+    first = no.clone()
+    first[3] = True
+    data = Replayed({"z": z}, z, torch.zeros(4, 1, 2), paid, ended, first, ~no)
+    for _ in range(150):
+        loss = behaviour._replay_loss(data)
+        behaviour.critic_flat.grad.zero_()
+        loss.backward()
+        behaviour.critic_flat.step(3e-3, 100)
+        behaviour.slow_flat.value.lerp_(behaviour.critic_flat.value, 0.1)
+    got = behaviour.value(z[:3, 0])
+    torch.testing.assert_close(got, torch.tensor([0.81, 0.9, 1.0]), atol=0.12, rtol=0)
+    cut = data._replace(terminated=torch.zeros(4, 1))  # the same, but time ran out: row 2 teaches nothing
+    before = behaviour._replay_loss(cut)
+    moved = cut._replace(reward=column(0.0, 0.0, 5.0, 0.0))
+    assert torch.equal(before, behaviour._replay_loss(moved))

@@ -1,0 +1,276 @@
+"""The latent agent: every preset runs and learns, rewards that change are followed, a run can be stopped and continued."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import envs.make
+from agents.task import TaskScorer
+from agents.world_config import PRESETS
+from agents.world_model import WorldModel, WorldModelConfig
+
+TINY = {
+    "latent": 16,
+    "groups": 4,
+    "classes": 4,
+    "hidden": 16,
+    "embed": 16,
+    "horizon": 3,
+    "imagine_starts": 16,
+    "learning_starts": 60,
+    "rollout": 25,
+    "burst": 4,
+    "refit": 20,
+    "buffer_size": 1000,
+    "plan_samples": 8,
+    "plan_policy": 4,
+    "plan_elites": 4,
+    "plan_iterations": 2,
+}
+PLAIN = ("tdmpc2", "mrq")
+
+
+def config(preset="r2dreamer", **changes):
+    batch = {"batch_size": 16, "train_ratio": 4.0}
+    if preset not in PLAIN:
+        batch = {"batch_size": 4, "batch_length": 6, "train_ratio": 6.0}
+    return WorldModelConfig(preset=preset, **{**TINY, **batch, **changes})
+
+
+def agent(env="MiniGrid-Empty-5x5-v0", preset="r2dreamer", n=2, seed=0, scorer=None, **changes):
+    made = envs.make.make_vec(env, n, seed=seed, backend="gym") if isinstance(env, str) else env
+    return WorldModel(made, config(preset, **changes), scorer=scorer, seed=seed)
+
+
+def weights(model):
+    return {name: flat.value.clone() for name, flat in model.learner.flats.items()}
+
+
+class Camera(gym.Env):
+    """A bright column in a small image, moved to the left or to the right; the right edge pays."""
+
+    def __init__(self, side=32):
+        self.observation_space = spaces.Box(0, 255, (3, side, side), np.uint8)
+        self.action_space = spaces.Discrete(2)
+        self.side = side
+
+    def _obs(self):
+        image = np.zeros((3, self.side, self.side), np.uint8)
+        image[:, :, self.place * 8 : self.place * 8 + 8] = 255
+        return image
+
+    def reset(self, *, seed=None, options=None):
+        self.place, self.k = 1, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.k += 1
+        self.place = int(np.clip(self.place + 2 * action - 1, 0, 3))
+        return self._obs(), float(self.place == 3), self.place == 3, self.k == 12, {}
+
+
+# ------------------------------------------------------------------------------------------------------- it runs
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tdmpc2"])
+def test_every_preset_learns_on_a_grid(preset):
+    model = agent(preset=preset)
+    before = weights(model)
+    model.learn(200)
+    assert model.num_timesteps == 200 and model._n_updates >= 30
+    for name, value in weights(model).items():
+        unused = preset == "mrq" and name in ("actor", "slow_actor")  # actions are enumerated
+        assert torch.isfinite(value).all() and torch.equal(value, before[name]) == unused, name
+
+
+@pytest.mark.parametrize("preset", ["r2dreamer", "drama", "tdmpc2", "mrq", "infopower"])
+def test_presets_learn_with_continuous_actions(preset):
+    model = agent("Pendulum-v1", preset)
+    before = weights(model)
+    model.learn(150)
+    for name, value in weights(model).items():
+        assert torch.isfinite(value).all() and not torch.equal(value, before[name]), name
+    obs = model.steps.obs
+    action, memory = model.predict(obs, deterministic=True)
+    assert action.shape == (2, 1) and (np.abs(action) <= 2).all() and len(memory) == 2
+    alone, _ = model.predict(obs[0], deterministic=True)
+    assert alone.shape == (1,)
+
+
+@pytest.mark.parametrize("preset", ["r2dreamer", "dreamer", "mrq"])
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_it_learns_from_pixels(preset, mode):
+    made = SyncVectorEnv([Camera] * 2, autoreset_mode=mode)
+    model = agent(made, preset)
+    before = weights(model)
+    model.learn(150)
+    for name in ("model", "reward", "critic"):
+        value = weights(model)[name]
+        assert torch.isfinite(value).all() and not torch.equal(value, before[name])
+
+
+def test_nethack_is_read_by_its_parts_and_the_loss_falls():
+    model = agent("lodestar/NetHackScore-v0", net="glyphs", learning_starts=150, model_learning_rate=1e-3)
+    model.learn(150)
+    rows = model.replay.sequences(4, 6)
+    with torch.no_grad():
+        before = float(model.learner.world.loss(rows)[0])
+    for _ in range(15):
+        model.learner._fit(rows)
+    with torch.no_grad():
+        after = float(model.learner.world.loss(rows)[0])
+    assert np.isfinite(after) and after < before
+
+
+# ------------------------------------------------------------------------------------------- rewards that change
+
+
+class Turning(TaskScorer):
+    """The task's reward, until `sign` is turned."""
+
+    is_task = False
+    sign = 1.0
+
+    def score(self, batch, memory=None):
+        raw, memory = super().score(batch, memory)
+        return {"task": self.sign * raw["task"]}, memory
+
+    def again(self, batch):
+        return self.score(batch)[0]
+
+    def combine(self, raw, timesteps):
+        return raw["task"]
+
+
+@pytest.mark.parametrize("preset", ["r2dreamer", "mrq"])
+@pytest.mark.parametrize("relabel", [True, False])
+def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_anew(preset, relabel):
+    scorer = Turning(0.99)
+    sizes = {"model_learning_rate": 3e-3, "train_ratio": 12.0, "batch_size": 32 if preset == "mrq" else 8}
+    model = agent("Pendulum-v1", preset, scorer=scorer, relabel=relabel, refit=100, hidden=32, **sizes)
+    model.learn(400)
+    model.learner.refit(model.replay)
+    rows = model.replay.sequences(32, model.learner.length)
+    old = model.learner.world.replayed(rows)
+
+    def paid():
+        with torch.no_grad():
+            return model.learner.world.reward(old.features, old.action)
+
+    assert torch.corrcoef(torch.stack([paid().flatten(), rows.task.flatten()]))[0, 1] > 0.5
+    scorer.sign, refits = -1.0, model.refits
+    model._recent = [(old.features.flatten(0, 1)[:40], old.action.flatten(0, 1)[:40], np.ones(40, bool))]
+    model._usual = 0.3
+    model.learner.world.metrics = {}
+    newest = model.replay.newest(40)
+    kept = model.learner.world.replayed(model.replay.sequences(32, model.learner.length))
+    assert (newest.reward.mean() > 0) == relabel and (kept.reward.mean() > 0) == relabel
+    model._watch_head()
+    now = torch.corrcoef(torch.stack([paid().flatten(), rows.task.flatten()]))[0, 1]
+    if relabel:
+        assert model.refits == refits + 1 and now < -0.3
+    else:
+        assert model.refits == refits or now > 0
+
+
+def test_rewards_that_see_or_remember_are_said_to_be_paid_by_the_head():
+    class Seeing(TaskScorer):
+        requires = frozenset({"frame"})
+
+    assert agent().notes == []
+    assert "frame" in agent(scorer=Seeing(0.99)).notes[0]
+
+
+# ------------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize(("preset", "env"), [("r2dreamer", "Pendulum-v1"), ("mrq", "Pendulum-v1"), ("drama", "grid")])
+def test_a_run_goes_on_exactly_where_it_stopped(preset, env):
+    env = "MiniGrid-Empty-5x5-v0" if env == "grid" else env
+    whole = agent(env, preset)
+    whole.learn(100)
+    state, made = copy.deepcopy(whole.get_state()), envs.make.make_vec(env, 2, seed=0, backend="gym")
+    part = WorldModel(made, config(preset), seed=7)
+    part.set_state(state)
+    _continue_environments(whole.envs, made)
+    whole.learn(100, reset_num_timesteps=False)
+    part.learn(100, reset_num_timesteps=False)
+    assert part.num_timesteps == whole.num_timesteps == 200
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(part)[name]), name
+
+
+def _continue_environments(old, new):
+    """The environments of a run that goes on stand where those of the old one do."""
+    new.reset(seed=0)
+    new.restore(old.snapshot())
+
+
+def test_saving_and_loading_keeps_what_it_would_do(tmp_path):
+    model = agent(preset="mrq")
+    model.learn(100)
+    model.save(str(tmp_path / "agent"))
+    other = WorldModel.load(str(tmp_path / "agent"), model.envs, seed=5)
+    obs = model.steps.obs
+    assert (model.predict(obs, deterministic=True)[0] == other.predict(obs, deterministic=True)[0]).all()
+
+
+def test_what_is_remembered_matters_and_is_emptied_where_episodes_begin():
+    model = agent("Pendulum-v1")
+    model.learn(100)
+    obs = model.steps.obs
+    _, memory = model.predict(obs, deterministic=True)
+    _, fresh = model.predict(obs, memory, np.array([True, True]), deterministic=True)
+    _, carried = model.predict(obs, memory, np.array([True, False]), deterministic=True)
+    np.testing.assert_array_equal(fresh, memory)
+    np.testing.assert_array_equal(carried[0], fresh[0])
+    assert not np.array_equal(carried[1], fresh[1])
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_weights_that_are_no_numbers_are_taken_back_and_in_the_end_refused():
+    model = agent()
+    model.learn(100)
+    good = weights(model)
+    for _ in range(2):
+        model.learner.flats["actor"].value[0] = torch.nan
+        model._settle()
+        assert all(torch.equal(value, good[name]) for name, value in weights(model).items())
+    model.learner.flats["actor"].value[0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"3 times in a row"):
+        model._settle()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"preset": "dreamerv4"}, r"agent\.preset='dreamerv4' is unknown"),
+        ({"gamma": 1.5}, r"agent\.gamma=1\.5 is out of range; give a discount"),
+        ({"behaviour": "mppi"}, r"needs a latent without memory"),
+        ({"cell": "simnorm"}, r"has no KL"),
+        ({"cell": "simnorm", "kl": "none"}, r"go together"),
+        ({"sampling": "lap"}, r"follows the errors"),
+        ({"preset": "mrq", "sampling": "dfs"}, r"balances imagination"),
+        ({"empowerment_reward": 0.1}, r"needs what agent\.empowerment trains"),
+        ({"preset": "mrq", "batch_length": 4}, r"agent\.batch_length=4"),
+        ({"batch_length": 1}, r"nothing to remember"),
+        ({"batch_size": 2.5}, r"no whole number"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_in_a_sentence(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        WorldModelConfig(**changes)
+
+
+def test_spaces_it_cannot_take_are_refused():
+    with pytest.raises(ValueError, match=r"cannot be predicted from"):
+        WorldModel.check(spaces.Box(-1, 1, (3,)), spaces.MultiDiscrete([2, 3]))
+    with pytest.raises(ValueError, match=r"plans with numbers"):
+        agent(preset="tdmpc2")
