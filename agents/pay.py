@@ -164,7 +164,7 @@ class Payer:
         if self.how == "head":
             self.head = Head(2 * codec.obs_size + codec.action_size + 1, seed=seed, device=device)
         self._seen = 0  # rows the replay had when the head was fitted
-        self._usual: float | None = None  # running gap
+        self._usual: float | None = None  # running gap: falls at once, rises slowly
 
     def __call__(
         self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor
@@ -215,7 +215,7 @@ class Payer:
         guess = self.head.predict(_features(fresh.obs, fresh.action, fresh.next_obs, fresh.discount == 0)).detach()
         gap = float((guess - fresh.reward).square().mean().sqrt() / spread(y))
         jumped = self._usual is None or (gap > JUMP * self._usual and gap > LARGE)
-        self._usual = gap if self._usual is None else 0.9 * self._usual + 0.1 * gap
+        self._usual = gap if self._usual is None else min(gap, 0.9 * self._usual + 0.1 * gap)
         loss = self.head.fit(x, y, steps + self.refit * jumped)
         return {"head_gap": gap, "head_loss": loss, "head_refits": float(jumped)}
 

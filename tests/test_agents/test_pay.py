@@ -176,7 +176,7 @@ def test_a_head_has_the_gradient_of_the_reward():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix)
     payer = Payer(mix, replay.codec, differentiable=True)
-    payer.fit(replay, 800)
+    payer.fit(replay, 300)
     rows = replay.sample(256)
     obs = rows.obs.clone().requires_grad_()
     payer(obs, rows.action, rows.next_obs, rows.reward, rows.discount == 0, rows.step).sum().backward()

@@ -296,6 +296,32 @@ def test_weights_that_follow_a_schedule_are_those_of_now():
     assert replay.sample(4).reward.tolist() == pytest.approx([0.25] * 4)
 
 
+class Average(Reward):
+    """The mean of a picture's pixels, which stands for the picture."""
+
+    requires = frozenset({"frame"})
+    embedding = "average"
+
+    def embed(self, batch):
+        return batch.frame.reshape(len(batch.frame), -1).mean(1, keepdims=True, dtype=np.float32)
+
+    def score(self, batch, memory=None):
+        return batch.extras["average"][:, 0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", ["none", "potential"])
+def test_embeddings_stand_for_frames(mode, shape):
+    mix = one(Average, "Scripted", shape=shape)
+    replay, batches = lived("Scripted", mode, 80, mix, capacity=70 * N)
+    rows = replay.rows(replay.sampler.in_order())
+    t, i = np.divmod(rows.index.numpy(), N)
+    t = t + 70 * ((79 - t) // 70)
+    paid = np.stack([mix.total(b, None, 0)[0] for b in batches])
+    np.testing.assert_allclose(rows.reward, paid[t, i], rtol=1e-5, atol=1e-4)
+    assert "frame" not in replay.columns and replay.columns["average"].shape == (70, N, 1)
+
+
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
 KNOWN = {"oni": SHUFFLED, "motif": {"data": labels()}}
 WEIGHTS = {"clip", "contrast", "synthesis", "progress", "self_reference"}  # rewards that read CLIP
@@ -362,33 +388,26 @@ def test_fresh_transitions_are_learnt_from_once_in_time_order():
     assert replay.metrics == {"metric": 1.0}
 
 
-def test_errors_are_drawn_as_often_as_the_source_says():
-    replay, _ = lived("CartPole", MODES[0], 20, sampling="lap")
-    replay.set_priority(torch.arange(60), torch.full((60,), 0.5))  # below 1 all alike
-    replay.set_priority(torch.tensor([7]), torch.tensor([-32.0]))  # 32 ^ 0.4 = 4
-    share = (replay.sample(20_000).index == 7).float().mean()
-    assert share == pytest.approx(4 / 63, abs=0.01)
-    replay.add(copy.deepcopy(lived("CartPole", MODES[0], 1)[1][0]))
-    assert replay.sampler.weights(torch.tensor([60])) == 4  # new rows as often as the most wrong
-
-
-def test_models_train_on_what_is_rare_and_imagination_begins_where_they_were_trained():
+def test_what_trains_and_what_dreams_is_counted():
     replay, _ = lived("CartPole", MODES[0], 20, sampling="dfs")
     sampler = replay.sampler
-    sampler.trained[:30] = 10.0
-    assert (replay.sample(100).index >= 30).float().mean() > 0.98
-    sampler.trained[:], sampler.imagined[:] = 0.0, 0.0
-    sampler.trained[:30] = 10.0
+    index = replay.sequences(10, 5).index
+    counts = np.bincount(index.reshape(-1), minlength=60) / 5
+    np.testing.assert_allclose(sampler.trained[:60], counts, rtol=1e-5)
+    assert sampler.imagined.sum() == 0
     obs, step = replay.starts(200)
-    assert sampler.imagined[:30].sum() == 200 and sampler.imagined[30:].sum() == 0
     assert obs.shape == (200, 4) and step.dtype == torch.int64
-    sampler.imagined[:] = 0.0
-    sampler.imagined[:15] = 10.0  # in units of v: twice v
-    weights = sampler.weights(torch.arange(60), imagine=True)
-    np.testing.assert_allclose(weights[[0, 20, 40]], [np.exp(-10.0), 1.0, 1e-12], rtol=1e-5)
-    drawn = replay.sequences(10, 5)
-    assert sampler.trained.sum() == pytest.approx(300 + 10)
-    assert drawn.index.shape == (5, 10)
+    assert sampler.imagined.sum() == 200 and sampler.imagined[sampler.trained == 0].sum() == 0
+    replay.sequences(10, 5, imagine=True)
+    assert sampler.imagined.sum() == pytest.approx(210) and sampler.trained.sum() == pytest.approx(10)
+    replay.sample(7)
+    assert sampler.trained.sum() == pytest.approx(17)
+
+
+def test_errors_of_values_decide_what_is_sampled():
+    replay, _ = lived("CartPole", MODES[0], 20, sampling="lap")
+    replay.set_priority(torch.tensor([7]), torch.tensor([-1e9]))
+    assert (replay.sample(100).index == 7).float().mean() > 0.95
 
 
 @pytest.mark.parametrize("mode", MODES)
