@@ -14,6 +14,7 @@
                      one file per family: ids, observation handling, captions, goals
     nethack_view.py nethack_tasks.py
                      what an agent sees of NetHack; our tasks in it, and the rules of the game
+    pixels.py        classic control too: a pendulum that is only seen, with clouds behind it
     swingup.py       classic control too: a pole on a cart that starts hanging
     terminations.py  when episodes end, as functions of observations
     vehicle.py       the signals that all driving environments share
@@ -46,6 +47,7 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "PendulumUpright-v0": ("envs.classic:PendulumUpright", 200, {}),
     "MountainCarSparse-v0": ("envs.classic:MountainCarSparse", 200, {}),
     "PendulumSparse-v0": ("envs.classic:PendulumSparse", 200, {}),
+    "PixelPendulum-v0": ("envs.pixels:PixelPendulum", 200, {}),
     "CartPoleSwingUp-v0": ("envs.swingup:CartPoleSwingUp", 500, {}),
     "CartPoleSwingUpSparse-v0": ("envs.swingup:CartPoleSwingUpSparse", 500, {}),
     "NoisyRooms-v0": ("envs.exploration:NoisyRooms", 200, {}),

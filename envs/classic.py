@@ -295,6 +295,7 @@ _GOALS = {  # by the class name in the entry point: an environment need not be m
     "PendulumEnv": _PENDULUM,
     "PendulumUpright": _PENDULUM,
     "PendulumSparse": _PENDULUM,
+    "PixelPendulum": _PENDULUM,
     "AcrobotEnv": _ACROBOT,
 }
 
@@ -314,6 +315,7 @@ _AIMS = {
     "PendulumEnv": _SWING,
     "PendulumUpright": _SWING,
     "PendulumSparse": _SWING,
+    "PixelPendulum": _SWING,
     "AcrobotEnv": "swing the arm up until its tip is above the line",
 }
 
@@ -348,6 +350,7 @@ FAMILY = Family(
         "lodestar/PendulumUpright-v0",
         "lodestar/MountainCarSparse-v0",
         "lodestar/PendulumSparse-v0",
+        "lodestar/PixelPendulum-v0",
         "lodestar/CartPoleSwingUp-v0",
         "lodestar/CartPoleSwingUpSparse-v0",
         "CartPole-v1",
@@ -356,7 +359,9 @@ FAMILY = Family(
         "Pendulum-v1",
         "Acrobot-v1",
     ),
-    knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic:", "envs.swingup:")),
+    knows=lambda spec: entry(spec).startswith(
+        ("gymnasium.envs.classic_control", "envs.classic:", "envs.swingup:", "envs.pixels:")
+    ),
     repair=Canvas,
     caption=caption,
     aim=lambda spec: _AIMS.get(_class(spec), ""),

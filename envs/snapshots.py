@@ -53,6 +53,7 @@ _SIMPLE: dict[str, tuple[str, ...]] = {  # class -> the variables that make its 
     "PendulumEnv": ("state", "last_u"),
     "PendulumUpright": ("state", "last_u"),
     "PendulumSparse": ("state", "last_u"),
+    "PixelPendulum": ("state", "last_u", "time", "waves"),
     "AcrobotEnv": ("state",),
     "NoisyRooms": ("cell", "arrived", "noise"),
     "DeepSea": ("cell", "treasure"),
@@ -63,6 +64,7 @@ _SIMPLE_MODULES = (
     "gymnasium.envs.classic_control.",
     "envs.classic",
     "envs.swingup",
+    "envs.pixels",
     "envs.exploration",
     "envs.factored",
 )
