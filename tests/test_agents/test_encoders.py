@@ -8,6 +8,7 @@ from gymnasium import spaces
 from agents.codec import Codec
 from agents.encoders import Decoder, Encoder
 from agents.heads import symlog
+from agents.nets import Flat
 from envs.nethack_view import View
 
 ACTIONS = spaces.Discrete(3)
@@ -94,13 +95,12 @@ def test_a_decoder_learns_to_show_what_it_was_shown():
     vector = torch.tensor([[1.0, 0.0], [0.0, 300.0]])
     pictures = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     pictures[0, 0, :4], pictures[1, 0, :, 2] = 255, 255
-    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 3e-3)
-    losses = []
-    for _ in range(100):
+    flat, losses = Flat.over([*encoder.parameters(), *decoder.parameters()]), []
+    for _ in range(80):
         loss = decoder.loss(encoder(vector, {"eye0": pictures}), vector, {"eye0": pictures}).mean()
-        optimizer.zero_grad()
+        flat.grad.zero_()
         loss.backward()
-        optimizer.step()
+        flat.step(5e-3, 100.0)
         losses.append(loss.item())
     assert losses[-1] < 0.02 * losses[0]
     said, shown = decoder(encoder(vector, {"eye0": pictures}))
