@@ -1,7 +1,7 @@
 """Models of the world: what an action leads to. Learned ones, and the simulator itself as an oracle.
 
     ensemble.py   probabilistic or deterministic networks, one or several side by side
-    sindy.py      sparse polynomials, fitted by least squares
+    sindy.py      sparse polynomials (polynomials.py), fitted by least squares
     factored.py   every entry of a discrete observation by itself
     true.py       the simulator
     latent.py     cells that live in a space of their own (for `agents.world_model`): rssm.py, simnorm.py, ssm.py

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 
 from agents.codec import Codec
 from agents.dynamics import Predicted
+from agents.dynamics.polynomials import Library, stlsq
 from agents.nets import Flat
 
 BLOCKS = 64  # of rows, which bootstraps draw from
-COLUMNS, AFFORDABLE = 500, 150  # of the library: at most, and at most if nobody chose the degree
 REWARD_R2 = 0.99  # below it a network predicts the reward
 STARTS, STEPS, STRAYED = 32, 50, 0.1  # `validate`: rollouts, their length, share of them that may leave the data
 FEWEST = 20  # rows a fit begins with
@@ -85,93 +85,6 @@ class SindyConfig:
             raise ValueError(f"sindy.aggregate={self.aggregate!r} is unknown; give median or mean")
 
 
-class Library:
-    """All monomials of I variables up to a degree, the constant first.
-
-    Attributes:
-        terms: what each of P columns multiplies: tuples of variables in rising order.
-
-    Args:
-        variables: I, observations first.
-        controls: how many of the last variables are actions.
-        degree: 1 to 3, or 0 for the largest that fits.
-        affine: whether no term holds two actions.
-
-    Raises:
-        ValueError: for a library of more than 500 terms.
-    """
-
-    def __init__(self, variables: int, controls: int, degree: int, affine: bool) -> None:
-        first = variables - controls if affine else variables
-        for self.degree in [degree] if degree else [3, 2, 1]:  # a fit solves systems of the library's size
-            self.terms = [
-                term
-                for size in range(self.degree + 1)
-                for term in itertools.combinations_with_replacement(range(variables), size)
-                if sum(i >= first for i in term) <= 1
-            ]
-            if len(self.terms) <= (COLUMNS if degree else AFFORDABLE):
-                break
-        else:
-            raise ValueError(
-                f"polynomials of degree {self.degree} in {variables} numbers have {len(self.terms)} terms, and at most "
-                f"{COLUMNS} can be fitted; give a lower sindy.degree, or model=ensemble"
-            )
-        self._last = []  # of every degree above 1: column of the degree below, and the variable it is multiplied by
-        for size in range(2, self.degree + 1):
-            below = {term: place for place, term in enumerate(t for t in self.terms if len(t) == size - 1)}
-            here = [term for term in self.terms if len(term) == size]
-            self._last.append((torch.tensor([below[t[:-1]] for t in here]), torch.tensor([t[-1] for t in here])))
-
-    def __call__(self, variables: Tensor) -> Tensor:
-        """(I, B) -> (P, B)."""
-        columns = [torch.ones_like(variables[:1]), variables]
-        for left, right in self._last:
-            columns.append(columns[-1][left] * variables[right])
-        return torch.cat(columns)
-
-    def to(self, device: torch.device) -> Library:
-        """Itself, there."""
-        self._last = [(left.to(device), right.to(device)) for left, right in self._last]
-        return self
-
-
-def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Tensor | None = None) -> Tensor:
-    """Sequentially thresholded least squares of K bootstraps at once.
-
-    Args:
-        gram: float64 (K, P, P), Theta^T Theta over the rows' number, columns of root mean square 1.
-        cross: float64 (K, P, D), Theta^T Y over the rows' number.
-        threshold: coefficients below it are struck out, and the others fitted again, until none is.
-        alpha: ridge penalty.
-        keep: bool (K, P), the columns each may use; None for all.
-
-    Returns:
-        Coefficients (K, P, D), exactly 0 where struck out.
-    """
-    allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device) if keep is None else keep
-    solutions = []
-    for target in cross.unbind(-1):
-        mask = allowed
-        for _ in range(gram.shape[1] + 1):  # each round but the last strikes a column of somebody
-            solution = _ridge(gram, target, mask, alpha)
-            smaller = mask & (solution.abs() >= threshold)
-            if torch.equal(smaller, mask):
-                break
-            mask = smaller
-        solutions.append(solution)
-    return torch.stack(solutions, -1)
-
-
-def _ridge(gram: Tensor, target: Tensor, mask: Tensor, alpha: float) -> Tensor:
-    """(K, P): least squares over the columns in `mask`; the others become rows of the identity, so they solve to 0."""
-    m = mask.to(gram)
-    system = gram * m[:, :, None] * m[:, None, :] + torch.diag_embed(1 - m + alpha * m)
-    factor, failed = torch.linalg.cholesky_ex(system)
-    solution = torch.cholesky_solve((target * m)[..., None], factor)[..., 0]
-    return torch.where(failed[:, None] > 0, torch.nan, solution)
-
-
 class Sindy:
     """A `Dynamics` of sparse polynomials.
 
@@ -203,7 +116,7 @@ class Sindy:
             hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.SiLU())]
             self.head = nn.Sequential(*hidden, nn.Linear(64, 1)).to(self.device)
         self._flat = Flat.over(list(self.head.parameters()))
-        self._state = {  # what a fit finds: the library reads obs / scale; coefficients give changes, then the reward
+        self._state = {  # what a fit finds; coefficients give changes, then the reward
             "coefficients": torch.zeros(self.members, d + 1, p),
             "middle": torch.zeros(d + 1, p),
             "mean": torch.zeros(d),
@@ -287,17 +200,19 @@ class Sindy:
         return strayed.view(k, -1).float().mean(1)
 
     def equations(self, names: list[str] | None = None) -> list[str]:
-        """Changes and reward in words, a line each: "x0 + 0.05 x2"; `names` of the D observations, then A actions."""
-        known, width = self._state, len(self.library.terms[1:]) and 1 + max(t[-1] for t in self.library.terms[1:])
+        """Changes and reward in words, a line each: "x0 +0.05 x2"; `names` of the D observations, then A actions."""
+        known, width = self._state, 1 + max(term[-1] for term in self.library.terms[1:])
         names = names or [f"x{i}" for i in range(self.size)] + [f"u{i}" for i in range(width - self.size)]
-        scale = [*known["scale"].tolist(), *[1.0] * (width - self.size)]
+        shift, rest = known["shift"].tolist(), [1.0] * (width - self.size)
+        read = [f"({n}{-middle:+.3g})" if middle else n for n, middle in zip(names, shift)] + names[self.size :]
+        scale = [*known["scale"].tolist(), *rest]
         units = [math.prod(scale[i] for i in term) for term in self.library.terms]
-        words = ["".join(f" {names[i]}" for i in term) for term in self.library.terms]
+        words = ["".join(f" {read[i]}" for i in term) for term in self.library.terms]
         lines = []
         for row, coefficients in enumerate(known["middle"].tolist()):
-            parts = [names[row]] if row < self.size else ["0"]
+            parts = [names[row]] if row < self.size else []
             parts += [f"{c / unit:+.4g}{word}" for c, unit, word in zip(coefficients, units, words) if c]
-            lines.append(" ".join(parts))
+            lines.append(" ".join(parts) or "0")
         return lines
 
     def state_dict(self) -> dict[str, Any]:
@@ -372,11 +287,9 @@ class Sindy:
         columns = columns / size[:, None]
         blocks = torch.arange(len(obs), device=self.device).chunk(BLOCKS)
         drawn = torch.randint(len(blocks), (k, len(blocks)), generator=self._generator, device=self.device)
-        times = (
-            torch.nn.functional.one_hot(drawn, len(blocks)).sum(1).to(columns)
-            if k > 1
-            else torch.ones_like(drawn).double()
-        )
+        times = torch.nn.functional.one_hot(drawn, len(blocks)).sum(1).to(columns)
+        if k == 1:
+            times.fill_(1.0)  # nobody to disagree with: all rows once
         gram, cross = columns.new_zeros(k, p, p), columns.new_zeros(k, p, len(unit))
         for block, often in zip(blocks, times.T):
             mine = columns[:, block]

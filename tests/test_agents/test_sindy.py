@@ -10,7 +10,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from agents.codec import Codec
-from agents.dynamics.sindy import Library, Sindy, SindyConfig, stlsq
+from agents.dynamics.polynomials import Library, stlsq
+from agents.dynamics.sindy import Sindy, SindyConfig
 
 BOX = Codec(spaces.Box(-np.inf, np.inf, (3,)), spaces.Box(-1, 1, (2,)))
 PENDULUM = Codec(
@@ -146,6 +147,23 @@ def test_a_linear_world_is_learnt_from_500_transitions() -> None:
     assert (found[:, 6:] == 0).all()
     assert model.equations(["a", "b", "c", "u", "v"])[1].startswith("b +0.1")
     assert model.equations()[2].endswith(f"{a[2, 2]:+.4g} x2")
+
+
+def test_equations_of_a_whitened_world_say_what_was_taken_off() -> None:
+    model = Sindy(BOX, SindyConfig(degree=1), seed=0)
+    model._state["shift"] = torch.tensor([0.0, -2.0, 0.5])
+    model._state["scale"] = torch.tensor([1.0, 4.0, 1.0])
+    model._state["middle"][0, [1, 2, 5]] = torch.tensor([0.5, 0.2, -3.0])
+    model._state["middle"][3, 3] = 1.0
+    assert model.equations() == ["x0 +0.5 x0 +0.05 (x1+2) -3 u1", "x1", "x2", "+1 (x2-0.5)"]
+
+
+def test_one_member_finds_the_linear_world_alone() -> None:
+    rows, a, b = linear(100, 0)
+    model = Sindy(BOX, SindyConfig(members=1, degree=1, threshold=0.0, alpha=1e-9, whiten=False), seed=0)
+    model.fit(Recorded(*rows))
+    changes = model._state["coefficients"][0, :3, 1:] / torch.cat([model._state["scale"], torch.ones(2)])
+    torch.testing.assert_close(changes, torch.cat([a, b], 1), rtol=0, atol=1e-5)
 
 
 def test_500_transitions_of_a_pendulum_are_enough() -> None:
