@@ -1,6 +1,5 @@
 """Imagined transitions are kept without a reward and paid when they are sampled."""
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from gymnasium import spaces
 from agents.codec import Codec
 from agents.dreams import Dreams
 from agents.rollout import Imagined
+from runners.checkpoint import pack, unpack
 
 BOX = spaces.Box(-10, 10, (2,), np.float32)
 CODEC = Codec(BOX, spaces.Discrete(3))
@@ -105,7 +105,7 @@ def test_saved_dreams_go_on_equally():
     first.refitted()
     first.add(dreamt(10))
     second = Dreams(7, CODEC, task, retain=2, seed=4)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    second.load_state_dict(unpack(*pack(first.state_dict())))
     for dreams in (first, second):
         dreams.refitted()
         dreams.add(dreamt(20, alive=((0, 1, 1), (0, 0, 0))))

@@ -1,11 +1,10 @@
 """Images are stored once, and the last one of an episode is not lost."""
 
-import copy
-
 import numpy as np
 import torch
 
 from agents.images import Images
+from runners.checkpoint import pack, unpack
 
 SHAPE = (1, 2, 2)
 
@@ -52,7 +51,7 @@ def test_saved_images_come_back():
     for steps in (4, 20):
         images, follows = turned(steps)
         other = Images({"x": SHAPE}, 6, 1, "cpu", True)
-        other.load_state_dict(copy.deepcopy(images.state_dict(min(steps, 6))))
+        other.load_state_dict(unpack(*pack(images.state_dict(min(steps, 6)))))
         rows = np.array(sorted(follows))
         np.testing.assert_array_equal(other.after(rows)["x"], images.after(rows)["x"])
         assert torch.equal(other.finals["x"], images.finals["x"])

@@ -16,6 +16,7 @@ from agents.task import TaskScorer
 from envs.types import Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.mix import Mix, Stream
+from runners.checkpoint import pack, unpack
 
 PENDULUM = gym.make("Pendulum-v1")
 CARTPOLE = gym.make("CartPole-v1")
@@ -207,7 +208,7 @@ def test_a_saved_payer_goes_on_equally():
     replay = swung(mix, steps=100)
     payers = [Payer(mix, replay.codec, differentiable=True, seed=seed) for seed in (0, 1)]
     payers[0].fit(replay, 30)
-    payers[1].load_state_dict(copy.deepcopy(payers[0].state_dict()))
+    payers[1].load_state_dict(unpack(*pack(payers[0].state_dict())))
     state = copy.deepcopy(replay.state_dict())
     gaps = []
     for payer in payers:

@@ -20,6 +20,7 @@ from envs.types import MEDIA, Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.mix import Mix, Stream
 from rewards.sb3 import relabelling
+from runners.checkpoint import pack, unpack
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 N = 3
@@ -419,7 +420,7 @@ def test_a_saved_replay_goes_on_equally(mode, sampling):
     first, _ = lived("Scripted", mode, 70, build(), capacity=25 * N, update_every=30, sampling=sampling)
     first.sample(8)
     second = Replay(25 * N, N, first.codec, build(), gamma=0.9, update_every=30, sampling=sampling, seed=9)
-    state = copy.deepcopy(first.state_dict())
+    state = unpack(*pack(first.state_dict()))  # as a checkpoint keeps it
     scorer = copy.deepcopy(first.scorer.state_dict())
     second.load_state_dict(state)
     second.scorer.load_state_dict(scorer)
@@ -437,7 +438,7 @@ def test_a_saved_replay_goes_on_equally(mode, sampling):
 def test_saved_images_go_on_equally():
     first, _ = lived("Camera", MODES[0], 30, one(Brightness, "Camera"), capacity=20 * N)
     second = Replay(20 * N, N, first.codec, one(Brightness, "Camera"), gamma=0.9, seed=5)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    second.load_state_dict(unpack(*pack(first.state_dict())))
     _, more = lived("Camera", MODES[0], 60)
     for batch in more[30:]:
         first.add(batch)
