@@ -11,7 +11,7 @@ Every candidate is judged by `agents.rollout.imagine`: rewards, ends, bounds and
 
 Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials", arXiv 1805.12114 (CEM); Williams et al.
 2017, "Information Theoretic MPC", and Hansen et al. 2024, "TD-MPC2", arXiv 2310.16828 (MPPI); Wang et al. 2024,
-"COPlanner", arXiv 2310.07220, equation 3 (UPMPC).
+"COPlanner", arXiv 2310.07220 (UPMPC).
 
 Differences: CEM cuts its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic
 action is the mean, not a draw from the elites. UPMPC's uncertainty is the disagreement of means, without noise that no
@@ -307,7 +307,7 @@ class UPMPC:
         reward = imagined.reward + imagined.penalty
         alive = imagined.alive
         square = reward.square().sum() / alive.sum().clamp(min=1)
-        self.square = square if self.square is None else square.lerp(self.square, self.decay)
+        self.square = square if self.square is None else square.lerp(self.square.to(square), self.decay)
         scale = self.square.sqrt().clamp(min=1e-6)
         score = returns(imagined, reward, self.gamma, value) / scale
         score = score + self.alpha * returns(imagined, imagined.penalty, self.gamma)

@@ -116,7 +116,7 @@ class Adaptive:
         doubt = disagreement(predicted)
         if t == 0:
             usual = self.factor * doubt.quantile(self.quantile)
-            self.threshold = usual if self.threshold is None else usual.lerp(self.threshold, self.decay)
+            self.threshold = usual if self.threshold is None else usual.lerp(self.threshold.to(usual), self.decay)
         assert self.threshold is not None, "a rollout begins with step 0"
         return doubt > self.threshold
 
@@ -175,6 +175,7 @@ def imagine(
     began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
     alive = torch.ones_like(began, dtype=torch.bool)
     clamped = diverged = began.new_zeros(())
+    box = None if bounds is None else _box(*bounds)
     for t in range(horizon):
         if lengths is not None:
             alive = alive & (t < lengths)
@@ -182,8 +183,8 @@ def imagine(
         sound = [alive]  # which rows turn out to be sound; gradients pass through no others
         outcome, keep = _outcome(model, _guard(obs, sound), _guard(action, sound), choose, candidates, sample, opinions)
         taken = torch.zeros_like(outcome.reward) if penalty is None else penalty(outcome)
-        inside, held, far = _contain(outcome.next_obs, bounds)
-        wrong = far | ~(outcome.next_obs.isfinite().all(-1) & outcome.reward.isfinite() & taken.isfinite())
+        inside, held, far = _contain(outcome.next_obs, box)
+        wrong = far | ~(outcome.next_obs.detach().sum(-1) + outcome.reward.detach() + taken.detach()).isfinite()
         diverged = diverged + (alive & wrong).sum()
         alive = alive & ~wrong if keep is None else alive & ~wrong & keep
         if cut is not None:
@@ -253,18 +254,21 @@ def _outcome(
     return Predicted(pick(many.next_obs, 0), pick(many.reward, 0), terminated, means, stds), keep
 
 
-def _contain(obs: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Observations held within the bounds; bool (B,): those that had to be, and those far outside."""
-    if bounds is None:
+def _box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Limits with their margin, the centre, and 1 / width; 0 where nothing moved: there is no width to measure in."""
+    width = high - low
+    margin, rate = MARGIN * width, torch.where(width > 0, 1 / width, 0.0)
+    return low - margin, high + margin, (low + high) / 2, rate
+
+
+def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Observations held within the box; bool (B,): those that had to be, and those far outside."""
+    if box is None:
         none = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
         return obs, none, none
-    low, high = bounds
-    width = high - low
-    moves = width > 0  # what never moved is held silently: a number that was always 0 has no width to be measured in
-    beyond = torch.maximum(low - obs, obs - high)
-    held = ((beyond > MARGIN * width) & moves).any(-1)
-    far = ((beyond > FAR * width) & moves).any(-1)
-    return obs.clamp(low - MARGIN * width, high + MARGIN * width), held, far
+    low, high, centre, rate = box
+    distance = ((obs.detach() - centre).abs_() * rate).amax(-1)  # from the centre, in widths
+    return obs.clamp(low, high), distance > 0.5 + MARGIN, distance > 0.5 + FAR
 
 
 def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
