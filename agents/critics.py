@@ -153,6 +153,7 @@ class Critics:
             activation=config.activation,
             norm=config.norm,
             dropout=config.dropout,
+            last=1.0 if config.head == "mse" else 0.0,  # equal bins say 0; random ones could say a million
             seed=seed,
         ).to(self.device)
         self.critic_flat = Flat.over(list(self.critic.parameters()))
