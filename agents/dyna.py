@@ -34,10 +34,12 @@ import torch
 from torch import Tensor
 
 from agents.codec import Codec
+from agents.critics import LearnerConfig
+from agents.deep_q import DeepQ
 from agents.dyna_config import DynaConfig
 from agents.imagination import Imagination
 from agents.replay import Replay, Rows
-from agents.soft import LearnerConfig, SoftActorCritic
+from agents.soft import SoftActorCritic
 from agents.stale import Stale
 from agents.steps import Steps
 from agents.task import TaskScorer, checked
@@ -93,11 +95,13 @@ class Dyna(OwnAgent):
             device=str(self.device),
             seed=seed,
         )
-        kind: Any = _deep_q() if codec.discrete else SoftActorCritic
+        kind: Any = DeepQ if codec.discrete else SoftActorCritic
         learner_config = settings.part(LearnerConfig)
         self.learner = kind(codec.obs_size, codec.action_size, learner_config, seed=seed, device=str(self.device))
+        if codec.discrete:
+            self.learner.epsilon.fill_(settings.epsilon)
         self.imagination = (
-            Imagination(settings, codec, self.scorer, self.learner, envs.spec, seed=seed, device=str(self.device))
+            Imagination(settings, codec, self.scorer, self.learner, _spec(envs), seed=seed, device=str(self.device))
             if settings.uses_model
             else None
         )
@@ -138,7 +142,7 @@ class Dyna(OwnAgent):
             return
         for switch, asked in (
             ("update=svg", self.config.update == "svg"),
-            (f"planner={self.config.planner}", self.config.planner in ("upmpc", "cem", "mppi")),
+            (f"planner={self.config.planner}", self.config.planner in ("cem", "mppi")),
         ):
             if asked:
                 raise ValueError(f"agent.{switch} needs actions in a Box, not {self.action_space}; use update=buffer")
@@ -200,9 +204,6 @@ class Dyna(OwnAgent):
         if not bool(chosen.isfinite().all()):
             self._restore()
             return random
-        if codec.discrete:
-            explores = torch.from_numpy(self.rng.uniform(size=(n, 1)) < self.config.epsilon)
-            chosen = torch.where(explores, random, chosen)
         return chosen
 
     def _chosen(self, obs: Tensor, deterministic: bool, step: np.ndarray | None = None) -> Tensor:
@@ -340,10 +341,9 @@ class Dyna(OwnAgent):
         self.rng.bit_generator.state = state["rng"]
 
 
-def _deep_q() -> Any:
-    from agents.deep_q import DeepQ
-
-    return DeepQ
+def _spec(envs: Any) -> Any:
+    """How the environments are registered, or None: Gymnasium's own vectors leave it to those in them."""
+    return getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
 
 
 def _slice(rows: Rows | None, i: int, size: int) -> Rows | None:

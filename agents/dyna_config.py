@@ -26,6 +26,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from agents.critics import LearnerConfig
+
 DEFAULTS: dict[str, Any] = {
     "update": "buffer",
     "model": "ensemble",
@@ -92,7 +94,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "morec": {"filter": "morec", "horizon": 20, "dreams_per_step": 10},
     "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "dreams_per_step": 20},
     "sindy": {"model": "sindy", "members": 20, "horizon": 5, "dreams_per_step": 20},
-    "factored": {"model": "factored", "members": 1, "horizon": 10, "dreams_per_step": 10, "real_ratio": 0.0},
+    "factored": {"model": "factored", "members": 1, "horizon": 10, "dreams_per_step": 10, "normalize_obs": "none"},
     "pets": {"update": "none", "planner": "cem", "updates_per_step": 0.0, "plan_horizon": 15, "plan_candidates": 200},
 }
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -218,6 +220,7 @@ class DynaConfig:
         if not 1 <= self.elites <= self.members:  # type: ignore[operator]
             raise ValueError(f"agent.elites={self.elites} is out of range; give 1 to agent.members={self.members}")
         Horizon(self.horizon)
+        self.part(LearnerConfig)  # checks its own
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:

@@ -23,7 +23,9 @@ from agents.discriminator import Discriminator, DiscriminatorConfig
 from agents.dreams import Dreams
 from agents.dyna_config import Horizon
 from agents.dynamics.ensemble import Ensemble, EnsembleConfig
+from agents.dynamics.factored import Factored, FactoredConfig
 from agents.dynamics.sindy import Sindy, SindyConfig
+from agents.dynamics.true import TrueModel
 from agents.pay import Payer
 from agents.penalties import PENALTIES
 from agents.planners import CEM, MPPI, UPMPC
@@ -243,26 +245,21 @@ def ending(spec: Any, codec: Codec, device: torch.device) -> Ends | None:
 
 def _model(config: Any, codec: Codec, spec: Any, terminations: bool, seed: int, device: str) -> Any:
     """The model that `config.model` names."""
-    if config.model == "ensemble":
-        settings = EnsembleConfig(
-            kind=config.model_kind,
-            members=config.members,
-            elites=config.elites,
-            hidden=list(config.model_hidden),
-            norm=config.model_norm,
-            terminations=terminations,
-            min_steps=min(100, config.model_steps),
-            max_steps=config.model_steps,
-        )
-        return Ensemble(codec, settings, seed=seed, device=device)
     if config.model == "sindy":
         return Sindy(codec, SindyConfig(members=config.members), seed=seed, device=device)
-    if config.model == "factored":
-        from agents.dynamics.factored import Factored
-
-        return Factored(codec, seed=seed, device=device)
-    from agents.dynamics.true import TrueModel
-
+    if config.model in ("ensemble", "factored"):
+        settings: dict[str, Any] = {
+            "members": config.members,
+            "elites": config.elites,
+            "hidden": list(config.model_hidden),
+            "norm": config.model_norm,
+            "terminations": terminations,
+            "min_steps": min(100, config.model_steps),
+            "max_steps": config.model_steps,
+        }
+        if config.model == "factored":
+            return Factored(codec, FactoredConfig(**settings), seed=seed, device=device)
+        return Ensemble(codec, EnsembleConfig(kind=config.model_kind, **settings), seed=seed, device=device)
     if spec is None:
         raise ValueError("agent.model=true asks the simulator, and this environment is not registered; use ensemble")
     return TrueModel(spec.id, codec, **spec.kwargs)

@@ -1,0 +1,324 @@
+"""Dyna: every preset learns, rewards are never stale, runs go on exactly, and what breaks is contained."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import envs.make
+from agents.dyna import Dyna
+from agents.dyna_config import PRESETS, DynaConfig, Horizon
+from agents.task import TaskScorer
+
+TINY = {
+    "model_hidden": [8],
+    "model_steps": 20,
+    "model_every": 50,
+    "learning_starts": 50,
+    "batch_size": 16,
+    "net_arch": [8],
+    "updates_per_step": 1.0,
+    "dreams_per_step": 1.0,
+    "rollout": 25,
+}
+CHEAPER = {
+    "pets": {"updates_per_step": 0.0, "plan_candidates": 4, "plan_horizon": 2},
+    "sindy": {"members": 3},
+    "dhmbpo": {"training_horizon": 2, "distribution_horizon": 3, "updates_per_step": 0.5},
+    "coplanner": {"plan_candidates": 2, "plan_horizon": 2},
+    "macura": {"horizon": 4},
+    "morec": {"horizon": 4},
+}
+
+
+def agent(env="Pendulum-v1", n=1, seed=0, scorer=None, options=None, **changes):
+    made = envs.make.make_vec(env, n, seed=seed, backend="auto", **(options or {}))
+    return Dyna(made, DynaConfig(**{**TINY, **changes}), scorer=scorer, seed=seed)
+
+
+def quick(model, updates=1):
+    """The same, but a first fit of the model takes few steps as well."""
+    if model.imagination is not None and hasattr(model.imagination.model, "config"):
+        model.imagination.model.config.first_steps = updates
+    return model
+
+
+def weights(model):
+    return torch.cat([x.float().flatten() for x in model.policy.state_dict().values()])
+
+
+class Flip(TaskScorer):
+    """A reward that changes its mind: the task's, and then its negative."""
+
+    is_task, keeps, sign = False, False, 1.0
+
+    def again(self, batch):
+        return {"task": np.float32(self.sign) * batch.reward}
+
+    def score(self, batch, memory=None):
+        return {"task": np.where(batch.valid, np.float32(self.sign) * batch.reward, np.float32(0))}, memory
+
+    def total(self, batch, memory, timesteps):
+        return self.score(batch)[0]["task"], memory
+
+
+class Bright(TaskScorer):
+    """Pays for what can be seen."""
+
+    requires, is_task, keeps = frozenset({"frame"}), False, True
+
+    def keep(self, batch, memory):
+        return {"frame": batch.frame}, memory
+
+    def again(self, batch):
+        return {"task": batch.frame.mean((-3, -2, -1), dtype=np.float32) / 255}
+
+
+# ------------------------------------------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("preset", [p for p in PRESETS if p != "factored"])
+def test_every_preset_learns_something_on_pendulum(preset):
+    model = quick(agent(preset=preset, **CHEAPER.get(preset, {})), 20)
+    before = weights(model)
+    model.learn(200, log_interval=None)
+    assert model.num_timesteps == 200 and model._n_updates == int(151 * model.config.updates_per_step)
+    assert not torch.equal(weights(model), before) and bool(weights(model).isfinite().all())
+    assert model._restored == 0
+    action, _ = model.predict(np.zeros((3, 3), np.float32), deterministic=True)
+    assert action.shape == (3, 1) and model.action_space.contains(action[0])
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_updates_are_counted_by_transitions_of_all_environments(mode):
+    made = envs.make.make_vec("Pendulum-v1", 4, autoreset_mode=mode, max_episode_steps=20)
+    model = Dyna(made, DynaConfig(**{**TINY, "preset": "sac", "updates_per_step": 0.5}), seed=0)
+    model.learn(200, log_interval=None)
+    assert model._n_updates == 0.5 * (200 - 48)  # learning starts with the step that makes 52
+    if mode == AutoresetMode.SAME_STEP:
+        assert len(model.replay) == 200 and len(model.ep_info_buffer) == 8
+
+
+def test_batches_mix_what_happened_and_what_was_imagined_exactly_as_told():
+    model = quick(agent(preset="single", real_ratio=0.25, horizon=2))
+    model.learn(60, log_interval=None)
+    seen = []
+    update = model.learner.update
+    model.learner.update = lambda rows: seen.append(rows) or update(rows)
+    model._update(3)
+    known = model.replay.arrays()[2]
+    for rows in seen:
+        real = (rows.next_obs[:, None] == known[None]).all(-1).any(1)
+        assert len(rows.obs) == 16 and real.sum() == 4 and real[:4].all()
+
+
+def test_the_horizon_grows_along_its_schedule():
+    horizon = Horizon("linear:1:15:20000:150000")
+    assert [horizon(t) for t in (0, 20_000, 29_285, 29_286, 85_000, 150_000, 10**6)] == [1, 1, 1, 2, 8, 15, 15]
+    assert horizon.longest == 15 and Horizon(4)(99) == Horizon("4").longest == 4
+
+
+def test_dreams_last_as_many_steps_as_the_schedule_says():
+    model = quick(agent(preset="single", horizon="linear:1:3:0:100", retain=1, learning_starts=100, model_every=100))
+    model.learn(100, log_interval=None)
+    assert len(model.imagination.dreams) == 100 * 3
+    torch.testing.assert_close(model._sums["dream_length"], torch.tensor(3.0))
+
+
+# ---------------------------------------------------------------------------------------------------------- rewards
+
+
+@pytest.mark.parametrize("relabel", [True, False])
+def test_real_and_imagined_rows_are_paid_anew_unless_told_otherwise(relabel):
+    scorer = Flip(0.99)
+    model = quick(agent(preset="single", scorer=scorer, relabel=relabel))
+    model.learn(100, log_interval=None)
+    before = model.replay.rows(torch.arange(16)).reward, model.imagination.dreams.table[:16]
+    state = copy.deepcopy(model.imagination.dreams.state_dict())
+    dreamt = model.imagination.dreams.sample(16, 0.99).reward
+    scorer.sign = -1.0
+    model.imagination.dreams.load_state_dict(state)
+    sign = -1 if relabel else 1
+    assert before[0].abs().min() > 0 and dreamt.abs().min() > 0
+    torch.testing.assert_close(model.replay.rows(torch.arange(16)).reward, sign * before[0])
+    torch.testing.assert_close(model.imagination.dreams.sample(16, 0.99).reward, sign * dreamt)
+
+
+def test_a_stale_reward_pays_new_rows_by_its_new_opinion():
+    scorer = Flip(0.99)
+    model = agent(preset="sac", scorer=scorer, relabel=False)
+    model.learn(75, log_interval=None)
+    model.replay.flush()
+    scorer.sign = -1.0
+    model.learn(25, reset_num_timesteps=False, log_interval=None)
+    rows = model.replay.rows(torch.arange(100))
+    task = model.replay.arrays()[3]
+    torch.testing.assert_close(rows.reward[:75], task[:75])
+    torch.testing.assert_close(rows.reward[75:], -task[75:])
+
+
+def test_a_reward_that_looks_at_pixels_is_learnt_by_a_head_and_says_so():
+    model = quick(agent(preset="single", scorer=Bright(0.99), options={"frame_size": 8}))
+    assert model.imagination.payer.how == "head" and "frame" in model.notes[0]
+    model.learn(60, log_interval=None)
+    assert "head_gap" in model._sums
+    assert model.imagination.dreams.sample(8, 0.99).reward.isfinite().all()
+
+
+def test_the_tasks_own_reward_needs_no_note():
+    assert agent(preset="mbpo").notes == [] and agent(preset="sac").notes == []
+
+
+# ----------------------------------------------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("preset", ["sac", "single", "dhmbpo", "macura", "coplanner", "morec", "pets"])
+def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(preset):
+    options = {"preset": preset, "n": 2, "model_steps": 5, **CHEAPER.get(preset, {})}
+
+    def fresh():
+        return quick(agent(**options), 5)
+
+    whole = fresh().learn(76, log_interval=None)
+    state, world = copy.deepcopy(whole.get_state()), copy.deepcopy(whole.envs.snapshot())
+    whole.learn(50, reset_num_timesteps=False, log_interval=None)
+    second = fresh()
+    second.set_state(state)
+    second.envs.restore(world)
+    second.learn(50, reset_num_timesteps=False, log_interval=None)
+    assert second.num_timesteps == 126 and second._n_updates == whole._n_updates
+    assert torch.equal(weights(second), weights(whole))
+    assert torch.equal(second.replay.arrays()[0], whole.replay.arrays()[0])
+
+
+def test_a_file_brings_the_policy_back(tmp_path):
+    model = quick(agent(preset="single")).learn(60, log_interval=None)
+    model.save(str(tmp_path / "model"))
+    loaded = Dyna.load(str(tmp_path / "model"), model.envs)
+    obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    assert np.array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
+    other = agent("MountainCarContinuous-v0").envs
+    with pytest.raises(ValueError, match=r"does not fit these environments"):
+        Dyna.load(str(tmp_path / "model"), other)
+
+
+# ---------------------------------------------------------------------------------------------------- containment
+
+
+def test_dreams_that_explode_are_cut_counted_and_do_no_harm():
+    model = quick(agent(preset="single", horizon=5))
+    model.learn(60, log_interval=None)
+    model.imagination.model.fit = lambda replay: {}
+    with torch.no_grad():
+        model.imagination.model.net.outputs.scale.fill_(1e30)
+    model.learn(60, reset_num_timesteps=False, log_interval=None)
+    assert model._sums["diverged"] > 0
+    assert model.imagination.dreams.sample(50, 0.99).next_obs.isfinite().all()
+    assert model._restored == 0 and bool(weights(model).isfinite().all())
+
+
+def test_weights_that_are_no_numbers_are_replaced_by_the_last_sound_ones_three_times():
+    model = agent(preset="sac").learn(60, log_interval=None)
+    good = {name: x.clone() for name, x in model.learner.actor.state_dict().items()}
+    for times in (1, 2):
+        model.learner.actor_flat.value.fill_(np.nan)
+        model._act()
+        assert model._restored == times
+        for name, x in model.learner.actor.state_dict().items():
+            assert bool(x.isfinite().all()) and x.shape == good[name].shape
+    model.learner.actor_flat.value.fill_(np.nan)
+    with pytest.raises(FloatingPointError, match=r"became no numbers 3 times in a row.*lower agent.learning_rate"):
+        model._act()
+
+
+def test_a_sound_fit_forgives_what_was_restored_before():
+    model = agent(preset="sac").learn(60, log_interval=None)
+    model.learner.critic_flat.value.fill_(np.nan)
+    model._fit()
+    assert (model._restored, model._restored_in_row) == (1, 1)
+    model._fit()
+    assert (model._restored, model._restored_in_row) == (1, 0)
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"preset": "best"}, r"agent\.preset='best' is unknown"),
+        ({"update": "soft"}, r"agent\.update='soft' is unknown"),
+        ({"horizon": 0}, r"agent\.horizon=0 is out of range"),
+        ({"horizon": "linear:1:15"}, r"agent\.horizon='linear:1:15' is no horizon"),
+        ({"real_ratio": 1.5}, r"agent\.real_ratio=1\.5 is out of range"),
+        ({"members": 3, "elites": 4}, r"agent\.elites=4 is out of range; give 1 to agent\.members=3"),
+        ({"update": "svg", "model": "factored"}, r"update=svg needs a model that gradients flow through"),
+        ({"update": "svg", "model": "true"}, r"update=svg needs a model that gradients flow through"),
+        ({"update": "svg", "relabel": False}, r"relabel=False stores what was paid"),
+        ({"planner": "upmpc", "members": 1}, r"planner=upmpc compares members, and members=1"),
+        ({"planner": "upmpc", "model": "true"}, r"planner=upmpc compares the members of model=ensemble or sindy"),
+        ({"uncertainty": "loo_kl", "model_kind": "det"}, r"reads how unsure each member is"),
+        ({"filter": "morec", "members": 1, "model_kind": "det"}, r"filter=morec chooses among outcomes that differ"),
+        ({"planner": "cem"}, r"planner=cem or mppi acts without a policy"),
+        ({"updates_per_step": 0}, r"updates_per_step=0 leaves the policy as it is"),
+        ({"update": "none", "filter": "morec"}, r"update=none imagines nothing"),
+        ({"critics": 0}, r"agent\.critics=0"),
+        ({"lipschitz": "hard"}, r"agent\.lipschitz='hard' is unknown"),
+    ],
+)
+def test_switches_that_contradict_each_other_are_refused_with_a_sentence(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        DynaConfig(**changes)
+
+
+def test_what_is_asked_for_wins_over_the_preset_and_the_preset_over_the_defaults():
+    config = DynaConfig(preset="dhmbpo", critics=3)
+    assert (config.critics, config.update, config.members) == (3, "svg", 5)
+    assert DynaConfig().update == "buffer" and DynaConfig(members=7).elites == 5
+
+
+def test_spaces_it_cannot_take_are_refused_and_another_agent_is_named():
+    image = spaces.Box(0, 255, (3, 8, 8), np.uint8)
+    with pytest.raises(ValueError, match=r"holds images; use agent=world_model"):
+        Dyna.check(image, spaces.Discrete(2))
+    made = envs.make.make_vec("CartPole-v1", 1)
+    for switch in ("update=svg", "planner=cem"):
+        changes = {"preset": {"update=svg": "dhmbpo", "planner=cem": "pets"}[switch]}
+        with pytest.raises(ValueError, match=rf"agent\.{switch} needs actions in a Box"):
+            Dyna(made, DynaConfig(**changes))
+
+
+class Lone(gym.Env):
+    """Registered nowhere: nobody knows how it ends."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.k = 0
+        return self.np_random.normal(size=2).astype(np.float32), {}
+
+    def step(self, action):
+        self.k += 1
+        return self.np_random.normal(size=2).astype(np.float32), 0.0, self.k == 7, False, {}
+
+
+def test_where_nobody_knows_how_an_episode_ends_the_model_learns_it():
+    made = SyncVectorEnv([Lone], autoreset_mode=AutoresetMode.SAME_STEP)
+    model = quick(Dyna(made, DynaConfig(**{**TINY, "preset": "single"}), seed=0))
+    assert model.imagination.ends is None
+    model.learn(60, log_interval=None)
+    assert model.imagination.model.step(torch.zeros(3, 2), torch.zeros(3, 1)).terminated.shape == (3,)
+    with pytest.raises(ValueError, match=r"model=true asks the simulator"):
+        Dyna(made, DynaConfig(model="true"))
+
+
+def test_known_rules_of_ending_are_used_with_actions_in_the_environments_range():
+    model = agent("CartPole-v1", preset="sac", update="buffer", members=1)
+    ends = model.imagination.ends
+    obs = torch.tensor([[0.0, 0, 0, 0], [2.5, 0, 0, 0]])
+    assert ends(obs, torch.eye(2), obs).tolist() == [False, True]
