@@ -66,7 +66,8 @@ class Replay:
         sampling: `uniform`, `dfs` or `lap`.
 
     Attributes:
-        added: rows ever added, the scorer's clock.
+        added: rows ever added.
+        timesteps: environment steps so far, for schedules of weights; whoever drives it may set them.
         metrics: of the scorer's newest update.
 
     Raises:
