@@ -12,7 +12,8 @@ Differences from the source, whose training code is not public:
   - the penalty is zero-centred, on points between an outcome and what the model made of the same (s, a);
   - a fit goes on from the last weights, so that the model's old errors are forgotten only slowly: snapshots are kept
     over fits;
-  - the threshold is set so that the filter keeps 95 % of held-out recorded transitions; a number fixes it;
+  - the threshold is lowered from 0.6 where it would cut more than a twentieth of held-out recorded transitions; a
+    number fixes it. Where the judge cannot tell, everything is at log 2 = 0.69, and the rollout goes on;
   - inputs are whitened, by scalers that stay until the data has doubled.
 
 When it fails: where the model is right everywhere, there is nothing to tell apart, and the choice is left to chance;
@@ -35,7 +36,8 @@ from agents.nets import CLIP, Flat
 from agents.stacked import Stacked
 
 MOST = 1 - 1e-4  # a judge is never surer than this, so that the reward stays finite
-KEPT = 0.95  # share of held-out recorded transitions that the calibrated threshold keeps
+KEPT = 0.95  # share of held-out recorded transitions that the calibrated threshold keeps, at least
+THRESHOLD = 0.6  # the source's
 
 
 @dataclass
@@ -50,7 +52,7 @@ class DiscriminatorConfig:
         batch_size: recorded transitions in a minibatch; as many imagined ones.
         learning_rate: of Adam.
         gradient_weight: of the gradient penalty.
-        threshold: reward below which a rollout ends; None for one calibrated at each fit.
+        threshold: reward below which a rollout ends; None for one calibrated at each fit, at most 0.6.
         beta: outcomes are drawn with odds exp(beta * reward); None for the best.
     """
 
@@ -147,7 +149,7 @@ class Discriminator:
             ValueError: for fewer than two transitions.
         """
         obs, action, next_obs = replay.arrays()[:3]
-        rows, held = split(len(obs), self.device)
+        rows, held = split(len(obs), device=self.device)
         if replay.added >= 2 * self._scaled_at:
             self._scaled_at = replay.added
             self._rescale(torch.cat([obs, action, next_obs - obs], -1))
@@ -166,7 +168,7 @@ class Discriminator:
             self._snapshot()
         if self.config.threshold is None:
             judged = self.reward(obs[held], action[held], next_obs[held])
-            self.threshold = torch.quantile(judged, 1 - KEPT)
+            self.threshold = torch.quantile(judged, 1 - KEPT).clamp(max=THRESHOLD)
         return {"judge_loss": float(loss), "judge_penalty": float(penalty), "judge_threshold": float(self.threshold)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,8 @@ Differences from the sources:
   - a fit has a budget of gradient steps, not of epochs, goes on from the last weights, and ends with the weights that
     predicted the held-out rows best, member by member;
   - scalers stay until the data has doubled, so that the networks need not follow a moving unit;
-  - held-out are stretches of consecutive rows, the same ones at every fit: neighbours in time are nearly copies;
+  - held-out are stretches of consecutive rows, for neighbours in time are nearly copies, and the same ones until the
+    scalers are set anew: no row judges a model that has seen it, and none is kept from the model for good;
   - members are ranked by the loss they are fitted to, not by the squared error: a Gaussian answers for its doubt too;
   - TS1 splits the batch: every elite predicts an equal share of the rows, where PETS asks all members about all rows;
   - the end of an episode, if learned, has a network of its own;
@@ -114,8 +115,13 @@ class Scaler(nn.Module):
         return (rows - self.mean) / self.scale
 
 
-def split(rows: int, device: Any = "cpu") -> tuple[Tensor, Tensor]:
-    """Places of the rows, in time order, to fit to, and of at most `HELD` of those kept from fitting.
+def split(rows: int, turn: int = 0, device: Any = "cpu") -> tuple[Tensor, Tensor]:
+    """Places of the rows to fit to, and of at most `HELD` of those kept from fitting.
+
+    Args:
+        rows: how many there are, in time order.
+        turn: which of every `OF` blocks is kept.
+        device: where the places are wanted.
 
     Raises:
         ValueError: for fewer than two rows.
@@ -123,8 +129,8 @@ def split(rows: int, device: Any = "cpu") -> tuple[Tensor, Tensor]:
     if rows < 2:
         raise ValueError(f"{rows} transitions are too few to learn from and to judge by; collect at least two before")
     index = torch.arange(rows, device=device)
-    held = index // BLOCK % OF == OF // 2
-    if rows <= BLOCK * (OF // 2):  # no block is complete: the last rows
+    held = index // BLOCK % OF == (OF // 2 + turn) % OF
+    if not held[: rows - BLOCK // 2].any():  # too few for a block: the last rows
         held = index >= rows - max(1, rows // OF)
     judged = index[held]
     return index[~held], judged[:: -(-len(judged) // HELD)]
@@ -152,7 +158,7 @@ class Ensemble:
         self.net = _Members(codec.obs_size, codec.action_size, config, seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
-        self._scaled_at = self.failures = 0
+        self._scaled_at = self._scalings = self.failures = 0
         self._elect(torch.arange(self.members, device=self.device))
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
@@ -194,7 +200,7 @@ class Ensemble:
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
         config = self.config
-        rows, places = split(len(table), self.device)
+        rows, places = split(len(table), self._scalings, self.device)
         judged = table[places]
         budget = config.first_steps if fresh else config.max_steps
         taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
@@ -213,15 +219,14 @@ class Ensemble:
             "net": self.net.state_dict(),
             "adam": self._flat.state_dict(),
             "elites": self.elites,
-            "scaled_at": self._scaled_at,
-            "failures": self.failures,
+            "counters": [self._scaled_at, self._scalings, self.failures],
             "generator": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
         self._flat.load_state_dict(state["adam"])
-        self._scaled_at, self.failures = state["scaled_at"], state["failures"]
+        self._scaled_at, self._scalings, self.failures = map(int, state["counters"])
         self.generator.set_state(state["generator"])
         self._elect(state["elites"].to(self.device))
 
@@ -263,7 +268,7 @@ class Ensemble:
         inputs, targets, _ = net.columns(table)
         fresh = replay.added >= 2 * self._scaled_at
         if fresh:
-            self._scaled_at = replay.added
+            self._scaled_at, self._scalings = replay.added, self._scalings + 1
             net.inputs.fit(inputs)
             net.outputs.fit(targets)
         net.moves.copy_((targets != net.outputs.mean).any(0))

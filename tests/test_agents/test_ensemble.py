@@ -118,7 +118,7 @@ def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_are_a
     model.fit(rows, 60)
     table = torch.cat([*rows.arrays()[:2], rows.arrays()[2] - rows.arrays()[0], rows.arrays()[3][:, None]], -1)
     scaled = torch.cat([model.net.inputs(table[:, :3]), model.net.outputs(table[:, 3:])], -1)
-    judged = torch.cat([scaled, torch.zeros(300, 1)], -1)[split(300)[1]]
+    judged = torch.cat([scaled, torch.zeros(300, 1)], -1)[split(300, 1)[1]]
     assert model.elites.tolist() == model.net.losses(judged).argsort()[:2].tolist()
     obs, action = torch.randn(50, 2), torch.randn(50, 1)
     predicted = model.step(obs, action, opinions=True)
@@ -260,15 +260,20 @@ def test_the_same_seed_gives_the_same_model_and_nobody_elses_numbers_are_drawn()
 
 
 @pytest.mark.parametrize("rows", [2, 9, 100, 101, 250, 5000])
-def test_the_split_keeps_its_rows_as_the_data_grows_and_parts_no_row_twice(rows):
-    fitted, judged = split(rows)
-    assert len(fitted) >= rows * 0.8 - 1 and 1 <= len(judged) <= 1000
-    assert not set(fitted.tolist()) & set(judged.tolist())
-    more, _ = split(2 * rows)
-    if rows > 100:
-        assert more[more < rows].tolist() == fitted.tolist()
-        assert len(judged) == rows - len(fitted)
+def test_the_split_parts_no_row_twice(rows):
+    for turn in (0, 7):
+        fitted, judged = split(rows, turn)
+        assert len(fitted) >= rows * 0.8 - 1 and 1 <= len(judged) <= 1000
+        assert sorted(fitted.tolist() + judged.tolist()) == list(range(rows))
+
+
+def test_the_split_stays_as_the_data_grows_until_the_next_turn():
+    few, judged = split(250)
+    many, _ = split(5000)
+    assert many[many < 250].tolist() == few.tolist() and judged.tolist() == list(range(100, 120))
     assert len(split(50_000)[1]) == 1000
+    kept = [set(range(400)) - set(split(400, turn)[0].tolist()) for turn in range(10)]
+    assert set.union(*kept) == set(range(400)) and sum(map(len, kept)) == 400  # nothing is held out twice in ten turns
 
 
 def test_settings_that_make_no_sense_are_refused():
