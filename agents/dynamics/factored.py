@@ -79,7 +79,7 @@ class Factored(Ensemble):
         self.net: Any = _Entries(codec, self.config, seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self._weights = [p.detach() for p in self.net.parameters()]
-        self._scaled_at = self.failures = 0
+        self._scaled_at = self._scalings = self.failures = 0
         self._elect(torch.arange(self.members, device=self.device))
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class Factored(Ensemble):
         if table is None:
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
-        rows, places = split(len(table), self.device)
+        rows, places = split(len(table), device=self.device)
         budget = self.config.first_steps if fresh else self.config.max_steps
         judged = table[places]
         taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)

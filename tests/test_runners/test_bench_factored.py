@@ -1,0 +1,49 @@
+"""The study of factored worlds: what its arms share, and figures from rows by hand."""
+
+import pytest
+
+from runners import results
+from runners.bench import factored
+
+
+def test_arms_differ_in_what_they_learn_from_and_how_often():
+    from agents.dyna import DynaConfig
+
+    configs = {arm: DynaConfig(**{**factored.SETTINGS, **changes}) for arm, changes in factored.ARMS.items()}
+    assert {arm: c.update for arm, c in configs.items()} == {
+        "factored": "buffer",
+        "replay": "none",
+        "replay_longer": "none",
+        "random": "none",
+    }
+    assert configs["factored"].model == "factored" and configs["factored"].real_ratio == 0
+    assert configs["factored"].updates_per_step == configs["replay"].updates_per_step
+    for name in ("net_arch", "batch_size", "learning_rate", "gamma", "epsilon", "normalize_obs", "buffer_size"):
+        assert len({str(getattr(c, name)) for c in configs.values()}) == 1, name
+
+
+@pytest.mark.parametrize("arm", ["factored", "replay", "random"])
+def test_a_short_run_of_each_answers_in_the_same_columns(arm):
+    small = {"model_every": 200, "model_steps": 10, "batch_size": 32, "net_arch": [16], "model_hidden": [16]}
+    if arm != "random":
+        small["learning_starts"] = 300
+    row = factored.train("procmaze", arm, 0, steps=400, **small)
+    assert list(row) == ["return", "length", "steps", "updates", "seconds"]
+    assert 0 <= row["return"] <= 1 and 1 <= row["length"] <= 100 and row["steps"] == 400
+    assert row["updates"] == (0 if arm == "random" else 4 * 26)  # after 300, 304, ..., 400 steps, one each
+
+
+def test_figures_are_interquartile_means_of_the_rows(tmp_path):
+    rows = [
+        {"world": w, "arm": a, "seed": s, "return": r / 10, "length": 9, "steps": 1, "updates": 1, "seconds": 60 + s}
+        for w in factored.WORLDS
+        for a in factored.ARMS
+        for s, r in enumerate((1, 2, 4, 9, 3))
+    ]
+    results.append_rows(tmp_path / "factored.csv", rows)
+    figures = factored.run(tmp_path)  # nothing is missing, so nothing runs
+    assert len(figures) == 2 * 4 * 4
+    expected = results.iqm([0.1, 0.2, 0.4, 0.9, 0.3])
+    assert figures["procmaze_factored_return"] == figures["buttongrid_replay_return"] == pytest.approx(expected)
+    assert figures["procmaze_replay_low"] <= expected <= figures["procmaze_replay_high"]
+    assert figures["buttongrid_random_seconds"] == pytest.approx(62.0)
