@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
+from agents.deep_q import DeepQ
 from agents.dyna import Dyna
 from agents.dyna_config import PRESETS, DynaConfig, Horizon
 from agents.task import TaskScorer
@@ -91,6 +92,21 @@ def test_every_preset_learns_something_on_pendulum(preset):
     assert model._restored == 0
     action, _ = model.predict(np.zeros((3, 3), np.float32), deterministic=True)
     assert action.shape == (3, 1) and model.action_space.contains(action[0])
+
+
+@pytest.mark.parametrize("preset", ["sac", "single", "factored"])
+def test_discrete_actions_are_learnt_by_dqn(preset):
+    world = "lodestar/ButtonGrid-v0" if preset == "factored" else "CartPole-v1"
+    model = quick(agent(world, preset=preset, epsilon=0.3, horizon=2), 20)
+    before = weights(model)
+    model.learn(120, log_interval=None)
+    assert isinstance(model.learner, DeepQ) and model.learner.epsilon == pytest.approx(0.3)
+    assert not torch.equal(weights(model), before) and bool(weights(model).isfinite().all())
+    obs = model.codec.obs(model.replay.arrays()[0][:7].numpy())
+    assert model.predict(obs, deterministic=True)[0].shape == (7,)
+    if preset == "factored":
+        dreams = model.imagination.dreams.sample(50, 0.99)
+        assert set(dreams.next_obs.unique().tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
