@@ -33,11 +33,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.captured import captured
 from agents.codec import Codec
 from agents.critics import LearnerConfig
 from agents.deep_q import DeepQ
 from agents.dyna_config import DynaConfig
 from agents.imagination import Imagination
+from agents.pay import Payer
 from agents.replay import Replay, Rows
 from agents.soft import SoftActorCritic
 from agents.stale import Stale
@@ -98,6 +100,8 @@ class Dyna(OwnAgent):
         kind: Any = DeepQ if codec.discrete else SoftActorCritic
         learner_config = settings.part(LearnerConfig)
         self.learner = kind(codec.obs_size, codec.action_size, learner_config, seed=seed, device=str(self.device))
+        generators = [self.learner.generator]
+        self._learn = captured(self.learner.update, device=self.device, mode=settings.compile, generators=generators)
         if codec.discrete:
             self.learner.epsilon.fill_(settings.epsilon)
         self.imagination = (
@@ -182,8 +186,9 @@ class Dyna(OwnAgent):
     def _step(self, callback: Any) -> bool:
         """One step of every environment, and what is learnt from it; whether to go on."""
         batch = self.steps.step(self._act(), self.codec)
-        if self.paying is not self.scorer:
-            self.paying.timesteps = self.num_timesteps
+        for pays in (self.paying, self.imagination and self.imagination.payer):
+            if isinstance(pays, Stale | Payer):  # weights follow schedules
+                pays.timesteps = self.num_timesteps
         self.replay.add(batch)
         self.num_timesteps += self.steps.n
         if self.num_timesteps >= self.config.learning_starts:
@@ -241,7 +246,7 @@ class Dyna(OwnAgent):
             assert imagination is not None
             obs, step = imagination.states(count * size)
             for rows in zip(obs.split(size), step.split(size)):
-                metrics = imagination.svg.update(*rows, imagination.bounds)
+                metrics = imagination.update(*rows)
         else:
             real = size
             dreams = None
@@ -251,7 +256,7 @@ class Dyna(OwnAgent):
                 dreams = imagination.dreams.sample(count * (size - real), self.config.gamma) if real < size else None
             drawn = self.replay.sample(count * real) if real else None
             for i in range(count):
-                metrics = self.learner.update(_joined(_slice(drawn, i, real), _slice(dreams, i, size - real)))
+                metrics = self._learn(_joined(_slice(drawn, i, real), _slice(dreams, i, size - real)))
         self._n_updates += count
         metrics.pop("td", None)  # one for each row, for priorities
         self._note(metrics)
@@ -272,6 +277,7 @@ class Dyna(OwnAgent):
             self.logger.record(tag, value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/restored", self._restored)
+        self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
         self._sums, self._counts = {}, {}
         super().dump_logs(iteration)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import envs.make
+from agents.captured import captured
 from agents.codec import Codec
 from agents.discriminator import Discriminator, DiscriminatorConfig
 from agents.dreams import Dreams
@@ -74,7 +75,7 @@ class Imagination:
         counts = (config.plan_candidates, config.plan_horizon)
         self.careful = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
         self.dreamt = False
-        self.bounds: tuple[Tensor, Tensor] | None = None
+        self.bounds: Any = None  # (lowest, highest) observations, (D,) each; None before the first fit
         per_fit = math.ceil(config.dreams_per_step * config.model_every)
         self.rollouts = per_fit
         self.dreams: Any = None
@@ -87,6 +88,7 @@ class Imagination:
             self.svg = Svg(
                 learner, self.model, self.payer, self.ends, gamma=config.gamma, horizon=config.training_horizon
             )
+            self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Fit the model and what is learnt beside it to a replay, and imagine anew; returns metrics."""
@@ -96,10 +98,24 @@ class Imagination:
         if self.discriminator is not None:
             metrics |= self.discriminator.fit(replay, self.model, self.config.model_steps)
         self.bounds = replay.bounds()
+        if self.config.update == "svg":
+            self._update = self._capture()
         if self.config.update != "none":
             with torch.no_grad():
                 metrics |= self._dream(replay, timesteps)
         return metrics
+
+    def update(self, obs: Tensor, step: Tensor) -> dict[str, Tensor]:
+        """One update of actor and critics through the model, from states (B, D) and their steps (B,)."""
+        return self._update((obs, step, *self.bounds))
+
+    def _capture(self) -> Any:
+        """The update as one launch on a GPU; anew after each fit, which puts weights into new memory."""
+        generators = [g for g in (self.learner.generator, getattr(self.model, "generator", None)) if g is not None]
+        mode = self.config.compile
+        return captured(
+            lambda x: self.svg.update(x[0], x[1], (x[2], x[3])), device=self.device, mode=mode, generators=generators
+        )
 
     def _dream(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Imagine from remembered states: transitions to learn from, or states to begin from."""

@@ -123,8 +123,8 @@ def test_batches_mix_what_happened_and_what_was_imagined_exactly_as_told():
     model = quick(agent(preset="single", real_ratio=0.25, horizon=2))
     model.learn(60, log_interval=None)
     seen = []
-    update = model.learner.update
-    model.learner.update = lambda rows: seen.append(rows) or update(rows)
+    update = model._learn
+    model._learn = lambda rows: seen.append(rows) or update(rows)
     model._update(3)
     known = model.replay.arrays()[2]
     for rows in seen:
