@@ -134,14 +134,14 @@ class Stacked(nn.Module):
             if self.renorms is not None:
                 x = self.renorms[number](x, batch_stats)
             weight, bias = next(stack), next(stack)
-            if x.dim() == 2:
-                x = x.expand(len(weight), *x.shape)
-            x = torch.baddbmm(bias, x, weight)
+            if number == depth and self.outputs == 1:  # a batched product with a vector is five times slower
+                return torch.linalg.vecdot(x, weight.mT).unsqueeze(-1) + bias
+            x = torch.baddbmm(bias, x if x.dim() == 3 else x.expand(len(weight), *x.shape), weight)
             if number == depth:
                 return x
             if self.scaled[number]:
                 gain, shift = next(stack), next(stack)
-                x = F.layer_norm(x, x.shape[-1:]) * gain + shift
+                x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), gain)
             x = self.activation(x)
             if generator is not None and self.dropout:
                 keep = torch.empty_like(x).bernoulli_(1 - self.dropout, generator=generator)
