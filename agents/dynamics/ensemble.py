@@ -159,7 +159,9 @@ class Ensemble:
         self._flat = Flat.over(list(self.net.parameters()))
         self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
         self._scaled_at = self._scalings = self.failures = 0
-        self._elect(torch.arange(self.members, device=self.device))
+        self.elites = torch.arange(config.elites or self.members, device=self.device)
+        few = len(self.elites) < self.members
+        self._elite = [p[: len(self.elites)].clone() for p in self._weights] if few else self._weights
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
         """See `Dynamics.step`; differentiable in obs and action."""
@@ -228,12 +230,14 @@ class Ensemble:
         self._flat.load_state_dict(state["adam"])
         self._scaled_at, self._scalings, self.failures = map(int, state["counters"])
         self.generator.set_state(state["generator"])
-        self._elect(state["elites"].to(self.device))
+        self._elect(state["elites"])
 
     def _elect(self, elites: Tensor) -> None:
-        self.elites = elites
-        everyone = len(elites) == self.members
-        self._elite = self._weights if everyone else [p.index_select(0, elites) for p in self._weights]
+        """Set the elites, in the same memory: what was captured on a GPU goes on with the new ones."""
+        self.elites.copy_(elites)
+        if self._elite is not self._weights:
+            for weight, everyone in zip(self._elite, self._weights):
+                torch.index_select(everyone, 0, self.elites, out=weight)
 
     def _drawn(self, rows: int) -> tuple[Tensor, Tensor, int]:
         """Which elite (place in `elites`) predicts each row, and as its how-manyth; and how many rows one has at most.
@@ -301,7 +305,7 @@ class Ensemble:
             self.failures += 1
             self._flat.mean.zero_(), self._flat.square.zero_(), self._flat.steps.zero_()
         self._flat.value.copy_(best)
-        self._elect(lowest.argsort()[: self.config.elites])
+        self._elect(lowest.argsort()[: len(self.elites)])
         return begin, float(total) / steps
 
     def _update(self, batch: Tensor) -> Tensor:

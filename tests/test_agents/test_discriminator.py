@@ -197,6 +197,22 @@ def test_a_restored_judge_goes_on_bit_for_bit():
     assert torch.equal(first.reward(*probe), second.reward(*probe))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_it_chooses_as_well():
+    model = Discriminator(LINE, DiscriminatorConfig(learning_rate=3e-3, steps=400), device="cuda")
+    rows = Rows(2000)
+    rows.columns = tuple(x.cuda() for x in rows.columns[:3])
+
+    class OnGpu(HalfBroken):
+        def step(self, obs, action, *, sample=True, opinions=False):
+            return Predicted(super().step(obs.cpu(), action.cpu()).next_obs.cuda(), obs[:, 0])
+
+    model.fit(rows, OnGpu())
+    obs, action, true = (x.cuda() for x in unlike())
+    index, _ = model.choose(obs, action, torch.stack([wrong(obs, action), true]))
+    assert (index == 1).float().mean() > 0.95
+
+
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"snapshots=0 is out of range; give 1 or more"):
         DiscriminatorConfig(snapshots=0)

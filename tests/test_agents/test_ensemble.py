@@ -128,6 +128,9 @@ def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_are_a
         assert set(gap.argmin(0).tolist()) == set(model.elites.tolist()) and gap.amin(0).max() < 1e-5
     mean = model.step(obs, action, sample=False).next_obs
     torch.testing.assert_close(mean, by_member[model.elites].mean(0))
+    memory = [weight.data_ptr() for weight in (model.elites, *model._elite)]
+    model.fit(rows, 60)  # other elites, in the same memory: a captured update reads them
+    assert memory == [weight.data_ptr() for weight in (model.elites, *model._elite)]
 
 
 def test_scalers_stay_until_the_data_has_doubled():
@@ -194,8 +197,7 @@ def test_gradients_of_an_outcome_equal_finite_differences(settings):
     model = ensemble(members=3, hidden=[8], terminations=True)
     model.fit(linear_world(200), 20)
     model.net.double()
-    model._weights = [p.detach() for p in model.net.parameters()]
-    model._elect(model.elites)
+    model._weights = model._elite = [p.detach() for p in model.net.parameters()]
 
     def outcome(obs, action):
         model.generator.manual_seed(0)
@@ -205,7 +207,14 @@ def test_gradients_of_an_outcome_equal_finite_differences(settings):
 
     inputs = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
     assert torch.autograd.gradcheck(outcome, tuple(x.requires_grad_() for x in inputs))
-    assert all(p.grad.abs().sum() == 0 or not p.requires_grad for p in model._weights if p.grad is not None)
+
+
+def test_gradients_through_an_outcome_leave_the_models_own_alone():
+    model = ensemble(members=3)
+    model.fit(linear_world(200), 20)
+    before, obs = model._flat.grad.clone(), torch.randn(4, 2, requires_grad=True)
+    model.step(obs, torch.zeros(4, 1), opinions=True).next_obs.sum().backward()
+    assert obs.grad.abs().min() > 0 and torch.equal(model._flat.grad, before)
 
 
 def test_a_number_that_never_changed_is_predicted_exactly_even_in_a_sample():
@@ -245,6 +254,17 @@ def test_a_restored_ensemble_goes_on_bit_for_bit():
     for a, b in zip(*outcomes):
         assert torch.equal(a.next_obs, b.next_obs) and torch.equal(a.reward, b.reward)
     assert torch.equal(first._flat.value, second._flat.value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_it_learns_the_same_world():
+    model = Ensemble(codec(2), EnsembleConfig(members=3, elites=2, hidden=[32, 32]), device="cuda")
+    world = linear_world()
+    world.columns = tuple(x.cuda() for x in world.columns)
+    assert model.fit(world)["model_error"] < 0.03
+    obs, action, next_obs, *_ = (x.cuda() for x in linear_world(500, seed=1).arrays())
+    for predicted in (model.step(obs, action), model.step(obs, action, opinions=True)):
+        assert (r2(predicted.next_obs - obs, next_obs - obs) > 0.99).all()
 
 
 def test_the_same_seed_gives_the_same_model_and_nobody_elses_numbers_are_drawn():
