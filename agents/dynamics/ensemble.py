@@ -155,7 +155,7 @@ class Ensemble:
     def __init__(self, codec: Codec, config: EnsembleConfig, *, seed: int = 0, device: str = "cpu") -> None:
         self.config, self.members, self.device = config, config.members, torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.net = _Members(codec.obs_size, codec.action_size, config, seed).to(self.device)
+        self.net: Any = self._networks(codec, seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
         self._scaled_at = self._scalings = self.failures = 0
@@ -206,10 +206,8 @@ class Ensemble:
         judged = table[places]
         budget = config.first_steps if fresh else config.max_steps
         taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
-        inputs, targets, _ = self.net.columns(judged)
-        mean, _, _ = self.net.read(self.net(inputs, self._elite))
         return {
-            "model_error": float((mean - targets).square().mean().sqrt()),
+            "model_error": self._error(judged),
             "model_loss": loss,
             "model_steps": float(taken),
             "model_failures": float(self.failures),
@@ -231,6 +229,14 @@ class Ensemble:
         self._scaled_at, self._scalings, self.failures = map(int, state["counters"])
         self.generator.set_state(state["generator"])
         self._elect(state["elites"])
+
+    def _networks(self, codec: Codec, seed: int) -> nn.Module:
+        return _Members(codec.obs_size, codec.action_size, self.config, seed)
+
+    def _error(self, judged: Tensor) -> float:
+        inputs, targets, _ = self.net.columns(judged)
+        mean, _, _ = self.net.read(self.net(inputs, self._elite))
+        return float((mean - targets).square().mean().sqrt())
 
     def _elect(self, elites: Tensor) -> None:
         """Set the elites, in the same memory: what was captured on a GPU goes on with the new ones."""
@@ -287,12 +293,12 @@ class Ensemble:
         if members > 1:
             own = rows[self._random(len(rows), members, len(rows))]
         best, lowest = self._flat.value.clone(), self._judge(judged)
-        begin = stale = 0
+        begin, stale, steps, loss, total = 0, 0, 1, lowest, torch.zeros((), device=self.device)
         while begin < budget and (fresh or begin < self.config.min_steps or stale < 2):
             steps = min(EVERY, budget - begin)
             draws = own.gather(1, self._random(len(rows), members, steps * size)).view(members, steps, size)
             draws = draws.transpose(0, 1).reshape(steps, -1)
-            total = torch.zeros((), device=self.device)
+            total.zero_()
             for index in draws:
                 total += self._update(table.index_select(0, index).view(members, size, -1))
             begin += steps

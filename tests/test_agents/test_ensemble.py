@@ -152,6 +152,7 @@ def test_later_fits_are_short_and_end_early_where_nothing_gets_better():
     world = linear_world(400)
     assert model.fit(world)["model_steps"] == 150
     assert 100 <= model.fit(world)["model_steps"] <= 300
+    assert model.fit(world, 7)["model_steps"] == 7 and model.fit(world, 0)["model_steps"] == 0
     model.config.learning_rate = 1e-9
     assert model.fit(world)["model_steps"] == 100
 
