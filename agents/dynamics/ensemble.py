@@ -158,7 +158,7 @@ class Ensemble:
         self.net: Any = self._networks(codec, seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
-        self._scaled_at = self._scalings = self.failures = 0
+        self._scaled_at = self._scalings = self.failures = 0  # scaled_at: rows there were when the scalers were set
         self.elites = torch.arange(config.elites or self.members, device=self.device)
         few = len(self.elites) < self.members
         self._elite = [p[: len(self.elites)].clone() for p in self._weights] if few else self._weights
@@ -201,10 +201,9 @@ class Ensemble:
         if table is None:
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
-        config = self.config
         rows, places = split(len(table), self._scalings, self.device)
         judged = table[places]
-        budget = config.first_steps if fresh else config.max_steps
+        budget = self.config.first_steps if fresh else self.config.max_steps
         taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
         return {
             "model_error": self._error(judged),

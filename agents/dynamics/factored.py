@@ -30,8 +30,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, o
 
 from agents.codec import Codec
 from agents.dynamics import Predicted
-from agents.dynamics.ensemble import Ensemble, EnsembleConfig, split
-from agents.nets import Flat
+from agents.dynamics.ensemble import Ensemble, EnsembleConfig
 from agents.stacked import Stacked
 
 STAYS = 2.0  # logit with which an entry stays as it is, at first
@@ -56,7 +55,9 @@ class FactoredConfig(EnsembleConfig):
 class Factored(Ensemble):
     """A `Dynamics` of independent entries; gradients do not flow through it.
 
-    `means` and `stds` of opinions are each entry's probability and its deviation, sqrt(p (1 - p)).
+    `model_error` is the share of entries whose likeliest value is wrong, on held-out rows; `means` and `stds` of
+    opinions are each entry's probability p and its deviation, sqrt(p (1 - p)). An entry that is neither 0 nor 1 raises
+    a ValueError when it is to be fitted.
 
     Args:
         codec: the spaces.
@@ -73,14 +74,7 @@ class Factored(Ensemble):
     def __init__(
         self, codec: Codec, config: FactoredConfig | None = None, *, seed: int = 0, device: str = "cpu"
     ) -> None:
-        self.config = config or FactoredConfig()
-        self.members, self.device = self.config.members, torch.device(device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.net: Any = _Entries(codec, self.config, seed).to(self.device)
-        self._flat = Flat.over(list(self.net.parameters()))
-        self._weights = [p.detach() for p in self.net.parameters()]
-        self._scaled_at = self._scalings = self.failures = 0
-        self._elect(torch.arange(self.members, device=self.device))
+        super().__init__(codec, config or FactoredConfig(), seed=seed, device=device)
 
     @torch.no_grad()
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
@@ -97,32 +91,12 @@ class Factored(Ensemble):
         reward, ends = net.outcome(torch.cat([x, next_obs], -1), self._elite)
         return Predicted(next_obs, reward.mean(0), None if ends is None else ends.sigmoid().mean(0), means, stds)
 
-    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
-        """See `Dynamics.fit`.
+    def _networks(self, codec: Codec, seed: int) -> nn.Module:
+        return _Entries(codec, self.config, seed)
 
-        Returns:
-            model_error (share of entries whose likeliest value is wrong, on held-out rows), model_loss (of the last
-            steps), model_steps, model_failures.
-
-        Raises:
-            ValueError: for fewer than two transitions, and for entries that are neither 0 nor 1.
-        """
-        table, fresh = self._table(replay)
-        if table is None:
-            self.failures += 1
-            return {"model_steps": 0.0, "model_failures": float(self.failures)}
-        rows, places = split(len(table), device=self.device)
-        budget = self.config.first_steps if fresh else self.config.max_steps
-        judged = table[places]
-        taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
+    def _error(self, judged: Tensor) -> float:
         obs, action, next_obs, _, _ = self.net.columns(judged)
-        wrong = self.step(obs, action, sample=False).next_obs != next_obs
-        return {
-            "model_error": float(wrong.float().mean()),
-            "model_loss": loss,
-            "model_steps": float(taken),
-            "model_failures": float(self.failures),
-        }
+        return float((self.step(obs, action, sample=False).next_obs != next_obs).float().mean())
 
     def _table(self, replay: Any) -> tuple[Tensor | None, bool]:
         """Rows of obs, action, next_obs, reward, terminated, None if not finite; whether the data has doubled."""
@@ -139,7 +113,7 @@ class Factored(Ensemble):
             )
         fresh = replay.added >= 2 * self._scaled_at
         if fresh:
-            self._scaled_at = replay.added
+            self._scaled_at, self._scalings = replay.added, self._scalings + 1
         self.net.unit.copy_(torch.maximum(self.net.unit, task.abs().amax()))
         return table, fresh
 
@@ -149,7 +123,7 @@ class _Entries(nn.Module):
 
     unit: Tensor
 
-    def __init__(self, codec: Codec, config: FactoredConfig, seed: int) -> None:
+    def __init__(self, codec: Codec, config: EnsembleConfig, seed: int) -> None:
         super().__init__()
         self.entries = Entries(codec)
         self.width, self.actions, self.terminations = codec.obs_size, codec.action_size, config.terminations
@@ -192,14 +166,17 @@ class _Entries(nn.Module):
         return 0.0
 
 
-class Entries:
+class Entries(nn.Module):
     """Which columns of an observation are bits, and which form a one-hot.
 
     Raises:
         ValueError: for an observation with anything else.
     """
 
+    bits: Tensor
+
     def __init__(self, codec: Codec) -> None:
+        super().__init__()
         if codec.images:
             raise ValueError(
                 f"model=factored cannot predict images, and {codec.observation_space} has some; use agent=world_model"
@@ -219,8 +196,15 @@ class Entries:
                     f"model=factored predicts entries of 0 and 1, and {space} holds others; use model=ensemble"
                 )
             begin += length
-        self.bits = torch.tensor(bits, dtype=torch.int64)
-        self.hots = [torch.tensor(columns) for columns in hots.values()]  # each (one-hots, values)
+        self.register_buffer("bits", torch.tensor(bits, dtype=torch.int64), persistent=False)
+        self._sizes = list(hots)
+        for size, columns in hots.items():
+            self.register_buffer(f"hots_{size}", torch.tensor(columns), persistent=False)
+
+    @property
+    def hots(self) -> list[Tensor]:
+        """Columns of the one-hots, (how many, values) for each number of values."""
+        return [getattr(self, f"hots_{size}") for size in self._sizes]
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(..., D) of each column being 1."""
@@ -248,7 +232,8 @@ class Entries:
     def surprise(self, logits: Tensor, obs: Tensor) -> Tensor:
         """Negative log-likelihood of an observation (..., D), summed over its entries: (...)."""
         obs = obs.expand_as(logits)
-        loss = binary_cross_entropy_with_logits(logits[..., self.bits], obs[..., self.bits], reduction="none").sum(-1)
+        binary = (logits[..., self.bits], obs[..., self.bits]) if self._sizes else (logits, obs)
+        loss = binary_cross_entropy_with_logits(*binary, reduction="none").sum(-1)
         for columns in self.hots:
             loss = loss - (log_softmax(logits[..., columns], -1) * obs[..., columns]).sum((-1, -2))
         return loss
