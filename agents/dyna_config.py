@@ -232,9 +232,6 @@ class DynaConfig:
             "update=svg needs a model that gradients flow through, and model=true has none; use update=buffer": (
                 self.update == "svg" and self.model == "true"
             ),
-            "relabel=False stores what was paid, and update=svg pays as it imagines; use update=buffer": (
-                self.update == "svg" and not self.relabel
-            ),
             f"{asks} compares the members of model=ensemble or sindy, not of model={self.model}": (
                 bool(asks) and self.model not in ("ensemble", "sindy")
             ),

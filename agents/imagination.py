@@ -64,9 +64,10 @@ class Imagination:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.ends = ending(spec, codec, self.device)
         self.model: Any = _model(config, codec, spec, self.ends is None, seed, device)
-        distilled = config.update == "svg" or config.reward_in_dreams == "head"
+        # Without relabelling imagination pays as other libraries do: by a network fitted to the rewards in the replay.
+        distilled = config.update == "svg" or config.reward_in_dreams == "head" or not config.relabel
         self.payer = Payer(scorer, codec, differentiable=distilled, device=device, seed=seed)
-        self.notes = [self.payer.reason] if self.payer.how == "head" else []
+        self.notes = [self.payer.reason] if self.payer.how == "head" and config.relabel else []
         self.horizon = Horizon(config.horizon)
         self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
         self.discriminator = _discriminator(config, codec, seed, device) if config.filter == "morec" else None
@@ -82,8 +83,7 @@ class Imagination:
         self._states: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.retain)
         if config.update == "buffer":
             capacity = config.retain * per_fit * self.horizon.longest
-            pay = self.payer if config.relabel else _paid_then
-            self.dreams = Dreams(capacity, codec, pay, retain=config.retain, device=device, seed=seed)
+            self.dreams = Dreams(capacity, codec, self.payer, retain=config.retain, device=device, seed=seed)
         elif config.update == "svg":
             self.svg = Svg(
                 learner, self.model, self.payer, self.ends, gamma=config.gamma, horizon=config.training_horizon
@@ -144,10 +144,10 @@ class Imagination:
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
         config = self.config
         doubt, weight = PENALTIES.get(config.uncertainty), config.penalty_weight
-        imagined = imagine(
+        return imagine(
             self.model,
             self._act,
-            _nothing if config.relabel else self.payer,
+            _nothing,
             self.ends,
             obs,
             horizon,
@@ -158,9 +158,6 @@ class Imagination:
             cut=self.adaptive,
             bounds=self.bounds,
         )
-        if not config.relabel:  # what it is worth now takes the place of the task's reward, which nobody asks for
-            imagined.task = imagined.reward + imagined.penalty
-        return imagined
 
     def _act(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         """The policy's action; a careful one at the first step if a planner says so."""
@@ -310,8 +307,3 @@ def _planner(config: Any, codec: Codec, seed: int, device: str) -> CEM | MPPI | 
 def _nothing(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
     """Dreams are paid when they are sampled, not when they are imagined."""
     return torch.zeros_like(task)
-
-
-def _paid_then(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
-    """With relabel=False: what `_imagine` put in the place of the task's reward."""
-    return task

@@ -274,7 +274,6 @@ def test_a_sound_fit_forgives_what_was_restored_before():
         ({"members": 3, "elites": 4}, r"agent\.elites=4 is out of range; give 1 to agent\.members=3"),
         ({"update": "svg", "model": "factored"}, r"update=svg needs a model that gradients flow through"),
         ({"update": "svg", "model": "true"}, r"update=svg needs a model that gradients flow through"),
-        ({"update": "svg", "relabel": False}, r"relabel=False stores what was paid"),
         ({"planner": "upmpc", "members": 1}, r"planner=upmpc compares members, and members=1"),
         ({"planner": "upmpc", "model": "true"}, r"planner=upmpc compares the members of model=ensemble or sindy"),
         ({"uncertainty": "loo_kl", "model_kind": "det"}, r"reads how unsure each member is"),
