@@ -12,6 +12,7 @@ prioritised rows are those of Fujimoto, Meger & Precup 2020 (LAP), arXiv 2007.06
 Differences from the source:
   - the latent is SimNorm's, and sizes are for a CPU;
   - discrete actions are enumerated: the greedy one of the mean value acts and makes the target, there is no policy;
+  - rewards are divided by their root mean square, which is gentler to rare ones than the mean of their sizes;
   - returns are cut at the last observation of a truncated episode, so that nothing is needed beside the sequence;
   - the end is a probability (cross-entropy), its weight in place from the start.
 
@@ -90,7 +91,7 @@ class LatentTD3(nn.Module):
         self.config, self.discrete, self.action_size, self.generator = config, discrete, action_size, generator
         self.hidden = config.hidden
         sizes = (config.critics, self.hidden, [self.hidden, self.hidden], 1)
-        self.q = Stacked(*sizes, activation="elu", norm="layer", seed=seed)
+        self.q = Stacked(*sizes, activation="elu", norm="layer", last=0.1, seed=seed)  # near 0, and no ties
         self.slow_q = copy.deepcopy(self.q)
         # nothing to learn where actions are enumerated, but a module has parameters
         self.policy = nn.Sequential(
@@ -138,10 +139,9 @@ class LatentTD3(nn.Module):
         flats["slow"].value.copy_(flats["critic"].value)
         flats["slow_actor"].value.copy_(flats["actor"].value)
         world.catch_up()
-        size = reward.abs()
         self.slow_scale.copy_(self.scale)
-        if bool(size.any()):  # nothing paid yet: keep the unit
-            self.scale.copy_(torch.maximum(size.mean(), 0.01 * size.max()))
+        size = reward.square().mean().sqrt()
+        self.scale.copy_(torch.where(size > 0, size, self.scale))  # nothing paid yet: keep the unit
 
     def update(self, world: Any, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""

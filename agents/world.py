@@ -124,10 +124,16 @@ class World(nn.Module):
             joint: of a behaviour whose loss shapes the latent: called with the sequences, the latents foreseen
                 (K + 1, B, Z), those encoded (detached) and which steps count (K, B); returns a loss.
         """
-        embed = self.encoder(seq.vector, seq.pixels)
-        states, stats = self.cell.observe(embed, seq.action, seq.first)
-        losses = self._foreseen(seq, states, joint) if self.config.unroll else self._remembered(seq, states, stats)
-        losses |= self._represented(seq, states, embed)
+        # Without a memory only the first moment is looked at with gradients; the others are targets.
+        shaped = _cut(seq, 0, 1) if self.config.unroll else seq
+        embed = self.encoder(shaped.vector, shaped.pixels)
+        states, stats = self.cell.observe(embed, shaped.action, shaped.first)
+        losses = self._represented(shaped, states, embed)
+        if self.config.unroll:
+            foreseen, states = self._foreseen(seq, states["z"], joint)
+            losses |= foreseen
+        else:
+            losses |= self._remembered(seq, states, stats)
         self.metrics = {name: x.detach() for name, x in losses.items()}
         return torch.stack(list(losses.values())).sum(), self._replayed(seq, states)
 
@@ -151,14 +157,13 @@ class World(nn.Module):
         losses["kl"] = _mean(divergence(dyn, rep, config.kl_dyn, config.kl_rep, config.free_nats), weight)
         return losses
 
-    def _foreseen(self, seq: Sequences, states: State, joint: Any) -> dict[str, Tensor]:
-        """From each first moment the latents, rewards and ends that the actions led to, without looking again."""
-        steps, z = self.config.unroll, states["z"]
-        encoded = z.detach()
-        if self.slow is not None:
-            with torch.no_grad():
-                flat = {key: image.flatten(0, 1) for key, image in seq.pixels.items()}
-                encoded = self.encode(seq.vector.flatten(0, 1), flat, slow=True)["z"].view_as(z)
+    def _foreseen(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
+        """From each first moment, z (1, B, Z), the latents, rewards and ends that the actions led to."""
+        steps, later = self.config.unroll, _cut(seq, 1, None)
+        with torch.no_grad():
+            flat = {key: image.flatten(0, 1) for key, image in later.pixels.items()}
+            ahead_seen = self.encode(later.vector.flatten(0, 1), flat, slow=True)["z"]
+            encoded = torch.cat([z, ahead_seen.view(-1, *z.shape[1:])])
         foreseen = [z[0]]
         for t in range(steps):
             foreseen.append(self.cell.step({"z": foreseen[-1]}, seq.action[t])["z"])
@@ -173,7 +178,7 @@ class World(nn.Module):
         losses["consistency"] = self.config.consistency * _mean(gap, weight * linked)
         if joint is not None and self.config.value_weight:
             losses["value"] = self.config.value_weight * joint(seq, ahead, encoded, weight, linked)
-        return losses
+        return losses, {"z": encoded}
 
     def _heads(self, features: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, weight: Tensor) -> Any:
         both = torch.cat([features, action], -1)
@@ -204,6 +209,12 @@ class World(nn.Module):
             known = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
             losses["empowerment"] = -config.empowerment * _mean(known, linked)
         return losses
+
+
+def _cut(seq: Sequences, begin: int, end: int | None) -> Sequences:
+    """Some steps of sequences."""
+    pixels = {key: image[begin:end] for key, image in seq.pixels.items()}
+    return seq._replace(pixels=pixels, **{k: getattr(seq, k)[begin:end] for k in seq._fields if k != "pixels"})
 
 
 def _mean(value: Tensor, weight: Tensor) -> Tensor:

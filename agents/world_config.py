@@ -158,7 +158,7 @@ class WorldModelConfig:
     critic_learning_rate: float | None = None
     entropy_weight: float | None = None
     critics: int | None = None  # value networks, where there is no imagination
-    exploration: float | None = None  # standard deviation of the action noise (td3); chance of a random Discrete one
+    exploration: float | None = None  # deviation of the action noise (td3); half of it, chance of a random Discrete one
     max_grad_norm: float | None = None
     kl_dyn: float = 1.0
     kl_rep: float = 0.1
@@ -244,6 +244,11 @@ class WorldModelConfig:
                 bool(self.empowerment_reward) and not self.empowerment,
                 f"agent.empowerment_reward={self.empowerment_reward} needs what agent.empowerment trains; "
                 "give agent.empowerment=0.1",
+            ),
+            (
+                bool(self.empowerment) and plain,
+                f"agent.empowerment={self.empowerment} compares what was seen before and after an action, and "
+                'agent.cell="simnorm" is trained on first moments alone; give 0, or agent.cell="rssm"',
             ),
             (
                 bool(self.empowerment_reward) and self.behaviour != "imag_ac",

@@ -8,7 +8,7 @@ learner.sound()              whether all is still a number; else the last good w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,16 @@ from agents.latent_td3 import LatentTD3
 from agents.nets import Flat
 from agents.replay import Replay, Sequences
 from agents.world import World
+
+
+class Seen(NamedTuple):
+    """What was seen and done, time first; without rewards."""
+
+    vector: Tensor  # (T, N, D)
+    pixels: dict[str, Tensor]  # key -> uint8 (T, N, C, H, W)
+    action: Tensor  # (T, N, A)
+    first: Tensor  # bool (T, N)
+    valid: Tensor  # bool (T, N)
 
 
 class WorldLearner(nn.Module):
@@ -79,7 +89,7 @@ class WorldLearner(nn.Module):
     @torch.no_grad()
     def think(
         self, vector: Tensor, pixels: dict[str, Tensor], first: Tensor, state: State, deterministic: bool = False
-    ) -> tuple[Tensor, Tensor, State]:
+    ) -> tuple[Tensor, State]:
         """Take in observations, choose, and expect what comes of it.
 
         Args:
@@ -90,7 +100,7 @@ class WorldLearner(nn.Module):
             deterministic: the likeliest of everything.
 
         Returns:
-            Actions (N, A) in [-1, 1] or one-hot, the features (N, F) they were chosen by, and the next state.
+            Actions (N, A) in [-1, 1] or one-hot, and the next state.
         """
         cell = self.world.cell
         embed = self.world.encoder(vector, pixels)[None]
@@ -104,7 +114,7 @@ class WorldLearner(nn.Module):
         action, memory = self.behaviour.act(self.world, now, memory, deterministic)
         action = action.clamp(-1, 1)
         expected = cell.step(now, action, sample=False) if "h" in now else now
-        return action, cell.features(now), {**expected, **memory}
+        return action, {**expected, **memory}
 
     # ------------------------------------------------------------------ learning
 
@@ -154,19 +164,20 @@ class WorldLearner(nn.Module):
             flat.step(config.model_learning_rate, config.max_grad_norm)
 
     @torch.no_grad()
-    def head_gap(self, features: Tensor, action: Tensor, reward: Tensor) -> float:
+    def head_gap(self, seen: Seen, reward: Tensor) -> float:
         """How far the reward head is off: root mean square, in standard deviations of the rewards.
 
-        0 where all rewards are the same.
-
         Args:
-            features: (B, F).
-            action: (B, A), taken there.
-            reward: (B,), what is paid for it now.
+            seen: stretches of time (T, N).
+            reward: what is paid now for their newest valid steps in time order, (B,).
+
+        Returns:
+            The gap; 0 where all rewards are the same.
         """
+        states, _ = self.world.cell.observe(self.world.encoder(seen.vector, seen.pixels), seen.action, seen.first)
+        said = self.world.reward(self.world.cell.features(states), seen.action)[seen.valid][-len(reward) :]
         spread = float(reward.std(correction=0))
-        gap = float((self.world.reward(features, action) - reward).square().mean().sqrt())
-        return gap / spread if spread > 0 else 0.0
+        return float((said - reward).square().mean().sqrt()) / spread if spread > 0 else 0.0
 
     # ------------------------------------------------------------------ the account
 

@@ -34,10 +34,10 @@ from agents.steps import Steps
 from agents.task import TaskScorer, checked
 from agents.verbs import OwnAgent, is_single
 from agents.world_config import WorldModelConfig
-from agents.world_learner import WorldLearner
-from envs.types import Obs, map_obs
+from agents.world_learner import Seen, WorldLearner
+from envs.types import Obs, Transitions, map_obs
 
-JUMP, LARGE = 3.0, 0.5  # a head's error that is this many times the usual, and this large, belongs to another reward
+JUMP, LARGE = 2.0, 0.5  # a head's error that is this many times the usual, and this large, belongs to another reward
 FOLLOW = 0.2  # how fast the usual error follows
 PATIENCE = 3  # restored snapshots in a row before it is given up
 
@@ -96,7 +96,7 @@ class WorldModel(OwnAgent):
         self.state = self.learner.initial(envs.num_envs)
         self._owed, self._usual, self._restored, self.refits = 0.0, math.nan, 0, 0
         self._learned_from = self.replay.metrics
-        self._recent: list[tuple[Tensor, Tensor, np.ndarray]] = []  # features, actions and valid of this rollout
+        self._recent: list[tuple[Transitions, Tensor]] = []  # this rollout, with the actions as the world has them
 
     @classmethod
     def build(
@@ -151,9 +151,9 @@ class WorldModel(OwnAgent):
         """Some steps with the updates they are owed; False where the callback wants no more."""
         config, n = self.config, self.steps.n
         for _ in range(config.rollout):
-            action, features = self._act()
+            action = self._act()
             batch = self.steps.step(action, self.codec)
-            self._recent.append((features, action, batch.valid))
+            self._recent.append((batch, action))
             if self._stale is not None:
                 self._stale.timesteps = self.num_timesteps
             self.replay.add(batch)
@@ -173,17 +173,17 @@ class WorldModel(OwnAgent):
                 self._n_updates += 1
         return True
 
-    def _act(self) -> tuple[Tensor, Tensor]:
-        """Actions (N, A), at random before learning starts, and the features they were chosen by."""
-        action, features, self.state = self._think(self.steps.obs, self.steps.began, self.state)
+    def _act(self) -> Tensor:
+        """Actions (N, A), at random before learning starts."""
+        action, self.state = self._think(self.steps.obs, self.steps.began, self.state)
         if len(self.replay) >= self.config.learning_starts:
-            return action, features
+            return action
         uniform = torch.rand(action.shape, generator=self.learner.generator, device=self.device)
         if self.codec.discrete:
             uniform = torch.zeros_like(uniform).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
         else:
             uniform = 2 * uniform - 1
-        return uniform, features
+        return uniform
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False) -> Any:
         to = functools.partial(torch.as_tensor, device=self.device)
@@ -196,11 +196,18 @@ class WorldModel(OwnAgent):
         """How far the reward head is off on this rollout's steps, in the rewards' standard deviations."""
         if not self._recent:
             return 0.0
-        features, action, valid = (list(column) for column in zip(*self._recent))
-        known = torch.as_tensor(np.concatenate(valid), device=self.device)
-        count = min(int(known.sum()), len(self.replay))
-        of = (torch.cat(features)[known][-count:], torch.cat(action)[known][-count:])
-        return self.learner.head_gap(*of, self.replay.newest(count).reward) if count else 0.0
+        to, batches = functools.partial(torch.as_tensor, device=self.device), [batch for batch, _ in self._recent]
+        images = [self.codec.pixels(batch.obs) for batch in batches]
+        valid = np.stack([batch.valid for batch in batches])
+        seen = Seen(
+            to(np.stack([self.codec.vector(batch.obs) for batch in batches])),
+            {key: to(np.stack([image[key] for image in images])) for key in images[0]},
+            torch.stack([action for _, action in self._recent]),
+            to(np.stack([(batch.step == 0) & batch.valid for batch in batches])),
+            to(valid),
+        )
+        count = min(int(valid.sum()), len(self.replay))
+        return self.learner.head_gap(seen, self.replay.newest(count).reward) if count else 0.0
 
     def _watch_head(self) -> float:
         """Measure it; a jump means that the reward is another, and the head is refitted before the policy dreams on."""
@@ -256,7 +263,7 @@ class WorldModel(OwnAgent):
         if state is not None:
             pieces = torch.as_tensor(state, device=self.device).split([x[0].numel() for x in state_parts.values()], -1)
             state_parts = {name: x.reshape(state_parts[name].shape) for name, x in zip(state_parts, pieces)}
-        action, _, after = self._think(rows, starts, state_parts, deterministic)
+        action, after = self._think(rows, starts, state_parts, deterministic)
         memory = torch.cat([after[name].reshape(n, -1) for name in state_parts], -1).cpu().numpy()
         taken = self.codec.decode(action.cpu().numpy())
         return (taken[0] if single else taken), memory

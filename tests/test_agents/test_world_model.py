@@ -1,4 +1,4 @@
-"""The latent agent: every preset runs and learns, rewards that change are followed, a run can be stopped and continued."""
+"""The latent agent: every preset learns, rewards that change are followed, a run can be stopped and continued."""
 
 import copy
 
@@ -152,9 +152,10 @@ class Turning(TaskScorer):
 def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_anew(preset, relabel):
     scorer = Turning(0.99)
     sizes = {"model_learning_rate": 3e-3, "train_ratio": 12.0, "batch_size": 32 if preset == "mrq" else 8}
-    model = agent("Pendulum-v1", preset, scorer=scorer, relabel=relabel, refit=100, hidden=32, **sizes)
-    model.learn(400)
-    model.learner.refit(model.replay)
+    model = agent("Pendulum-v1", preset, scorer=scorer, relabel=relabel, refit=60, hidden=32, **sizes)
+    model.learn(250)
+    for _ in range(3):
+        model.learner.refit(model.replay)
     rows = model.replay.sequences(32, model.learner.length)
     old = model.learner.world.replayed(rows)
 
@@ -163,19 +164,21 @@ def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_
             return model.learner.world.reward(old.features, old.action)
 
     assert torch.corrcoef(torch.stack([paid().flatten(), rows.task.flatten()]))[0, 1] > 0.5
-    scorer.sign, refits = -1.0, model.refits
-    model._recent = [(old.features.flatten(0, 1)[:40], old.action.flatten(0, 1)[:40], np.ones(40, bool))]
-    model._usual = 0.3
-    model.learner.world.metrics = {}
-    newest = model.replay.newest(40)
-    kept = model.learner.world.replayed(model.replay.sequences(32, model.learner.length))
-    assert (newest.reward.mean() > 0) == relabel and (kept.reward.mean() > 0) == relabel
+    for _ in range(20):  # as in the middle of a rollout
+        action = model._act()
+        batch = model.steps.step(action, model.codec)
+        model.replay.add(batch)
+        model._recent.append((batch, action))
+    model.replay.flush()
+    model._usual, refits = model.head_gap(), model.refits
+    scorer.sign = -1.0
+    assert (model.replay.newest(40).reward.mean() > 0) == relabel
     model._watch_head()
     now = torch.corrcoef(torch.stack([paid().flatten(), rows.task.flatten()]))[0, 1]
     if relabel:
         assert model.refits == refits + 1 and now < -0.3
     else:
-        assert model.refits == refits or now > 0
+        assert model.refits == refits and now > 0.5
 
 
 def test_rewards_that_see_or_remember_are_said_to_be_paid_by_the_head():
