@@ -29,6 +29,7 @@ from runners.evaluate import interval, play, policy
 
 SEEDS = 5
 EPISODES = 20
+POINTS = 5  # at which the policy is looked at after the change, the change included, the end apart
 DYNA = {"preset": "single", "updates_per_step": 2.0, "batch_size": 128, "learning_starts": 500}
 MRQ = {"preset": "mrq", "learning_starts": 500}
 AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,6 +88,13 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
             found[key] = results.iqm(values)
             found[f"{key}_low"], found[f"{key}_high"] = interval(values)
             found[f"{key}_seeds"] = len(values)
+            on_the_way = [
+                [float(row[f"after_{100 * i // POINTS}"]) for i in range(1, POINTS)]
+                for row in chosen
+                if row["steps"] != "0"
+            ]
+            if on_the_way:  # how soon: the mean over the second half, without its ends
+                found[f"{key}_way"] = results.iqm([float(np.mean(x)) for x in on_the_way])
     return found
 
 
@@ -95,24 +103,20 @@ def train(task: str, agent: str, arm: str, seed: int, steps: int | None = None, 
     env_id, length = TASKS[task]
     length = steps or length
     clock = time.process_time()
-    before, act = 0.0, None
-    last: dict[str, float] = {}
+    curve: list[float] = []
+    act = None
     if arm != "random":
-        before, act, last = _learn(task, agent, arm, seed, length, changes)
+        curve, act = _learn(task, agent, arm, seed, length, changes)
     seconds = time.process_time() - clock
     final = play(env_id, act, EPISODES, seed=seed)
-    return {
-        "return": round(float(np.mean(final.returns)), 2),
-        "before": round(before, 2),
-        "steps": 0 if arm == "random" else length,
-        "head_gap": round(last["train/head_gap"], 3) if "train/head_gap" in last else "",
-        "cpu_seconds": round(seconds, 1),
-    }
+    row: dict[str, Any] = {"return": round(float(np.mean(final.returns)), 2), "steps": len(curve) and length}
+    for point in range(POINTS):  # the first where the reward changed its mind
+        row[f"after_{100 * point // POINTS}"] = round(curve[point], 2) if curve else ""
+    return {**row, "cpu_seconds": round(seconds, 1)}
 
 
-def _learn(
-    task: str, agent: str, arm: str, seed: int, steps: int, changes: dict[str, Any]
-) -> tuple[float, Any, dict[str, float]]:
+def _learn(task: str, agent: str, arm: str, seed: int, steps: int, changes: dict[str, Any]) -> tuple[list[float], Any]:
+    """The returns of five episodes at the change and on the way, and the policy at the end."""
     import torch
 
     import agents
@@ -130,13 +134,14 @@ def _learn(
     model = kind.build(config, envs, seed=seed, device="cpu", scorer=Mix(streams))
     if arm == "known":
         turned.sign = 1.0
-    model.learn(steps // 2, log_interval=None)
-    before = float(np.mean(play(env_id, policy(model, env_id), 5, seed=seed).returns))
+    act, curve, half = policy(model, env_id), [], steps // 2
+    model.learn(steps - half, log_interval=None)
     turned.sign = 1.0
-    model.learn(steps - steps // 2, log_interval=None, reset_num_timesteps=False)
-    last = dict(getattr(model.logger, "name_to_value", {}))
+    for _ in range(POINTS):
+        curve.append(float(np.mean(play(env_id, act, 5, seed=seed).returns)))
+        model.learn(half // POINTS, log_interval=None, reset_num_timesteps=False)
     envs.close()
-    return before, policy(model, env_id), last
+    return curve, act
 
 
 def _streams(task: str, obs: Any, act: Any, gamma: float, seed: int) -> tuple[list[Any], Turned]:
