@@ -27,11 +27,17 @@
     python -m runners.bench judge-faults   no fault of a server and no text of a caption makes a label: a minute
     python -m runners.bench language-speed what an annotator costs, its server busy, hanging or dead: minutes
     python -m runners.bench outage         a judge's server killed in the middle of a run, and the run replayed: minutes
+    python -m runners.bench model_based    what learning with a model costs, beside learning without: minutes
+    python -m runners.bench oracle         does imagination pay what the world pays, where the model is the world? seconds
+    python -m runners.bench reward-swap    a reward that changes its mind: paid anew, or as it was stored: an hour
+    python -m runners.bench model-learning what a model is worth, beside SAC and Stable-Baselines3: hours
+    python -m runners.bench factored       a factored model beside replay, in mazes and grids of buttons: an hour
+    python -m runners.bench noise-video    clouds behind a pendulum: which world models draw them? hours
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json, exploration.json, vision.json and language.json. An interrupted study goes on where it
+foundation.json, ppo.json, exploration.json, vision.json, language.json and model_based.json. An interrupted study goes on where it
 stopped.
 """
 
@@ -72,6 +78,12 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "judge-faults": ("judge_faults:run", "language"),
     "language-speed": ("language:run", "language"),
     "outage": ("outage:run", "language"),
+    "model_based": ("model_based:run", "model_based"),
+    "oracle": ("oracle:run", "model_based"),
+    "reward-swap": ("reward_swap:run", "model_based"),
+    "model-learning": ("model_learning:run", "model_based"),
+    "factored": ("factored:run", "model_based"),
+    "noise-video": ("noise_video:run", "model_based"),
 }
 
 
