@@ -28,7 +28,7 @@
     python -m runners.bench language-speed what an annotator costs, its server busy, hanging or dead: minutes
     python -m runners.bench outage         a judge's server killed in the middle of a run, and the run replayed: minutes
     python -m runners.bench model_based    what learning with a model costs, beside learning without: minutes
-    python -m runners.bench oracle         does imagination pay what the world pays, where the model is the world? seconds
+    python -m runners.bench oracle         does imagination pay what the world pays, its model the world itself? seconds
     python -m runners.bench reward-swap    a reward that changes its mind: paid anew, or as it was stored: an hour
     python -m runners.bench model-learning what a model is worth, beside SAC and Stable-Baselines3: hours
     python -m runners.bench factored       a factored model beside replay, in mazes and grids of buttons: an hour
@@ -37,8 +37,8 @@
     python -m runners.bench mountaincar    learning study, hours
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json, exploration.json, vision.json, language.json and model_based.json. An interrupted study goes on where it
-stopped.
+foundation.json, ppo.json, exploration.json, vision.json, language.json and model_based.json. An interrupted study goes
+on where it stopped.
 """
 
 from __future__ import annotations
