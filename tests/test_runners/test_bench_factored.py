@@ -33,6 +33,18 @@ def test_a_short_run_of_each_answers_in_the_same_columns(arm):
     assert row["updates"] == (0 if arm == "random" else 4 * 26)  # after 300, 304, ..., 400 steps, one each
 
 
+def test_the_best_return_of_a_small_grid_is_that_of_its_shortest_ways(monkeypatch):
+    from envs.make import make
+
+    monkeypatch.setitem(factored.WORLDS, "procmaze", factored.World("lodestar/ProcMaze-v0", 1, {"size": 2}))
+    # A tree of four cells is a way of four: start and goal are 1, 2 or 3 steps apart in 6, 4 and 2 of 12 pairs.
+    expected = (6 + 4 * 0.5 + 2 * 0.25) / 12
+    assert factored.best("procmaze", 0.5, episodes=3000) == pytest.approx(expected, abs=0.02)
+    env = make("lodestar/ButtonGrid-v0", size=2, buttons=1)
+    env.reset(seed=0)
+    assert 2 <= env.unwrapped.shortest() <= 3  # one or two moves, and a press
+
+
 def test_figures_are_interquartile_means_of_the_rows(tmp_path):
     rows = [
         {"world": w, "arm": a, "seed": s, "return": r / 10, "length": 9, "steps": 1, "updates": 1, "seconds": 60 + s}
@@ -42,7 +54,7 @@ def test_figures_are_interquartile_means_of_the_rows(tmp_path):
     ]
     results.append_rows(tmp_path / "factored.csv", rows)
     figures = factored.run(tmp_path)  # nothing is missing, so nothing runs
-    assert len(figures) == 2 * 4 * 4
+    assert len(figures) == 2 * (4 * 4 + 1)
     expected = results.iqm([0.1, 0.2, 0.4, 0.9, 0.3])
     assert figures["procmaze_factored_return"] == figures["buttongrid_replay_return"] == pytest.approx(expected)
     assert figures["procmaze_replay_low"] <= expected <= figures["procmaze_replay_high"]
