@@ -252,7 +252,8 @@ class Dyna(OwnAgent):
             dreams = None
             if self.config.update == "buffer":
                 assert imagination is not None
-                real = round(size * self.config.real_ratio)
+                if len(imagination.dreams):  # none are left where every rollout diverged
+                    real = round(size * self.config.real_ratio)
                 dreams = imagination.dreams.sample(count * (size - real), self.config.gamma) if real < size else None
             drawn = self.replay.sample(count * real) if real else None
             for i in range(count):

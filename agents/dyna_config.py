@@ -5,7 +5,7 @@
 | mbpo | none: the defaults | Janner et al. 2019, arXiv 1906.08253 |
 | sac | update=none: no model at all; DQN where actions are discrete | Haarnoja et al. 2018, arXiv 1812.05905 |
 | single | one Gaussian network: cheap, and enough for classic control | |
-| dhmbpo | update=svg; five critics with LayerNorm, their mean; bounded targets | Kubo et al. 2025, "double horizon" |
+| dhmbpo | update=svg; critics with LayerNorm; bounded targets | Kubo et al. 2025, arXiv 2512.15439 |
 | lipschitz | one deterministic network; robust critics | Zheng et al. 2023, "Is Model Ensemble Necessary?" |
 | hl_gauss | the value is a histogram | Farebrother et al. 2024, arXiv 2403.03950 |
 | coplanner | planner=upmpc: curious where it acts, careful where it imagines | Wang et al. 2024, arXiv 2310.07220 |
@@ -17,7 +17,8 @@
 | pets | planner=cem: no policy, only a model | Chua et al. 2018, arXiv 1805.12114 |
 
 Difference from the sources: sizes and amounts are for one core of a CPU. On a GPU take theirs: model_hidden=[200,200,
-200,200], members=7, dreams_per_step=400, updates_per_step=20 (dhmbpo: members=8, updates_per_step=1).
+200,200], members=7, dreams_per_step=400, updates_per_step=20; for dhmbpo model_hidden=[256,256], members=8, critics=5,
+target=mean, training_horizon=5.
 """
 
 from __future__ import annotations
@@ -79,17 +80,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "dhmbpo": {
         "update": "svg",
         "updates_per_step": 1.0,
-        "training_horizon": 5,
+        "training_horizon": 3,
         "distribution_horizon": 20,
+        "dreams_per_step": 10,
+        "retain": 1,
         "model_norm": "layer",
-        "critics": 5,
-        "target": "mean",
         "norm": "layer",
         "bounded_targets": True,
     },
     "lipschitz": {"members": 1, "model_kind": "det", "lipschitz": "robust"},
     "hl_gauss": {"head": "hl_gauss"},
-    "coplanner": {"planner": "upmpc", "real_ratio": 0.5},
+    "coplanner": {"planner": "upmpc", "real_ratio": 0.5, "dreams_per_step": 20},
     "macura": {"adaptive": "macura", "horizon": 10, "dreams_per_step": 20},
     "morec": {"filter": "morec", "horizon": 20, "dreams_per_step": 10},
     "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "dreams_per_step": 20},
@@ -131,7 +132,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "kappa": (1e-9, 1e6, "a positive number"),
     "batch_size": (1, 1e7, "a positive number of transitions"),
     "buffer_size": (2, 1e9, "at least 2 transitions"),
-    "learning_starts": (1, 1e9, "a positive number of environment steps"),
+    "learning_starts": (2, 1e9, "at least 2 environment steps"),
     "epsilon": (0, 1, "a probability in [0, 1]"),
     "rollout": (1, 1e9, "a positive number of environment steps"),
 }

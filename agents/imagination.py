@@ -53,7 +53,6 @@ class Imagination:
     Attributes:
         model: an `agents.dynamics.Dynamics`.
         notes: sentences for the user.
-        dreamt: whether anything has been imagined yet.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class Imagination:
         imagines = config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0
         counts = (config.plan_candidates, config.plan_horizon)
         self.careful = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
-        self.dreamt = False
         self.bounds: Any = None  # (lowest, highest) observations, (D,) each; None before the first fit
         per_fit = math.ceil(config.dreams_per_step * config.model_every)
         self.rollouts = per_fit
@@ -130,7 +128,9 @@ class Imagination:
             imagined = self._imagine(obs, step, horizon)
             alive = imagined.alive
             if svg:
-                states.append((imagined.obs[alive], imagined.step[alive]))
+                reached = alive.clone()
+                reached[0] = True  # where rollouts begin has been seen, whatever the model makes of it
+                states.append((imagined.obs[reached], imagined.step[reached]))
             else:
                 self.dreams.add(imagined)
             length, diverged = length + alive.sum(), diverged + imagined.diverged
@@ -138,7 +138,6 @@ class Imagination:
         if svg:
             self._states.append((torch.cat([s[0] for s in states]), torch.cat([s[1] for s in states])))
             self._gather()
-        self.dreamt = True
         return {"dream_length": length / self.rollouts, "diverged": diverged, "penalty": penalty / length.clamp(min=1)}
 
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
@@ -203,7 +202,6 @@ class Imagination:
             "generator": self.generator.get_state(),
             "states": [list(pair) for pair in self._states],
             "bounds": self.bounds,
-            "dreamt": self.dreamt,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -215,7 +213,6 @@ class Imagination:
         self._states.extend(tuple(x.to(self.device) for x in pair) for pair in state["states"])
         self._gather()
         self.bounds = None if state["bounds"] is None else tuple(x.to(self.device) for x in state["bounds"])
-        self.dreamt = bool(state["dreamt"])
 
     def _parts(self) -> dict[str, Any]:
         parts = {

@@ -10,7 +10,7 @@ the critic counts with gamma^T only.
 Sources: Heess et al. 2015, "Learning Continuous Control Policies by Stochastic Value Gradients", arXiv 1510.09142;
 Feinberg et al. 2018, MVE, arXiv 1803.00101, equation 3; Amos et al. 2021, SAC-SVG(H), arXiv 2008.12775, equation 8; two
 horizons, a long one for states and a short one for gradients: Kubo et al. 2025, "Double Horizon Model-Based Policy
-Optimization" (DHMBPO).
+Optimization" (DHMBPO), arXiv 2512.15439.
 
 Differences from the sources:
   - a rollout that is cut because it diverged goes on with the value of its last sound state;

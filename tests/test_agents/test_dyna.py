@@ -225,16 +225,28 @@ def test_a_file_brings_the_policy_back(tmp_path):
 # ---------------------------------------------------------------------------------------------------- containment
 
 
-def test_dreams_that_explode_are_cut_counted_and_do_no_harm():
-    model = quick(agent(preset="single", horizon=5))
+@pytest.mark.parametrize("preset", ["single", "dhmbpo"])
+def test_dreams_that_explode_are_cut_counted_and_do_no_harm(preset):
+    model = quick(agent(preset=preset, horizon=5, retain=1, **CHEAPER["dhmbpo"]))
     model.learn(60, log_interval=None)
     model.imagination.model.fit = lambda replay: {}
     with torch.no_grad():
         model.imagination.model.net.outputs.scale.fill_(1e30)
     model.learn(60, reset_num_timesteps=False, log_interval=None)
-    assert model._sums["diverged"] > 0
-    assert model.imagination.dreams.sample(50, 0.99).next_obs.isfinite().all()
+    assert model._sums["diverged"] > 0 and model._n_updates == 35
+    if preset == "single":
+        assert len(model.imagination.dreams) == 0  # and so what happened is learnt from alone
+    else:
+        assert model.imagination.states(50)[0].isfinite().all()
     assert model._restored == 0 and bool(weights(model).isfinite().all())
+
+
+def test_the_simulator_itself_can_be_the_model():
+    model = agent(preset="single", model="true").learn(60, log_interval=None)
+    obs, action, next_obs, task, *_ = model.replay.arrays()
+    predicted = model.imagination.model.step(obs, action)
+    torch.testing.assert_close(predicted.next_obs, next_obs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(predicted.reward, task, rtol=1e-5, atol=1e-4)
 
 
 def test_weights_that_are_no_numbers_are_replaced_by_the_last_sound_ones_three_times():
