@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 FIGURES = {
     "### Fast PPO": "ppo",
+    "## Agents that dream": "model_based",
     "## Exploration": "exploration",
     "## Sentences": "vision",
     "## Language": "language",
