@@ -1,7 +1,7 @@
 """A reward as it was: what it paid when the agent was there is stored, and never paid anew.
 
-This is what replays without relabelling do to rewards that learn, and the control for everything that relabels: an
-agent with `relabel=False` differs in nothing else.
+This is what replays without relabelling do to rewards that learn, and the control for everything that relabels:
+`relabel=False`. What is imagined is then paid by a network fitted to what was stored.
 """
 
 from __future__ import annotations
