@@ -37,11 +37,11 @@ _DREAM: dict[str, Any] = {
     "horizon": 15,
     "gamma": 0.99,
     "batch_size": 16,
-    "batch_length": 32,
-    "train_ratio": 64.0,
-    "model_learning_rate": 4e-4,
-    "actor_learning_rate": 2e-4,
-    "critic_learning_rate": 2e-4,
+    "batch_length": 16,
+    "train_ratio": 128.0,
+    "model_learning_rate": 1e-3,
+    "actor_learning_rate": 3e-4,
+    "critic_learning_rate": 3e-4,
     "entropy_weight": 3e-4,
     "critics": 1,
     "exploration": 0.0,
@@ -168,13 +168,13 @@ class WorldModelConfig:
     dual_lr: float = 1e-2
     latent: int = 128  # recurrent units, or length of a latent without memory
     groups: int = 16  # categoricals
-    classes: int = 16  # of each
-    hidden: int = 200  # units of hidden layers
-    embed: int = 256  # length of an encoded observation
+    classes: int = 8  # of each
+    hidden: int = 128  # units of hidden layers
+    embed: int = 128  # length of an encoded observation
     net: str = "mlp"  # what reads flat observations: mlp; glyphs, for those that declare parts, as NetHack's do
     tau: float = 0.02  # how fast the slow value follows, where it follows smoothly
     replay_value: float = 0.3  # weight of the value loss on replayed steps (imag_ac)
-    imagine_starts: int = 256  # states a minibatch imagines from; 0 for all
+    imagine_starts: int = 128  # states a minibatch imagines from; 0 for all
     burst: int = 250  # updates between two copies of the target networks (td3)
     plan_samples: int = 64  # plans drawn a round (mppi)
     plan_policy: int = 16  # more that follow the policy

@@ -164,20 +164,16 @@ class WorldLearner(nn.Module):
             flat.step(config.model_learning_rate, config.max_grad_norm)
 
     @torch.no_grad()
-    def head_gap(self, seen: Seen, reward: Tensor) -> float:
-        """How far the reward head is off: root mean square, in standard deviations of the rewards.
+    def head_error(self, seen: Seen, reward: Tensor) -> float:
+        """How far the reward head is off, root mean square.
 
         Args:
             seen: stretches of time (T, N).
             reward: what is paid now for their newest valid steps in time order, (B,).
-
-        Returns:
-            The gap; 0 where all rewards are the same.
         """
         states, _ = self.world.cell.observe(self.world.encoder(seen.vector, seen.pixels), seen.action, seen.first)
         said = self.world.reward(self.world.cell.features(states), seen.action)[seen.valid][-len(reward) :]
-        spread = float(reward.std(correction=0))
-        return float((said - reward).square().mean().sqrt()) / spread if spread > 0 else 0.0
+        return float((said - reward).square().mean().sqrt())
 
     # ------------------------------------------------------------------ the account
 

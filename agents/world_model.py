@@ -39,6 +39,7 @@ from envs.types import Obs, Transitions, map_obs
 
 JUMP, LARGE = 2.0, 0.5  # a head's error that is this many times the usual, and this large, belongs to another reward
 FOLLOW = 0.2  # how fast the usual error follows
+SPREAD = 256  # rows that say how much rewards differ
 PATIENCE = 3  # restored snapshots in a row before it is given up
 
 
@@ -193,7 +194,7 @@ class WorldModel(OwnAgent):
     # ------------------------------------------------------------------ the reward's head
 
     def head_gap(self) -> float:
-        """How far the reward head is off on this rollout's steps, in the rewards' standard deviations."""
+        """How far the reward head is off on this rollout, in the replay's deviations; 0 if all is paid alike."""
         if not self._recent:
             return 0.0
         to, batches = functools.partial(torch.as_tensor, device=self.device), [batch for batch, _ in self._recent]
@@ -207,7 +208,11 @@ class WorldModel(OwnAgent):
             to(valid),
         )
         count = min(int(valid.sum()), len(self.replay))
-        return self.learner.head_gap(seen, self.replay.newest(count).reward) if count else 0.0
+        if not count:
+            return 0.0
+        paid = self.replay.newest(count).reward
+        spread = float(torch.cat([paid, self.replay.sample(SPREAD).reward]).std(correction=0))
+        return self.learner.head_error(seen, paid) / spread if spread > 0 else 0.0
 
     def _watch_head(self) -> float:
         """Measure it; a jump means that the reward is another, and the head is refitted before the policy dreams on."""

@@ -102,8 +102,15 @@ def test_presets_learn_with_continuous_actions(preset):
     assert alone.shape == (1,)
 
 
-@pytest.mark.parametrize("preset", ["r2dreamer", "dreamer", "mrq"])
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize(
+    ("preset", "mode"),
+    [
+        ("r2dreamer", AutoresetMode.SAME_STEP),
+        ("dreamer", AutoresetMode.NEXT_STEP),
+        ("mrq", AutoresetMode.SAME_STEP),
+        ("mrq", AutoresetMode.NEXT_STEP),
+    ],
+)
 def test_it_learns_from_pixels(preset, mode):
     made = SyncVectorEnv([Camera] * 2, autoreset_mode=mode)
     model = agent(made, preset)
@@ -147,12 +154,12 @@ class Turning(TaskScorer):
         return raw["task"]
 
 
-@pytest.mark.parametrize("preset", ["r2dreamer", "mrq"])
-@pytest.mark.parametrize("relabel", [True, False])
+@pytest.mark.parametrize(("preset", "relabel"), [("r2dreamer", True), ("mrq", True), ("mrq", False)])
 def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_anew(preset, relabel):
     scorer = Turning(0.99)
-    sizes = {"model_learning_rate": 3e-3, "train_ratio": 12.0, "batch_size": 32 if preset == "mrq" else 8}
-    model = agent("Pendulum-v1", preset, scorer=scorer, relabel=relabel, refit=60, hidden=32, **sizes)
+    sizes = {"latent": 32, "groups": 8, "classes": 8, "embed": 32, "hidden": 32}
+    speed = {"model_learning_rate": 3e-3, "train_ratio": 24.0, "batch_size": 32 if preset == "mrq" else 16}
+    model = agent("Pendulum-v1", preset, scorer=scorer, relabel=relabel, refit=60, **sizes, **speed)
     model.learn(250)
     for _ in range(3):
         model.learner.refit(model.replay)
