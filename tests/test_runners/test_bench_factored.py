@@ -1,7 +1,9 @@
 """The study of factored worlds: what its arms share, and figures from rows by hand."""
 
+import numpy as np
 import pytest
 
+from envs.factored import distances, leads
 from runners import results
 from runners.bench import factored
 
@@ -28,8 +30,8 @@ def test_a_short_run_of_each_answers_in_the_same_columns(arm):
     if arm != "random":
         small["learning_starts"] = 300
     row = factored.train("procmaze", arm, 0, steps=400, **small)
-    assert list(row) == ["return", "length", "steps", "updates", "seconds"]
-    assert 0 <= row["return"] <= 1 and 1 <= row["length"] <= 100 and row["steps"] == 400
+    assert list(row) == ["return", "steps", "updates", "seconds"]
+    assert 0 <= row["return"] <= 1 and row["steps"] == 400
     assert row["updates"] == (0 if arm == "random" else 4 * 26)  # after 300, 304, ..., 400 steps, one each
 
 
@@ -45,9 +47,27 @@ def test_the_best_return_of_a_small_grid_is_that_of_its_shortest_ways(monkeypatc
     assert 2 <= env.unwrapped.shortest() <= 3  # one or two moves, and a press
 
 
+def test_a_policy_is_judged_by_one_episode_of_each_environment(monkeypatch):
+    monkeypatch.setitem(factored.WORLDS, "procmaze", factored.World("lodestar/ProcMaze-v0", 1, {"size": 2}))
+
+    class Guide:  # takes the shortest way
+        config = type("Config", (), {"gamma": 0.5})
+
+        def predict(self, obs):
+            walls, (agent, goal) = obs.reshape(-1, 4, 4)[:, :2], obs.reshape(-1, 4, 4)[:, 2:].argmax(-1).T
+            return np.array([self.way(w > 0, a, g) for w, a, g in zip(walls, agent, goal)]), None
+
+        def way(self, walls, agent, goal):
+            ways = leads(walls)
+            return distances(ways, [goal])[ways[agent]].argmin()
+
+    monkeypatch.setattr(factored, "EPISODES", 400)
+    assert factored.judged(Guide(), "procmaze") == pytest.approx((6 + 4 * 0.5 + 2 * 0.25) / 12, abs=0.05)
+
+
 def test_figures_are_interquartile_means_of_the_rows(tmp_path):
     rows = [
-        {"world": w, "arm": a, "seed": s, "return": r / 10, "length": 9, "steps": 1, "updates": 1, "seconds": 60 + s}
+        {"world": w, "arm": a, "seed": s, "return": r / 10, "steps": 1, "updates": 1, "seconds": 60 + s}
         for w in factored.WORLDS
         for a in factored.ARMS
         for s, r in enumerate((1, 2, 4, 9, 3))
