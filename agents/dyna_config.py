@@ -84,6 +84,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "distribution_horizon": 20,
         "dreams_per_step": 10,
         "retain": 1,
+        "model_hidden": [128, 128],
         "model_norm": "layer",
         "norm": "layer",
         "bounded_targets": True,
