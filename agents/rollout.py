@@ -182,20 +182,25 @@ def imagine(
         action, log_prob = act(obs, t)
         sound = [alive]  # which rows turn out to be sound; gradients pass through no others
         outcome, keep = _outcome(model, _guard(obs, sound), _guard(action, sound), choose, candidates, sample, opinions)
-        taken = torch.zeros_like(outcome.reward) if penalty is None else penalty(outcome)
+        taken = None if penalty is None else penalty(outcome)
         inside, held, far = _contain(outcome.next_obs, box)
-        wrong = far | ~(outcome.next_obs.detach().sum(-1) + outcome.reward.detach() + taken.detach()).isfinite()
+        doubtful = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
+        wrong = ~(doubtful if taken is None else doubtful + taken.detach()).isfinite()
+        wrong = wrong if far is None else wrong | far
         diverged = diverged + (alive & wrong).sum()
         alive = alive & ~wrong if keep is None else alive & ~wrong & keep
         if cut is not None:
             alive = alive & ~cut(outcome, t)
         sound[0] = alive
-        clamped = clamped + (alive & held).sum()
+        over = ~alive
+        clamped = clamped if held is None else clamped + (alive & held).sum()
         next_obs = torch.where(alive[:, None], inside, obs)
-        task, taken = (torch.where(alive, x, 0.0) for x in (outcome.reward, taken))
+        task = outcome.reward.masked_fill(over, 0)
         terminated = alive & _ended(ends, outcome, obs, action, next_obs)
-        reward = torch.where(alive, pay(obs, action, next_obs, task, terminated, began + t), 0.0) - taken
-        log_prob = None if log_prob is None else torch.where(alive, log_prob, 0.0)
+        reward = pay(obs, action, next_obs, task, terminated, began + t).masked_fill(over, 0)
+        taken = torch.zeros_like(reward) if taken is None else taken.masked_fill(over, 0)
+        reward = reward if penalty is None else reward - taken
+        log_prob = None if log_prob is None else log_prob.masked_fill(over, 0)
         record.write(t, obs=obs, action=action, next_obs=next_obs, reward=reward, task=task, penalty=taken)
         record.write(t, terminated=terminated, alive=alive, log_prob=log_prob)
         alive = alive & ~terminated
@@ -232,7 +237,7 @@ def _guard(x: Tensor, sound: list[Tensor]) -> Tensor:
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x
     x = x.view_as(x)
-    x.register_hook(lambda gradient: torch.where(sound[0][:, None], gradient, 0.0))
+    x.register_hook(lambda gradient: gradient.masked_fill(~sound[0][:, None], 0))
     return x
 
 
@@ -261,11 +266,10 @@ def _box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return low - margin, high + margin, (low + high) / 2, rate
 
 
-def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Observations held within the box; bool (B,): those that had to be, and those far outside."""
+def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Any, Any]:
+    """Observations held within the box; bool (B,): those that had to be, and those far outside; None without a box."""
     if box is None:
-        none = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
-        return obs, none, none
+        return obs, None, None
     low, high, centre, rate = box
     distance = ((obs.detach() - centre).abs_() * rate).amax(-1)  # from the centre, in widths
     return obs.clamp(low, high), distance > 0.5 + MARGIN, distance > 0.5 + FAR

@@ -41,14 +41,14 @@ def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) 
         gamma: discount in (0, 1].
         last: (B,), the soft value of the state that each rollout reached.
     """
-    reward = imagined.reward
+    reward = imagined.reward  # 0 where nothing was imagined
     if imagined.log_prob is not None:
         entropy = torch.cat([torch.zeros_like(reward[:1]), alpha * imagined.log_prob[1:]])
-        reward = reward - torch.where(imagined.alive, entropy, 0.0)
+        reward = reward - entropy.masked_fill(~imagined.alive, 0)
     powers = gamma ** torch.arange(len(reward), device=reward.device, dtype=reward.dtype)
-    paid = (powers[:, None] * torch.where(imagined.alive, reward, 0.0)).sum(0)
+    paid = (powers[:, None] * reward).sum(0)
     steps, ended = imagined.alive.sum(0), imagined.terminated.any(0)
-    return paid + torch.where(ended, 0.0, gamma**steps * last)
+    return paid + (gamma**steps * last).masked_fill(ended, 0)
 
 
 class Svg:

@@ -21,6 +21,7 @@ from rewards.books import Ledger
 from rewards.scale import SCALES, make_scale
 from rewards.schedule import Schedule
 from rewards.shaping import SHAPES, clip, delta, potential, sigmoid
+from rewards.task import Task
 
 LAST = "last score"  # in the memory of a stream
 
@@ -180,7 +181,7 @@ class Mix:
     @property
     def is_task(self) -> bool:
         """True when the task's own reward is paid as it is, and nothing else."""
-        return self.describe() == "task"
+        return self.describe() == "task" and isinstance(self.streams["task"].reward, Task)
 
     def describe(self) -> str:
         """The composed reward, as one line."""

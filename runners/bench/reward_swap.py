@@ -163,4 +163,4 @@ def _streams(task: str, obs: Any, act: Any, gamma: float, seed: int) -> tuple[li
         turned = Turned(reward("rnd", learning_rate=1e-3))
         turned.config = dataclasses.replace(turned.config, weight=1.0, scale="ema")
         return [Stream("task", reward("task"), gamma=gamma), Stream("rnd", turned, gamma=gamma)], turned
-    return [Stream(task, turned, gamma=gamma)], turned
+    return [Stream("turned", turned, gamma=gamma)], turned

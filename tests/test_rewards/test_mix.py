@@ -282,3 +282,16 @@ def test_registering_a_name_twice_is_refused(monkeypatch):
     assert rewards.get("height-for-test") is Height
     with pytest.raises(ValueError, match="exists already"):
         rewards.register("rnd", Height)
+
+
+def test_another_reward_in_the_tasks_place_is_not_taken_for_it():
+    class Other(Reward):
+        requires = frozenset({"reward"})
+
+        def score(self, batch, memory=None):
+            return -batch.reward
+
+    spaces_ = (spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    assert not Mix([Stream("task", Other(RewardConfig(), *spaces_), gamma=0.9)]).is_task
+    assert rewards.make({"task": None}, *spaces_, gamma=0.9).is_task
+    assert not rewards.make({"task": rewards.get("task").Config(weight=2.0)}, *spaces_, gamma=0.9).is_task
