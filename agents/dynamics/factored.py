@@ -33,7 +33,7 @@ from agents.dynamics import Predicted
 from agents.dynamics.ensemble import Ensemble, EnsembleConfig
 from agents.stacked import Stacked
 
-STAYS = 2.0  # logit with which an entry stays as it is, at first
+STAYS = 6.0  # logit with which an entry stays at first: what never changes needs no word from a network that overfits
 
 
 @dataclass
