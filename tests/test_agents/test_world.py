@@ -1,0 +1,142 @@
+"""A world and what is learnt in it without imagination: which steps count, what follows what."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import envs.make
+from agents.codec import Codec
+from agents.latent_mpc import Foresight
+from agents.latent_td3 import joint
+from agents.replay import Sequences
+from agents.world_config import WorldModelConfig
+from agents.world_learner import WorldLearner
+from agents.world_model import WorldModel
+
+SMALL = {"latent": 16, "hidden": 16, "embed": 16, "groups": 4, "classes": 4}
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+
+
+def random(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def learner(preset, actions=BOX, **changes):
+    config = WorldModelConfig(preset=preset, **{**SMALL, **changes})
+    return WorldLearner(config, Codec(spaces.Box(-9, 9, (3,), np.float32), actions), seed=0, device=torch.device("cpu"))
+
+
+def sequences(length=6, batch=5, actions=2):
+    draw = random(3)
+    no = torch.zeros(length, batch, dtype=torch.bool)
+    return Sequences(
+        torch.randn(length, batch, 3, generator=draw),
+        {},
+        torch.rand(length, batch, actions, generator=draw),
+        torch.randn(length, batch, generator=draw),
+        torch.zeros(length, batch),
+        torch.zeros(length, batch),
+        no,
+        ~no,
+        torch.arange(length * batch).view(length, batch),
+    )
+
+
+@pytest.mark.parametrize("preset", ["mrq", "tdmpc2"])
+def test_what_lies_behind_the_end_of_an_episode_is_not_foreseen(preset):
+    made = learner(preset)
+    for flat in made.flats.values():  # heads begin by saying the same of everything
+        flat.value.add_(0.05 * torch.randn(flat.value.shape, generator=random(1)))
+    seq = sequences()
+    seq.terminated[1], seq.first[2] = 1.0, True
+    joint_loss = made.behaviour.value_loss if made.behaviour.joint else None
+
+    def loss(rows):
+        made.generator.manual_seed(0)
+        return made.world.loss(rows, joint_loss)[0].item()
+
+    before = loss(seq)
+    other = sequences()
+    for whole, part in ((seq.vector, other.vector), (seq.action, other.action), (seq.reward, other.reward)):
+        whole[2:] = part[2:] + 5
+    assert loss(seq) == pytest.approx(before)
+    seq.reward[1] += 3
+    assert loss(seq) != pytest.approx(before)
+
+
+def test_steps_that_only_reset_teach_a_memory_nothing():
+    made = learner("dreamer")
+    seq = sequences()
+    seq.valid[4:] = False
+
+    def loss():
+        made.generator.manual_seed(0)
+        return made.world.loss(seq)[0].item()
+
+    before = loss()
+    seq.reward[4:] += 100
+    seq.vector[4:] += 100
+    assert loss() == pytest.approx(before, rel=1e-5)
+
+
+def test_the_slow_encoder_moves_only_when_it_catches_up():
+    made = learner("mrq")
+    vector = torch.randn(4, 3, generator=random())
+    slow = made.world.encode(vector, {}, slow=True)["z"]
+    made.flats["model"].value.add_(0.1 * torch.randn(made.flats["model"].value.shape, generator=random(1)))
+    assert torch.equal(made.world.encode(vector, {}, slow=True)["z"], slow)
+    made.world.catch_up()
+    torch.testing.assert_close(made.world.encode(vector, {}, slow=True)["z"], made.world.encode(vector, {})["z"])
+
+
+def test_the_hidden_layer_leads_to_the_next_latent_and_can_be_read_without_moving_its_weights():
+    made = learner("mrq")
+    cell, z = made.world.cell, torch.rand(4, 16, generator=random())
+    action = torch.rand(4, 2, generator=random(1), requires_grad=True)
+    zsa = joint(cell, z, action, frozen=True)
+    torch.testing.assert_close(cell.normalized(cell.next[-1](zsa)), cell.step({"z": z}, action)["z"])
+    made.flats["model"].grad.zero_()
+    zsa.sum().backward()
+    assert action.grad.abs().sum() > 0 and made.flats["model"].grad.abs().sum() == 0
+
+
+def test_plans_are_judged_by_the_worlds_own_heads():
+    made = learner("tdmpc2")
+    z, action = torch.rand(4, 16, generator=random()), torch.rand(4, 2, generator=random(1))
+    predicted = Foresight(made.world).step(z, action)
+    assert torch.equal(predicted.next_obs, made.world.cell.step({"z": z}, action)["z"])
+    assert torch.equal(predicted.reward, made.world.reward(z, action))
+    torch.testing.assert_close(predicted.terminated, 1 - made.world.goes_on(z, action))
+
+
+def test_rewards_are_divided_by_their_root_mean_square_one_burst_late_for_the_slow_value():
+    made = learner("mrq")
+    behaviour = made.behaviour
+    behaviour.begin_burst(made.world, torch.tensor([0.0, 3.0, 0.0, 4.0]))
+    assert behaviour.scale.item() == pytest.approx(2.5) and behaviour.slow_scale.item() == 1.0
+    behaviour.begin_burst(made.world, torch.zeros(4))
+    assert behaviour.scale.item() == behaviour.slow_scale.item() == pytest.approx(2.5)
+
+
+def test_the_reward_head_alone_moves_when_it_is_refitted():
+    made = envs.make.make_vec("Pendulum-v1", 2, seed=0)
+    config = WorldModelConfig(**SMALL, batch_size=4, batch_length=6, learning_starts=1000, rollout=30, refit=3)
+    agent = WorldModel(made, config, seed=0).learn(60)
+    before = {name: flat.value.clone() for name, flat in agent.learner.flats.items()}
+    agent.learner.refit(agent.replay)
+    moved = {name for name, flat in agent.learner.flats.items() if not torch.equal(flat.value, before[name])}
+    assert moved == {"reward"}
+
+
+@pytest.mark.parametrize(("name", "preset"), [("Joint", "mrq"), ("Policy", "r2dreamer")])
+def test_it_solves_the_probes(name, preset):
+    made = envs.make.make_vec(f"lodestar/Probe{name}-v0", 4, seed=0, backend="gym")
+    sizes = {"batch_size": 32, "train_ratio": 16.0, "burst": 20, "learning_starts": 100}
+    if preset == "r2dreamer":
+        sizes = {"batch_size": 8, "batch_length": 4, "train_ratio": 16.0, "horizon": 2, "learning_starts": 100}
+        sizes |= {"actor_learning_rate": 3e-3, "imagine_starts": 32}
+    model = WorldModel(made, WorldModelConfig(preset=preset, **SMALL, rollout=50, **sizes), seed=0).learn(600)
+    obs = np.array([[-1.0], [1.0]], np.float32) if name == "Joint" else np.zeros((2, 1), np.float32)
+    actions, _ = model.predict(obs, deterministic=True)
+    assert actions.tolist() == ([0, 1] if name == "Joint" else [1, 1])
