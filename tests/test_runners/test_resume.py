@@ -24,6 +24,15 @@ CLIP = ["env=lodestar/CartPoleUpright-v0", "reward=clip", "n_envs=2", "agent.n_s
 CLIP += ["total_timesteps=768", "checkpoint_every=128", *SMALL]
 DQN = ["env=CartPole-v1", "agent=dqn", "agent.learning_starts=200", "agent.buffer_size=1500"]
 DQN += ["agent.target_update_interval=300", "total_timesteps=2500", "checkpoint_every=333", *SMALL]
+DYNA = ["env=Pendulum-v1", "agent=dyna", "agent.model_hidden=[16]", "agent.net_arch=[16]", "agent.batch_size=16"]
+DYNA += ["agent.members=2", "agent.model_steps=20", "agent.learning_starts=100", "agent.updates_per_step=1"]
+DYNA += ["agent.dreams_per_step=4", "agent.rollout=50", "total_timesteps=500", "checkpoint_every=100", *SMALL]
+WORLD = ["env=MiniGrid-Empty-5x5-v0", "agent=world_model", "agent.latent=16", "agent.hidden=16", "agent.embed=16"]
+WORLD += ["agent.groups=4", "agent.classes=4", "agent.batch_size=4", "agent.batch_length=8", "agent.horizon=3"]
+WORLD += ["agent.train_ratio=8", "agent.learning_starts=100", "agent.rollout=25", "n_envs=2", "total_timesteps=500"]
+WORLD += ["checkpoint_every=100", *SMALL]
+SQIRL = ["env=MiniGrid-Empty-5x5-v0", "agent=sqirl", "n_envs=4", "agent.episodes=4", "agent.net_arch=[8]"]
+SQIRL += ["agent.epochs=1", "total_timesteps=6000", "checkpoint_every=100", *SMALL]
 
 
 def _run(arguments, folder):
@@ -88,6 +97,10 @@ def _assert_same_run(first, second):
         pytest.param([*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"], 1000, id="sb3-critic"),
         pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
         pytest.param(CLIP, 256, id="ppo-clip"),
+        pytest.param([*DYNA, "reward=[task,rnd]"], 200, id="dyna-rnd"),
+        pytest.param([*DYNA, "agent.preset=dhmbpo", "reward=task"], 300, id="dyna-svg"),
+        pytest.param([*WORLD, "reward=[task,rnd]"], 200, id="world_model-rnd"),
+        pytest.param([*SQIRL, "reward=[task,rnd]"], 2000, id="sqirl-rnd"),
     ],
 )
 def test_kill_9_and_the_same_command_again_end_with_the_same_weights(whole, tmp_path, arguments, step):
