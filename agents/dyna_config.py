@@ -71,6 +71,7 @@ DEFAULTS: dict[str, Any] = {
     "dropout": 0.0,
     "lipschitz": "none",
     "head": "mse",
+    "entropy": "auto",
     "bounded_targets": False,
 }
 PRESETS: dict[str, dict[str, Any]] = {
@@ -87,6 +88,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model_hidden": [128, 128],
         "model_norm": "layer",
         "norm": "layer",
+        "entropy": "auto_0.1",
         "bounded_targets": True,
     },
     "lipschitz": {"members": 1, "model_kind": "det", "lipschitz": "robust"},
@@ -197,7 +199,7 @@ class DynaConfig:
     lipschitz_weight: float = 0.1  # of the robust penalty
     lipschitz_radius: float = 0.1  # how far it looks, in standard deviations of observations
     head: str | None = None  # how a critic says a value: mse, hl_gauss or two_hot (mse)
-    entropy: Any = "auto"  # weight of the entropy; auto learns it
+    entropy: Any = None  # weight of the entropy: auto learns it, auto_0.1 from 0.1 on, a number fixes it (auto)
     target_entropy: float | None = None  # of the policy; None for -A
     activation: str = "relu"  # of actor and critics
     bounded_targets: bool | None = None  # keep targets within what recent rewards can add up to (False)
