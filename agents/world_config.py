@@ -77,6 +77,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "horizon": 3,
         "entropy_weight": 1e-4,
         "critics": 5,
+        "model_learning_rate": 1e-3,
+        "actor_learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
     },
     "mrq": {
         **_UNROLLED,
@@ -176,10 +179,10 @@ class WorldModelConfig:
     replay_value: float = 0.3  # weight of the value loss on replayed steps (imag_ac)
     imagine_starts: int = 128  # states a minibatch imagines from; 0 for all
     burst: int = 250  # updates between two copies of the target networks (td3)
-    plan_samples: int = 64  # plans drawn a round (mppi)
-    plan_policy: int = 16  # more that follow the policy
-    plan_elites: int = 12  # best of them
-    plan_iterations: int = 4
+    plan_samples: int = 32  # plans drawn a round (mppi)
+    plan_policy: int = 12  # more that follow the policy
+    plan_elites: int = 8  # best of them
+    plan_iterations: int = 3
     buffer_size: int = 100_000  # transitions
     learning_starts: int = 1_000  # transitions by random actions first
     rollout: int = 100  # steps of each environment between two points where a run can be saved

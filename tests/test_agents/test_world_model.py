@@ -158,7 +158,7 @@ class Turning(TaskScorer):
 def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_anew(preset, relabel):
     scorer = Turning(0.99)
     sizes = {"latent": 32, "groups": 8, "classes": 8, "embed": 32, "hidden": 32}
-    speed = {"model_learning_rate": 3e-3, "train_ratio": 24.0, "batch_size": 32 if preset == "mrq" else 16}
+    speed = {"model_learning_rate": 3e-3, "train_ratio": 16.0, "batch_size": 32 if preset == "mrq" else 16}
     model = agent("Pendulum-v1", preset, scorer=scorer, relabel=relabel, refit=60, **sizes, **speed)
     model.learn(250)
     for _ in range(3):
