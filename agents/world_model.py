@@ -18,7 +18,6 @@ each time (the head pays its mean).
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -95,7 +94,7 @@ class WorldModel(OwnAgent):
             sampling=config.sampling,  # type: ignore[arg-type]
         )
         self.state = self.learner.initial(envs.num_envs)
-        self._owed, self._usual, self._restored, self.refits = 0.0, math.nan, 0, 0
+        self._owed, self._usual, self._restored, self.refits = 0.0, 0.0, 0, 0  # _usual: 0 before it is known
         self._learned_from = self.replay.metrics
         self._recent: list[tuple[Transitions, Tensor]] = []  # this rollout, with the actions as the world has them
 
@@ -217,11 +216,10 @@ class WorldModel(OwnAgent):
     def _watch_head(self) -> float:
         """Measure it; a jump means that the reward is another, and the head is refitted before the policy dreams on."""
         gap = self.head_gap()
-        if gap > LARGE and gap > JUMP * self._usual:
+        if self._usual and gap > max(LARGE, JUMP * self._usual):
             self.learner.refit(self.replay)
             self.refits += 1
-        known = self._usual if math.isfinite(self._usual) else gap
-        self._usual = known + FOLLOW * (gap - known)
+        self._usual += (FOLLOW if self._usual else 1.0) * (gap - self._usual)
         return gap
 
     def _settle(self) -> None:
