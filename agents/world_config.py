@@ -9,7 +9,10 @@
     tdmpc2      simnorm   its own future latents, reward, value         mppi        Hansen et al. 2024, 2310.16828
     mrq         simnorm   its own future latents, reward, end           td3         Fujimoto et al. 2025, 2501.16142
 
-A field that is None takes its preset's value. Sizes are made for one CPU core; the papers' are ten times larger.
+A field that is None takes its preset's value. Sizes and amounts are made for one CPU core: some 30 environment steps a
+second. On a GPU take those of the sources: latent=512, hidden=512, embed=512, groups=32, classes=32, batch_length=64,
+imagine_starts=0, horizon=15; for mrq and tdmpc2 batch_size=256, train_ratio=256, burst=250, plan_samples=512,
+plan_policy=24, plan_elites=64, plan_iterations=6.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ _DREAM: dict[str, Any] = {
     "sampling": "uniform",
     "n_step": 1,
     "unroll": 0,
-    "horizon": 15,
+    "horizon": 10,
     "gamma": 0.99,
     "batch_size": 16,
     "batch_length": 16,
@@ -52,9 +55,9 @@ _UNROLLED: dict[str, Any] = {
     "cell": "simnorm",
     "kl": "none",
     "unroll": 5,
-    "batch_size": 256,
+    "batch_size": 64,
     "batch_length": 1,
-    "train_ratio": 256.0,
+    "train_ratio": 64.0,
     "model_learning_rate": 3e-4,
     "actor_learning_rate": 3e-4,
     "critic_learning_rate": 3e-4,
@@ -169,16 +172,16 @@ class WorldModelConfig:
     kl_budget: float = 3.0  # nats a step
     kl_balance: float = 5 / 6  # share of the KL that trains the prediction and not the observation's reading
     dual_lr: float = 1e-2
-    latent: int = 128  # recurrent units, or length of a latent without memory
-    groups: int = 16  # categoricals
+    latent: int = 64  # recurrent units, or length of a latent without memory
+    groups: int = 8  # categoricals
     classes: int = 8  # of each
-    hidden: int = 128  # units of hidden layers
-    embed: int = 128  # length of an encoded observation
+    hidden: int = 96  # units of hidden layers
+    embed: int = 96  # length of an encoded observation
     net: str = "mlp"  # what reads flat observations: mlp; glyphs, for those that declare parts, as NetHack's do
     tau: float = 0.02  # how fast the slow value follows, where it follows smoothly
     replay_value: float = 0.3  # weight of the value loss on replayed steps (imag_ac)
-    imagine_starts: int = 128  # states a minibatch imagines from; 0 for all
-    burst: int = 250  # updates between two copies of the target networks (td3)
+    imagine_starts: int = 64  # states a minibatch imagines from; 0 for all
+    burst: int = 100  # updates between two copies of the target networks (td3)
     plan_samples: int = 32  # plans drawn a round (mppi)
     plan_policy: int = 12  # more that follow the policy
     plan_elites: int = 8  # best of them
