@@ -60,7 +60,7 @@ def agent_of(task: str, arm: str) -> tuple[str, dict[str, Any]]:
     if arm.startswith("sb3_"):
         return arm.removeprefix("sb3_"), {}
     if arm in ("mrq", "r2dreamer"):
-        return "world_model", {"preset": arm}
+        return "world_model", {"preset": arm, **({"exploration": 0.4} if arm == "mrq" else {})}
     if arm == "dqn":
         return "dyna", {"preset": "sac", "updates_per_step": 1.0}
     small = SMALL if task in ("pendulum", "inverted_pendulum") else {}
