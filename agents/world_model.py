@@ -9,8 +9,7 @@ model. When the reward itself has learnt, the head's error on the newest steps j
 the policy dreams on. `train/head_gap` says how far it is off.
 
 Source: the presets', see `agents.world_config`; relabelled rewards are ours.
-Differences: sizes are for one CPU core. Each file says what differs in its part (`world`, `behaviour`, `latent_td3`,
-`latent_mpc`, `dynamics/*`).
+Differences: sizes are for one CPU core. Each file of `latent/` and `dynamics/` says what differs in its part.
 When it fails: few steps on a small state vector, which `agents.dyna` models more cheaply; a reward that is a surprise
 each time (the head pays its mean).
 """
@@ -27,13 +26,13 @@ from torch import Tensor
 
 from agents.codec import Codec
 from agents.dynamics.latent import State
+from agents.latent.learner import Seen, WorldLearner
 from agents.replay import Replay
 from agents.stale import Stale
 from agents.steps import Steps
 from agents.task import TaskScorer, checked
 from agents.verbs import OwnAgent, is_single
 from agents.world_config import WorldModelConfig
-from agents.world_learner import Seen, WorldLearner
 from envs.types import Obs, Transitions, map_obs
 
 JUMP, LARGE = 2.0, 0.5  # a head's error that is this many times the usual, and this large, belongs to another reward

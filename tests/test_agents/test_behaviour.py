@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from agents.behaviour import STD, UNIFORM, ImagActorCritic, Policy, Replayed, ReturnScale, lambda_returns
-from agents.latent_td3 import n_step
+from agents.latent.behaviour import STD, UNIFORM, ImagActorCritic, Policy, Replayed, ReturnScale, lambda_returns
+from agents.latent.td3 import n_step
 from agents.world_config import WorldModelConfig
 
 

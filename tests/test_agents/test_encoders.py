@@ -6,8 +6,8 @@ import torch
 from gymnasium import spaces
 
 from agents.codec import Codec
-from agents.encoders import Decoder, Encoder
 from agents.heads import symlog
+from agents.latent.encoders import Decoder, Encoder
 from agents.nets import Flat
 from envs.nethack_view import View
 

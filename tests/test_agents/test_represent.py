@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from agents.nets import Flat
-from agents.represent import (
+from agents.latent.represent import (
     Empowerment,
     KLBudget,
     barlow,
@@ -17,6 +16,7 @@ from agents.represent import (
     recon_pixels,
     recon_vector,
 )
+from agents.nets import Flat
 
 
 def test_barlow_by_hand():

@@ -7,11 +7,11 @@ from gymnasium import spaces
 
 import envs.make
 from agents.codec import Codec
-from agents.latent_mpc import Foresight
-from agents.latent_td3 import joint
+from agents.latent.learner import WorldLearner
+from agents.latent.mpc import Foresight
+from agents.latent.td3 import joint
 from agents.replay import Sequences
 from agents.world_config import WorldModelConfig
-from agents.world_learner import WorldLearner
 from agents.world_model import WorldModel
 
 SMALL = {"latent": 16, "hidden": 16, "embed": 16, "groups": 4, "classes": 4}

@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from agents.behaviour import Replayed
 from agents.dynamics.latent import State, layer
+from agents.latent.behaviour import Replayed
 from agents.nets import Flat, linear
 from agents.replay import Sequences
 from agents.stacked import Stacked

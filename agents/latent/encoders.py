@@ -23,8 +23,8 @@ from agents.codec import Codec
 from agents.dynamics.latent import layer
 from agents.glyphs import Glyphs
 from agents.heads import symlog
+from agents.latent.represent import recon_pixels, recon_vector
 from agents.nets import linear
-from agents.represent import recon_pixels, recon_vector
 
 CHANNELS, MOST = 32, 64  # after the first convolution, and then
 LARGE, SMALL = 32, 8  # pixels from which the first stride is 4, and from which a side is halved

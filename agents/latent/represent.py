@@ -3,7 +3,7 @@
     barlow        the latent agrees with the embedding number by number, and numbers do not repeat each other
     infonce       the latent picks its own embedding among those of the batch
     consistency   what was foreseen is what was then encoded
-    recon         what a decoder says is the observation (the networks: `agents.encoders.Decoder`)
+    recon         what a decoder says is the observation (the networks: `agents.latent.encoders.Decoder`)
     divergence    what was seen is near what was expected, with free nats
     KLBudget      ... as near as a budget says, and no nearer
     Empowerment   what an action was can be read off what it changed

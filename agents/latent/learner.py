@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agents.behaviour import ImagActorCritic, Replayed
 from agents.codec import Codec
 from agents.dynamics.latent import State
-from agents.latent_mpc import LatentMPC
-from agents.latent_td3 import LatentTD3
+from agents.latent.behaviour import ImagActorCritic, Replayed
+from agents.latent.mpc import LatentMPC
+from agents.latent.td3 import LatentTD3
+from agents.latent.world import World
 from agents.nets import Flat
 from agents.replay import Replay, Sequences
-from agents.world import World
 
 
 class Seen(NamedTuple):

@@ -7,7 +7,7 @@
 
 A cell with a memory is trained on what it knew at each moment (`_remembered`), a cell without one on what it foresees
 from each sequence's first moment (`_foreseen`). What shapes the latent beside reward and end is a list of switches; see
-`agents.world_config` for the published combinations and their sources, `agents.represent` for the losses.
+`agents.world_config` for the published combinations and their sources, `agents.latent.represent` for the losses.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agents.behaviour import Replayed, value_net
 from agents.codec import Codec
 from agents.dynamics.latent import Cell, State, layer
 from agents.dynamics.rssm import RSSM
 from agents.dynamics.simnorm import SimNorm
 from agents.dynamics.ssm import SSM
-from agents.encoders import Decoder, Encoder
 from agents.heads import TwoHot
+from agents.latent.behaviour import Replayed, value_net
+from agents.latent.encoders import Decoder, Encoder
+from agents.latent.represent import Empowerment, KLBudget, barlow, consistency, divergence, infonce
 from agents.nets import Flat, linear
 from agents.replay import Sequences
-from agents.represent import Empowerment, KLBudget, barlow, consistency, divergence, infonce
 
 DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
 NEAR = 256  # rows that InfoNCE tells apart
@@ -164,10 +164,7 @@ class World(nn.Module):
             flat = {key: image.flatten(0, 1) for key, image in later.pixels.items()}
             ahead_seen = self.encode(later.vector.flatten(0, 1), flat, slow=True)["z"]
             encoded = torch.cat([z, ahead_seen.view(-1, *z.shape[1:])])
-        foreseen = [z[0]]
-        for t in range(steps):
-            foreseen.append(self.cell.step({"z": foreseen[-1]}, seq.action[t])["z"])
-        ahead = torch.stack(foreseen)
+        ahead = torch.cat([z, self.cell.unroll({"z": z[0]}, seq.action[:steps])["z"]])
         linked = seq.valid[:steps] & ~seq.first[1 : steps + 1]  # the next observation follows this one
         lives = torch.cat([seq.valid[:1], linked[:-1] & seq.valid[1:steps]]).cumprod(0)
         decay = DECAY[self.config.behaviour] ** torch.arange(steps, device=z.device, dtype=z.dtype)

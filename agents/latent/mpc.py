@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agents.behaviour import Policy, Replayed, ReturnScale
 from agents.codec import Codec
 from agents.dynamics import Predicted
 from agents.dynamics.latent import State
 from agents.heads import TwoHot
+from agents.latent.behaviour import Policy, Replayed, ReturnScale
 from agents.nets import Flat
 from agents.planners import MPPI
 from agents.replay import Sequences

@@ -189,7 +189,7 @@ class ImagActorCritic(nn.Module):
         """Dream from replayed states, ascend; returns metrics.
 
         Args:
-            world: an `agents.world.World`.
+            world: an `agents.latent.world.World`.
             sequences: a minibatch.
             replayed: what it is in the world.
             chosen: int64 (B,), which of its L * B rows to dream from; None for a random part.
