@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from agents.critics import LearnerConfig
 
@@ -145,6 +145,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 class DynaConfig:
     """None means: as the preset says, else as `DEFAULTS` does (in brackets)."""
 
+    presets: ClassVar[tuple[str, ...]] = tuple(PRESETS)
     preset: str = (
         "mbpo"  # mbpo, sac, single, dhmbpo, lipschitz, hl_gauss, coplanner, macura, morec, mopo, sindy, factored, pets
     )

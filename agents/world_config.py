@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 _DREAM: dict[str, Any] = {
     "cell": "rssm",
@@ -137,7 +137,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 class WorldModelConfig:
     """Settings; None means as the preset says."""
 
-    preset: str = "r2dreamer"
+    presets: ClassVar[tuple[str, ...]] = tuple(PRESETS)
+    preset: str = "r2dreamer"  # r2dreamer, dreamer, repo, infopower, drama, tdmpc2 or mrq
     cell: str | None = None  # rssm (recurrent), ssm (linear recurrence) or simnorm (no memory)
     behaviour: str | None = None  # imag_ac (actor-critic in imagination), mppi (planning), td3 (no imagination)
     kl: str | None = None  # fixed (dyn, rep, free nats), repo (a budget, held by a dual variable) or none

@@ -110,6 +110,9 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
 
     agent = str(values.get("agent", "ppo"))
     if agent not in agents.names():
+        for name in ("dyna", "world_model"):
+            if agent in agents.get(name).Config.presets:
+                raise UsageError(f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}")
         raise UsageError(unknown("agent", agent, agents.names()))
     wanted = values.get("reward", "task")
     explicit = isinstance(wanted, list)
@@ -200,7 +203,8 @@ def _cast(key: str, value: Any, kind: Any) -> Any:
     if float in kinds and number:
         return float(value)
     if str in kinds and not isinstance(value, (list, dict)):
-        return "" if value is None else str(value)
+        text = "" if value is None else str(value)
+        return text.lower() if isinstance(value, bool) else text
     for option in kinds:
         if typing.get_origin(option) in (list, tuple):
             items = value if isinstance(value, list) else [value]

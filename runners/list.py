@@ -220,6 +220,8 @@ def fields_of(tree: ast.Module, cls: str) -> list[tuple[str, str, str]]:
     for item in node.body:
         if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None):
             continue
+        if "ClassVar" in ast.unparse(item.annotation):
+            continue
         text = " ".join(lines[item.lineno - 1 : item.end_lineno])
         if item.end_lineno != item.lineno:  # a long default stands in brackets
             text = text.removesuffix(")").rstrip()

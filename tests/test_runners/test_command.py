@@ -408,3 +408,13 @@ def test_a_third_partys_reward_is_listed_without_importing_it(tmp_path):
 
 def test_the_status_key_is_plain_json():
     assert json.loads(json.dumps(to_dict(compose([CARTPOLE])[0])))["agent"]["name"] == "ppo"
+
+
+def test_a_preset_in_an_agents_place_is_told_whose_it_is():
+    with pytest.raises(UsageError, match=r"agent=dreamer is a preset of world_model; give agent=world_model agent.pre"):
+        command.compose(["env=CartPole-v1", "agent=dreamer"])
+
+
+def test_the_simulator_as_a_model_is_a_word_not_a_truth():
+    config, _ = command.compose(["env=Pendulum-v1", "agent=dyna", "agent.model=true"])
+    assert config.agent.model == "true"
