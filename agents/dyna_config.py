@@ -86,6 +86,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dreams_per_step": 10,
         "retain": 1,
         "model_hidden": [128, 128],
+        "model_steps": 250,
         "model_norm": "layer",
         "norm": "layer",
         "entropy": "auto_0.1",

@@ -31,7 +31,7 @@ from agents.dynamics.ensemble import Ensemble, EnsembleConfig
 from agents.soft import LearnerConfig, SoftActorCritic
 from runners.bench.measure import Measure, interleave, ratio
 
-ROUNDS, STARTS, ROWS = 5, 300, 10_000
+ROUNDS, STARTS, ROWS = 3, 300, 10_000
 TASK = "HalfCheetah-v5"
 SAME: dict[str, Any] = {"net_arch": [256, 256], "learning_rate": 3e-4, "batch_size": 256, "learning_starts": STARTS}
 
@@ -50,7 +50,7 @@ def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, flo
     """Measure; a few minutes. `share` of the steps are taken."""
     path = folder / "model-based.csv"
     path.unlink(missing_ok=True)
-    steps = max(int(500 * share), 10)
+    steps = max(int(300 * share), 10)
     ends = {"ours": _dyna(steps, preset="sac", updates_per_step=1, **SAME), "sb3": _sb3(steps)}
     figures = {"sac_ratio": ratio(interleave(path, "SAC, end to end", rounds, ends)["cpu"], "ours", "sb3")}
     updates = {"fused": _update("cpu", steps), "eager": _update("cpu", steps, fused=False), "sb3": _sb3_update(steps)}
