@@ -72,7 +72,11 @@ def run(folder: Path) -> dict[str, float]:
     for seed in range(SEEDS):
         for task, agent in PLAN:
             jobs += [(train, (task, agent, arm, seed)) for arm in ARMS]
-    return figures(run_missing(folder, "reward-swap", ("task", "agent", "arm", "seed"), jobs))
+    rows = run_missing(folder, "reward-swap", ("task", "agent", "arm", "seed"), jobs)
+    from runners.bench.reward_swap_figure import draw
+
+    draw(folder)
+    return figures(rows)
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
