@@ -199,6 +199,7 @@ class DynaConfig:
     dropout: float | None = None  # of the critics (0)
     lipschitz: str | None = None  # none, spectral or robust critics (none)
     lipschitz_weight: float = 0.1  # of the robust penalty
+    lipschitz_bound: float = 3.0  # spectral: the largest gain of a layer, on whitened observations
     lipschitz_radius: float = 0.1  # how far it looks, in standard deviations of observations
     head: str | None = None  # how a critic says a value: mse, hl_gauss or two_hot (mse)
     entropy: Any = None  # weight of the entropy: auto learns it, auto_0.1 from 0.1 on, a number fixes it (auto)
