@@ -55,6 +55,9 @@ def draw(folder: Path) -> Path:
         axis.set_title(
             f"{TITLES[task, agent]}\n{env_id.removeprefix('lodestar/')}, {seeds} seed{'s'[: seeds > 1]}", fontsize=7.5
         )
+        low, high = axis.dataLim.intervaly
+        if low == high:  # nobody was ever paid
+            axis.set_ylim(low - 1, low + 20)
         axis.set_xlabel("steps after the change", fontsize=7)
         axis.tick_params(labelsize=6.5, length=2)
         axis.grid(color="#eeeeee", linewidth=0.7)
