@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, float]:
     """Measure; a few minutes. `share` of the steps are taken."""
-    path = folder / "model-based.csv"
+    path = folder / "model_based.csv"
     path.unlink(missing_ok=True)
     steps = max(int(300 * share), 10)
     ends = {"ours": _dyna(steps, preset="sac", updates_per_step=1, **SAME), "sb3": _sb3(steps)}
