@@ -47,7 +47,7 @@ from agents.steps import Steps
 from agents.task import TaskScorer, checked
 from agents.verbs import OwnAgent, is_single
 from agents.weights import Weights, is_sound
-from envs.types import Obs, map_obs
+from envs.types import Obs, ReplayScorer, map_obs
 
 GIVE_UP = 3  # restored snapshots in a row
 
@@ -84,7 +84,7 @@ class Dyna(OwnAgent):
         self.check(self.observation_space, self.action_space)
         self.codec = codec = Codec(self.observation_space, self.action_space)
         self._refuse_discrete()
-        self.scorer = TaskScorer(settings.gamma) if scorer is None else checked(scorer)
+        self.scorer = TaskScorer(settings.gamma) if scorer is None else checked(scorer, ReplayScorer)
         self.paying = self.scorer if settings.relabel else Stale(self.scorer)
         self.steps = Steps(envs, seed)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes

@@ -3,7 +3,7 @@
 A reward that learns makes stored rewards wrong, so none is stored: a sampled row is paid at that moment, by the scorer
 as it stands, and an n-step return is the sum of what its rows are worth now. What cannot be told from a transition
 alone (the score of a reward that remembers the episode; frames, texts, signals) is kept as columns that the scorer
-names (`StreamScorer.keep`), and weighed and scaled anew. How rows are drawn says `agents.sampling`; what was imagined
+names (`ReplayScorer.keep`), and weighed and scaled anew. How rows are drawn says `agents.sampling`; what was imagined
 lies in `agents.dreams`.
 """
 

@@ -14,7 +14,7 @@ PAID = "paid"  # the column
 
 
 class Stale:
-    """A `StreamScorer` around another: kept transitions are paid once, with the weights and scales of that moment.
+    """A `ReplayScorer` around another: kept transitions are paid once, with the weights and scales of that moment.
 
     Args:
         scorer: whose rewards go stale; it goes on learning.

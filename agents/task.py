@@ -19,7 +19,7 @@ class TaskStream:
 
 
 class TaskScorer:
-    """A `StreamScorer` of one stream, `task`."""
+    """A `ReplayScorer` of one stream, `task`."""
 
     requires: frozenset[str] = frozenset({"reward"})
     relabelable, differentiable = True, False
@@ -75,15 +75,20 @@ class TaskScorer:
         """Nothing to restore."""
 
 
-def checked(scorer: Any) -> Any:
+def checked(scorer: Any, kind: Any = StreamScorer) -> Any:
     """The scorer itself.
+
+    Args:
+        scorer: what pays.
+        kind: what it must be: `StreamScorer`, or `ReplayScorer` for an agent with a replay.
 
     Raises:
         ValueError: if it is none, or has no streams.
     """
-    if not isinstance(scorer, StreamScorer) or not scorer.streams:
+    if not isinstance(scorer, kind) or not scorer.streams:
+        lacks = "streams that can be told apart"
+        lacks += "" if kind is StreamScorer else " and paid anew (StreamScorer's members, and keep, again, combine)"
         raise ValueError(
-            f"scorer={scorer!r} has no streams that can be told apart; give what rewards.make returns, or None for the "
-            "task's own reward"
+            f"scorer={scorer!r} has no {lacks}; give what rewards.make returns, or None for the task's own reward"
         )
     return scorer

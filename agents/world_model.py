@@ -76,7 +76,7 @@ class WorldModel(OwnAgent):
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.codec = codec = Codec(self.observation_space, self.action_space)
-        self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer)  # type: ignore[arg-type]
+        self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer, ReplayScorer)  # type: ignore[arg-type]
         self.notes = _notes(self.scorer)
         self._stale = None if config.relabel else Stale(self.scorer)
         self.policy = self.learner = WorldLearner(config, codec, seed=seed, device=self.device)

@@ -155,23 +155,12 @@ class StreamScorer(Scorer, Protocol):
     streams: Mapping[
         str, Any
     ]  # name -> something with `gamma`, and `episodic`: whether its return ends with the episode
-    is_task: bool  # whether it pays the task's own reward as it is, and nothing else
-    keeps: bool  # whether `keep` has anything to say
 
     def embed(self, batch: Transitions) -> Transitions:
         """The batch with frames reduced to what will be read of them."""
 
     def score(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
         """Raw scores by stream, leading shape of the batch."""
-
-    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
-        """Columns that a replay stores beside transitions (T, N) in time order, so that `again` can pay them later."""
-
-    def again(self, batch: Transitions) -> dict[str, Array]:
-        """Raw scores by stream, as the rewards stand now, of stored transitions with their columns, in any order."""
-
-    def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
-        """The reward an agent receives, float32: scores weighed, scaled and added up."""
 
     def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
         """The rewards that each stream's value is about."""
@@ -181,6 +170,23 @@ class StreamScorer(Scorer, Protocol):
 
     def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any) -> dict[str, float]:
         """Learn from fresh transitions, each handed in once; returns metrics by tag."""
+
+
+@runtime_checkable
+class ReplayScorer(StreamScorer, Protocol):
+    """A scorer that pays transitions of the past anew, and imagined ones: for an agent with a replay."""
+
+    is_task: bool  # whether it pays the task's own reward as it is, and nothing else
+    keeps: bool  # whether `keep` has anything to say
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
+        """Columns that a replay stores beside transitions (T, N) in time order, so that `again` can pay them later."""
+
+    def again(self, batch: Transitions) -> dict[str, Array]:
+        """Raw scores by stream, as the rewards stand now, of stored transitions with their columns, in any order."""
+
+    def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
+        """The reward an agent receives, float32: scores weighed, scaled and added up."""
 
 
 @runtime_checkable

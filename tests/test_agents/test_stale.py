@@ -29,3 +29,20 @@ def test_old_transitions_keep_their_pay_and_new_ones_get_todays(names):
             before = replay.rows(torch.arange(20)).reward
     assert torch.equal(replay.rows(torch.arange(20)).reward, before)
     assert replay.metrics and "reward/total" in replay.metrics  # it has learnt since
+
+
+def test_a_scorer_that_cannot_pay_the_past_is_refused_by_agents_with_a_replay():
+    from agents.dyna import Dyna, DynaConfig
+
+    class Streams:
+        requires, relabelable, differentiable = frozenset({"reward"}), True, False
+        streams = {"task": None}
+
+        def initial_memory(self, n):
+            return {}
+
+        total = embed = score = scaled = weights = update = initial_memory
+
+    venv = envs.make.make_vec("Pendulum-v1", 1, seed=0)
+    with pytest.raises(ValueError, match=r"has no streams that can be told apart and paid anew"):
+        Dyna(venv, DynaConfig(preset="sac"), scorer=Streams())

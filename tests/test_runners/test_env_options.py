@@ -89,7 +89,7 @@ def test_worlds_of_cells_are_filmed_and_what_cannot_be_drawn_is_said_so_without_
         (["env=lodestar/DeepSea-v0", "env.size=1"], "size=1 is out of range; give at least 2"),
         (["env=CartPole-v1", "env.sticky=1"], "sticky=1.0 is out of range; give a probability of 0 or more"),
         (["env=Pendulum-v1", "env.noisy_tv=on_demand"], 'mode "on_demand" needs Discrete actions'),
-        (["env=MiniGrid-DoorKey-5x5-v0", "env.mission=true"], "mission='True' is unknown; give"),
+        (["env=MiniGrid-DoorKey-5x5-v0", "env.mission=true"], "mission='true' is unknown; give"),
         (["env=MiniGrid-DoorKey-5x5-v0", "env.width=5"], "cannot be made with the arguments ['width']"),
         (["env=CartPole-v1", "env.sticky=0.25", "backend=batched"], "sticky=0.25 needs single environments"),
         (
