@@ -33,7 +33,7 @@ from agents.steps import Steps
 from agents.task import TaskScorer, checked
 from agents.verbs import OwnAgent, is_single
 from agents.world_config import WorldModelConfig
-from envs.types import Obs, Transitions, map_obs
+from envs.types import Obs, ReplayScorer, Transitions, map_obs
 
 JUMP, LARGE = 2.0, 0.5  # a head's error that is this many times the usual, and this large, belongs to another reward
 FOLLOW = 0.2  # how fast the usual error follows
