@@ -34,6 +34,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from agents.codec import Codec
 from agents.nets import CLIP, Flat, Inputs
 from agents.verbs import is_single
 from envs.types import Obs, Transitions
@@ -133,6 +134,7 @@ class IQL:
             raise ValueError(
                 f"IQL cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
             )
+        self.codec = Codec(observation_space, action_space)
         self.device = torch.device(device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
         actions = int(action_space.n) if self.discrete else int(np.prod(action_space.shape or ()))  # type: ignore[attr-defined]
@@ -253,18 +255,12 @@ class IQL:
         spread = float(paid.std()) if self.config.normalize_reward else 1.0
         numbers = np.stack([paid / (spread if spread > 0 else 1.0), ~np.asarray(data.terminated, bool)], -1)
         whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
-        table = [*whitened, self._from_env(data.action), torch.tensor(numbers, dtype=torch.float32, device=self.device)]
+        table = [
+            *whitened,
+            torch.tensor(self.codec.encode(data.action), device=self.device),
+            torch.tensor(numbers, dtype=torch.float32, device=self.device),
+        ]
         return torch.cat(table, -1)
-
-    def _from_env(self, action: np.ndarray) -> Tensor:
-        """Recorded actions as the networks have them: one-hot, or scaled to [-1, 1]; float32 (N, A)."""
-        space: Any = self.action_space
-        if self.discrete:
-            scaled = np.eye(space.n, dtype=np.float32)[np.asarray(action).ravel() - space.start]
-        else:
-            low, high = space.low.ravel(), space.high.ravel()
-            scaled = 2 * (np.asarray(action, np.float32).reshape(len(action), -1) - low) / (high - low) - 1
-        return torch.tensor(scaled, dtype=torch.float32, device=self.device)
 
     def _chosen(self, outputs: Tensor, deterministic: bool) -> Tensor:
         if self.discrete:
@@ -278,12 +274,7 @@ class IQL:
         return outputs + self.net.log_std.clamp(*LOG_STD).exp() * noise
 
     def _to_env(self, chosen: np.ndarray) -> np.ndarray:
-        space: Any = self.action_space
-        if self.discrete:
-            return chosen + space.start
-        low, high = space.low.ravel(), space.high.ravel()
-        actions = low + (np.clip(chosen, -1, 1) + 1) / 2 * (high - low)
-        return actions.reshape(len(actions), *space.shape).astype(space.dtype)
+        return chosen + self.codec.action_space.start if self.discrete else self.codec.decode(chosen)
 
 
 class _Networks(nn.Module):
