@@ -1,7 +1,7 @@
 """The table of agents: a name on the command line -> the class behind it. Importing it is cheap.
 
-ppo.py                     on-policy, a value for every stream: collector.py and device.py (rollouts), advantages.py,
-learner.py and fused.py (the update, in torch and by hand), nets.py, glyphs.py
+ppo.py                     on-policy, a value for every stream: ppo_config.py (settings), collector.py and device.py
+(rollouts), advantages.py, learner.py and fused.py (the update, in torch and by hand), nets.py, glyphs.py
 dyna.py                    learns from what a model imagines: dyna_config.py (the variants), imagination.py (its side
 of the model), svg.py (gradients through the model), dreams.py (what was imagined)
 world_model.py             the same in a latent: world_config.py (the variants), latent/
