@@ -146,6 +146,14 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 class DynaConfig:
     """None means: as the preset says, else as `DEFAULTS` does (in brackets)."""
 
+    search: ClassVar[dict[str, tuple]] = {  # what `runners.tune` tries
+        "learning_rate": (1e-4, 3e-3, "log"),
+        "gamma": (0.9, 0.999),
+        "updates_per_step": (0.5, 20.0, "log"),
+        "real_ratio": (0.05, 1.0, "log"),
+        "model_steps": (100, 2000, "log"),
+        "batch_size": (64, 128, 256, 512, "choice"),
+    }
     presets: ClassVar[tuple[str, ...]] = tuple(PRESETS)
     preset: str = (
         "mbpo"  # mbpo, sac, single, dhmbpo, lipschitz, hl_gauss, coplanner, macura, morec, mopo, sindy, factored, pets

@@ -54,6 +54,11 @@ class SQIRLConfig:
         max_steps: steps of an episode that are planned for; 0 for as many as the longest one has.
     """
 
+    search: ClassVar[dict[str, tuple]] = {  # what `runners.tune` tries
+        "k": (1, 3),
+        "learning_rate": (1e-4, 1e-2, "log"),
+        "episodes": (4, 64, "log"),
+    }
     k: int = 1
     episodes: int = 16
     learning_rate: float = 1e-3

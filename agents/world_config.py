@@ -137,6 +137,15 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 class WorldModelConfig:
     """Settings; None means as the preset says."""
 
+    search: ClassVar[dict[str, tuple]] = {  # what `runners.tune` tries
+        "model_learning_rate": (1e-4, 3e-3, "log"),
+        "actor_learning_rate": (3e-5, 1e-3, "log"),
+        "critic_learning_rate": (3e-5, 1e-3, "log"),
+        "entropy_weight": (1e-5, 1e-2, "log"),
+        "train_ratio": (32.0, 512.0, "log"),
+        "gamma": (0.9, 0.999),
+        "horizon": (3, 15),
+    }
     presets: ClassVar[tuple[str, ...]] = tuple(PRESETS)
     preset: str = "r2dreamer"  # r2dreamer, dreamer, repo, infopower, drama, tdmpc2 or mrq
     cell: str | None = None  # rssm (recurrent), ssm (linear recurrence) or simnorm (no memory)

@@ -69,6 +69,7 @@ class RewardConfig:
         freeze: transitions after which its scale stands still; 0 never freezes.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"weight": (1e-3, 10.0, "log")}  # what `runners.tune` tries; see there
     weight: Any = 1.0
     scale: str = "none"
     shape: str = "none"

@@ -50,6 +50,7 @@ class BYOLConfig(LearnedConfig):
         batch_size: sequences in a minibatch; `update_proportion` is a share of sequences, too.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"horizon": (1, 8), "decay": (0.9, 0.999)}
     scale: str = "ema"
     horizon: int = 4
     decay: float = 0.99

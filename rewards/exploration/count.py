@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -43,6 +43,12 @@ class CountConfig(RewardConfig):
             An episode forgets the oldest first, the table the least visited.
     """
 
+    search: ClassVar[dict[str, tuple]] = {
+        "weight": (1e-4, 1.0, "log"),
+        "kind": ("first", "sqrt", "choice"),
+        "memory": ("episode", "lifetime", "choice"),
+        "bin": (0.01, 1.0, "log"),
+    }
     weight: Any = 0.01
     kind: str = "first"
     memory: str = "episode"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class DisagreementConfig(LearnedConfig):
         bootstrap: share of a minibatch that each member learns from, in (0, 1] [1].
     """
 
+    search: ClassVar[dict[str, tuple]] = {"members": (2, 8), "bootstrap": (0.5, 1.0)}
     members: int = 5
     bootstrap: float = 0.8
 

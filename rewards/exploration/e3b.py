@@ -16,7 +16,7 @@ forever: a random one does, a learnt one does where noise follows the action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class E3BConfig(LearnedConfig):
             stands still altogether, so that counts are exact.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"ridge": (1e-3, 1.0, "log"), "sqrt": (False, True, "choice")}
     weight: Any = 0.01
     scale: str = "ema"
     ridge: float = 0.1

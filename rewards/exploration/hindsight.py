@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class HindsightConfig(ForwardConfig):
         freeze: transitions after which the scale stands still; 0 never freezes [0].
     """
 
+    search: ClassVar[dict[str, tuple]] = {"temper": (0.1, 10.0, "log"), "invariance": (0.0, 2.0)}
     freeze: int = 20_000
     chance: int = 16
     noise: int = 8

@@ -12,7 +12,7 @@ the agent with it. See `hindsight`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ class ICMConfig(LearnedConfig):
         hidden: width of the hidden layers [256].
     """
 
+    search: ClassVar[dict[str, tuple]] = {"forward_share": (0.05, 0.95)}
     forward_share: float = 0.2
 
     def __post_init__(self) -> None:

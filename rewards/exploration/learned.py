@@ -59,6 +59,7 @@ class LearnedConfig(RewardConfig):
             1: the bonus is for what the step showed.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"learning_rate": (1e-5, 1e-2, "log"), "update_proportion": (0.1, 1.0, "log")}
     scale: str = "return"
     gamma: float | None = 0.99
     normalize_obs: str = "running"

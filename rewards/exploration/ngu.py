@@ -13,7 +13,7 @@ weight ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class NGUConfig(PseudoCountConfig):
         rnd_learning_rate: of the RND half [5e-4].
     """
 
+    search: ClassVar[dict[str, tuple]] = {"max_factor": (1.0, 10.0), "rnd_learning_rate": (1e-5, 1e-2, "log")}
     max_factor: float = 5.0
     rnd_learning_rate: float = 1e-4
 

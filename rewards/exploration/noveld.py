@@ -13,7 +13,7 @@ visit is a first one and a noisy step pays whenever the error happens to rise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ class NovelDConfig(RNDConfig):
         capacity: distinct cells that an episode remembers.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"alpha": (0.0, 1.0), "bin": (0.01, 1.0, "log")}
     weight: Any = 0.3
     alpha: float = 0.5
     bin: Any = 0.1

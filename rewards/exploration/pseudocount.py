@@ -16,7 +16,7 @@ Fails when: the embedding keeps noise, or moves so fast that old neighbours look
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class PseudoCountConfig(LearnedConfig):
         capacity: states that an episode remembers [30,000].
     """
 
+    search: ClassVar[dict[str, tuple]] = {"k": (3, 30, "log"), "kernel": (1e-4, 1e-1, "log")}
     weight: Any = 0.01
     scale: str = "ema"
     k: int = 10

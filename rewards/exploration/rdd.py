@@ -22,7 +22,7 @@ floor that does not vanish).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class RDDConfig(RNDConfig):
         replay: visits kept to be learnt from again; 0 keeps none.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"sigma": (0.1, 3.0, "log")}
     learning_rate: float = 3e-4
     target: str = "gaussian"
     sigma: float = 1.0

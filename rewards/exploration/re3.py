@@ -16,7 +16,7 @@ Fails when: observations contain noise, or much that does not matter: a random n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +37,11 @@ class RE3Config(LearnedConfig):
         capacity: states that an episode remembers.
     """
 
+    search: ClassVar[dict[str, tuple]] = {  # nothing is learned
+        "k": (1, 10),
+        "learning_rate": (),
+        "update_proportion": (),
+    }
     weight: Any = 0.01
     scale: str = "ema"
     k: int = 3

@@ -16,7 +16,7 @@ observations are alike, so that every count is 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +40,11 @@ class RIDEConfig(LearnedConfig):
         capacity: distinct cells that an episode remembers.
     """
 
+    search: ClassVar[dict[str, tuple]] = {
+        "inverse_weight": (0.01, 1.0, "log"),
+        "forward_weight": (0.1, 100.0, "log"),
+        "bin": (0.01, 1.0, "log"),
+    }
     weight: Any = 0.01
     scale: str = "ema"
     inverse_weight: float = 0.1

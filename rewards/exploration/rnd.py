@@ -15,7 +15,7 @@ learns everything before the agent has found the task.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class RNDConfig(LearnedConfig):
         depth: hidden layers of the predictor; the target has one.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"depth": (1, 3)}
     learning_rate: float = 1e-4
     depth: int = 2
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -53,6 +53,7 @@ class SubmodularConfig(LearnedConfig):
         capacity: cells that an episode of `cover` remembers.
     """
 
+    search: ClassVar[dict[str, tuple]] = {"length": (0.1, 3.0, "log"), "noise": (0.01, 1.0, "log")}
     weight: Any = 0.01
     scale: str = "none"
     gamma: float | None = None

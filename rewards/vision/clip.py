@@ -44,6 +44,7 @@ class ClipConfig(VisionConfig):
             [VLM-SR on a ViT-bigG-14, as VLM-RL compares with it: 0.32].
     """
 
+    search: ClassVar[dict[str, tuple]] = {"alpha": (0.0, 1.0)}
     NAME: ClassVar[str] = "clip"
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "baseline")
 
