@@ -1,0 +1,116 @@
+"""What is here, what is not, and what to do about it: `python -m runners.doctor`.
+
+Every check runs in a process of its own with a limit of time (`ask`): one that crashes or hangs is a line, never the
+end. The process that asks imports nothing but the standard library, so that it can speak when everything is missing.
+
+packages.py   what is installed, and whether it can be imported
+machine.py    Python, torch and the GPU, cores, memory, disk
+worlds.py     environments that are made, stepped and drawn; the video encoder
+models.py     CLIP weights, the judge's server, launchers
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+
+class Finding(NamedTuple):
+    """One line.
+
+    Attributes:
+        name: what was looked at.
+        state: "ok", "warning" (works, with a drawback) or "missing" (not there, or broken).
+        found: what was seen, with versions and units.
+        fix: what to do about it, in words or as a command; "" if there is nothing to do.
+        required: whether nothing can be trained without it; if that is missing, the exit code says so.
+    """
+
+    name: str
+    state: str
+    found: str
+    fix: str = ""
+    required: bool = True
+
+
+def ask(
+    name: str,
+    target: str,
+    *arguments: Any,
+    fix: str = "",
+    required: bool = True,
+    timeout: float = 60.0,
+    **variables: str,
+) -> list[Finding]:
+    """Run a check in a process of its own.
+
+    Args:
+        name: of the line, if the check cannot say a word itself.
+        target: "module:function"; it gives findings one by one.
+        *arguments: what it is called with, plain data.
+        fix: for the line about a check that raises, crashes or hangs.
+        required: as in `Finding`, of that line.
+        timeout: seconds until the process, and all it started, is killed.
+        **variables: of its environment, beside those of this process.
+
+    Returns:
+        What it found, and one more line if it did not come to its end.
+    """
+    command = [sys.executable, "-X", "faulthandler", "-m", "runners.doctor.child", target, json.dumps(arguments)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return [Finding(name, "missing", f"no process could be started for it ({error})", fix, required)]
+    hung = False
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        hung = True
+        _kill(process)
+        out, err = process.communicate()
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
+    findings = [Finding(**line) for line in lines if "name" in line]
+    if any("end" in line for line in lines):
+        return findings
+    said = next((line["error"] for line in lines if "error" in line), "")
+    if hung:
+        said = f"did not answer within {timeout:g} s"
+    elif not said:
+        said = f"its process died ({_ending(process.returncode)}){_last(err)}"
+    return [*findings, Finding(name, "missing", said, fix, required)]
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (AttributeError, OSError):  # no process groups on Windows
+        process.kill()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last(err: str) -> str:
+    """The innermost line of ours or theirs that faulthandler names, or the last words."""
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    place = next((line for line in lines if line.startswith("File ")), lines[-1] if lines else "")
+    return f": {place[:200]}" if place else ""

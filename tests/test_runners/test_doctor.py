@@ -1,0 +1,206 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rewards.vision.encoder import MODELS
+from runners.doctor import Finding, ask, models, packages, worlds
+from runners.doctor.__main__ import checks, choose, main, parsed
+
+FAULTY = """
+import ctypes, time
+from runners.doctor import Finding
+def fine(word): yield Finding("fine", "ok", word)
+def raises(): raise RuntimeError("the disk is\\n gone")
+def crashes():
+    print("a library that talks")
+    yield Finding("before", "ok", "this was found")
+    ctypes.string_at(0)
+def hangs():
+    yield Finding("before", "ok", "this was found")
+    time.sleep(1e9)
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "faulty_checks.py").write_text(FAULTY)
+    (tmp_path / "crashing.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def test_a_check_is_handed_its_arguments_and_gives_its_lines(faulty: Path) -> None:
+    assert ask("x", "faulty_checks:fine", "é, 'quoted'") == [Finding("fine", "ok", "é, 'quoted'")]
+
+
+def test_a_check_that_raises_is_one_line(faulty: Path) -> None:
+    found = ask("x", "faulty_checks:raises", fix="buy another", required=False)
+    assert found == [Finding("x", "missing", "RuntimeError: the disk is gone", "buy another", False)]
+
+
+def test_a_check_that_crashes_is_a_line_after_what_it_found(faulty: Path) -> None:
+    before, crash = ask("x", "faulty_checks:crashes", fix="mend it")
+    assert before == Finding("before", "ok", "this was found")
+    assert crash.state == "missing" and crash.fix == "mend it" and crash.required
+    assert crash.found.startswith("its process died (SIGSEGV)") and "ctypes" in crash.found
+
+
+def test_a_check_that_hangs_is_killed_at_its_limit(faulty: Path) -> None:
+    begin = time.monotonic()
+    found = ask("x", "faulty_checks:hangs", timeout=4)
+    assert found[-1] == Finding("x", "missing", "did not answer within 4 s")
+    assert 4 <= time.monotonic() - begin < 60
+
+
+def test_a_package_that_kills_the_process_is_named_and_the_rest_go_on(faulty: Path) -> None:
+    found = packages.imports(["filelock>=3", "crashing>=1", "no-such-package<2", "rich>=99"], 60)
+    assert [(f.name, f.state) for f in found] == [
+        ("filelock", "ok"),
+        ("crashing", "missing"),
+        ("no-such-package", "missing"),
+        ("rich", "warning"),
+    ]
+    assert "SIGSEGV" in found[1].found and found[1].fix == "pip install 'crashing>=1'"
+    assert found[2].found.startswith("ModuleNotFoundError: No module named 'no_such_package'")
+    assert found[3].found.endswith("but >=99 is asked for")
+
+
+def test_a_requirement_of_another_platform_is_not_missed() -> None:
+    (found,) = packages.each("no-such-package>=1; sys_platform == 'beos'")
+    assert found == Finding("no-such-package", "ok", 'not needed here (sys_platform == "beos")')
+
+
+def test_a_missing_package_is_named_with_its_fix_and_the_exit_code_says_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'nle': raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "runners.doctor", "only=nethack,cores"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 3
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("missing  nethack")]
+    assert "No module named 'nle'" in line
+    assert "pip install --force-reinstall nle" in result.stdout
+    assert result.stdout.endswith("not ready: nethack\n") and "ok       cores" in result.stdout
+
+
+def test_every_requirement_and_extra_of_the_project_is_looked_at() -> None:
+    core, extras = packages.wanted()
+    names = [packages.distribution(line) for line in core]
+    assert {"gymnasium", "torch", "nle", "hydra-core", "tensorboard"} <= set(names)
+    assert set(extras) >= {"cluster", "onnx", "minihack"}
+    assert [packages.distribution(line) for line in extras["cluster"]] == ["ray", "submitit"]
+    assert {"[cluster]", "imports", "mujoco drawn", "judge"} <= set(checks(parsed([])))
+
+
+def test_an_extra_says_what_it_lacks() -> None:
+    (there,) = packages.extra("x", "filelock>=3")
+    (lacking,) = packages.extra("x", "filelock>=3", "no-such-package")
+    assert (there.state == "ok" and there.found.startswith("filelock 3")) or there.found.startswith("filelock 4")
+    assert lacking == Finding(
+        "[x]", "missing", "optional; without no-such-package", "pip install 'lodestar-rl[x]'", required=False
+    )
+
+
+def test_json_holds_every_line_and_nothing_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["json=true", "only=disk", f"root={tmp_path / 'runs'}"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    names = [finding["name"] for finding in told["findings"]]
+    assert told["ready"] is True and names[:3] == ["disk", "disk speed", "checkpoint"]
+    assert told["findings"][2]["found"].endswith("and read back equal")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_that_cannot_be_written_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["only=disk", "root=/proc/runs"]) == 3
+    out = capsys.readouterr().out
+    assert "missing  disk" in out and "root=<a folder that you may write to>" in out
+
+
+def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for argument, sentence in (
+        ("jduge=x", "error: key=jduge is unknown; did you mean judge?"),
+        ("only=dsik", "error: only=dsik is unknown; did you mean disk?"),
+        ("timeout=soon", "error: timeout=soon is no time; give seconds, more than 0"),
+        ("json=1", "error: json=1 is neither true nor false"),
+    ):
+        assert main([argument]) == 2
+        assert capsys.readouterr().err.strip() == sentence
+    assert main(["--help"]) == 0 and "python -m runners.doctor" in capsys.readouterr().out
+    assert list(choose({"a": list, "b": list}, "")) == ["a", "b"]
+
+
+class _Judge(BaseHTTPRequestHandler):
+    asked: list[str] = []
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "tiny"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(self.headers["Authorization"])
+        self._answer({"choices": [{"message": {"content": "yes"}}], "usage": {"total_tokens": 3}})
+
+    def _answer(self, body: dict) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_judge_is_asked_for_real_and_its_key_stays_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-CANARY")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        (found,) = models.judge(url, "")
+        server.shutdown()
+    assert found.state == "ok" and found.found.startswith(f"tiny at {url} answered in")
+    assert _Judge.asked == ["Bearer sk-CANARY"] and "CANARY" not in str(found)
+    (gone,) = models.judge(url, "")
+    assert gone.state == "missing" and not gone.required and "CANARY" not in str(gone)
+    assert gone.found == f"{url} cannot be reached: ConnectError (OPENAI_API_KEY is set)"
+    (unasked,) = models.judge("", "")
+    assert unasked.state == "ok" and "OPENAI_API_KEY is set" in unasked.found
+
+
+def test_shipped_weights_are_compared_with_their_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (MODELS["lodestar"] / "open_clip_model.safetensors").is_file():
+        pytest.skip("the models ship with a checkout")
+    assert [(f.name, f.state) for f in models.shipped()] == [("CLIP lodestar", "ok"), ("CLIP lodestar-96", "ok")]
+    for name in ("README.md", "open_clip_model.safetensors"):
+        data = bytearray((MODELS["lodestar"] / name).read_bytes())
+        data[-1] ^= name.endswith("safetensors")
+        (tmp_path / name).write_bytes(data)
+    monkeypatch.setitem(MODELS, "lodestar", tmp_path)
+    changed = next(iter(models.shipped()))
+    assert changed.state == "missing" and "not the file that its card describes" in changed.found
+
+
+def test_two_frames_go_through_the_encoder_and_back() -> None:
+    (found,) = worlds.video()
+    assert found.state == "ok" and found.found.endswith("read back")
+
+
+def test_a_world_is_stepped_and_drawn() -> None:
+    (found,) = worlds.world("classic control", "CartPole-v1", None)
+    assert found.state == "ok" and found.found.endswith("with a frame of 64 x 64")
