@@ -1,0 +1,69 @@
+"""A Ray cluster of several nodes on one machine, to lose some of them on purpose."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+MEMORY = 80 * 2**20  # bytes of shared memory a node; jobs exchange a few numbers
+# A lost node is noticed within seconds; Ray's own settings allow for slow networks.
+HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_timeout_ms": 5000}
+
+
+class Nodes:
+    """A running cluster.
+
+    Attributes:
+        address: host:port for `runners.sweep.ray.Ray`.
+        pids: of the raylet, the process that makes a node, for every node that takes jobs.
+    """
+
+    def __init__(self, count: int, cpus: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._temporary = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
+        common = {"object_store_memory": MEMORY, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+        head = {**common, "num_cpus": 0, "temp_dir": self._temporary.name, "_system_config": HEALTH}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._common = {**common, "num_cpus": cpus}
+        self.address: str = self._cluster.address
+        self.pids: list[int] = []
+        for _ in range(count):
+            self.add()
+
+    def add(self) -> int:
+        """One more node; returns its raylet's pid."""
+        node: Any = self._cluster.add_node(**self._common)
+        self.pids.append(node.all_processes["raylet"][0].process.pid)
+        return self.pids[-1]
+
+    def kill(self, pid: int) -> None:
+        """As if the plug was pulled: SIGKILL to a node's raylet, and with it go its workers."""
+        os.kill(pid, signal.SIGKILL)
+        self.pids.remove(pid)
+
+    def close(self) -> None:
+        """End the cluster."""
+        with suppress(Exception):
+            self._cluster.shutdown()
+        self._temporary.cleanup()
+
+
+@contextmanager
+def nodes(count: int, cpus: int = 1) -> Iterator[Nodes]:
+    """A cluster on this machine of a head, which takes no jobs, and `count` nodes with `cpus` CPUs each."""
+    from runners.sweep.ray import _import, local_only
+
+    _import()
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with local_only():
+        cluster = Nodes(count, cpus)
+        try:
+            yield cluster
+        finally:
+            cluster.close()

@@ -1,0 +1,122 @@
+"""A job in a process of its own, for workers that are not ours: Ray's and SLURM's. Started, watched, never left behind.
+
+A crash of the job is an exit code here, not a lost worker. A worker that dies takes its job along: the job notices
+within a second, saves, and goes. Whoever runs the job next waits for that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from runners.exits import TERMINATED
+from runners.folder import read_status
+from runners.sweep.job import LOG, Outcome, work
+
+POLL_S = 0.2  # between two looks at a job's process
+PARENT_S = 0.5  # between two looks of a job at the process that started it
+SAVE_S = 60.0  # how long a job that was asked to go may take to save before it is killed
+FREE_S = 90.0  # how long a job waits for an orphan of its folder to save and go; more than SAVE_S
+
+
+class Child:
+    """A job's process.
+
+    Args:
+        argv: what `runners.train` is given.
+        folder: the run's folder; what the job prints goes to log.txt there.
+        home: the working directory that relative paths were meant for; not used where there is none of that name.
+    """
+
+    def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
+        self.folder = home / folder
+        self._began = time.monotonic()
+        self._asked = False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
+        cwd = home if home.is_dir() else None
+        with (self.folder / LOG).open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.where = f"{socket.gethostname()}:{self._process.pid}"
+
+    def ask(self) -> None:
+        """Ask it to save and go."""
+        if not self._asked:
+            self._asked = True
+            self._process.terminate()
+
+    def wait(self) -> Outcome:
+        """Until it ended; one that was asked to go is killed after `SAVE_S` seconds."""
+        deadline = None
+        while self._process.poll() is None:
+            if self._asked:
+                deadline = deadline or time.monotonic() + SAVE_S
+                if time.monotonic() > deadline:
+                    self._process.kill()
+            time.sleep(POLL_S)
+        code = self._process.returncode
+        if self._asked and code == -signal.SIGTERM:  # it had not come so far as to have anything to save
+            code = TERMINATED
+        return Outcome(code, time.monotonic() - self._began, self.where, sentence(self.folder, code))
+
+
+def sentence(folder: Path, code: int) -> str:
+    """Why a job ended with `code`, as it wrote down itself; empty for 0."""
+    if code == 0:
+        return ""
+    status = read_status(folder) or {}
+    if code == status.get("exit_code") and status.get("error"):
+        return str(status["error"])
+    if code == TERMINATED:
+        return "stopped"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}; {folder / LOG} has its last words"
+    return f"exit code {code}; {folder / LOG} has the reason"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The process of a job: `python -m runners.sweep.child PARENT FOLDER key=value ...`."""
+    parent, folder, *job = sys.argv[1:] if argv is None else argv
+    _plain_signals()
+    threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+    _wait_until_free(Path(folder))
+    return work(job, Path(folder))
+
+
+def _plain_signals() -> None:
+    """As a shell would start it: Ray's workers block SIGINT, and SLURM's warnings (SIGUSR) are for our parent."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _follow(parent: int) -> None:
+    """Go when the parent is gone: its node is lost to the sweep, and somebody else is about to take the job."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SAVE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_until_free(folder: Path) -> None:
+    """A run of this folder that lost its worker may still be saving; `runners.train` would refuse at once."""
+    from filelock import FileLock, Timeout
+
+    with suppress(Timeout), FileLock(folder / ".lock").acquire(timeout=FREE_S):
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

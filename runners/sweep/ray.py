@@ -1,0 +1,253 @@
+"""Jobs on a Ray cluster, or on a local one: `launcher=ray launcher.address=host:port`.
+
+Ray brings a job to a free node and says when the node is lost; nothing else of it is used. A job is a Ray task that
+starts the run in a process of its own and watches it, so Ray's worker survives the run's crash. Retries are the
+ledger's business, and what a lost node had saved is in the run's folder, which all nodes must share: every node shows
+that it sees it, and that it has the same libraries, before it gets a job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from runners.checkpoint import versions, write_atomically
+from runners.config import UsageError
+from runners.exits import TERMINATED
+from runners.sweep.child import SAVE_S, Child
+from runners.sweep.job import Job, Outcome, here
+
+TOKEN = ".ray-token"  # beside the first job's folder; a node that cannot read it does not share the folder
+CHECK_S = 120.0  # how long the nodes have for showing that they fit; a first Python process on a busy node is slow
+SEEN_S = 5.0  # how long a file may take to reach a network filesystem's other nodes
+COUNT_S = 10.0  # between two countings of the cluster's CPUs
+
+
+class Ray:
+    """Runs jobs as Ray tasks; a `runners.sweep.job.Launcher`.
+
+    Args:
+        address: "auto" (the cluster that RAY_ADDRESS names, or that runs on this machine, or else a local one),
+            "local" (start one that listens on this machine only) or host:port.
+        slots: jobs at once, 1 or more; None is as many as the cluster has CPUs, counted again as nodes come and go.
+
+    Raises:
+        UsageError: if no cluster is there, or a value is out of range.
+        ImportError: if Ray is not installed.
+    """
+
+    def __init__(self, address: str = "auto", slots: int | None = None) -> None:
+        if address not in ("auto", "local") and not re.fullmatch(r"[\w.-]+:\d+", address):
+            raise UsageError(f"launcher.address={address} is no address of a cluster; give auto, local or host:port")
+        if slots is not None and slots < 1:
+            raise UsageError(f"slots={slots} is out of range; give 1 or more")
+        self._ray = _import()
+        self._joined = not self._ray.is_initialized()  # a connection that was there before stays when we go
+        if self._joined:
+            _connect(self._ray, address)
+        self._fixed = slots is not None
+        self.slots = slots or 1
+        self._counted = float("-inf")
+        self._home = Path.cwd()
+        self._token: tuple[Path, str] | None = None
+        self._running: dict[Any, Job] = {}
+        self._count()
+
+    def submit(self, job: Job) -> str:
+        """Hand a job to Ray, which starts it as soon as a CPU is free; before the first, every node is looked at."""
+        if self._token is None:
+            self._token = self._check_nodes(job)
+        task = self._ray.remote(num_cpus=1, num_gpus=job.gpus, max_retries=0, max_calls=1)(_attempt)
+        self._running[task.remote(job.argv, job.folder, self._home, self._token, versions())] = job
+        return "ray"
+
+    def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
+        """What ended since the last call; waits up to `timeout` seconds for the first."""
+        self._count()
+        if not self._running:
+            return []
+        end = time.monotonic() + timeout
+        ready: list[Any] = []
+        while not ready:  # in steps of a second, so that a signal is noticed
+            left = max(end - time.monotonic(), 0.0)
+            ready, _ = self._ray.wait([*self._running], timeout=min(left, 1.0))
+            if left <= 1.0:
+                break
+        if ready:
+            ready, _ = self._ray.wait([*self._running], num_returns=len(self._running), timeout=0)
+        return [(self._running.pop(ref), self._outcome(ref)) for ref in ready]
+
+    def cancel(self, name: str) -> None:
+        """Ask a job to save and go; one that waits for a CPU only goes."""
+        for ref, job in self._running.items():
+            if job.name == name:
+                self._ray.cancel(ref)
+
+    def close(self) -> None:
+        """Ask all jobs to save and go, kill what does not, and leave the cluster; a local one ends."""
+        with suppress(Exception):
+            for ref in self._running:
+                self._ray.cancel(ref)
+            end = time.monotonic() + SAVE_S + 10.0
+            while self._running and time.monotonic() < end:
+                self.wait(1.0)
+            for ref in self._running:
+                self._ray.cancel(ref, force=True)
+        self._running.clear()
+        if self._token is not None:
+            self._token[0].unlink(missing_ok=True)
+            self._token = None
+        if self._joined:
+            self._joined = False
+            with suppress(Exception):
+                self._ray.shutdown()
+
+    def _count(self) -> None:
+        if not self._fixed and time.monotonic() - self._counted > COUNT_S:
+            self._counted = time.monotonic()
+            self.slots = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
+
+    def _outcome(self, ref: Any) -> Outcome:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(ref)
+        except errors.TaskCancelledError:
+            return Outcome(TERMINATED, 0.0, "ray", "stopped before it began")
+        except errors.OutOfMemoryError:
+            return Outcome(None, 0.0, "ray", "its node ran out of memory and Ray ended it; give fewer slots")
+        except (errors.NodeDiedError, errors.WorkerCrashedError, errors.ObjectLostError) as error:
+            return Outcome(None, 0.0, "ray", f"its node was lost ({type(error).__name__})")
+        except errors.RayError as error:
+            return Outcome(None, 0.0, "ray", f"Ray could not run it ({_first_line(error)})")
+
+    def _check_nodes(self, job: Job) -> tuple[Path, str]:
+        """Every node reads a file that was just written, and has our versions.
+
+        Raises:
+            UsageError: naming the first node that does not fit.
+        """
+        path, word = self._home / job.folder.parent / TOKEN, secrets.token_hex(8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, word)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+        look = self._ray.remote(num_cpus=0, max_retries=0)(_misfit)
+        asked = {
+            node["NodeName"]: look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(
+                (path, word), versions()
+            )
+            for node in self._ray.nodes()
+            if node["Alive"] and node["Resources"].get("CPU")
+        }
+        for name, ref in asked.items():
+            try:
+                misfit = self._ray.get(ref, timeout=CHECK_S)
+            except self._ray.exceptions.RayError as error:
+                misfit = f"the node {name} cannot run lodestar-rl ({_first_line(error)}); install it there as here"
+            if misfit:
+                path.unlink(missing_ok=True)
+                raise UsageError(misfit)
+        return path, word
+
+
+def _attempt(
+    argv: tuple[str, ...], folder: Path, home: Path, token: tuple[Path, str], expected: dict[str, str]
+) -> Outcome:
+    """A job on its node, inside Ray's worker, which Ray interrupts when the job is cancelled."""
+    misfit = _misfit(token, expected)  # the node may have come after the others were looked at
+    if misfit:
+        return Outcome(None, 0.0, here(), misfit)
+    child = Child(argv, folder, home)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.ask()
+        return child.wait()
+
+
+def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
+    """One sentence if this node cannot take jobs; else empty."""
+    node = socket.gethostname()
+    found = versions()
+    other = [
+        f"{name} {found[name]} instead of {version}" for name, version in expected.items() if found[name] != version
+    ]
+    if other:
+        return f"the node {node} has {', '.join(other)}; install the same there"
+    path, word = token
+    end = time.monotonic() + SEEN_S
+    while True:
+        with suppress(OSError):
+            if path.read_text() == word:
+                return ""
+        if time.monotonic() > end:
+            return f"the node {node} does not see {path.parent}; give root= a folder that all nodes share"
+        time.sleep(0.1)
+
+
+def _import() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ImportError("launcher=ray needs Ray; pip install 'lodestar-rl[cluster]'") from None
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    with _own_signals():
+        if address != "local":
+            try:
+                ray.init(address=address, **quiet)
+                return
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
+                if named:
+                    raise UsageError(
+                        f"no Ray cluster answers at {named} ({_first_line(error)}); start one with `ray start --head`, "
+                        "or give launcher.address=local"
+                    ) from None
+        with local_only():
+            ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+
+
+@contextmanager
+def local_only() -> Iterator[None]:
+    """A cluster that is started meanwhile listens on 127.0.0.1 alone; on Linux Ray does not offer this otherwise."""
+    from ray._private import ray_constants
+
+    before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts a handler of its own in the place of ours, which would end a sweep without saving."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).strip().split("\n")[0].split()) or type(error).__name__
