@@ -7,18 +7,16 @@ nearest name. What comes out are plain dataclasses; nothing else in the project 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import inspect
 import re
 import types
 import typing
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
+from runners import presets
 from runners.config import TrainConfig, UsageError, nearest, unknown
 
-PRESETS = Path(__file__).parent / "preset"
 _OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
 HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
 ENV = "env."  # begins the options of the environment
@@ -32,15 +30,16 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         argv: `key=value` arguments, as the shell hands them over.
 
     Returns:
-        The configuration, and the name of the preset that was applied.
+        The configuration, and the name of the preset that was applied, or two names where one lies on top.
 
     Raises:
         UsageError: one sentence about the first thing that is wrong, with the nearest name.
     """
     given = dict(_parse(argument) for argument in argv)
-    preset = find_preset(given)
-    values = {**_preset_values(preset, given), **given} if preset else given
+    applied = presets.applied(given)
+    values = {**presets.values(applied, given), **given}
     agent, names = _names(values)
+    values = {**values, **presets.values_for(applied, agent, names), **given}
     kinds = _keys(agent, names)
     if not kinds.keys() >= values.keys() - set(_OWN_NAMES) and values.get("env"):
         kinds |= _env_keys(str(values["env"]), values)
@@ -51,7 +50,26 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     config = _compose({key: value for key, value in typed.items() if not key.startswith(ENV)}, agent, names)
     config.env_options = {key.removeprefix(ENV): value for key, value in typed.items() if key.startswith(ENV)}
     fill_goals(config, values)
-    return config, preset
+    return config, " + ".join(applied) or None
+
+
+def chosen(argv: list[str]) -> tuple[str, list[str]]:
+    """The agent and the rewards that `argv` chooses, by itself or by its preset.
+
+    Raises:
+        UsageError: if an argument cannot be read, or a name is unknown.
+    """
+    given = dict(_parse(argument) for argument in argv)
+    return _names({**presets.values(presets.applied(given), given), **given})
+
+
+def value_of(argument: str) -> Any:
+    """What stands behind the = of one argument, read by Hydra's grammar.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    return _parse(argument)[1]
 
 
 def _parse(argument: str) -> tuple[str, Any]:
@@ -251,7 +269,7 @@ def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfi
         with initialize(version_base="1.3", config_path=None):
             # A dict has keys that no dataclass names, which Hydra takes after ++ alone.
             free = {key: "++" if isinstance(value, dict) else "" for key, value in values.items()}
-            composed = hydra_compose("train", [f"{free[key]}{key}={_literal(value)}" for key, value in values.items()])
+            composed = hydra_compose("train", [f"{free[key]}{key}={literal(value)}" for key, value in values.items()])
         parts = {name: OmegaConf.to_object(composed.reward[name]) for name in names}
         own = {str(key): value for key, value in composed.items() if key not in ("reward", "agent")}
         own["agent_name"] = agent
@@ -264,7 +282,7 @@ def _compose(values: dict[str, Any], agent: str, names: list[str]) -> TrainConfi
         raise UsageError(str(error)) from None
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """A value in Hydra's grammar."""
     if value is None:
         return "null"
@@ -273,69 +291,13 @@ def _literal(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, list):
-        return f"[{','.join(map(_literal, value))}]"
+        return f"[{','.join(map(literal, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_literal(v)}" for k, v in value.items()) + "}"  # Hydra quotes no keys
+        return "{" + ",".join(f"{k}:{literal(v)}" for k, v in value.items()) + "}"  # Hydra quotes no keys
     # In Hydra's quoted strings only a backslash before a quote is special.
     escaped = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
     escaped = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, escaped)
     return f'"{escaped}"'
-
-
-def presets() -> dict[str, dict[str, Any]]:
-    """Every preset by name: {"about": one line, "applies": {...} or None, "values": {key: value}}."""
-    return {path.stem: _read_preset(path) for path in sorted(PRESETS.glob("*.yaml"))}
-
-
-def _read_preset(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    text = path.read_text()
-    if "${" in text or "_target_" in text:
-        raise UsageError(
-            f"the preset {path} is refused: configurations are data, so there is no _target_ and no ${{...}}"
-        )
-    data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)  # YAML alone reads 1e6 as a text
-    about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
-    return {"about": about, "applies": data.pop("applies", None), "values": data}
-
-
-def find_preset(given: dict[str, Any]) -> str | None:
-    """The preset of a run: the one it names, or the one made for its environment and reward.
-
-    A preset applies by itself when its `applies` entries match what was given: `env` and `reward` as shell patterns
-    (a reward that was not given is `task`). It steps back when another agent was asked for than the one it tunes.
-    """
-    found = presets()
-    name = str(given.get("preset", "auto"))
-    if name == "none":
-        return None
-    if name != "auto":
-        if name not in found:
-            raise UsageError(unknown("preset", name, [*found, "auto", "none"]))
-        return name
-    reward = given.get("reward", "task")
-    asked = {"env": str(given.get("env", "")), "reward": "+".join(reward) if isinstance(reward, list) else str(reward)}
-    matches = []
-    for name, preset in found.items():
-        applies = preset["applies"]
-        agent = preset["values"].get("agent", "ppo")
-        if not applies or given.get("agent", agent) != agent:
-            continue
-        if all(fnmatch.fnmatchcase(asked[key], str(pattern)) for key, pattern in applies.items()):
-            exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in applies.values())
-            matches.append((exact, len(applies), name))
-    return max(matches)[2] if matches else None
-
-
-def _preset_values(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What a preset sets; options of an agent or reward that the user replaced are left out."""
-    values = dict(presets()[name]["values"])
-    if given.get("agent", values.get("agent")) != values.get("agent"):
-        values = {key: value for key, value in values.items() if not key.startswith("agent")}
-    if given.get("reward", values.get("reward")) != values.get("reward") and "reward" in values:
-        values = {key: value for key, value in values.items() if not key.startswith("reward")}
-    return values
 
 
 def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:

@@ -85,10 +85,10 @@ def agents_text() -> str:
 
 def presets_text() -> str:
     """The presets, one line each."""
-    from runners.command import presets
+    from runners import presets
 
     lines = {}
-    for name, preset in presets().items():
+    for name, preset in presets.every().items():
         applies = preset["applies"]
         when = f" [by itself for {', '.join(f'{k}={v}' for k, v in applies.items())}]" if applies else ""
         lines[name] = preset["about"] + when

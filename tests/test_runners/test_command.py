@@ -7,8 +7,8 @@ import pytest
 
 import rewards
 from envs.make import goals
-from runners import command
-from runners.command import compose, fill_goals, find_preset
+from runners import presets
+from runners.command import compose, fill_goals
 from runners.config import TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
 
 ROOT = Path(__file__).parents[2]
@@ -241,55 +241,6 @@ def test_a_config_can_be_made_by_hand():
     assert TrainConfig(env="lodestar/A:b/../c-v0", reward={}, agent=agent).folder().parts[1] == "lodestar-A-b-..-c-v0"
 
 
-@pytest.fixture
-def presets(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "PRESETS", tmp_path)
-    (tmp_path / "poles.yaml").write_text(
-        "# Poles.\napplies: {env: 'CartPole*', reward: rnd}\nagent: a2c\nagent.n_steps: 9\ntotal_timesteps: 2e4\n"
-    )
-    (tmp_path / "exact.yaml").write_text("# This one.\napplies: {env: CartPole-v1, reward: rnd}\nagent.n_steps: 11\n")
-    (tmp_path / "quick.yaml").write_text(
-        "# Short.\ntotal_timesteps: 500\nreward: [task, count]\nreward.count.weight: 0.5\n"
-    )
-
-
-def test_a_preset_applies_by_itself_and_the_user_wins(presets):
-    config, name = compose(["env=CartPole-v0", "reward=rnd", "agent.n_steps=10"])
-    assert (name, config.agent_name, config.agent.n_steps, config.total_timesteps) == ("poles", "a2c", 10, 20_000)
-
-
-def test_the_most_exact_preset_applies(presets):
-    assert compose([CARTPOLE, "reward=rnd"])[1] == "exact"
-    assert compose([CARTPOLE, "reward=rnd"])[0].agent.n_steps == 11
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"env": "CartPole-v0", "reward": "rnd", "preset": "none"},
-        {"env": "CartPole-v0", "reward": "rnd", "agent": "dqn"},
-        {"env": "CartPole-v0"},
-        {"env": "Pendulum-v1", "reward": "rnd"},
-    ],
-)
-def test_a_preset_steps_back(presets, given):
-    assert find_preset(given) is None
-
-
-def test_a_named_preset_gives_way_to_another_reward(presets):
-    config, name = compose([CARTPOLE, "preset=quick"])
-    assert (name, list(config.reward), config.reward["count"].weight) == ("quick", ["task", "count"], 0.5)
-    config, _ = compose([CARTPOLE, "preset=quick", "reward=rnd"])
-    assert (list(config.reward), config.total_timesteps) == (["task", "rnd"], 500)
-
-
-def test_every_preset_that_ships_composes():
-    for name, preset in command.presets().items():
-        env = str((preset["applies"] or {}).get("env", "CartPole-v1"))
-        assert preset["about"], name
-        compose([f"env={env}", f"preset={name}"])
-
-
 def test_initials_last_parts_and_letters_find_the_nearest_name():
     names = ["agent.learning_rate", "agent.batch_size", "seed", "reward.clip.goal"]
     assert nearest("lr", names) == "agent.learning_rate"
@@ -358,7 +309,7 @@ def test_help_lists_everything_without_heavy_imports():
     import agents
 
     output = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in [*rewards.names(), *agents.names(), *command.presets(), "total_timesteps=100000", "reward=task"]:
+    for name in [*rewards.names(), *agents.names(), *presets.every(), "total_timesteps=100000", "reward=task"]:
         assert f"  {name} " in output, name
     assert output.splitlines()[-1] == "HEAVY []"
 
@@ -412,9 +363,9 @@ def test_the_status_key_is_plain_json():
 
 def test_a_preset_in_an_agents_place_is_told_whose_it_is():
     with pytest.raises(UsageError, match=r"agent=dreamer is a preset of world_model; give agent=world_model agent.pre"):
-        command.compose(["env=CartPole-v1", "agent=dreamer"])
+        compose(["env=CartPole-v1", "agent=dreamer"])
 
 
 def test_the_simulator_as_a_model_is_a_word_not_a_truth():
-    config, _ = command.compose(["env=Pendulum-v1", "agent=dyna", "agent.model=true"])
+    config, _ = compose(["env=Pendulum-v1", "agent=dyna", "agent.model=true"])
     assert config.agent.model == "true"
