@@ -94,16 +94,22 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     return target
 
 
-def load(folder: Path, say: Callable[[str], None] = print) -> tuple[Any, int] | None:
+def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False) -> tuple[Any, int] | None:
     """Read the newest whole checkpoint of `folder`: (state, step), or None when there is none at all.
 
-    A broken one is named through `say` and the previous one is used. Leftovers of interrupted saves are removed.
+    A broken one is named through `say` and the previous one is used.
+
+    Args:
+        folder: the `checkpoints` folder of a run.
+        say: takes the sentence about a broken checkpoint.
+        tidy: whether to remove leftovers of interrupted saves and put broken checkpoints aside; only for the process
+            that holds the run's lock, as a leftover may be what another one is writing just now.
 
     Raises:
         CheckpointError: if there are checkpoints and every one of them is broken.
         VersionError: if the newest was written in another format.
     """
-    for leftover in folder.glob("tmp-*"):
+    for leftover in folder.glob("tmp-*") if tidy else ():
         shutil.rmtree(leftover, ignore_errors=True)
     candidates = _steps(folder)
     latest = folder / LATEST
@@ -118,8 +124,9 @@ def load(folder: Path, say: Callable[[str], None] = print) -> tuple[Any, int] | 
         except CheckpointError as error:
             following = f"trying {candidates[i + 1].name}" if i + 1 < len(candidates) else "there is no earlier one"
             say(f"{error}; {following}")
-            with suppress(OSError):  # out of the way of the next saves, kept for whoever wants to look
-                path.rename(path.with_name(f"broken_{path.name}"))
+            if tidy:
+                with suppress(OSError):  # out of the way of the next saves, kept for whoever wants to look
+                    path.rename(path.with_name(f"broken_{path.name}"))
     if candidates:
         raise CheckpointError(
             f"none of the {len(candidates)} checkpoints in {folder} is whole; start over with resume=never"
@@ -148,7 +155,7 @@ def read(path: Path) -> tuple[Any, int]:
         return unpack(state["tree"], _read_arrays(path / ARRAYS)), int(state["step"])
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({type(error).__name__}: {error})") from error
 
 
@@ -271,6 +278,8 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
+    if path.is_symlink() or not path.is_file():  # a foreign one may point at a device that never ends
+        raise CheckpointError(f"checkpoint file {path} is missing, or no plain file")
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 

@@ -333,7 +333,7 @@ class Work:
         """The newest whole checkpoint of the folder."""
         from runners import checkpoint
 
-        found = checkpoint.load(self.folder.checkpoints)
+        found = checkpoint.load(self.folder.checkpoints, tidy=True)
         if found is None:
             return None
         state, self._start = found

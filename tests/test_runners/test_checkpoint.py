@@ -148,10 +148,21 @@ def test_a_broken_checkpoint_does_not_crowd_out_the_ones_saved_after_it(tmp_path
     for step in (1, 2, 9):
         path = save(tmp_path, _state(step), step)
     (path / checkpoint.STATE).write_text("{")
-    assert load(tmp_path, lambda sentence: None)[1] == 2
+    assert load(tmp_path, lambda sentence: None, tidy=True)[1] == 2
     for step in (3, 4, 5):
         save(tmp_path, _state(step), step)
     assert load(tmp_path)[1] == 5
+
+
+def test_reading_leaves_alone_what_a_run_is_writing(tmp_path):
+    save(tmp_path, _state(1), 1)
+    (tmp_path / "tmp-4242-2").mkdir()
+    (save(tmp_path, _state(3), 3) / checkpoint.STATE).write_text("{")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert load(tmp_path, lambda sentence: None)[1] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert load(tmp_path, lambda sentence: None, tidy=True)[1] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "broken_step_000000000003", names[1]]
 
 
 def test_another_format_is_refused_with_the_fix(tmp_path):
@@ -236,7 +247,7 @@ def test_kill_in_a_save_loop_always_leaves_a_whole_checkpoint(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         said = []
-        state, step = load(tmp_path, said.append)
+        state, step = load(tmp_path, said.append, tidy=True)
         assert not said and step >= last and (state["x"] == step).all()
         assert not list(tmp_path.glob("tmp-*"))
         last = step
