@@ -22,6 +22,8 @@ from runners.config import TrainConfig, UsageError, load, save, to_dict
 from runners.exits import NUMERICAL
 
 STATUS = "status.json"
+LOG = "log.txt"  # what a run prints, where a sweep started it
+BEGUN = {".lock", LOG, "config.yaml", "versions.json", "command.txt", STATUS}  # there before there is a status
 
 
 class RunFolder:
@@ -60,9 +62,9 @@ class RunFolder:
         self._lock.release()
 
     def discard(self) -> None:
-        """Remove a folder in which nothing has happened yet."""
+        """Remove a folder in which nothing has happened yet; what was printed stays."""
         self._lock.release()
-        if self.new:
+        if self.new and not (self.path / LOG).exists():
             shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -103,7 +105,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
 def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     status = read_status(path)
     if status is None:
-        if path.is_dir() and any(child.name != ".lock" for child in path.iterdir()):
+        if path.is_dir() and not _untouched(path):
             raise UsageError(f"run_dir={path} is not empty and holds no run; give a new folder")
         if config.resume == "must":
             raise UsageError(f"resume=must, but run_dir={path} holds no run; resume=auto starts one")
@@ -123,6 +125,12 @@ def _open_named(config: TrainConfig, path: Path) -> RunFolder:
         folder.close()
         raise
     return folder
+
+
+def _untouched(path: Path) -> bool:
+    """Whether nothing is in a folder, or only what a run of ours writes before it is known to have begun."""
+    names = {child.name.split(".tmp-")[0] for child in path.iterdir()}
+    return names <= {".lock", LOG} or (".lock" in names and names <= BEGUN)
 
 
 def _differences(config: TrainConfig, path: Path) -> str:

@@ -1,0 +1,272 @@
+"""The loop of a sweep: submit, wait, write the ledger, try again, until every job has ended.
+
+A job that its own folder calls finished is never run again. Errors that would come back (a wrong argument, a missing
+package, numbers that are none) fail a job at once; a crash, a lost machine or a broken environment is tried again and
+continues from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from runners.config import UsageError, unknown
+from runners.exits import INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
+from runners.folder import read_status
+from runners.sweep.job import LOG, Job, Launcher, Outcome
+from runners.sweep.ledger import Entry, Ledger
+
+LAUNCHERS = {
+    "local": "runners.sweep.local:Local",
+    "ray": "runners.sweep.ray:Ray",
+    "slurm": "runners.sweep.slurm:Slurm",
+}
+RESUME = ("unfinished", "errored", "never")
+FINAL = (USAGE, MISSING, NUMERICAL)  # would fail in the same way again
+ASKED = (INTERRUPTED, TERMINATED, -signal.SIGINT, -signal.SIGTERM)  # somebody asked this one job to go
+TICK_S = 0.5  # how long a signal may wait; jobs that end are noticed at once
+
+
+class Watcher(Protocol):
+    """Who is told how a sweep goes; see `runners.sweep.table`."""
+
+    def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
+        """Twice a second, and whenever something changed."""
+
+    def ended(self, job: Job, entry: Entry) -> None:
+        """An attempt ended."""
+
+    def say(self, sentence: str) -> None:
+        """Something a person should know."""
+
+
+def drive(
+    jobs: Iterable[Job],
+    ledger: Ledger,
+    launcher: Launcher,
+    *,
+    resume: str = "unfinished",
+    attempts: int = 3,
+    table: Watcher | None = None,
+    on_end: Callable[[Job, Entry], object] | None = None,
+) -> dict[str, Entry]:
+    """Run jobs until every one has ended; returns the ledger's entries.
+
+    Args:
+        jobs: a list, or what makes the next job when a slot is free.
+        ledger: is written at every change.
+        launcher: runs them; stays open unless a signal came.
+        resume: which jobs of an earlier sweep run: "unfinished" (waiting, running, stopped or lost), "errored" (also
+            what failed), or "never" (none that was begun).
+        attempts: how often a job is started before it counts as failed.
+        table: is told how it goes.
+        on_end: is called once for each job that ended for good: finished, failed or stopped.
+
+    Raises:
+        UsageError: if `resume` or `attempts` is out of range.
+        Stopped: if SIGINT or SIGTERM came; the jobs have saved and the ledger says stopped.
+    """
+    if resume not in RESUME:
+        raise UsageError(unknown("resume", resume, RESUME))
+    if attempts < 1:
+        raise UsageError(f"attempts={attempts} is out of range; give 1 or more")
+    loop = _Loop(ledger, launcher, resume, attempts, table, on_end)
+    with _signals() as signals:
+        if isinstance(signals, Signals):
+            signals.deferred = True
+        try:
+            loop.run(iter(jobs), lambda: getattr(signals, "received", None))
+        except BaseException:
+            loop.stop()
+            raise
+    return ledger.entries
+
+
+class _Loop:
+    def __init__(
+        self,
+        ledger: Ledger,
+        launcher: Launcher,
+        resume: str,
+        attempts: int,
+        table: Watcher | None,
+        on_end: Callable[[Job, Entry], object] | None,
+    ) -> None:
+        self.ledger, self.launcher = ledger, launcher
+        self.resume, self.attempts = resume, attempts
+        self.table, self.on_end = table, on_end
+        self.running: dict[str, Job] = {}
+        self.again: list[Job] = []  # failed, and will be tried again
+        self.held: list[Job] = []  # another process is at work in the folder
+        self.tries: dict[str, int] = {}  # in this sweep's life
+        self.complained = ""  # of the disk under the ledger
+
+    def run(self, jobs: Iterator[Job], signal_number: Callable[[], int | None]) -> None:
+        more = True
+        while more or self.running or self.again or self.held:
+            number = signal_number()
+            if number is not None:
+                raise Stopped(number)
+            self._take_up_held()
+            while more and len(self.running) < self.launcher.slots:
+                job = next(jobs, None)
+                more = job is not None
+                if job is not None and self._wanted(job):
+                    self._submit(job)
+            while self.again and len(self.running) < self.launcher.slots:
+                self._submit(self.again.pop(0))
+            self._tick()
+            if self.running or self.held:
+                for job, outcome in self.launcher.wait(TICK_S):
+                    self._account(job, outcome)
+        self._tick()
+
+    def stop(self) -> None:
+        """Jobs save and go; the ledger says so."""
+        self.launcher.close()
+        for job, outcome in self.launcher.wait(0):
+            self._account(job, outcome, stopping=True)
+        for name in [*self.running]:  # of a launcher that does not tell
+            job = self.running.pop(name)
+            self.ledger.write(name, "finished" if job.finished else "stopped")
+
+    def _wanted(self, job: Job) -> bool:
+        """Whether a job is to run; one that is finished is never run again."""
+        entry = self.ledger.entries.get(job.name, Entry())
+        if job.finished:
+            if entry.state != "finished":
+                entry = self.ledger.write(job.name, "finished", code=OK, error="")
+            self._tell_end(job, entry)
+            return False
+        if entry.state == "failed" and self.resume != "errored":
+            self._tell_end(job, entry)
+            return False
+        if entry.state == "running":  # its sweep vanished
+            self.ledger.write(job.name, "lost")
+        return True
+
+    def _submit(self, job: Job) -> None:
+        owner = at_work(job.folder)
+        if owner:
+            if job not in self.held:
+                self.held.append(job)
+                self._say(f"{job.name} waits: {owner} is at work in its folder")
+            return
+        if job.finished:  # by the one it waited for
+            self._tell_end(job, self.ledger.write(job.name, "finished", code=OK, error=""))
+            return
+        where = self.launcher.submit(job)
+        self.running[job.name] = job
+        before = self.ledger.entries.get(job.name, Entry())
+        self.tries[job.name] = self.tries.get(job.name, 0) + 1
+        self.ledger.write(job.name, "running", attempts=before.attempts + 1, where=where, code=None, error="")
+
+    def _take_up_held(self) -> None:
+        for job in [job for job in self.held if not at_work(job.folder)]:
+            if len(self.running) < self.launcher.slots:
+                self.held.remove(job)
+                self._submit(job)
+
+    def _account(self, job: Job, outcome: Outcome, *, stopping: bool = False) -> None:
+        """Write down how an attempt ended, and decide whether there is another."""
+        self.running.pop(job.name, None)
+        seconds = round(self.ledger.entries.get(job.name, Entry()).seconds + outcome.seconds, 3)
+        done_for = outcome.code in FINAL or self.tries.get(job.name, 0) >= self.attempts
+        if outcome.code == OK or job.finished:
+            state, error = "finished", ""
+        elif stopping or outcome.code in ASKED:
+            state, error = "stopped", ""
+        else:
+            state, error = "failed" if done_for else "waiting", outcome.error or last_words(job, outcome.code)
+        entry = self.ledger.write(job.name, state, code=outcome.code, seconds=seconds, error=error, where=outcome.where)
+        if self.table is not None:
+            self.table.ended(job, entry)
+        if state == "waiting":
+            self.again.append(job)
+        else:
+            self._tell_end(job, entry)
+
+    def _tell_end(self, job: Job, entry: Entry) -> None:
+        if self.on_end is not None:
+            self.on_end(job, entry)
+
+    def _tick(self) -> None:
+        if self.ledger.error != self.complained:
+            self.complained = self.ledger.error
+            words = f"cannot be written ({self.complained}); jobs go on" if self.complained else "can be written again"
+            self._say(f"the ledger {words}")
+        if self.table is not None:
+            self.table.tick(self.ledger.entries, list(self.running.values()))
+
+    def _say(self, sentence: str) -> None:
+        if self.table is not None:
+            self.table.say(sentence)
+
+
+def _signals() -> AbstractContextManager[Any]:
+    """Python lets the main thread alone take signals."""
+    return Signals() if threading.current_thread() is threading.main_thread() else nullcontext()
+
+
+def at_work(folder: Path) -> str:
+    """Who holds the lock of a run's folder, as "process 123"; empty if nobody does."""
+    path = folder / ".lock"
+    if not path.exists():
+        return ""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return f"process {(read_status(folder) or {}).get('pid', 'of another command')}"
+    lock.release()
+    return ""
+
+
+def last_words(job: Job, code: int | None) -> str:
+    """One sentence about a job that failed: what its status, or its log, says of it."""
+    if code is None:
+        return "its process, or its machine, was lost"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+        hint = " (was there too little memory?)" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {name}{hint}"
+    status = read_status(job.folder) or {}
+    if status.get("exit_code") == code and status.get("error"):
+        return str(status["error"])
+    try:
+        lines = (job.folder / LOG).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [f"exit code {code}"])[-1]
+
+
+def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
+    """A launcher by its name.
+
+    Args:
+        name: one of `LAUNCHERS`.
+        options: what its constructor takes.
+
+    Raises:
+        UsageError: if the name, or an option of it, is unknown.
+        ImportError: if it needs a package that is not there.
+    """
+    if name not in LAUNCHERS:
+        raise UsageError(unknown("launcher", name, LAUNCHERS))
+    module, _, kind = LAUNCHERS[name].partition(":")
+    make = getattr(import_module(module), kind)
+    known = [key for key in inspect.signature(make).parameters if key != "work"]
+    for key in options:
+        if key not in known:
+            raise UsageError(unknown(f"{name}'s launcher option", f"launcher.{key}", [f"launcher.{k}" for k in known]))
+    launcher: Launcher = make(**options)
+    return launcher
