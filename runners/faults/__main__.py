@@ -89,7 +89,7 @@ def _work(fault: Fault, folder: Path, quick: bool, out: Connection) -> None:
     os.unlink(folder.with_suffix(".txt"))  # runs are talkative; what counts comes back through the pipe
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
     try:
         found = fault.run(folder, quick)
     except BaseException as error:

@@ -73,7 +73,10 @@ class Child:
         file = os.open(self.out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        sys.stdout, sys.stderr = (
+            os.fdopen(1, "w", buffering=1, closefd=False),
+            os.fdopen(2, "w", buffering=1, closefd=False),
+        )
         for number in (signal.SIGTERM, signal.SIGINT):  # as in a program that was just started
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
         try:
