@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,32 +18,42 @@ class Nodes:
 
     Attributes:
         address: host:port for `runners.sweep.ray.Ray`.
-        pids: of the raylet, the process that makes a node, for every node that takes jobs.
     """
 
     def __init__(self, count: int, cpus: int) -> None:
         from ray.cluster_utils import Cluster
 
         self._temporary = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
-        common = {"object_store_memory": MEMORY, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+        common: dict[str, Any] = {
+            "object_store_memory": MEMORY,
+            "node_ip_address": "127.0.0.1",
+            "include_dashboard": False,
+        }
         head = {**common, "num_cpus": 0, "temp_dir": self._temporary.name, "_system_config": HEALTH}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._common = {**common, "num_cpus": cpus}
         self.address: str = self._cluster.address
-        self.pids: list[int] = []
+        self._raylets: dict[int, Any] = {}
         for _ in range(count):
             self.add()
 
     def add(self) -> int:
         """One more node; returns its raylet's pid."""
         node: Any = self._cluster.add_node(**self._common)
-        self.pids.append(node.all_processes["raylet"][0].process.pid)
-        return self.pids[-1]
+        raylet = node.all_processes["raylet"][0].process
+        self._raylets[raylet.pid] = raylet
+        return int(raylet.pid)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the raylet, the process that makes a node, for every node that takes jobs."""
+        return [*self._raylets]
 
     def kill(self, pid: int) -> None:
-        """As if the plug was pulled: SIGKILL to a node's raylet, and with it go its workers."""
-        os.kill(pid, signal.SIGKILL)
-        self.pids.remove(pid)
+        """Lose a node: SIGKILL to its raylet, upon which its workers go."""
+        raylet = self._raylets.pop(pid)
+        raylet.kill()
+        raylet.wait()  # Ray's workers take a zombie for a living parent
 
     def close(self) -> None:
         """End the cluster."""

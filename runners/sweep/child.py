@@ -54,6 +54,14 @@ class Child:
             self._asked = True
             self._process.terminate()
 
+    def stop(self) -> None:
+        """Ask it to save and go, and return when it has; a signal handler may call this in the middle of `wait`."""
+        self.ask()
+        end = time.monotonic() + SAVE_S
+        while self._process.poll() is None and time.monotonic() < end:
+            time.sleep(POLL_S)
+        self._process.kill()
+
     def wait(self) -> Outcome:
         """Until it ended; one that was asked to go is killed after `SAVE_S` seconds."""
         deadline = None

@@ -61,6 +61,7 @@ class Ray:
         self._home = Path.cwd()
         self._token: tuple[Path, str] | None = None
         self._running: dict[Any, Job] = {}
+        self._ended: list[tuple[Job, Outcome]] = []
         self._count()
 
     def submit(self, job: Job) -> str:
@@ -74,18 +75,17 @@ class Ray:
     def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
         """What ended since the last call; waits up to `timeout` seconds for the first."""
         self._count()
-        if not self._running:
-            return []
         end = time.monotonic() + timeout
-        ready: list[Any] = []
-        while not ready:  # in steps of a second, so that a signal is noticed
+        while not self._ended:  # in steps of a second, so that a signal is noticed
             left = max(end - time.monotonic(), 0.0)
-            ready, _ = self._ray.wait([*self._running], timeout=min(left, 1.0))
+            if self._running:
+                self._collect(min(left, 1.0))
+            else:
+                time.sleep(min(left, 1.0))
             if left <= 1.0:
                 break
-        if ready:
-            ready, _ = self._ray.wait([*self._running], num_returns=len(self._running), timeout=0)
-        return [(self._running.pop(ref), self._outcome(ref)) for ref in ready]
+        ended, self._ended = self._ended, []
+        return ended
 
     def cancel(self, name: str) -> None:
         """Ask a job to save and go; one that waits for a CPU only goes."""
@@ -94,13 +94,16 @@ class Ray:
                 self._ray.cancel(ref)
 
     def close(self) -> None:
-        """Ask all jobs to save and go, kill what does not, and leave the cluster; a local one ends."""
+        """Ask all jobs to save and go, kill what does not, and leave the cluster; a local one ends.
+
+        `wait(0)` still tells how they ended.
+        """
         with suppress(Exception):
             for ref in self._running:
                 self._ray.cancel(ref)
             end = time.monotonic() + SAVE_S + 10.0
             while self._running and time.monotonic() < end:
-                self.wait(1.0)
+                self._collect(1.0)
             for ref in self._running:
                 self._ray.cancel(ref, force=True)
         self._running.clear()
@@ -116,6 +119,12 @@ class Ray:
         if not self._fixed and time.monotonic() - self._counted > COUNT_S:
             self._counted = time.monotonic()
             self.slots = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
+
+    def _collect(self, timeout: float) -> None:
+        """Wait for the first that ends, and take all that have."""
+        if self._ray.wait([*self._running], timeout=timeout)[0]:
+            ready, _ = self._ray.wait([*self._running], num_returns=len(self._running), timeout=0)
+            self._ended += [(self._running.pop(ref), self._outcome(ref)) for ref in ready]
 
     def _outcome(self, ref: Any) -> Outcome:
         errors = self._ray.exceptions
@@ -197,6 +206,7 @@ def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
 
 def _import() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # else Ray prints pages about a node that is lost
     try:
         import ray
     except ImportError:

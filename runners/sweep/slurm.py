@@ -1,0 +1,314 @@
+"""Jobs on a SLURM cluster, through submitit: `launcher=slurm launcher.partition=... launcher.minutes=...`.
+
+What a sweep submits at one moment is one job array. A job that is preempted, or comes to its time limit, saves and is
+queued again under its old id; SLURM does this alone, the sweep's own process need not live. Which job has which id is
+kept in the sweep's folder: a sweep that was killed and starts again takes up what is still queued or running.
+
+submitit writes what it runs, and what came of it, as pickles and reads them back; they are our own, in our own folder
+(sweep/submitit). Nothing of foreign origin is read there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from runners.checkpoint import write_atomically
+from runners.config import UsageError, unknown
+from runners.exits import TERMINATED
+from runners.sweep.child import SAVE_S, Child
+from runners.sweep.job import Job, Outcome
+
+IDS = "jobs.json"  # job name -> id, in submitit's folder
+AT_ONCE = 100  # jobs queued or running, unless the user says otherwise; below the usual limit of a job array
+LIMITS = 1000  # how often a job may come to its time limit and be queued again
+POLL_S = 0.5  # between two looks for results
+ASK_S = 60.0  # between two questions to SLURM about jobs that have no result yet
+RESULT_S = 15.0  # how long the result of a job that ended may take to show on a network filesystem
+ALIVE = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "PREEMPTED")
+
+
+class Slurm:
+    """Runs jobs under SLURM; a `runners.sweep.job.Launcher`.
+
+    Args:
+        slots: jobs queued or running at once, 1 or more; None is `AT_ONCE`.
+        partition: as sbatch takes it; None leaves it to the cluster.
+        minutes: time limit of a job, 1 or more; a job that needs longer is queued again and goes on.
+        memory_gb: of a job, above 0; None leaves it to the cluster.
+        cpus: of a job, 1 or more.
+        gpus: of a job, 0 or more; SLURM shares none, so a job's own fraction is rounded up.
+        account: as sbatch takes it.
+        setup: a shell command that every job begins with, or a list of them, as in "module load cuda".
+        notice_s: seconds before the time limit at which a job is told to save, 1 or more.
+        executor: "slurm", or "local": processes of this machine under submitit's control, to try things out.
+
+    Raises:
+        UsageError: if a value is out of range, or SLURM is not here.
+        ImportError: if submitit is not installed.
+    """
+
+    def __init__(
+        self,
+        slots: int | None = None,
+        partition: str | None = None,
+        minutes: int = 240,
+        memory_gb: float | None = None,
+        cpus: int = 1,
+        gpus: int = 0,
+        account: str | None = None,
+        setup: str | list[str] | None = None,
+        notice_s: int = 90,
+        executor: str = "slurm",
+    ) -> None:
+        if executor not in ("slurm", "local"):
+            raise UsageError(unknown("launcher.executor", executor, ("slurm", "local")))
+        for name, value, low in (
+            ("minutes", minutes, 1),
+            ("cpus", cpus, 1),
+            ("gpus", gpus, 0),
+            ("notice_s", notice_s, 1),
+        ):
+            _check(f"launcher.{name}", value, low)
+        _check("slots", AT_ONCE if slots is None else slots, 1)
+        if memory_gb is not None and not 0 < memory_gb < math.inf:
+            raise UsageError(f"launcher.memory_gb={memory_gb} is out of range; give more than 0, as in 8")
+        self._submitit = _import()
+        if executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+            raise UsageError(
+                "launcher=slurm needs SLURM's commands, and sbatch or srun is not on the PATH; "
+                "start the sweep on a login node, or give launcher=local"
+            )
+        self.slots = slots or AT_ONCE
+        self._executor, self._gpus = executor, gpus
+        self._options: dict[str, Any] = {"timeout_min": minutes, "cpus_per_task": cpus, "mem_gb": memory_gb}
+        self._setup = [setup] if isinstance(setup, str) else setup
+        self._slurm_options = {"partition": partition, "account": account}
+        self._notice_s = notice_s
+        self._folder: Path | None = None
+        self._waiting: list[Job] = []
+        self._running: dict[str, _Running] = {}
+        self._ended: list[tuple[Job, Outcome]] = []
+        self._asked_at = time.monotonic()
+
+    def submit(self, job: Job) -> str:
+        """Take a job, which the next `wait` submits together with the others; one that is queued already is taken up."""
+        if self._folder is None:
+            self._folder = _home(job) / "submitit" / self._executor
+            self._folder.mkdir(parents=True, exist_ok=True)
+        known = self._ids().get(job.name)
+        if known is not None:
+            taken = _Running(job, self._handle(known), self._executor == "local")
+            if taken.alive():
+                self._running[job.name] = taken
+                return f"{self._executor} {known}"
+        self._waiting.append(job)
+        return self._executor
+
+    def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
+        """What ended since the last call; waits up to `timeout` seconds for the first."""
+        self._flush()
+        end = time.monotonic() + timeout
+        while True:
+            self._collect()
+            left = end - time.monotonic()
+            if self._ended or left <= 0:
+                break
+            time.sleep(min(POLL_S, left))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, name: str) -> None:
+        """Ask a job to save and go; one that is still queued only goes."""
+        for job in [job for job in self._waiting if job.name == name]:
+            self._waiting.remove(job)
+            self._ended.append((job, Outcome(TERMINATED, 0.0, self._executor, "stopped before it began")))
+        if name in self._running:
+            self._running[name].ask()
+
+    def close(self) -> None:
+        """Ask all jobs to save and go, and cancel what does not; `wait(0)` still tells how they ended."""
+        with suppress(Exception):
+            for name in [job.name for job in self._waiting] + [*self._running]:
+                self.cancel(name)
+            end = time.monotonic() + SAVE_S + RESULT_S
+            while self._running and time.monotonic() < end:
+                self._collect()
+                time.sleep(POLL_S)
+        for running in self._running.values():
+            with suppress(Exception):
+                running.kill()
+        self._running.clear()
+
+    def _flush(self) -> None:
+        """Submit what waits: one array for all jobs that want the same number of GPUs."""
+        while self._waiting:
+            gpus = self._wanted_gpus(self._waiting[0])
+            jobs = [job for job in self._waiting if self._wanted_gpus(job) == gpus]
+            self._waiting = [job for job in self._waiting if job not in jobs]
+            executor = self._make_executor(gpus)
+            with executor.batch():
+                handles = [executor.submit(Attempt(job.argv, job.folder.absolute(), Path.cwd())) for job in jobs]
+            for job, handle in zip(jobs, handles):
+                self._running[job.name] = _Running(job, handle, self._executor == "local")
+            assert self._folder is not None
+            ids = self._ids() | {name: running.handle.job_id for name, running in self._running.items()}
+            write_atomically(self._folder / IDS, json.dumps(ids, indent=1) + "\n")
+
+    def _collect(self) -> None:
+        if time.monotonic() - self._asked_at > ASK_S and self._running:
+            self._asked_at = time.monotonic()
+            next(iter(self._running.values())).handle.done(force_check=True)  # one question for all of them
+        for name, running in [*self._running.items()]:
+            outcome = running.outcome()
+            if outcome is not None:
+                self._ended.append((running.job, outcome))
+                del self._running[name]
+
+    def _wanted_gpus(self, job: Job) -> int:
+        return max(self._gpus, math.ceil(job.gpus))
+
+    def _make_executor(self, gpus: int) -> Any:
+        local = self._executor == "local"
+        kind = self._submitit.LocalExecutor if local else self._submitit.SlurmExecutor
+        executor = kind(self._folder, max_num_timeout=LIMITS)
+        options = {**self._options, "signal_delay_s": self._notice_s, "setup": self._setup, "gpus_per_node": gpus}
+        if not local:
+            options |= {**self._slurm_options, "job_name": "lodestar", "array_parallelism": self.slots}
+            options["time"], options["mem"] = options.pop("timeout_min"), _memory(options.pop("mem_gb"))
+        executor.update_parameters(**{name: value for name, value in options.items() if value not in (None, 0)})
+        return executor
+
+    def _handle(self, job_id: str) -> Any:
+        kind = self._submitit.LocalJob if self._executor == "local" else self._submitit.SlurmJob
+        return kind(self._folder, job_id)
+
+    def _ids(self) -> dict[str, str]:
+        assert self._folder is not None
+        try:
+            return dict(json.loads((self._folder / IDS).read_text()))
+        except (OSError, ValueError):
+            return {}
+
+
+class _Running:
+    """A job that was submitted, by us or by a sweep before us."""
+
+    def __init__(self, job: Job, handle: Any, local: bool) -> None:
+        self.job, self.handle, self.local = job, handle, local
+        self._asked = False
+        self._without_result: float | None = None  # since when it is over but has left no result
+
+    def alive(self) -> bool:
+        """Whether it is still queued or running."""
+        if self.handle.paths.result_pickle.exists():
+            return False
+        if not self.local:
+            return self.handle.watcher.get_state(self.handle.job_id, mode="force").split()[0].upper() in ALIVE
+        self.handle.get_info()  # takes the exit code of a child of ours, which otherwise stays as a zombie
+        with suppress(ProcessLookupError):
+            os.kill(int(self.handle.job_id), 0)
+            return True
+        return False
+
+    def ask(self) -> None:
+        """Ask it to save and go."""
+        self._asked = True
+        if self.local:
+            with suppress(ProcessLookupError):
+                os.kill(int(self.handle.job_id), signal.SIGTERM)
+            return
+        subprocess.call(["scancel", "--state=PENDING", self.handle.job_id])
+        subprocess.call(["scancel", "--signal=TERM", self.handle.job_id])
+
+    def kill(self) -> None:
+        """No longer ask."""
+        if self.local:
+            with suppress(ProcessLookupError):
+                os.kill(int(self.handle.job_id), signal.SIGINT)  # upon which submitit kills what it started
+        else:
+            subprocess.call(["scancel", self.handle.job_id])
+
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it has not."""
+        if self.handle.paths.result_pickle.exists():
+            return self._result()
+        if self.alive() if self.local else not self.handle.done():
+            return None
+        now = time.monotonic()
+        self._without_result = self._without_result or now
+        if now - self._without_result < (POLL_S if self.local else RESULT_S):
+            return None
+        if self._asked:
+            return Outcome(TERMINATED, 0.0, self._where(), "stopped")
+        state = "it is gone" if self.local else self.handle.state
+        return Outcome(None, 0.0, self._where(), f"ended without a result ({state})")
+
+    def _result(self) -> Outcome:
+        try:
+            code, seconds, where, error = self.handle.result()
+        except Exception as failure:  # submitit's own, with the traceback of what happened there
+            lines = [line for line in str(failure).splitlines() if line.strip(" -")]
+            error = next(
+                (line for line in reversed(lines) if "Error" in line), lines[0] if lines else "no reason known"
+            )
+            return Outcome(None, 0.0, self._where(), f"submitit could not run it ({error.strip()})")
+        if code == TERMINATED and not self._asked:  # by SLURM, for another job or for its time; it is to go on
+            if not self.local:
+                subprocess.call(["scancel", self.handle.job_id])  # SLURM may have queued it again by itself
+            code, error = None, "its batch job was ended from outside"
+        return Outcome(code, seconds, f"{self._where()} {where}", error)
+
+    def _where(self) -> str:
+        return f"{'local' if self.local else 'slurm'} {self.handle.job_id}"
+
+
+class Attempt:
+    """What submitit runs: a job in a process of its own, which signals to the batch job reach."""
+
+    def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
+        self.argv, self.folder, self.home = argv, folder, home
+        self._child: Child | None = None
+
+    def __call__(self) -> tuple[int | None, float, str, str]:
+        """Run it; returns the outcome's fields."""
+        child = self._child = Child(self.argv, self.folder, self.home)
+        signal.signal(signal.SIGTERM, lambda *_: child.ask())  # SLURM tells only the process that it started
+        outcome = child.wait()
+        return outcome.code, outcome.seconds, outcome.where, outcome.error
+
+    def checkpoint(self) -> Any:
+        """Save and go; submitit calls this before the batch job is queued again with what is returned."""
+        if self._child is not None:
+            self._child.stop()
+        return _import().helpers.DelayedSubmission(Attempt(self.argv, self.folder, self.home))
+
+
+def _home(job: Job) -> Path:
+    """The sweep's folder: jobs live in its folder `jobs`, under their names."""
+    return job.folder.absolute().parents[len(Path(job.name).parts)]
+
+
+def _check(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise UsageError(f"{name}={value} is out of range; give a whole number, {low} or more")
+
+
+def _memory(gigabytes: float | None) -> str | None:
+    return None if gigabytes is None else f"{math.ceil(gigabytes * 1024)}MB"
+
+
+def _import() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise ImportError("launcher=slurm needs submitit; pip install 'lodestar-rl[cluster]'") from None
+    return submitit
