@@ -5,8 +5,10 @@
     make.py          make(), make_vec(): an id -> a ready environment; goals(), families()
     batched/         classic control and grids as array programs: all environments in one step, NumPy or torch
     rollout.py       T steps of N environments, written in place, and the Transitions they make
-    vector.py        environments side by side in this process; the slots they share
+    vector.py        environments side by side in this process
+    slots.py         the arrays they share, and the loop that steps them
     workers.py       the same in worker processes
+    watchdog.py      processes that die or hang, noticed, named and replaced
     wrappers.py      episode statistics, the journal behind exact resume, frames and captions in info
     render.py        frame(): one guarded path to an image
     family.py        what each of the next files declares

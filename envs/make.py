@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -114,6 +114,7 @@ def make_vec(
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     backend: str = "sync",
     processes: int | None = None,
+    workers: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
     """Make `n` environments that step together; number i is seeded with `seed + i`.
@@ -131,6 +132,7 @@ def make_vec(
             "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
             "vector_entry_point": what the id is registered with; its observations are not adapted.
         processes: for "workers"; None for one per usable core.
+        workers: for "workers": further arguments of `envs.workers.Workers`, such as {"step_timeout": 10}.
         **kwargs: as in `make`.
 
     Raises:
@@ -148,6 +150,8 @@ def make_vec(
         backend = "sync" if not same_step else "batched" if _is_batched(env_id, set(kwargs)) else "gym"
     if not same_step and backend in ("gym", "workers", "batched"):
         raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
+    if workers and backend != "workers":
+        raise ValueError(f'workers={dict(workers)} is for backend="workers", not "{backend}"; leave it out')
     if processes is not None and backend != "workers":
         raise ValueError(f'processes={processes} is for backend="workers", not "{backend}"; leave it out')
     if backend == "batched":
@@ -158,7 +162,7 @@ def make_vec(
     if backend == "gym":
         return InProcess(makers)
     if backend == "workers":
-        return Workers(makers, processes)
+        return Workers(makers, processes, **(workers or {}))
     return (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(makers, autoreset_mode=autoreset_mode)
 
 

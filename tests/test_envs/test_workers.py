@@ -130,7 +130,7 @@ def test_an_environment_that_raises_is_named() -> None:
 
 
 def test_a_killed_worker_is_a_sentence_within_seconds_and_an_interrupted_one_goes_on() -> None:
-    many = make_vec("CartPole-v1", 4, backend="workers", processes=2)
+    many = make_vec("CartPole-v1", 4, backend="workers", processes=2, workers={"restarts": 0})
     many.reset()
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(many._processes[1].pid, number)

@@ -1,0 +1,309 @@
+"""Processes that may die or hang at any moment, and a parent that is never left waiting.
+
+    Line       two pipes between the parent and a worker: single bytes, and messages after some of them
+    Worker     a process as its parent sees it: told, waited for no longer than its limit, killed, named when it is lost
+    Budget     how many workers may be replaced within some time
+    guard      what a worker does about itself first: it dies with its parent, and writes down where it crashed
+    stop       ends workers in whatever state they are, and always returns
+
+A death is noticed at once, by the end of the pipe or by the process's sentinel; a hang when the limit is over.
+
+Limits: Linux and macOS. A limit counts the wall's seconds of a step, so it must allow for a busy machine.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import re
+import select
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+GRACE_S = 0.25  # even where the limit is over: what was sent meanwhile is there at once
+SLICE_S = 1.0  # of waiting; a slice that takes longer means that this process was stopped too (Ctrl-Z)
+CLOSE_S = 3.0  # for workers to finish a step and close their environments
+DUMP_S = 0.3  # for a hanging worker to write down where it is
+WHERE = re.compile(r'Current thread.*?\n  File "([^"]+)", line (\d+) in (\S+)')
+
+
+class WorkerError(RuntimeError):
+    """An environment in a worker process raised, or the process died or hung; tracebacks are among the notes."""
+
+
+class Gone(Exception):
+    """A worker died or hangs: how, as the end of a sentence that begins with its name."""
+
+
+class Line:
+    """One end of two pipes: single bytes, which cost a third of a message, and messages after some of them."""
+
+    def __init__(self, reader: Connection, writer: Connection) -> None:
+        self._reader, self._writer = reader, writer
+        self._in, self._out = reader.fileno(), writer.fileno()
+
+    def __reduce__(self) -> Any:  # descriptors have other numbers in another process
+        return Line, (self._reader, self._writer)
+
+    def put(self, byte: bytes, message: Any = None) -> None:
+        if message is None:
+            os.write(self._out, byte)
+            return
+        data = pickle.dumps(message)  # first, so that nothing is said if it fails
+        rest = memoryview(byte + len(data).to_bytes(8, "big") + data)
+        while rest:
+            try:
+                rest = rest[os.write(self._out, rest) :]
+            except BlockingIOError:
+                self._writable()
+
+    def take(self) -> bytes:
+        """The next byte; waits for it.
+
+        Raises:
+            EOFError: if the other end is gone.
+        """
+        return self._read(1)
+
+    def message(self) -> Any:
+        """What came after the byte."""
+        left = int.from_bytes(self._exactly(8), "big")
+        return pickle.loads(self._exactly(left))
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            data += self._read(min(count - len(data), 1 << 20))
+        return bytes(data)
+
+    def _read(self, count: int) -> bytes:
+        self._readable()
+        data = os.read(self._in, count)
+        if not data:
+            raise EOFError
+        return data
+
+    def _readable(self) -> None:
+        """Reading blocks."""
+
+    def _writable(self) -> None:
+        """So does writing."""
+
+
+class Worker(Line):
+    """A process and the line to it.
+
+    Args:
+        context: of multiprocessing.
+        target: what the process does, given its end of the line and `arguments`.
+        arguments: sent by pickle.
+        name: of the process.
+        crash_file: where it writes its stack when it crashes or hangs; None for the standard error stream.
+
+    Attributes:
+        told: what it has not answered yet, oldest first.
+        limit: seconds that it has for the next answer; None for as many as it likes.
+    """
+
+    def __init__(
+        self, context: Any, target: Callable[..., None], arguments: tuple[Any, ...], name: str, crash_file: Path | None
+    ) -> None:
+        (hears, replies), (obeys, commands) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        super().__init__(hears, commands)
+        theirs = Line(obeys, replies)
+        self.told: deque[tuple[bytes, Any]] = deque()
+        self.limit: float | None = None
+        self.crash_file = crash_file
+        self._written = crash_file.stat().st_size if crash_file is not None and crash_file.exists() else 0
+        self._since = time.monotonic()
+        self.process: BaseProcess = context.Process(target=target, args=(theirs, *arguments), daemon=True, name=name)
+        try:
+            self.process.start()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()  # or the end of the worker would not end the pipe
+        os.set_blocking(self._out, False)
+        self._poll, self._space = select.poll(), select.poll()
+        self._poll.register(self._in, select.POLLIN)
+        self._poll.register(self.process.sentinel, select.POLLIN)  # the pipe stays open in a child of its own
+        self._space.register(self._out, select.POLLOUT)
+
+    def post(self, byte: bytes, message: Any = None) -> None:
+        """Tell it something; that it is gone shows when its answer is taken."""
+        if not self.told:
+            self._since = time.monotonic()
+        self.told.append((byte, message))
+        with suppress(OSError):
+            self.put(byte, message)
+
+    def answer(self, more: bool, failed: bytes) -> tuple[bytes, Any]:
+        """Its next answer, and the message that comes with it if there is `more`, or if it says `failed`.
+
+        Raises:
+            Gone: if it died, or has had its time.
+        """
+        try:
+            byte = self.take()
+            message = self.message() if more or byte == failed else None
+        except (EOFError, OSError, pickle.UnpicklingError):
+            raise Gone(self._fate()) from None
+        self._since = time.monotonic()
+        if self.told:
+            self.told.popleft()
+        return byte, message
+
+    def stack(self) -> str:
+        """What it wrote down when it crashed or hung; empty if nothing."""
+        if self.crash_file is None:
+            return ""
+        with suppress(OSError), self.crash_file.open("rb") as file:
+            file.seek(self._written)
+            return file.read(100_000).decode(errors="replace")
+        return ""
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.join(2)
+        self.close()
+
+    def _readable(self) -> None:
+        self._wait(self._poll)
+
+    def _writable(self) -> None:
+        self._wait(self._space)
+
+    def _wait(self, poll: Any) -> None:
+        limit = self.limit
+        if poll.poll(1000 * (GRACE_S if limit is None else min(GRACE_S, limit))):
+            return
+        while True:
+            begin = time.monotonic()
+            pause = SLICE_S if limit is None else min(SLICE_S, self._since + limit - begin)
+            if pause <= 0:
+                raise Gone(f"gave no answer for {limit:g} s{self._dump()}")
+            if poll.poll(1000 * pause):
+                return
+            if not self.process.is_alive():  # where neither pipe nor sentinel told
+                raise EOFError
+            late = time.monotonic() - begin - pause
+            if late > SLICE_S:
+                self._since += late
+
+    def _dump(self) -> str:
+        """Have it write down where it hangs; said as the end of a sentence."""
+        if self.crash_file is None:
+            return ""
+        with suppress(OSError):
+            os.kill(self.process.pid or 0, signal.SIGUSR1)
+        end = time.monotonic() + DUMP_S
+        while not (found := WHERE.search(self.stack())) and time.monotonic() < end:
+            time.sleep(0.01)
+        return f", in {found[3]} ({found[1]}:{found[2]})" if found else ""
+
+    def _fate(self) -> str:
+        self.process.join(2)
+        code = self.process.exitcode
+        if code is None:
+            return "closed its line"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        with suppress(ValueError):
+            return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"was killed by signal {-code}"
+
+
+class Budget:
+    """How many workers may be replaced.
+
+    Args:
+        restarts: within `window` seconds, 0 or more.
+        window: seconds.
+
+    Attributes:
+        spent: replacements so far.
+    """
+
+    def __init__(self, restarts: int, window: float) -> None:
+        self.restarts, self.window = restarts, window
+        self.spent = 0
+        self._recent: deque[tuple[float, str]] = deque()
+
+    def spend(self, sentence: str) -> str:
+        """One more, because of what `sentence` says; returns how many that makes, for the announcement.
+
+        Raises:
+            WorkerError: if that is too many; what happened before is among the notes.
+        """
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - self.window:
+            self._recent.popleft()
+        self._recent.append((now, sentence))
+        count = len(self._recent)
+        if count <= self.restarts:
+            self.spent += 1
+            return f"{count} of {self.restarts} within {self.window:g} s"
+        if not self.restarts:
+            raise WorkerError(sentence)
+        error = WorkerError(f"{sentence}; that is more than {self.restarts} restarts within {self.window:g} s")
+        lines = [f"{now - when:.1f} s before: {what}" for when, what in self._recent]
+        error.add_note("\n".join(["What happened:", *lines]))
+        raise error
+
+
+def guard(crash_file: Path | None, orphans: bool) -> None:
+    """A worker's first act: leave signals to the parent, write down crashes, and (`orphans`) die with who made it."""
+    # Whoever sent these to the whole process group means the parent, which may still want to save its state.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    file = None
+    if crash_file is not None:
+        with suppress(OSError):
+            crash_file.parent.mkdir(parents=True, exist_ok=True)
+            file = crash_file.open("a")
+    if file is None:
+        faulthandler.enable()
+    else:
+        faulthandler.enable(file)
+        faulthandler.register(signal.SIGUSR1, file)  # holds it open
+    if orphans and sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also in the middle of a step
+
+
+def stop(workers: list[Worker]) -> None:
+    """A worker ends when its line does, once it has finished its step; what has not by then is killed."""
+    for worker in workers:
+        worker.close()
+    try:
+        end = time.monotonic() + CLOSE_S
+        for worker in workers:
+            worker.process.join(max(end - time.monotonic(), 0))
+    finally:  # also if a signal ends the waiting
+        left = [worker.process for worker in workers if worker.process.is_alive()]
+        for process in left:
+            process.kill()
+        end = time.monotonic() + 1
+        for process in left:
+            process.join(max(end - time.monotonic(), 0.05))
+    for file in {worker.crash_file for worker in workers if worker.crash_file is not None}:
+        with suppress(OSError):
+            if file.stat().st_size == 0:
+                file.unlink()
+                file.parent.rmdir()
