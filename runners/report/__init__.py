@@ -1,0 +1,1 @@
+"""One honest page from the folders of runs: `python -m runners.report runs/sweeps/x`."""

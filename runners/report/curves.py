@@ -1,0 +1,136 @@
+"""Learning curves of several runs on one grid of steps, and what can be read from them.
+
+A curve is interpolated between its rows and never continued beyond its first and last one. Where a run has stopped
+early the others go on alone, and the number of runs at each step says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runners import statistics
+from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
+from runners.report.study import Study
+
+MOST_NUMBERS = 8_000_000  # that one resampling of a band may hold
+
+
+@dataclass
+class Band:
+    """IQM of a cell's curves over steps, with its 95 % band; arrays (P,), nan where there is nothing.
+
+    Attributes:
+        runs: how many have a value at each step.
+        of: how many there are.
+    """
+
+    steps: np.ndarray
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: np.ndarray
+    of: int
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Where no run is missing."""
+        return (self.runs == self.of) & (self.of > 0)
+
+
+def bands(made: Study, points: int, tag: str = TASK_RETURN) -> dict[tuple[str, str], Band]:
+    """(task, arm) -> its band; all arms of a task on the same grid.
+
+    Args:
+        made: the study.
+        points: of the grid.
+        tag: what is drawn.
+    """
+    found = {}
+    for task in made.tasks:
+        ends = [run.curve(tag)[0][[0, -1]] for run in _runs(made, task) if len(run.curve(tag)[0])]
+        if not ends:
+            continue
+        grid = np.linspace(min(first for first, _ in ends), max(last for _, last in ends), points)
+        for arm in made.arms:
+            curves = aligned([run for run in arm.cells.get(task, []) if len(run.curve(tag)[0])], grid, tag)
+            if len(curves):
+                found[task, arm.name] = band(curves, grid)
+    return found
+
+
+def aligned(runs: Sequence[Run], grid: np.ndarray, tag: str = TASK_RETURN) -> np.ndarray:
+    """Curves on a grid, (R, P); nan before a run's first row and after its last."""
+    return np.array([np.interp(grid, *run.curve(tag), left=np.nan, right=np.nan) for run in runs])
+
+
+def band(curves: np.ndarray, grid: np.ndarray) -> Band:
+    """IQM of (R, P) curves with nan in them; the band is drawn where all runs are there."""
+    runs = np.isfinite(curves).sum(0)
+    value, low, high = (np.full(len(grid), np.nan) for _ in range(3))
+    whole = np.flatnonzero(runs == len(curves))
+    width = max(1, MOST_NUMBERS // (statistics.RESAMPLES * len(curves)))
+    for start in range(0, len(whole), width):
+        part = whole[start : start + width]
+        value[part], low[part], high[part] = statistics.curve(curves[:, part])
+    for i in np.flatnonzero((runs > 0) & (runs < len(curves))):
+        value[i] = statistics.iqm(curves[np.isfinite(curves[:, i]), i])
+    return Band(grid, value, low, high, runs, len(curves))
+
+
+def shares(runs: Sequence[Run], points: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Steps (P,), and stream -> its mean share of the reward over the runs that are there, (P,).
+
+    Empty unless there are two streams at least.
+    """
+    tags = {tag for run in runs for tag in run.table if tag.startswith("reward/") and tag.endswith("_share")}
+    there = [run for run in runs if any(len(run.curve(tag)[0]) for tag in tags)]
+    if len(tags) < 2 or not there:
+        return np.zeros(0), {}
+    ends = [run.curve(tag)[0][[0, -1]] for run in there for tag in tags if len(run.curve(tag)[0])]
+    grid = np.linspace(min(first for first, _ in ends), max(last for _, last in ends), points)
+    found = {}
+    for tag in sorted(tags, key=lambda tag: (tag != "reward/task_share", tag)):
+        curves = aligned([run for run in there if len(run.curve(tag)[0])], grid, tag)
+        count = np.isfinite(curves).sum(0)
+        mean = np.where(count > 0, np.nansum(curves, 0) / np.maximum(count, 1), np.nan)
+        found[tag.removeprefix("reward/").removesuffix("_share")] = mean
+    return grid, found
+
+
+def against(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, learned return and task return of the rows that have both; empty if the two are the same."""
+    both = [run.table.get(tag) for tag in (LEARNED_RETURN, TASK_RETURN)]
+    if both[0] is None or both[1] is None:
+        return np.zeros(0), np.zeros(0), np.zeros(0)
+    there = np.isfinite(both[0]) & np.isfinite(both[1])
+    learned, task = both[0][there], both[1][there]
+    if np.allclose(learned, task):
+        return np.zeros(0), np.zeros(0), np.zeros(0)
+    return run.steps[there], learned, task
+
+
+def alarm(run: Run) -> tuple[float, float, float] | None:
+    """Share of the rows with the hacking alarm, its first and its last step; None if it never rang."""
+    steps, values = run.curve(ALARM)
+    rang = steps[values > 0]
+    return (len(rang) / len(steps), float(rang[0]), float(rang[-1])) if len(rang) else None
+
+
+def _runs(made: Study, task: str) -> list[Run]:
+    return [run for arm in made.arms for run in arm.cells.get(task, [])]
+
+
+def thin(count: int, points: int) -> np.ndarray:
+    """Indices of at most `points` of `count` rows, evenly spread, first and last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, points)).round().astype(int)) if count else np.zeros(0, int)
+
+
+def label_steps(steps: float) -> str:
+    """A number of steps as people write it: 950, 20k, 1.5M."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if steps >= size:
+            return f"{steps / size:.3g}{letter}"
+    return f"{steps:.0f}"

@@ -1,0 +1,340 @@
+"""The figures of the report, drawn without a window: colours that colour-blind people can tell apart, few lines.
+
+Text comes from files, so `$` in it is a dollar, not the beginning of a formula.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runners.report.curves import Band, against, label_steps, shares, thin
+from runners.report.numbers import ALL, Numbers, Row, profiles
+from runners.report.study import Arm, Study
+
+# Okabe and Ito 2008, without the yellow that vanishes on white; the twin is ink, others' runs are grey.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a4b9e", "#8c6d31")
+INK, GREY, PALE = "#24292f", "#7b828c", "#d5d8dc"
+STREAMS = ("#8fc1e3", "#f2b48a", "#8fd1ba", "#e6bcd3", "#f3d38a", "#c9b3d9")  # pale: names are written on them
+TASK_STREAM = "#d5d8dc"
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#9aa0a8",
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.color": "#5a616a",
+    "ytick.color": "#5a616a",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "text.color": INK,
+    "text.parse_math": False,
+    "svg.hashsalt": "lodestar",
+    "svg.fonttype": "path",
+}
+COLUMNS, PANEL = 3, (3.7, 2.55)  # panels side by side, and the size of one, inches
+MOST_PANELS = 24  # of small multiples
+SHORT, FEW = 18, 6  # letters of an arm's name and number of arms that are written beside the lines themselves
+
+
+@dataclass
+class Look:
+    """An arm's colour and line."""
+
+    colour: str
+    line: Any = "-"
+
+
+def looks(made: Study) -> dict[str, Look]:
+    """A look for each arm, the same on the whole page."""
+    found: dict[str, Look] = {}
+    own = [arm for arm in made.arms if not arm.published and not arm.control and arm.reward != "task"]
+    for i, arm in enumerate(own):
+        found[arm.name] = Look(COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--")
+    for group, lines in (("task", ("-", "--", "-.")), ("control", (":", "--")), ("published", ("--", "-.", ":"))):
+        members = [arm for arm in made.arms if arm.name not in found and _group(arm) == group]
+        for i, arm in enumerate(members):
+            found[arm.name] = Look({"task": INK, "control": "#a08060"}.get(group, GREY), lines[i % len(lines)])
+    return found
+
+
+def _group(arm: Arm) -> str:
+    return "published" if arm.published else "control" if arm.control else "task"
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw within it."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def grid(count: int, size: tuple[float, float] = PANEL, columns: int = COLUMNS) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels; the rest of the last row stays empty."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    across = min(count, columns)
+    down = -(-count // across)
+    figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return figure, list(axes[:count])
+
+
+def svg(figure: Any) -> str:
+    """A data URI; as an image it cannot run scripts, whatever its text says."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def learning(made: Study, found: Numbers, bands: dict[tuple[str, str], Band]) -> Any:
+    """Task return over steps, one panel a task."""
+    tasks = [task for task in made.tasks if any((task, arm.name) in bands for arm in made.arms)]
+    wide = len(tasks) == 1
+    figure, axes = grid(len(tasks), (6.4, 3.4) if wide else PANEL)
+    for axis, task in zip(axes, tasks):
+        panel(axis, made, found, bands, task)
+    if not _direct(made):
+        _legend(figure, made)
+    return figure
+
+
+def panel(axis: Any, made: Study, found: Numbers, bands: dict[tuple[str, str], Band], task: str) -> None:
+    """One task's curves: solid with a band while all runs are there, dashed where some have stopped."""
+    seen = looks(made)
+    ends: list[tuple[float, str, str]] = []
+    for arm in made.arms:
+        drawn = bands.get((task, arm.name))
+        if drawn is None:
+            continue
+        look = seen[arm.name]
+        every = np.where(drawn.whole, drawn.value, np.nan)
+        axis.plot(drawn.steps, every, color=look.colour, linestyle=look.line, linewidth=1.5, zorder=3 - arm.published)
+        axis.fill_between(drawn.steps, drawn.low, drawn.high, color=look.colour, alpha=0.16, linewidth=0)
+        late = drawn.steps >= drawn.steps[drawn.whole][-1] if drawn.whole.any() else np.ones(len(drawn.steps), bool)
+        axis.plot(drawn.steps[late], drawn.value[late], color=look.colour, linestyle=(0, (1, 1.5)), linewidth=1.2)
+        there = drawn.value[np.isfinite(drawn.value)]
+        if len(there):
+            ends.append((float(there[-1]), arm.name, look.colour))
+    chance = found.one("random", task=task)
+    if chance is not None and np.isfinite(chance.value):
+        axis.axhline(chance.value, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+        ends.append((chance.value, "random policy", GREY))
+    axis.set_title(_cut(task, 44))
+    axis.set(xlabel="environment steps", ylabel="task return")
+    _steps(axis)
+    if _direct(made):
+        _beside(axis, ends)
+
+
+def _beside(axis: Any, ends: list[tuple[float, str, str]]) -> None:
+    """Write names at the ends of lines, moved apart where they would touch."""
+    low, high = axis.get_ylim()
+    gap = 0.075
+    placed: list[float] = []
+    ordered = sorted(ends)
+    for value, _, _ in ordered:
+        place = (value - low) / (high - low)
+        placed.append(max(place, placed[-1] + gap) if placed else place)
+    excess = max(0.0, placed[-1] - 1.02) if placed else 0.0
+    limit = float("inf")
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i] - (excess if i == len(placed) - 1 else 0), limit)
+        limit = placed[i] - gap
+    axis.set_ylim(low, high)
+    for (_, name, colour), place in zip(ordered, placed):
+        axis.text(1.02, place, name, transform=axis.transAxes, color=colour, fontsize=8, va="center")
+
+
+def _direct(made: Study) -> bool:
+    return len(made.arms) <= FEW and all(len(arm.name) <= SHORT for arm in made.arms)
+
+
+def _legend(figure: Any, made: Study) -> None:
+    from matplotlib.lines import Line2D
+
+    seen = looks(made)
+    handles = [Line2D([], [], color=seen[a.name].colour, linestyle=seen[a.name].line, linewidth=1.6) for a in made.arms]
+    handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=0.9))
+    names = [_cut(arm.name, 60) for arm in made.arms] + ["random policy"]
+    width = figure.get_figwidth() * 13 / max(map(len, names))  # letters of this size that fit in a row
+    figure.legend(handles, names, loc="outside upper left", ncols=max(1, min(len(names), int(width))))
+
+
+def aggregate(made: Study, found: Numbers) -> Any:
+    """Normalised IQM, performance profiles and probability of improvement; None without a common scale."""
+    rows = found.find("normalised")
+    if not rows:
+        return None
+    better = found.find("improvement")
+    figure, axes = grid(3 if better else 2, (3.7, max(2.5, 0.3 * len(rows) + 1.3)))
+    _dots(axes[0], made, rows, "normalised score, IQM")
+    for place in (0, 1):
+        axes[0].axvline(place, color=PALE, linewidth=0.8, zorder=0)
+    _profiles(axes[1], made, found)
+    if better:
+        _dots(axes[2], made, better, "probability of beating its twin")
+        axes[2].axvline(0.5, color=PALE, linewidth=0.8, zorder=0)
+        axes[2].set_xlim(-0.02, 1.02)
+    return figure
+
+
+def _dots(axis: Any, made: Study, rows: Sequence[Row], words: str) -> None:
+    """A dot and its interval for each arm, from top to bottom."""
+    seen = looks(made)
+    for i, row in enumerate(rows):
+        colour = seen[row.arm].colour
+        if np.isfinite(row.low):
+            axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=2.2, alpha=0.5, solid_capstyle="butt")
+        axis.plot([row.value], [-i], "o", color=colour, markersize=5)
+    axis.set_yticks([-i for i in range(len(rows))], [_cut(row.arm, 34) for row in rows])
+    axis.set_ylim(-len(rows) + 0.4, 0.6)
+    axis.tick_params(axis="y", length=0)
+    axis.spines["left"].set_visible(False)
+    axis.set_xlabel(words)
+
+
+def _profiles(axis: Any, made: Study, found: Numbers) -> None:
+    seen = looks(made)
+    thresholds, every = profiles(made, found)
+    for name, estimate in every.items():
+        look = seen[name]
+        axis.plot(thresholds, estimate.value, color=look.colour, linestyle=look.line, linewidth=1.5)
+        axis.fill_between(thresholds, estimate.low, estimate.high, color=look.colour, alpha=0.13, linewidth=0)
+    axis.set(xlabel="normalised score x", ylabel="share of runs above x", ylim=(-0.02, 1.02))
+
+
+def forest(made: Study, found: Numbers) -> Any:
+    """Paired differences to the twin, normalised: each task, then all; None without a twin."""
+    rows: list[Row | None] = []
+    for arm in made.arms:
+        mine = found.find("normalised_difference", arm=arm.name)
+        if mine:
+            rows += [*([None] if rows else []), *mine]
+    if not rows:
+        return None
+    figure, (axis,) = grid(1, (7.6, 0.9 + 0.235 * len(rows)))
+    seen = looks(made)
+    names = []
+    for i, row in enumerate(rows):
+        if row is None:
+            names.append("")
+            continue
+        colour, whole = seen[row.arm].colour, row.task == ALL
+        if np.isfinite(row.low):
+            axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=3 if whole else 1.4, alpha=0.55)
+        axis.plot([row.value], [-i], "D" if whole else "o", color=colour, markersize=6 if whole else 4)
+        names.append(f"{_cut(row.arm, 30)}, {_cut(row.task, 30)}")
+    axis.axvline(0, color=INK, linewidth=0.8, zorder=0)
+    axis.set_yticks([-i for i, row in enumerate(rows) if row], [name for name in names if name])
+    axis.set_ylim(-len(rows) + 0.4, 0.6)
+    axis.tick_params(axis="y", length=0)
+    axis.spines["left"].set_visible(False)
+    axis.set_xlabel(
+        "difference to the twin with the same seeds, normalised (above 0: better than the task's own reward)"
+    )
+    for label, row in zip(axis.get_yticklabels(), [row for row in rows if row]):
+        label.set_fontweight("bold" if row.task == ALL else "normal")
+    return figure
+
+
+def parts(made: Study, points: int) -> tuple[Any, int]:
+    """Shares of the reward over steps, one panel a cell that has several streams; and how many were left out."""
+    cells = [(task, arm, *shares(runs, points)) for task, arm, runs in made.cells()]
+    cells = [cell for cell in cells if cell[3]]
+    if not cells:
+        return None, 0
+    figure, axes = grid(len(cells[:MOST_PANELS]), (2.85, 2.1), 4)
+    for axis, (task, arm, steps, means) in zip(axes, cells):
+        colours = [TASK_STREAM if name == "task" else STREAMS[i % len(STREAMS)] for i, name in enumerate(means)]
+        axis.stackplot(steps, *[np.nan_to_num(mean) for mean in means.values()], colors=colours)
+        total = np.zeros(len(steps))
+        for name, mean in means.items():
+            middle = int(np.argmax(np.nan_to_num(mean)))
+            at = float(total[middle] + np.nan_to_num(mean)[middle] / 2)
+            if np.nan_to_num(mean)[middle] > 0.12:
+                side = "left" if middle < len(steps) / 8 else "right" if middle > len(steps) * 7 / 8 else "center"
+                axis.text(steps[middle], at, f" {_cut(name, 16)} ", ha=side, va="center", fontsize=8)
+            total += np.nan_to_num(mean)
+        axis.set_title(f"{_cut(arm.name, 30)}\n{_cut(task, 30)}", fontsize=8)
+        axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]))
+        _steps(axis)
+    _outer(axes, "environment steps", "share of the reward", 4)
+    return figure, max(0, len(cells) - MOST_PANELS)
+
+
+def truth(made: Study, found: Numbers, points: int) -> tuple[Any, int]:
+    """Task return against learned return, a point a row of the log, one panel a cell; and how many were left out."""
+    cells = [(task, arm, [against(run) for run in runs]) for task, arm, runs in made.cells()]
+    cells = [cell for cell in cells if any(len(rows[0]) for rows in cell[2])]
+    if not cells:
+        return None, 0
+    figure, axes = grid(len(cells[:MOST_PANELS]), (2.85, 2.3), 4)
+    for axis, (task, arm, each) in zip(axes, cells):
+        for steps, learned, task_return in each:
+            rows = thin(len(steps), max(20, points // len(each)))
+            if len(rows):
+                progress = steps[rows] / max(steps[-1], 1)
+                axis.scatter(
+                    learned[rows], task_return[rows], c=progress, vmin=0, vmax=1.1, s=7, cmap="viridis_r", linewidths=0,
+                    rasterized=True,
+                )  # fmt: skip
+        row = found.one("rank_correlation", task=task, arm=arm.name)
+        said = f"  ρ = {row.value:.2f}" if row is not None else ""
+        axis.set_title(f"{_cut(arm.name, 24)}{said}\n{_cut(task, 30)}", fontsize=8)
+    _outer(axes, "learned return", "task return", 4)
+    return figure, max(0, len(cells) - MOST_PANELS)
+
+
+def picture(made: Study, found: Numbers, bands: dict[tuple[str, str], Band]) -> Any:
+    """The one picture for a paper: curves of every task, and the aggregate."""
+    tasks = [task for task in made.tasks if any((task, arm.name) in bands for arm in made.arms)]
+    rows = found.find("normalised")
+    both = bool(rows) and len(made.arms) > 1
+    count = len(tasks) + both
+    figure, axes = grid(max(count, 1), (6.4, 3.4) if count == 1 else PANEL, 4 if count > 6 else COLUMNS)
+    for axis, task in zip(axes, tasks):
+        panel(axis, made, found, bands, task)
+    if both:
+        _dots(axes[-1], made, rows, "normalised score, IQM and 95 % interval")
+        axes[-1].set_title("all tasks")
+    if not _direct(made):
+        _legend(figure, made)
+    return figure
+
+
+def _outer(axes: list[Any], x: str, y: str, columns: int) -> None:
+    """Axis labels at the left and below only."""
+    for i, axis in enumerate(axes):
+        axis.set_ylabel(y if i % columns == 0 else "")
+        axis.set_xlabel(x if i + columns >= len(axes) else "")
+
+
+def _steps(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(5))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label_steps(value)))
+
+
+def _cut(text: str, most: int) -> str:
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= most else text[: most - 3] + "..."

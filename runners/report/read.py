@@ -1,0 +1,263 @@
+"""Reads the folders of runs below a path, trusting nothing in them.
+
+Whoever wrote a folder may have been killed half-way, or be a stranger: every file may be missing, torn or made up. A
+folder that cannot be read costs one sentence, and a part of it that cannot be read another; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners.folder import read_status
+from runners.sweep.ledger import Entry, replay
+
+TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # runners.log has them, and torch
+ALARM, ELAPSED = "reward/alarm", "time/time_elapsed"
+MOST_BYTES = 256_000  # of a config.yaml or another small file
+DEPTH = 12  # of its nesting
+
+Curve = tuple[np.ndarray, np.ndarray]  # steps, ascending, and finite values; both (P,)
+
+
+@dataclass
+class Run:
+    """One run, as far as it can be read; also a published one, which has a curve only.
+
+    Attributes:
+        name: its folder, as seen from the path that was given.
+        task: environment and its options.
+        reward: names, as in `task+rnd`.
+        config: flat, as in {"agent.learning_rate": 0.0003}.
+        table: tag -> values over `steps`, nan where the row says nothing.
+        scores: result.json: whose -> what; "this run" and "random" are the usual ones.
+        notes: what could not be read.
+        label: of the path that it was found below.
+        attempt: what the ledger of its sweep says about it.
+    """
+
+    name: str
+    task: str
+    reward: str
+    agent: str
+    seed: int | None
+    config: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    steps: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    table: dict[str, np.ndarray] = field(default_factory=dict)
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+    text: str = ""
+    control: bool = False
+    published: str = ""
+    label: str = ""
+    attempt: Entry | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """running, stopped, failed or finished, as the run itself wrote it."""
+        return "published" if self.published else str(self.status.get("state", "unknown"))
+
+    @property
+    def total(self) -> float:
+        """Steps that it was meant to take; nan if it does not say."""
+        return _number(self.config.get("total_timesteps"))
+
+    def curve(self, tag: str) -> Curve:
+        """Where a tag has finite values."""
+        values = self.table.get(tag)
+        if values is None:
+            return np.zeros(0), np.zeros(0)
+        there = np.isfinite(values)
+        return self.steps[there], values[there]
+
+    def says(self, key: str, whose: str = "this run") -> float:
+        """A number of the final evaluation; nan if there is none."""
+        return _number(self.scores.get(whose, {}).get(key))
+
+
+def find(paths: list[Path], labels: list[str]) -> tuple[list[Run], list[str]]:
+    """All runs below some paths, and a sentence about each folder that could not be read.
+
+    Args:
+        paths: folders; a run's own folder is one too.
+        labels: one for each path, put before its arms' names; empty ones say nothing.
+    """
+    runs: list[Run] = []
+    problems: list[str] = []
+    seen: set[Path] = set()
+    for path, label in zip(paths, labels):
+        jobs, lost = _jobs(path)
+        problems += lost
+        for folder in _folders(path):
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
+            name = folder.relative_to(path).as_posix() if folder != path else folder.resolve().name
+            try:
+                runs.append(read_run(folder, name))
+                runs[-1].label, runs[-1].attempt = label, jobs.get(folder)
+            except Exception as error:  # whatever a stranger's file does to a parser
+                problems.append(f"{name} cannot be read: {_sentence(error)}")
+    return runs, problems
+
+
+def _folders(path: Path) -> list[Path]:
+    """Folders with a config.yaml; below one, only its control run is looked for."""
+    found = []
+    for place, folders, files in os.walk(path):
+        folders.sort()
+        if "config.yaml" in files:
+            found.append(Path(place))
+            folders[:] = [name for name in folders if name == "control"]
+    return found
+
+
+def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
+    """Run folder -> its entry in the ledger of a sweep, and a sentence about each job that left no folder."""
+    found: dict[Path, Entry] = {}
+    lost = []
+    try:
+        entries = replay(path / "ledger.jsonl")
+    except (OSError, TypeError, ValueError) as error:
+        return {}, [f"ledger.jsonl cannot be read: {_sentence(error)}"]
+    for name, entry in entries.items():
+        found[path / "jobs" / name] = entry
+        if not (path / "jobs" / name / "config.yaml").exists():
+            lost.append(f"{name} left nothing: {entry.state}" + (f", {entry.error}" if entry.error else ""))
+    return found, lost
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """One run's folder.
+
+    Raises:
+        Exception: of many kinds, if its config.yaml does not say what was run.
+    """
+    text = _text(folder / "config.yaml")
+    config = _yaml(text)
+    rewards = config.get("reward")
+    agent = config.get("agent")
+    if not isinstance(rewards, dict) or not isinstance(agent, dict) or not config.get("env"):
+        raise ValueError("config.yaml does not say which env, reward and agent were run")
+    flat = flatten(config)
+    options = {key.removeprefix("env_options."): flat[key] for key in flat if key.startswith("env_options.")}
+    world = str(config["env"])
+    if options:
+        world += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
+    seed = config.get("seed")
+    run = Run(name, world, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), None, flat, folder)
+    run.seed = seed if isinstance(seed, int) else None
+    run.text = text
+    run.control = folder.parent.name == "control"
+    run.status = read_status(folder) or {}
+    for part, read in (("metrics.csv", _metrics), ("result.json", _result), ("versions.json", _versions)):
+        if not (folder / part).exists():
+            continue
+        try:
+            read(run, folder / part)
+        except Exception as error:
+            run.notes.append(f"{part} cannot be read: {_sentence(error)}")
+    if (folder / "command.txt").exists():
+        run.commands = _text(folder / "command.txt").splitlines()
+    return run
+
+
+def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """{"agent": {"gamma": 1}} -> {"agent.gamma": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        flat.update(flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
+    return flat
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    """Plain YAML; references, which can unfold to gigabytes, and deep nesting are refused before anything is built."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        opens = isinstance(event, yaml.CollectionStartEvent)
+        depth += opens - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH or isinstance(event, yaml.AliasEvent):
+            raise ValueError("config.yaml is nested too deeply, or has references; runners.train writes neither")
+    values = yaml.load(text, Loader=loader)  # a safe loader: plain data only
+    if not isinstance(values, dict):
+        raise ValueError("config.yaml holds no configuration")
+    return values
+
+
+def _metrics(run: Run, path: Path) -> None:
+    """The columns that the report uses; rows that are not whole are left out, a last one silently."""
+    torn: list[int] = []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.reader(file)
+        header = next(rows, [])
+        if "step" not in header:
+            raise ValueError("it has no column 'step'")
+        wanted = [(i, array("d")) for i, tag in enumerate(header) if _wanted(tag)]
+        step, number = header.index("step"), -1
+        for number, row in enumerate(rows):
+            if len(row) != len(header) or not row[step].isdigit():
+                torn.append(number)
+                continue
+            for i, values in wanted:
+                values.append(_number(row[i]))
+    broken = [row for row in torn if row != number]
+    if broken:
+        run.notes.append(f"metrics.csv has {len(broken)} rows that are not whole; they are left out")
+    table = {header[i]: np.array(values) for i, values in wanted}
+    steps = table.pop("step")
+    rising = np.ones(len(steps), bool)
+    rising[1:] = steps[1:] > np.maximum.accumulate(steps)[:-1]
+    run.steps, run.table = steps[rising], {tag: values[rising] for tag, values in table.items()}
+
+
+def _wanted(tag: str) -> bool:
+    known = ("step", TASK_RETURN, LEARNED_RETURN, ALARM, ELAPSED)
+    return tag in known or (tag.startswith("reward/") and tag.endswith("_share"))
+
+
+def _result(run: Run, path: Path) -> None:
+    scores = json.loads(_text(path, 4_000_000))
+    run.scores = {str(whose): said for whose, said in scores.items() if isinstance(said, dict)}
+
+
+def _versions(run: Run, path: Path) -> None:
+    found = json.loads(_text(path))
+    run.versions = {str(name): str(version) for name, version in found.items()}
+
+
+def _text(path: Path, most: int = MOST_BYTES) -> str:
+    size = path.stat().st_size
+    if size > most:
+        raise ValueError(
+            f"{path.name} has {size:,} bytes, more than the {most:,} that runners.train could have written"
+        )
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _number(value: Any) -> float:
+    """A finite number, or nan."""
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) else math.nan
+    except ValueError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(f"{error}".split())[:300] or type(error).__name__
