@@ -1,0 +1,28 @@
+"""A trained policy without what trained it: `python -m runners.export run=...`, and `load` for what it wrote.
+
+policy.py     the policy itself: preprocessing, layers and the action, described by policy.json
+convert.py    any agent's network in that form
+onnx.py       the same as an ONNX graph
+card.py       the run card, README.md
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runners.export.policy import Policy
+
+
+def load(folder: str | Path) -> Policy:
+    """Read an exported policy: a torch module whose `act(obs)` gives actions in the environment's own range.
+
+    It needs torch, numpy and safetensors, and no code that trains; nothing in the folder is executed.
+
+    Raises:
+        ValueError: if the folder holds a policy that only its agent can run (recurrent, planning), or none.
+    """
+    from runners.export.policy import Policy
+
+    return Policy.read(Path(folder))

@@ -1,0 +1,259 @@
+"""Write the policy of a trained run so that others can run it: no pickle, no training code, a card beside it.
+
+    python -m runners.export run=runs/CartPole-v1/ppo-task/20261121-120000-s0
+    python -m runners.export run=policy.safetensors env=Pendulum-v1       what runners.offline wrote
+
+What is written is compared with the agent on 256 observations of its environment, and not kept if it differs.
+keys:
+    run=       a run's folder, or a file that runners.offline wrote
+    format=    safetensors (for runners.export.load), onnx (for onnxruntime), or both (both)
+    out=       folder (export, in the run's folder or beside the file)
+    env=       for a file of runners.offline: the environment's id. Options as in env.sticky=0.25
+    seed=      of the observations (0)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners.config import TrainConfig, UsageError, load, to_dict, unknown
+from runners.record import command, parsed
+
+ROWS = 256  # observations that the files are compared on
+TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
+FORMATS = ("both", "safetensors", "onnx")
+
+
+@dataclass
+class ExportConfig:
+    """One export; the module's docstring explains the keys."""
+
+    run: str = ""
+    format: str = "both"
+    out: str = ""
+    env: str = ""
+    seed: int = 0
+    env_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.run:
+            raise UsageError("run= is missing; give a run's folder below runs/")
+        if self.format not in FORMATS:
+            raise UsageError(unknown("format", self.format, FORMATS))
+        if Path(self.run).is_file() and not self.env:
+            raise UsageError(f"env= is missing: {self.run} does not say which environment its policy is for")
+
+
+@dataclass
+class Subject:
+    """What is exported: an agent, and the environment it acts in."""
+
+    agent: str
+    model: Any
+    make: Any  # () -> the environment as the agent is shown it
+    config: TrainConfig | None = None
+    mix: Any = None
+    step: int = 0
+
+
+def export(config: ExportConfig) -> tuple[Path, list[str]]:
+    """Convert, compare, write.
+
+    Returns:
+        The folder, and a sentence for each file: how far it is from the agent.
+
+    Raises:
+        UsageError: if the policy cannot be had in the format asked for, or what was written acts otherwise.
+        ImportError: if a package is missing.
+    """
+    from runners.export.convert import NoForm, convert
+
+    if config.format != "safetensors":
+        from runners.export import onnx
+
+        onnx.require()
+    subject = file_subject(config) if Path(config.run).is_file() else run_subject(Path(config.run))
+    out = Path(config.out) if config.out else (Path(config.run).parent if subject.config is None else Path(config.run))
+    out = out if config.out else out / "export"
+    out.mkdir(parents=True, exist_ok=True)
+    env = subject.make()
+    try:
+        policy = convert(subject.agent, subject.model, env.observation_space)
+        obs = observations(env, subject.model, ROWS, config.seed)
+    except NoForm as reason:
+        policy, why, obs = None, str(reason), None
+        if config.format == "onnx":
+            raise UsageError(f"{why}, which an ONNX graph of one step cannot hold; give format=safetensors") from None
+    finally:
+        env.close()
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as temporary:
+        folder = Path(temporary)
+        if policy is None:
+            checked = [weights(subject, folder, why)]
+        else:
+            checked = written(policy, subject, config.format, folder, obs)
+        if subject.config is not None:
+            (folder / "README.md").write_text(card_of(subject, Path(config.run), checked))
+        for path in sorted(folder.iterdir()):
+            os.replace(path, out / path.name)
+    return out, checked
+
+
+def run_subject(run: Path) -> Subject:
+    """The agent of a run at its newest checkpoint."""
+    from envs.make import make
+    from rewards.guided import guided, shown_to
+    from runners import checkpoint
+    from runners.evaluate import load_run
+
+    config, model, mix = load_run(run)
+    config = load(run / "config.yaml")  # as trained: to load it, some of it was made smaller
+    found = checkpoint.load(run / "checkpoints")
+    shown = {**config.env_options, **shown_to(mix)}
+
+    def world() -> Any:
+        return guided(make(config.env, max_episode_steps=config.max_episode_steps, **shown), mix)
+
+    return Subject(config.agent_name, model, world, config, mix, found[1] if found else 0)
+
+
+def file_subject(config: ExportConfig) -> Subject:
+    """A policy that runners.offline wrote."""
+    from agents.iql import IQL
+    from envs.make import make
+
+    env = make(config.env, **config.env_options)
+    model = IQL.load(config.run, env.observation_space, env.action_space)
+    env.close()
+    return Subject("iql", model, lambda: make(config.env, **config.env_options))
+
+
+def observations(env: Any, model: Any, count: int, seed: int) -> Any:
+    """Observations (count, ...) of the agent's own episodes; half of its actions are random, to see more."""
+    rng = np.random.default_rng(seed)
+    env.action_space.seed(seed)
+    rows: list[Any] = []
+    ended = True
+    while len(rows) < count:
+        if ended:
+            obs, _ = env.reset(seed=int(rng.integers(2**31)))
+        rows.append({key: np.array(x) for key, x in obs.items()} if isinstance(obs, dict) else np.array(obs))
+        chance = rng.random() < 0.5
+        action = env.action_space.sample() if chance else model.predict(obs, deterministic=True)[0]
+        obs, _, terminated, truncated, _ = env.step(action)
+        ended = terminated or truncated
+    if isinstance(rows[0], dict):
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    return np.stack(rows)
+
+
+def written(policy: Any, subject: Subject, wanted: str, folder: Path, obs: Any) -> list[str]:
+    """Write the formats asked for, read them back, compare them with the agent: a sentence each.
+
+    Raises:
+        UsageError: if one acts otherwise.
+    """
+    from runners.export.policy import Policy
+
+    expected, _ = subject.model.predict(obs, deterministic=True)
+    sentences = []
+    if wanted != "onnx":
+        policy.write(folder, about(subject))
+        sentences.append(compared("policy.safetensors", Policy.read(folder).act(obs), expected))
+    if wanted != "safetensors":
+        from runners.export import onnx
+
+        onnx.write(policy, folder / onnx.FILE)
+        sentences.append(compared(onnx.FILE, onnx.actions(folder / onnx.FILE, policy, obs), expected))
+    return sentences
+
+
+def compared(name: str, actions: np.ndarray, expected: Any) -> str:
+    """How far actions (B, ...) are from the agent's, as a sentence.
+
+    Raises:
+        UsageError: if that is too far.
+    """
+    expected = np.asarray(expected)
+    if actions.shape != expected.shape:
+        raise UsageError(f"{name} gives actions of shape {actions.shape}, the agent {expected.shape}; nothing is kept")
+    if not np.issubdtype(actions.dtype, np.floating):
+        others = int((actions != expected).reshape(len(actions), -1).any(-1).sum())
+        if others:
+            raise UsageError(f"{name} chooses otherwise than the agent in {others} of {len(actions)} observations")
+        return f"{name}: the agent's own choice in all of {len(actions)} observations"
+    gap = float(np.abs(actions.astype(np.float64) - expected).max())
+    if not gap <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+        raise UsageError(f"{name} is off by up to {gap:.2g} from the agent's actions; nothing is kept")
+    return f"{name}: at most {gap:.1e} from the agent's actions in {len(actions)} observations"
+
+
+def weights(subject: Subject, folder: Path, why: str) -> str:
+    """The weights alone, for an agent whose policy is no function of the observation."""
+    import json
+
+    from safetensors.torch import save_file
+
+    from runners.export.policy import DESCRIPTION, FORMAT, WEIGHTS
+
+    state = {key: value.detach().cpu().contiguous().clone() for key, value in subject.model.policy.state_dict().items()}
+    save_file(state, folder / WEIGHTS)
+    whole = {"format": FORMAT, **about(subject), "policy": None, "why": why}
+    (folder / DESCRIPTION).write_text(json.dumps(whole, indent=1) + "\n")
+    return f"{WEIGHTS}: weights only ({why}); the agent that the configuration describes reads them"
+
+
+def about(subject: Subject) -> dict[str, Any]:
+    """What policy.json says beside the policy: plain data without paths and addresses."""
+    from runners.checkpoint import versions
+    from runners.export.card import scrubbed
+
+    env = subject.make()
+    told: dict[str, Any] = {
+        "agent": subject.agent,
+        "env": env.spec.id if env.spec is not None else "",
+        "step": subject.step,
+        "observation_space": str(env.observation_space),
+        "action_space": str(env.action_space),
+        "versions": versions(),
+    }
+    env.close()
+    if subject.config is not None:
+        kept = to_dict(subject.config)
+        told["config"] = scrubbed(
+            {key: kept[key] for key in ("env", "env_options", "reward", "agent", "seed") if key in kept}
+        )
+    return told
+
+
+def card_of(subject: Subject, run: Path, checked: list[str]) -> str:
+    """The run card."""
+    from envs.family import family_of
+    from envs.make import spec_of
+    from runners.export.card import card
+
+    mix, sampled = subject.mix, family_of(spec_of(subject.config.env)).sampled  # type: ignore[union-attr]
+    return card(subject.config, run, subject.step, mix.describe(), mix.notes(), checked, sampled)  # type: ignore[arg-type]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Export from the command line; returns the exit code."""
+
+    def run(arguments: list[str]) -> None:
+        out, checked = export(parsed(ExportConfig, arguments, {"env": "env_options"}))
+        for sentence in checked:
+            print(sentence)
+        print(f"written to {out}")
+
+    return command(__doc__, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

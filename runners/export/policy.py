@@ -1,0 +1,389 @@
+"""A deterministic policy as data: what is read of an observation, layers, and what the outputs mean as an action.
+
+Source of everything is a description, plain JSON:
+
+    inputs    name -> shape and dtype of an observation's entries, in the order of `forward`'s arguments
+    parts     what is read: which input, as numbers, one-hot or image, which slice of it, and through which layers
+    layers    what the parts, side by side, go through
+    action    choose (the largest of each group), threshold, clip or rescale; shape and dtype
+
+and tensors beside it. This file needs torch, numpy and safetensors, and nothing else of this project: copied somewhere
+else it still reads what it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FORMAT = 1
+WEIGHTS, DESCRIPTION = "policy.safetensors", "policy.json"
+
+
+class Affine(nn.Module):
+    """(x - shift) * scale + bias, each of a shape that broadcasts."""
+
+    shift: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        for name, value in (("shift", 0.0), ("scale", 1.0), ("bias", 0.0)):
+            self.register_buffer(name, torch.full(shape, value))
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any x whose last axes are `shape`."""
+        return (x - self.shift) * self.scale + self.bias
+
+    def extra(self) -> list[Any]:
+        return list(self.shape)
+
+
+class Clamp(nn.Module):
+    """Cut to [low, high]."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(self.low, self.high)
+
+    def extra(self) -> list[Any]:
+        return [self.low, self.high]
+
+
+class Cells(nn.Module):
+    """(B, side * side * kinds), channels last -> (B, kinds, side, side)."""
+
+    def __init__(self, side: int, kinds: int) -> None:
+        super().__init__()
+        self.side, self.kinds = side, kinds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, self.side, self.side, self.kinds).permute(0, 3, 1, 2)
+
+    def extra(self) -> list[Any]:
+        return [self.side, self.kinds]
+
+
+class Turned(nn.Module):
+    """(B, H, W, C) -> (B, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2)
+
+
+class Linears(nn.Module):
+    """K fully connected layers side by side: (B, I) or (K, B, I) -> (K, B, O)."""
+
+    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(members, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+    def extra(self) -> list[Any]:
+        return list(self.weight.shape)
+
+
+class Standard(nn.Module):
+    """Each row's features with mean 0 and variance 1, as layer normalisation does before its gain."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:])
+
+
+class Mean(nn.Module):
+    """The mean along an axis."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(self.axis)
+
+    def extra(self) -> list[Any]:
+        return [self.axis]
+
+
+class Expectation(nn.Module):
+    """Logits over bins (..., bins) -> the mean of their centres (...)."""
+
+    centres: Tensor
+
+    def __init__(self, bins: int) -> None:
+        super().__init__()
+        self.register_buffer("centres", torch.zeros(bins))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, -1) @ self.centres
+
+    def extra(self) -> list[Any]:
+        return [len(self.centres)]
+
+
+class Symexp(nn.Module):
+    """sign(x) (exp|x| - 1)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sign(x) * torch.expm1(x.abs())
+
+
+class Split(nn.Module):
+    """(..., a * b) -> (..., a, b)."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__()
+        self.sizes = (a, b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, self.sizes)
+
+    def extra(self) -> list[Any]:
+        return list(self.sizes)
+
+
+LAYERS: dict[str, Any] = {
+    "linear": nn.Linear,
+    "conv": nn.Conv2d,
+    "flatten": nn.Flatten,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
+    "elu": nn.ELU,
+    "affine": Affine,
+    "clamp": Clamp,
+    "cells": Cells,
+    "turned": Turned,
+    "linears": Linears,
+    "standard": Standard,
+    "mean": Mean,
+    "expectation": Expectation,
+    "symexp": Symexp,
+    "split": Split,
+}
+
+
+def described(layer: nn.Module) -> list[Any]:
+    """The entry of a layer in the description: its name and what it is made with.
+
+    Raises:
+        ValueError: for a layer that has none.
+    """
+    name = next((name for name, kind in LAYERS.items() if type(layer) is kind), None)
+    if name is None:
+        raise ValueError(f"a {type(layer).__name__} layer has no exported form; there are {', '.join(LAYERS)}")
+    if isinstance(layer, nn.Linear):
+        return [name, layer.in_features, layer.out_features]
+    if isinstance(layer, nn.Conv2d):
+        return [name, layer.in_channels, layer.out_channels, *layer.kernel_size[:1], *layer.stride[:1]]
+    extra: Any = getattr(layer, "extra", list)
+    return [name, *extra()]
+
+
+def sequence(entries: list[list[Any]]) -> nn.Sequential:
+    """Layers as described, their weights not yet read."""
+    return nn.Sequential(*(LAYERS[name](*numbers) for name, *numbers in entries))
+
+
+class Part(nn.Module):
+    """What is read of one input.
+
+    Args:
+        source: the input's name.
+        kind: "numbers" (ravelled), "one-hot" (whole numbers), "image" (bytes, divided by 255, axes as they are).
+        place: first and last + 1 of the ravelled numbers that are read; None for all.
+        sizes: of the one-hots.
+        starts: their smallest numbers.
+        layers: what the numbers go through.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        kind: str,
+        layers: nn.Sequential,
+        *,
+        place: tuple[int, int] | None = None,
+        sizes: tuple[int, ...] = (),
+        starts: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.source, self.kind, self.layers, self.place = source, kind, layers, place
+        self.sizes, self.starts = tuple(sizes), tuple(starts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, *shape) -> features (B, F)."""
+        if self.kind == "image":
+            return self.layers(x.float() / 255.0)
+        x = x.flatten(1) if x.dim() > 1 else x[:, None]
+        if self.kind == "one-hot":
+            columns = [
+                (x[:, i : i + 1].long() - start == torch.arange(size, device=x.device)).float()
+                for i, (size, start) in enumerate(zip(self.sizes, self.starts))
+            ]
+            return self.layers(torch.cat(columns, -1))
+        x = x.float()
+        return self.layers(x if self.place is None else x[:, self.place[0] : self.place[1]])
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "kind": self.kind,
+            "place": self.place,
+            "sizes": self.sizes,
+            "starts": self.starts,
+            "layers": [described(layer) for layer in self.layers],
+        }
+
+
+class Decision(nn.Module):
+    """Outputs (B, n) as actions (B, *shape).
+
+    Args:
+        kind: "choose", "threshold" (1 where above 0), "clip" (to the bounds) or "rescale" (from [-1, 1] to them).
+        shape: of an action.
+        dtype: of an action, as numpy writes it.
+        sizes: of the groups to choose from.
+        starts: their smallest numbers.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self, kind: str, shape: tuple[int, ...], dtype: str, sizes: tuple[int, ...] = (), starts: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.kind, self.shape, self.dtype = kind, tuple(shape), dtype
+        self.sizes, self.starts = tuple(sizes), tuple(starts)
+        if kind in ("clip", "rescale"):
+            self.register_buffer("low", torch.full((math.prod(shape),), -math.inf))
+            self.register_buffer("high", torch.full((math.prod(shape),), math.inf))
+
+    def forward(self, out: Tensor) -> Tensor:
+        if self.kind == "choose":
+            groups = zip(out.split(self.sizes, dim=-1), self.starts)
+            out = torch.stack([group.argmax(-1) + start for group, start in groups], -1)
+        elif self.kind == "threshold":
+            out = out > 0
+        elif self.kind == "clip":
+            out = torch.minimum(torch.maximum(out, self.low), self.high)
+        else:
+            out = self.low + (out.clamp(-1, 1) + 1) / 2 * (self.high - self.low)
+        return out.reshape(-1, *self.shape).to(getattr(torch, self.dtype))
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "sizes": self.sizes,
+            "starts": self.starts,
+        }
+
+
+class Policy(nn.Module):
+    """Observations in, actions out.
+
+    Args:
+        inputs: name -> (shape, dtype) of an observation's entries; one called "obs" for an observation without keys.
+        parts: what is read of them, side by side.
+        layers: what follows.
+        action: what the outputs mean.
+        bare: whether an observation has no keys.
+    """
+
+    def __init__(
+        self,
+        inputs: dict[str, tuple[tuple[int, ...], str]],
+        parts: list[Part],
+        layers: nn.Sequential,
+        action: Decision,
+        bare: bool = True,
+    ) -> None:
+        super().__init__()
+        self.inputs = {name: (tuple(shape), dtype) for name, (shape, dtype) in inputs.items()}
+        self.parts, self.layers, self.action, self.bare = nn.ModuleList(parts), layers, action, bare
+        self.eval().requires_grad_(False)
+
+    def forward(self, *observed: Tensor) -> Tensor:
+        """The entries (B, *shape) in the order of `inputs` -> actions (B, *shape), in the environment's range."""
+        by_name = dict(zip(self.inputs, observed))
+        features = [part(by_name[str(part.source)]) for part in self.parts]
+        return self.action(self.layers(torch.cat(features, -1) if len(features) > 1 else features[0]))
+
+    def columns(self, obs: Any) -> tuple[list[np.ndarray], bool]:
+        """Entries (B, *shape) of one observation or a batch, in the order of `inputs`, and whether it was one."""
+        values = [np.asarray(obs if self.bare else obs[name]) for name in self.inputs]
+        shape, _ = next(iter(self.inputs.values()))
+        single = values[0].ndim == len(shape)
+        whole = [value[None] if single else value for value in values]
+        return [x.astype(dtype, copy=False) for x, (_, dtype) in zip(whole, self.inputs.values())], single
+
+    def act(self, obs: Any) -> np.ndarray:
+        """The action for one observation, or actions for a batch (B, ...); arrays, or dicts of them."""
+        columns, single = self.columns(obs)
+        with torch.no_grad():
+            actions = self(*(torch.from_numpy(np.ascontiguousarray(column)) for column in columns)).numpy()
+        return actions[0] if single else actions
+
+    def description(self) -> dict[str, Any]:
+        """All but the weights, plain data."""
+        return {
+            "bare": self.bare,
+            "inputs": {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()},
+            "parts": [part.description() for part in self.parts],  # type: ignore[operator]
+            "layers": [described(layer) for layer in self.layers],
+            "action": self.action.description(),
+        }
+
+    @classmethod
+    def described_by(cls, about: dict[str, Any]) -> Policy:
+        """The policy of a description; its weights are not yet read."""
+        parts = [Part(**{**part, "layers": sequence(part["layers"])}) for part in about["parts"]]
+        inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in about["inputs"].items()}
+        return cls(inputs, parts, sequence(about["layers"]), Decision(**about["action"]), about["bare"])
+
+    def write(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write weights and description; `about` is what else the description shall say."""
+        from safetensors.torch import save_file
+
+        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, folder / WEIGHTS)
+        whole = {"format": FORMAT, **about, "policy": self.description()}
+        (folder / DESCRIPTION).write_text(json.dumps(whole, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Policy:
+        """The inverse of `write`.
+
+        Raises:
+            ValueError: if there is no policy that this file can run.
+        """
+        from safetensors.torch import load_file
+
+        try:
+            about = json.loads((folder / DESCRIPTION).read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} holds no exported policy ({error}); give what runners.export wrote") from None
+        if about.get("format") != FORMAT:
+            raise ValueError(f"{folder} has format {about.get('format')}, this reads format {FORMAT}; export it again")
+        if about.get("policy") is None:
+            raise ValueError(f"{folder} holds weights that only their agent can run: {about.get('why')}")
+        policy = cls.described_by(about["policy"])
+        policy.load_state_dict(load_file(folder / WEIGHTS))
+        return policy
