@@ -21,6 +21,18 @@ FOLDER = Path(__file__).parent / "preset"
 _ABOUT_ITSELF = ("applies", "on_top", "agents", "rewards")
 
 
+def named(name: str) -> dict[str, Any]:
+    """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    found = {name: _read(Path(name))} if name.endswith(".yaml") and Path(name).is_file() else every()
+    if name not in found:
+        raise UsageError(unknown("preset", name, [*found, "auto", "none"]))
+    return found[name]
+
+
 def every() -> dict[str, dict[str, Any]]:
     """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
     return {path.stem: _read(path) for path in sorted(FOLDER.glob("*.yaml"))}
@@ -49,15 +61,12 @@ def applied(given: dict[str, Any]) -> list[str]:
     Raises:
         UsageError: for a name that is none.
     """
-    found = every()
     name = str(given.get("preset", "auto"))
     if name == "none":
         return []
-    if name != "auto" and name not in found:
-        raise UsageError(unknown("preset", name, [*found, "auto", "none"]))
-    if name != "auto" and not found[name]["on_top"]:
+    if name != "auto" and not named(name)["on_top"]:
         return [name]
-    return [*_by_itself(found, given), *([] if name == "auto" else [name])]
+    return [*_by_itself(every(), given), *([] if name == "auto" else [name])]
 
 
 def _by_itself(found: dict[str, dict[str, Any]], given: dict[str, Any]) -> list[str]:
@@ -79,7 +88,7 @@ def values(names: list[str], given: dict[str, Any]) -> dict[str, Any]:
     """What presets set for any agent and reward; options of one that the user replaced are left out."""
     merged: dict[str, Any] = {}
     for name in names:
-        settings = dict(every()[name]["values"])
+        settings = dict(named(name)["values"])
         if given.get("agent", settings.get("agent", "ppo")) != settings.get("agent", "ppo"):
             settings = {key: value for key, value in settings.items() if not key.startswith("agent")}
         if given.get("reward", settings.get("reward")) != settings.get("reward") and "reward" in settings:
@@ -92,7 +101,7 @@ def values_for(names: list[str], agent: str, rewards: list[str]) -> dict[str, An
     """What presets set for this agent and these rewards in particular."""
     merged: dict[str, Any] = {}
     for name in names:
-        preset = every()[name]
+        preset = named(name)
         merged |= (preset["agents"] or {}).get(agent) or {}
         for reward in rewards:
             merged |= (preset["rewards"] or {}).get(reward) or {}

@@ -1,0 +1,135 @@
+"""Find settings of an agent and its rewards, and say honestly what they are worth.
+
+    python -m runners.tune env=CartPole-v1 reward=rnd agent=ppo trials=40 total_timesteps=30000
+
+Optuna proposes settings from the ranges that stand beside every option (`python -m runners.list NAME` shows them); each
+is trained with several tuning seeds and judged by the task's return, never the learned one. At the end the best setting
+and the default run on test seeds that nothing was chosen by: only these numbers are final. The same command goes on
+where the search was stopped, or killed.
+
+    tune=         keys to try, as in tune=agent.learning_rate,reward.rnd.weight; by default all that have a range and
+                  that the command does not set
+    tune.<key>=   a range of your own: [1e-5,1e-3], [1e-5,1e-3,log] or [32,64,choice]
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from runners.config import UsageError
+
+if TYPE_CHECKING:
+    from runners.sweep.job import Launcher
+    from runners.sweep.ledger import Ledger
+    from runners.tune.plan import Plan
+
+LAUNCH = ("launcher", "slots")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    from runners.tune.plan import OPTIONS
+
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or "--help" in argv or "-h" in argv:
+        rows = [
+            f"    {key + '=':<14}{words} ({_shown(default)})"
+            for key, (default, words) in OPTIONS.items()
+            if key != "tune"
+        ]
+        rows += ["    launcher=     local (default), ray, slurm; launcher.<option>= are its own; slots= jobs at once"]
+        print(__doc__ + "\n".join(rows) + "\n\nEvery other key is runners.train's.")
+        return 0 if argv else 2
+    from runners.exits import Stopped
+
+    try:
+        return tune(argv)
+    except Stopped as stop:
+        print("stopped: the runs have saved; the same command goes on")
+        return stop.code
+    except (UsageError, ImportError, RuntimeError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, ImportError) else 1
+
+
+def _shown(default: Any) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default) or "by itself"
+
+
+def tune(argv: list[str]) -> int:
+    """The whole search, top to bottom."""
+    from runners.sweep.ledger import Ledger
+    from runners.tune.plan import plan as read
+
+    launching = [argument for argument in argv if argument.split("=")[0].split(".")[0] in LAUNCH]
+    plan = read([argument for argument in argv if argument not in launching])
+    ledger = Ledger(plan.folder)
+    try:
+        _begin(plan)
+        launcher = _launcher(launching)
+        try:
+            return _search(plan, ledger, launcher, f"python -m runners.tune {shlex.join(argv)}")
+        finally:
+            launcher.close()
+    finally:
+        ledger.close()
+
+
+def _launcher(arguments: list[str]) -> Launcher:
+    from runners.command import value_of
+    from runners.sweep.drive import make_launcher
+
+    given = {argument.partition("=")[0]: value_of(argument) for argument in arguments}
+    name = str(given.pop("launcher", "local"))
+    return make_launcher(name, {key.removeprefix("launcher."): value for key, value in given.items()})
+
+
+def _begin(plan: Plan) -> None:
+    """Write down what is promised.
+
+    Raises:
+        UsageError: if the folder holds another search.
+    """
+    from runners.checkpoint import write_atomically
+
+    path, mine = plan.folder / "plan.json", json.loads(json.dumps(plan.promises()))
+    known = json.loads(path.read_text()) if path.exists() else mine
+    if known != mine:
+        keys = ", ".join(key for key in mine if mine[key] != known.get(key))
+        raise UsageError(f"{plan.folder} holds another search (it differs in {keys}); give name= for a new one")
+    write_atomically(path, json.dumps(mine, indent=1) + "\n")
+    runs = plan.trials * plan.seeds + 2 * plan.test_seeds
+    print(f"reward of a trial: the task's return, IQM over seeds {plan.tuning_seeds[0]}-{plan.tuning_seeds[-1]}")
+    for one in plan.spaces:
+        print(f"  {one.key:<32}{one!s:<28}default {plan.default[one.key]}")
+    print(f"at most {runs} runs of {int(plan.config.total_timesteps):,} steps; folder: {plan.folder}", flush=True)
+
+
+def _search(plan: Plan, ledger: Ledger, launcher: Launcher, command: str) -> int:
+    """Try, then test."""
+    from runners.sweep.drive import drive
+    from runners.tune.search import Search, open_study
+    from runners.tune.verdict import best, table, test_jobs, verdict, write
+
+    study = open_study(plan)
+    Search(plan, study, launcher, lambda sentence: print(sentence, flush=True)).run(ledger)
+    jobs = test_jobs(plan, best(study, plan))
+    print(f"test: {len(jobs)} runs", flush=True)
+    entries = drive(jobs, ledger, launcher, resume="errored")
+    missing = [job for job in jobs if not job.finished]
+    if missing:
+        raise RuntimeError(
+            f"{len(missing)} of {len(jobs)} test runs did not finish ({entries[missing[0].name].error}); "
+            "the same command tries them again"
+        )
+    found = verdict(plan, study, jobs, entries)
+    path = write(plan, found, command)
+    print(f"\n{table(found)}\n\nuse it:  python -m runners.train preset={path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
