@@ -34,7 +34,8 @@ def advantages(
         last_values: (T, N, K), value of an episode's true last observation where it was truncated; anything elsewhere.
         terminated: bool (T, N).
         truncated: bool (T, N).
-        valid: bool (T, N); a row that is no transition has advantage 0 and is passed over.
+        valid: bool (T, N); a row that is no transition has advantage 0 and is passed over. If it is truncated, an
+            episode was lost there: what comes before it goes on to the value of its observation, and no further.
         gamma: (K,), in (0, 1].
         gae_lambda: in [0, 1].
         episodic: bool (K,).
@@ -46,8 +47,9 @@ def advantages(
     following = values[1:]
     if not valid.all():
         following = following.copy()
+        lost = truncated & ~valid
         for t in reversed(range(length - 1)):  # what follows a row that only resets is what follows its successor
-            following[t] = np.where(valid[t + 1][:, None], following[t], following[t + 1])
+            following[t] = np.where((valid | lost)[t + 1][:, None], following[t], following[t + 1])
     ended = (terminated | truncated) & valid
     stops = ended[..., None] & episodic
     at_end = np.where(truncated[..., None] & ~terminated[..., None], last_values, np.float32(0))
@@ -55,6 +57,7 @@ def advantages(
     decay = np.where(stops, 0.0, gamma * gae_lambda).astype(np.float32)
     if not valid.all():
         delta[~valid], decay[~valid] = 0.0, 1.0
+        decay[:-1][lost[1:]] = 0.0
     delta = delta.astype(np.float32, copy=False).reshape(length, n * streams)
     decay = decay.reshape(length, n * streams)
     out = delta.copy()

@@ -143,6 +143,7 @@ class Collector:
         for number in range(len(self.stepper.groups) if t < self.rollout.length else 0):
             self.stepper.recv(number)  # already on its way
         self.rollout.finals.clear()
+        self.rollout.valid[:] = self.rollout.same_step
         self.began = False
 
     def batch(self, numbers: np.ndarray) -> Batch:
@@ -189,7 +190,7 @@ class Collector:
         """Returns and lengths of the episodes that ended in this rollout, in the order in which they ended."""
         rollout = self.rollout
         ended = rollout.ended
-        valid = np.ones_like(ended) if rollout.same_step else rollout.valid
+        valid = rollout.valid
         sums = np.cumsum([np.where(valid, rollout.reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
         columns, times = np.nonzero(ended.T)
         at_end = sums[:, times, columns]
@@ -200,6 +201,8 @@ class Collector:
         first[1:] = ~same
         account = at_end - before + np.where(first, self.running[:, columns], 0.0)
         for index in np.argsort(times, kind="stable"):
+            if not valid[times[index], columns[index]]:  # it was lost
+                continue
             self.episodes.append({"r": float(account[0, index]), "l": int(account[1, index])})
             success = rollout.success[times[index], columns[index]]
             if not np.isnan(success):

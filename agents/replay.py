@@ -47,7 +47,7 @@ class Sequences(NamedTuple):
     task: Tensor  # (L, B), the task's own reward
     terminated: Tensor  # float (L, B), by that action
     first: Tensor  # bool (L, B), whether obs_t begins an episode
-    valid: Tensor  # bool (L, B), False where the step only reset the environment (NEXT_STEP)
+    valid: Tensor  # bool (L, B), False where the step only reset the environment (NEXT_STEP), or lost it
     index: Tensor  # type: ignore[assignment]  # int64 (L, B), place in the replay
 
 
@@ -132,7 +132,7 @@ class Replay:
         rows[:, self._obs], rows[:, self._next] = codec.vector(batch.obs), codec.vector(batch.next_obs)
         rows[:, self._action] = codec.encode(batch.action)
         rows[:, self._task] = np.where(valid, batch.reward, 0)
-        rows[:, self._terminated], rows[:, self._truncated] = batch.terminated & valid, batch.truncated & valid
+        rows[:, self._terminated], rows[:, self._truncated] = batch.terminated & valid, batch.truncated
         rows[:, self._valid], rows[:, self._step] = valid, batch.step
         self.images.write(pos, codec.pixels(batch.obs), codec.pixels(batch.next_obs), begins & self._was_valid)
         here = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
@@ -214,8 +214,8 @@ class Replay:
         later = torch.where(ahead <= left, (index + ahead * self.n_envs) % self.size, index).reshape(-1)
         flat = self.table.index_select(0, later)
         rows, paid = flat.view(n, count, -1), self._paid(later, flat).view(n, count)
-        _, terminated, truncated, _, step = rows[..., -5:].unbind(-1)
-        goes_on = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0)
+        _, terminated, truncated, valid, step = rows[..., -5:].unbind(-1)
+        goes_on = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0) & (valid[1:] > 0)
         weights = torch.cat([torch.ones_like(paid[:1]), (self.gamma * goes_on).cumprod(0)])
         reached = (weights > 0).sum(0)
         last = rows[reached - 1, torch.arange(count, device=self.device)]

@@ -106,7 +106,7 @@ class Steps:
         said = infos.get("final_info", {}) if self.mode == AutoresetMode.SAME_STEP else infos
         success = said.get("is_success")
         known = said.get("_is_success", ended) if success is not None else np.zeros(self.n, bool)
-        for row in map(int, np.flatnonzero(ended)):
+        for row in map(int, np.flatnonzero(ended & batch.valid)):  # a lost one does not count
             self.episodes.append({"r": float(self.running[0, row]), "l": int(self.running[1, row])})
             if known[row]:
                 self.successes.append(float(success[row]))

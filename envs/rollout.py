@@ -6,7 +6,8 @@
     rollout.roll()                             the last observation becomes the first of the next rollout
 
 An episode's true last observation is kept aside, because SAME_STEP puts the next episode's first in its place. In
-NEXT_STEP mode the step that only resets is written too, as a row with `valid == False`.
+NEXT_STEP mode the step that only resets is written too, as a row with `valid == False`; so is one in which an episode
+was lost with its worker, which is truncated besides.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Rollout:
         self.action = _allocate((length, n), envs.single_action_space)
         self.reward = np.zeros((length, n), np.float32)
         self.terminated, self.truncated, self.valid = (np.zeros((length, n), bool) for _ in range(3))
+        self.valid[:] = self.same_step
         self.success = np.full(
             (length, n), np.nan, np.float32
         )  # of the episode that ended here, where somebody says so
@@ -87,6 +89,9 @@ class Rollout:
         if self.same_step:
             if "final_obs" in infos:
                 self._keep_finals(t, group, infos)
+            if "lost" in infos:
+                self.valid[t, group] = ~infos["lost"]
+                self.success[t, group][infos["lost"]] = np.nan
         else:
             self._mark_resets(t, group, obs)
             if "is_success" in infos:
@@ -108,6 +113,7 @@ class Rollout:
         self.valid[t, group] = ~self.resetting[group]
         ended = (self.terminated[t, group] | self.truncated[t, group]) & self.valid[t, group]
         self.resetting[group] = ended
+        self.truncated[t, group] &= self.valid[t, group]
         if ended.any():
             rows = np.flatnonzero(ended)
             self.finals.append((t, rows + group.start, map_obs(lambda x: np.array(x[rows]), obs)))
@@ -139,8 +145,6 @@ class Rollout:
 
     def transitions(self, requires: frozenset[str]) -> Transitions:
         """The batch (T, N): views, but for successors, which are copied only if somebody reads them."""
-        if self.same_step:
-            self.valid[:] = True
         next_obs = map_obs(lambda x: x[1:], self.obs)
         if self.same_step and self.finals and "next_obs" in requires:
             if self._next_obs is None:
@@ -178,6 +182,7 @@ class Rollout:
             value[0] = value[-1]
         self.finals.clear()
         self.shown_finals.clear()
+        self.valid[:] = self.same_step
         self.success[:] = np.nan
 
     def state_dict(self) -> dict[str, Any]:

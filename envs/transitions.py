@@ -101,11 +101,14 @@ def from_vector_step(
 ) -> Transitions:
     """One step of a `gymnasium.vector.VectorEnv` in any auto-reset mode -> (N,); the cursor moves on.
 
-    In NEXT_STEP mode the step after an episode's end has `valid == False`. In DISABLED mode the caller resets ended
+    In NEXT_STEP mode the step after an episode's end has `valid == False`; so has one in which an episode was lost
+    (`infos["lost"]`, see `envs.workers`), whose row is truncated. In DISABLED mode the caller resets ended
     environments and tells the cursor with `begin`.
     """
     ended = np.asarray(terminations, bool) | np.asarray(truncations, bool)
     valid = ~cursor.resetting
+    if "lost" in infos:
+        valid &= ~infos["lost"]
     shown = after = shown_by(infos)  # `after` belongs to the observation to act on next
     successor = next_obs
     if mode == AutoresetMode.SAME_STEP and ended.any():
@@ -121,7 +124,7 @@ def from_vector_step(
         reward=np.asarray(rewards, np.float32),
         next_obs=successor,
         terminated=np.asarray(terminations, bool),
-        truncated=np.asarray(truncations, bool),
+        truncated=np.asarray(truncations, bool) & ~cursor.resetting,
         valid=valid,
         step=cursor.step.copy(),
         **shown,
@@ -147,7 +150,10 @@ def from_sb3_step(
     infos: Sequence[Mapping[str, Any]],
     reset_infos: Sequence[Mapping[str, Any]],
 ) -> Transitions:
-    """One step of an SB3 `VecEnv` -> (N,); the cursor moves on. `reset_infos` are the VecEnv's, read after the step."""
+    """One step of an SB3 `VecEnv` -> (N,); the cursor moves on. `reset_infos` are the VecEnv's, read after the step.
+
+    Rows whose info says `lost` are not valid.
+    """
     dones = np.asarray(dones, bool)
     truncated = np.zeros_like(dones)
     successor = new_obs
@@ -164,7 +170,7 @@ def from_sb3_step(
         next_obs=successor,
         terminated=dones & ~truncated,
         truncated=truncated,
-        valid=np.ones(len(dones), bool),
+        valid=~lost_in(infos),
         step=cursor.step.copy(),
         **shown_in(infos),
         **cursor.of_obs(),
@@ -183,6 +189,7 @@ def from_rollout_buffer(
     final_obs: Mapping[tuple[int, int], Obs],
     dones: np.ndarray,
     truncated: np.ndarray,
+    valid: np.ndarray,
     first_step: np.ndarray,
 ) -> Transitions:
     """A full SB3 rollout buffer, before it is flattened -> (T, N).
@@ -195,6 +202,7 @@ def from_rollout_buffer(
         final_obs: (t, n) -> true successor, where an episode ended.
         dones: bool (T, N).
         truncated: bool (T, N), True where time ran out.
+        valid: bool (T, N), False where an episode was lost.
         first_step: int64 (N,), step within the episode of the first row.
     """
     obs = buffer.observations
@@ -212,7 +220,7 @@ def from_rollout_buffer(
         next_obs=next_obs,
         terminated=dones & ~truncated,
         truncated=truncated,
-        valid=np.ones(dones.shape, bool),
+        valid=valid,
         step=step,
     )
 
@@ -312,6 +320,11 @@ def shown_in(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None)
         for row in map(int, np.flatnonzero(mask)):
             shown[name][row] = infos[row][name]
     return shown
+
+
+def lost_in(infos: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Where a list of infos says that an episode was lost with its worker, bool (N,)."""
+    return np.array(["lost" in info for info in infos])
 
 
 def _plain(name: str, value: Any) -> np.ndarray:

@@ -48,7 +48,8 @@ class Transitions:
     next_obs: Obs  # (..., *obs_shape)
     terminated: Array  # bool (...,)
     truncated: Array  # bool (...,)
-    valid: Array  # bool (...,), False for a row that is no transition (Gymnasium's NEXT_STEP resets)
+    valid: Array  # bool (...,), False for a row that is no transition: it only resets (Gymnasium's NEXT_STEP)
+    # or, where `truncated`, an episode was lost with the process it ran in; the row before has its last observation
     step: Array  # int64 (...,), 0 at the first transition of an episode
     frame: Array | None = None  # uint8 (..., H, W, 3), image of next_obs
     obs_frame: Array | None = None  # uint8 (..., H, W, 3), image of obs
@@ -65,8 +66,8 @@ class Transitions:
 
     @property
     def ended(self) -> Array:
-        """Bool (...,): the last valid transition of an episode, for whichever reason."""
-        return (self.terminated | self.truncated) & self.valid
+        """Bool (...,): the last transition of an episode, or a row in which an episode was lost (not valid)."""
+        return (self.terminated & self.valid) | self.truncated
 
     def map(self, function: Callable[[Array], Array]) -> Transitions:
         """Apply `function` to every array of the batch; absent fields stay absent."""

@@ -40,18 +40,18 @@ class Ledger:
                 metrics[f"reward/{name}_corr"] = float(rows.dot(task)) / norm
         total = functools.reduce(np.add, parts.values())
         metrics["reward/total"] = float(pick(total).mean())
-        self._episodes(np.where(valid, total, 0.0), batch.ended)
+        self._episodes(np.where(valid, total, 0.0), batch.ended, valid)
         if self.returns:
             metrics["rollout/ep_learned_mean"] = float(np.mean(self.returns))
         return metrics
 
-    def _episodes(self, total: np.ndarray, ended: np.ndarray) -> None:
+    def _episodes(self, total: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         if len(self.running) != total.shape[1]:
             self.running = np.zeros(total.shape[1])
         start = 0
         for t in map(int, np.flatnonzero(ended.any(axis=1))):
             self.running = self.running + total[start : t + 1].sum(axis=0)
-            self.returns.extend(self.running[ended[t]].tolist())
+            self.returns.extend(self.running[ended[t] & valid[t]].tolist())  # a lost episode does not count
             self.running = np.where(ended[t], 0.0, self.running)
             start = t + 1
         self.running = self.running + total[start:].sum(axis=0)

@@ -299,14 +299,15 @@ class _Check:
         one, two = self.build(seed=0), self.build(seed=0)
         other = self.rollout[np.r_[1 : len(valid), 0]]  # the same rows in another order, so that the last differs
         last = concatenate([self.rollout[:-1], other[:1]])
-        one.update(self.rollout.replace(valid=valid))
-        two.update(last.replace(valid=valid))
+        one.update(self.rollout.replace(valid=valid, truncated=self.rollout.truncated & valid))
+        two.update(last.replace(valid=valid, truncated=last.truncated & valid))
         self.that(
             _same(one.state_dict(), two.state_dict()),
             "update learns from rows with valid == False; they are no transitions",
         )
         before = copy.deepcopy(one.state_dict())
-        one.update(self.rollout.replace(valid=np.zeros_like(valid)))
+        none = np.zeros_like(valid)
+        one.update(self.rollout.replace(valid=none, truncated=none))
         self.that(_same(before, one.state_dict()), "update moves its state on a batch without a valid row")
 
     def check_state(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from envs.transitions import Cursor, from_rollout_buffer, from_sb3_step, innermost, shown_in
+from envs.transitions import Cursor, from_rollout_buffer, from_sb3_step, innermost, lost_in, shown_in
 from envs.types import MEDIA
 from rewards.mix import Mix
 from rewards.sb3_replay import RelabelCallback, relabelling
@@ -120,13 +120,15 @@ class RewardCallback(BaseCallback):
                     "reward": np.empty((length, len(dones)), np.float32),
                     "done": np.empty((length, len(dones)), bool),
                     "truncated": np.empty((length, len(dones)), bool),
+                    "valid": np.empty((length, len(dones)), bool),
                 }
         seen = self._seen
         seen["action"][t] = new["clipped_actions"]
         seen["reward"][t] = new["rewards"]  # before SB3 adds its bootstrap value in place
         seen["done"][t] = dones
-        seen["truncated"][t] = False
+        seen["truncated"][t], seen["valid"][t] = False, True
         if dones.any():
+            seen["valid"][t] = ~lost_in(infos)
             for n in np.flatnonzero(dones):
                 seen["truncated"][t, n] = infos[n].get("TimeLimit.truncated", False)
                 if infos[n].get("terminal_observation") is not None:
@@ -164,6 +166,7 @@ class RewardCallback(BaseCallback):
             self._final_obs,
             seen["done"],
             seen["truncated"],
+            seen["valid"],
             self._first_step,
         )
         batch = batch.replace(**{key: seen[key] for name in MEDIA for key in (name, f"obs_{name}") if key in seen})
@@ -176,6 +179,8 @@ class RewardCallback(BaseCallback):
         episodic = [part for name, part in parts.items() if name not in self.critics]
         bootstrap = buffer.rewards - seen["reward"]  # gamma * V(s') that SB3 added where time ran out
         buffer.rewards[:] = np.sum(episodic, axis=0) + bootstrap if episodic else bootstrap
+        lost = ~batch.valid  # rows that SB3 cannot leave out: with this reward they have no advantage and no error
+        buffer.rewards[lost] = buffer.values[lost]
         buffer.compute_returns_and_advantage(last_values=self.locals["values"], dones=self.locals["dones"])
         metrics = {}
         for name, critic in self.critics.items():

@@ -15,7 +15,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.transitions import Cursor, from_replay, innermost, shown_in
+from envs.transitions import Cursor, from_replay, innermost, lost_in, shown_in
 from envs.types import MEDIA, Transitions, stack
 from rewards.mix import Mix
 from rewards.wrappers import require_media
@@ -92,12 +92,15 @@ class _Relabelling:
         return action.reshape(*action.shape[:-1], *space.shape)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        pos, cursor = self.pos, self.cursor  # type: ignore
+        pos, cursor, first = self.pos, self.cursor, self.pos == 0 and not self.full  # type: ignore
+        lost = lost_in(infos)
         self.steps[pos] = cursor.step
         super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
         if self.mix.keeps:
             rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)  # type: ignore[attr-defined]
-            batch = from_replay(self, rows, columns).replace(extras={}, frame=None, text=None, signals=None)
+            batch = from_replay(self, rows, columns).replace(
+                valid=~lost, extras={}, frame=None, text=None, signals=None
+            )
             if self._media:
                 shown = shown_in(infos)
                 batch = batch.replace(**shown, **cursor.of_obs())
@@ -106,13 +109,26 @@ class _Relabelling:
                     ended = np.asarray(done, bool)
                     cursor.show(shown_in(self._venv.reset_infos, ended), ended)
             self._pending.append((pos, batch))
-            if len(self._pending) >= self.PENDING:
+            if len(self._pending) >= self.PENDING or lost.any():
                 self.flush()
+        if lost.any() and not first:
+            self._repeat(pos, lost)
         cursor.step = np.where(np.asarray(done, bool), 0, self.steps[pos] + 1)
         self.timesteps += self.n_envs  # type: ignore[attr-defined]
         self._fresh += 1
         if self._fresh >= self._update_rows:
             self._learn()
+
+    def _repeat(self, pos: int, lost: np.ndarray) -> None:
+        """A row in which episodes were lost with their worker holds the transitions before once more, as their ends."""
+        before = (pos - 1) % self.buffer_size  # type: ignore[attr-defined]
+        goes_on = lost & (self.dones[before] == 0)  # type: ignore
+        self.dones[before, goes_on] = self.timeouts[before, goes_on] = 1  # type: ignore
+        kept: Any = (self.observations, self.next_observations)  # type: ignore
+        arrays = [array for one in kept for array in (one.values() if isinstance(one, dict) else [one])]
+        arrays += [self.actions, self.task_rewards, self.dones, self.timeouts, self.steps]  # type: ignore
+        for array in (*arrays, *self.columns.values()):
+            array[pos, lost] = array[before, lost]
 
     def flush(self) -> None:
         """Let the mix keep what it needs of the pending transitions, in time order."""

@@ -19,7 +19,7 @@ from envs.types import Obs, Transitions, map_obs
 
 
 def non_episodic_advantages(
-    rewards: np.ndarray, values: np.ndarray, gamma: float, gae_lambda: float
+    rewards: np.ndarray, values: np.ndarray, gamma: float, gae_lambda: float, valid: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation that ignores where episodes end.
 
@@ -28,6 +28,7 @@ def non_episodic_advantages(
         values: (T + 1, N), the last row is the value of the observation after the rollout.
         gamma: discount in (0, 1].
         gae_lambda: in [0, 1].
+        valid: bool (T, N), False where an episode was lost: no advantage, and none flows past it. None for all.
 
     Returns:
         advantages and returns, both (T, N).
@@ -37,6 +38,8 @@ def non_episodic_advantages(
     running = np.zeros(errors.shape[1])
     for t in reversed(range(len(errors))):
         running = errors[t] + gamma * gae_lambda * running
+        if valid is not None:
+            running = np.where(valid[t], running, 0.0)
         advantages[t] = running
     return advantages, advantages + values[:-1]
 
@@ -70,7 +73,7 @@ class SideCritic:
         last = self._features(map_obs(lambda x: np.asarray(x), new_obs))
         with torch.no_grad():
             values = self.net(torch.cat([features, last])).cpu().numpy().reshape(length + 1, n)
-        advantages, returns = non_episodic_advantages(rewards, values, self.gamma, self.gae_lambda)
+        advantages, returns = non_episodic_advantages(rewards, values, self.gamma, self.gae_lambda, batch.valid)
         targets = torch.as_tensor(returns.reshape(-1, 1), dtype=torch.float32, device=features.device)
         losses = []
         for _ in range(self.epochs):

@@ -178,7 +178,7 @@ class Links:
         self.valid, self.ended = np.asarray(valid), np.asarray(ended)
         steps, envs = self.valid.shape
         row = np.zeros((steps + 1, envs), np.int64)
-        row[1:] = np.maximum.accumulate(np.where(self.valid, np.arange(1, steps + 1)[:, None], 0))
+        row[1:] = np.maximum.accumulate(np.where(self.valid | self.ended, np.arange(1, steps + 1)[:, None], 0))
         self.flat = (row * envs + np.arange(envs)).ravel()
         self.on = ~self.before(np.zeros(envs, bool), self.ended)
 

@@ -181,7 +181,8 @@ class Running:
         for t, n in np.argwhere(batch.ended):
             first = max(kept + t - int(batch.step[t, n]), 0)
             last = float(batch.reward[t, n]), bool(batch.terminated[t, n])
-            found.append((states[first : kept + t + 1, n], float(total[t + 1, n] - before[n]), *last))
+            if batch.valid[t, n]:  # no row in which it was lost
+                found.append((states[first : kept + t + 1, n], float(total[t + 1, n] - before[n]), *last))
             before[n] = total[t + 1, n]
         self.paid = total[-1] - before
         self.states = states[-self.longest :].copy()
