@@ -10,9 +10,11 @@ from contextlib import suppress
 from importlib import import_module
 
 MODULES = [
-    *("torch", "stable_baselines3", "gymnasium", "hydra", "tensorboard.summary.writer.record_writer"),
-    *("agents.ppo", "agents.sb3", "envs.make", "rewards.guided", "rewards.sb3"),
-    *("runners.command", "runners.evaluate", "runners.saver", "runners.train"),
+    *("torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "stable_baselines3", "gymnasium", "hydra"),
+    *("tensorboard.summary.writer.record_writer", "scipy.stats", "matplotlib.figure", "matplotlib.image"),
+    *("matplotlib.backends.backend_agg", "imageio.v2", "PIL.ImageDraw", "PIL.ImageFont"),
+    *("agents.ppo", "agents.sb3", "envs.make", "rewards.guided", "rewards.sb3", "rewards.vision.encoder"),
+    *("runners.command", "runners.curve", "runners.evaluate", "runners.folder", "runners.saver", "runners.train"),
 ]
 
 for _library in ("OMP", "MKL", "OPENBLAS"):  # one job a core; read when the library is loaded
@@ -20,4 +22,5 @@ for _library in ("OMP", "MKL", "OPENBLAS"):  # one job a core; read when the lib
 with suppress(OSError):
     os.setsid()  # Ctrl-C and a hang-up are for the sweep, which tells its jobs
 for _module in MODULES:
-    import_module(_module)
+    with suppress(ImportError):  # the job that needs it says so
+        import_module(_module)
