@@ -1,39 +1,214 @@
-"""What a person sees of a sweep: a live table on a terminal, plain lines elsewhere, and a summary at the end."""
+"""What a person sees of a sweep: a live table on a terminal, plain lines elsewhere, and a summary at the end.
+
+What a running job has reached is read from the last line of its metrics.csv; nothing is asked of the job itself.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
 
+from runners.folder import read_status
 from runners.sweep.job import LOG, Job
-from runners.sweep.ledger import Entry
+from runners.sweep.ledger import STATES, Entry
+
+TAIL = 8192  # bytes of metrics.csv that surely hold its last line
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        step, total: environment steps so far, and in all.
+        task_return: mean of the last episodes; None before one has ended.
+        fps: environment steps a second.
+    """
+
+    step: int = 0
+    total: int = 0
+    task_return: float | None = None
+    fps: float | None = None
+
+    @property
+    def share(self) -> float:
+        """0 to 1."""
+        return min(self.step / self.total, 1.0) if self.total else 0.0
+
+
+def progress(folder: Path) -> Progress:
+    """What a run's folder says of its progress; zeros if there is nothing yet."""
+    status = read_status(folder) or {}
+    row = _last_row(folder / "metrics.csv")
+    step = max(int(row.get("step") or 0), int(status.get("step") or 0))
+    numbers = {key: float(row[tag]) if row.get(tag) else None for key, tag in _COLUMNS.items()}
+    return Progress(step, int(status.get("total") or 0), **numbers)
+
+
+_COLUMNS = {"task_return": "rollout/ep_rew_mean", "fps": "time/fps"}
+
+
+def _last_row(path: Path) -> dict[str, str]:
+    """Of a metrics.csv that another process may be writing."""
+    try:
+        with path.open("rb") as file:
+            header = file.readline()
+            file.seek(max(file.seek(0, 2) - TAIL, len(header)))
+            lines = file.read().split(b"\r\n")[:-1]  # what follows the last end of line is no row yet
+    except OSError:
+        return {}
+    names = header.decode().strip().split(",")
+    row = lines[-1].decode().split(",") if lines else []
+    return dict(zip(names, row)) if len(row) == len(names) and row[0].isdigit() else {}
+
+
+def score(folder: Path) -> float | None:
+    """The task's return in a run's final evaluation; None if it has none."""
+    try:
+        return float(json.loads((folder / "result.json").read_text())["this run"]["task_return"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class Table:
-    """How a sweep goes."""
+    """How a sweep goes; use it as a context.
 
-    def __init__(self, jobs: list[Job], slots: int) -> None:
-        self.jobs, self.slots = jobs, slots
+    Args:
+        jobs: all of the sweep's.
+        slots: jobs at once.
+        stream: a terminal gets a live table, anything else plain lines.
+        every_s: seconds between two plain lines that sum up.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        jobs: list[Job],
+        slots: int,
+        *,
+        stream: TextIO | None = None,
+        every_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.jobs, self.slots, self.clock = jobs, slots, clock
+        self.stream = sys.stdout if stream is None else stream
+        self.every_s = every_s
+        self._began = self._last = clock()
+        self._before: float | None = None  # jobs' worth of work that was there when we began
+        self._live: Any = None
 
     def __enter__(self) -> Table:
+        if self.stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=self.stream), refresh_per_second=2, transient=True)
+            self._live.start()
+            self.every_s = 0.5
         return self
 
     def __exit__(self, *error: Any) -> None:
-        pass
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
-        """Show how the jobs stand."""
+        """Show how the jobs stand, if it is time to."""
+        if self._before is None:
+            self._before = self._worked(entries, {})
+        if self.clock() - self._last < self.every_s:
+            return
+        self._last = self.clock()
+        reached = {job.name: progress(job.folder) for job in running}
+        if self._live is None:
+            self.say(self._words(entries, reached))
+        else:
+            self._live.update(self._picture(entries, reached))
 
     def ended(self, job: Job, entry: Entry) -> None:
         """One line about an attempt that ended."""
-        print(f"{entry.state:<9} {job.name}  {entry.seconds:.1f} s  {entry.error}".rstrip(), flush=True)
+        found = score(job.folder) if entry.state == "finished" else None
+        word = "again" if entry.state == "waiting" else entry.state
+        words = [f"{word:<9} {job.name}", f"{entry.seconds:.1f} s"]
+        words += [f"task return {found:.4g}"] if found is not None else []
+        words += [entry.error] if entry.error else []
+        self.say("  ".join(words))
 
     def say(self, sentence: str) -> None:
-        """A line above the table."""
-        print(sentence, flush=True)
+        """A line of its own, above the live table."""
+        if self._live is not None:
+            self._live.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(sentence, file=self.stream, flush=True)
+
+    def left(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> float | None:
+        """Seconds until all have ended, if they go on as they did since we began; None if nobody can know yet."""
+        worked = self._worked(entries, reached)
+        speed = (worked - (self._before or 0.0)) / max(self.clock() - self._began, 1e-9)
+        return (len(self.jobs) - worked) / speed if speed > 0 else None
+
+    def _worked(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> float:
+        ended = sum(self._state(entries, job) in ("finished", "failed") for job in self.jobs)
+        return ended + sum(one.share for one in reached.values())
+
+    def _state(self, entries: dict[str, Entry], job: Job) -> str:
+        return entries.get(job.name, Entry()).state
+
+    def _words(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> str:
+        counts = Counter(self._state(entries, job) for job in self.jobs)
+        words = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        left = self.left(entries, reached)
+        return f"{words} of {len(self.jobs)}" + (f"; {clock_words(left)} left" if left is not None else "")
+
+    def _picture(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> Any:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(title=Text(self._words(entries, reached)), title_justify="left", box=None, pad_edge=False)
+        for column in ("job", "step", "task return", "frames/s"):
+            table.add_column(column, justify="left" if column == "job" else "right")
+        for name, one in reached.items():
+            step = f"{one.step:,} of {one.total:,}" if one.total else "begins"
+            table.add_row(Text(name), step, _number(one.task_return), _number(one.fps))
+        return table
 
 
 def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
-    """The table at the end."""
-    failed = [job for job in jobs if entries[job.name].state == "failed"]
-    lines = [f"failed: {job.name}: {entries[job.name].error} ({job.folder / LOG})" for job in failed]
-    return "\n".join([*lines, f"{len(jobs) - len(failed)} finished in {seconds:.0f} s"])
+    """The table at the end: a line for every cell, what failed and why, and how to go on."""
+    cells: dict[str, list[Job]] = {}
+    for job in jobs:
+        cells.setdefault(str(Path(job.name).parent), []).append(job)
+    width = max(map(len, [*cells, "cell"]))
+    lines = ["", f"{'cell':<{width}}  finished  failed  task return"]
+    for name, members in cells.items():
+        states = Counter(entries.get(job.name, Entry()).state for job in members)
+        finished = [job.folder for job in members if entries.get(job.name, Entry()).state == "finished"]
+        scores = [found for found in map(score, finished) if found is not None]
+        mean = statistics.fmean(scores) if scores else None
+        share = f"{states['finished']}/{len(members)}"
+        lines.append(f"{name:<{width}}  {share:>8}  {states['failed']:>6}  {_number(mean):>11}")
+    states = Counter(entries.get(job.name, Entry()).state for job in jobs)
+    lines += ["", f"{states['finished']} of {len(jobs)} jobs finished; this command took {clock_words(seconds)}"]
+    failed = [job for job in jobs if entries.get(job.name, Entry()).state == "failed"]
+    lines += [f"failed: {job.name}: {entries[job.name].error} (see {job.folder / LOG})" for job in failed]
+    lines += ["resume=errored tries what failed again"] if failed else []
+    stopped = states["stopped"] + states["waiting"] + states["lost"]
+    lines += [f"{stopped} stopped or waiting: the same command goes on"] if stopped else []
+    return "\n".join(lines)
+
+
+def clock_words(seconds: float) -> str:
+    """As in 0:07, 12:30 or 3:05:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
