@@ -19,7 +19,7 @@ from runners.report.curves import Band, alarm, label_steps
 from runners.report.numbers import Numbers, Row
 from runners.report.read import ELAPSED, Run
 from runners.report.study import Study, configurations
-from runners.report.words import NOTHING, interval, number, signed
+from runners.report.words import NOTHING, interval, middle, number, signed
 
 FILMS, FILM = 24_000_000, 4_000_000  # bytes of all films of a page, and of one
 CONFIGS = 2_000_000  # characters of all configurations of a page
@@ -105,12 +105,12 @@ def _block(made: Study, found: Numbers, task: str, colours: dict[str, str]) -> d
             {
                 "arm": row.arm,
                 "colour": colours[row.arm],
-                "value": number(row.value),
+                "value": middle(row),
                 "interval": interval(row),
                 "seeds": f"{row.runs}" if row.runs == row.of else f"{row.runs} of {row.of}",
                 "success": NOTHING if success is None else f"{success.value:.0%}",
                 "normalised": number(float(unit(np.array(row.value))), 3) if scale else NOTHING,
-                "difference": NOTHING if apart is None else f"{signed(apart.value)} {interval(apart)}",
+                "difference": NOTHING if apart is None else signed(apart),
                 "dim": arm.published,
             }
         )
@@ -126,10 +126,10 @@ def _overall(found: Numbers, row: Row, colours: dict[str, str]) -> dict[str, Any
     return {
         "arm": row.arm,
         "colour": colours[row.arm],
-        "value": number(row.value, 3),
+        "value": middle(row, 3),
         "interval": interval(row, 3),
         "runs": row.runs,
-        "better": NOTHING if better is None else number(better.value, 3),
+        "better": NOTHING if better is None else middle(better, 3),
         "better_interval": NOTHING if better is None else interval(better, 3),
     }
 

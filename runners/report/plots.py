@@ -88,7 +88,7 @@ def grid(count: int, size: tuple[float, float] = PANEL, columns: int = COLUMNS) 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    across = min(count, columns)
+    across = 2 if count == 4 and columns == 3 else min(count, columns)
     down = -(-count // across)
     figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -101,7 +101,7 @@ def grid(count: int, size: tuple[float, float] = PANEL, columns: int = COLUMNS) 
 def svg(figure: Any) -> str:
     """A data URI; as an image it cannot run scripts, whatever its text says."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
@@ -123,9 +123,13 @@ def panel(axis: Any, made: Study, found: Numbers, bands: dict[tuple[str, str], B
     ends: list[tuple[float, str, str]] = []
     for arm in made.arms:
         drawn = bands.get((task, arm.name))
-        if drawn is None:
-            continue
         look = seen[arm.name]
+        if drawn is None:
+            only = found.one("final", task=task, arm=arm.name)
+            if arm.published and only is not None and np.isfinite(only.value):  # a result without a curve
+                axis.axhline(only.value, color=look.colour, linestyle=look.line, linewidth=1.0, zorder=1)
+                ends.append((only.value, arm.name, look.colour))
+            continue
         every = np.where(drawn.whole, drawn.value, np.nan)
         axis.plot(drawn.steps, every, color=look.colour, linestyle=look.line, linewidth=1.5, zorder=3 - arm.published)
         axis.fill_between(drawn.steps, drawn.low, drawn.high, color=look.colour, alpha=0.16, linewidth=0)

@@ -1,12 +1,186 @@
-"""Curves of others, from CSVs."""
+"""Curves of others, from CSVs as people export and keep them; nothing of ours is paired with them.
+
+Three forms are known by their headers:
+
+    wide   global_step | Step, then a column a run: "<run> - charts/episodic_return", beside "...__MIN" and "...__MAX",
+           as Weights & Biases exports a chart; CleanRL's run names are <env>__<name>__<seed>__<time>
+    long   a row a point: step, episodic_return, and what there is of seed, exp_name and env_id, under these or similar
+           names, as `DataFrame.to_csv` leaves them
+    table  a row a task and a column an algorithm, cells like "405.73 ± 11.47", as Open RL Benchmark writes results
+"""
 
 from __future__ import annotations
 
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runners.report.read import Run
+import numpy as np
+
+from runners.config import UsageError
+from runners.report.read import TASK_RETURN, Run, number
+
+STEPS = ("global_step", "step", "steps", "timesteps", "total_timesteps", "env_steps", "time/total_timesteps", "frame")
+RETURNS = (
+    "charts/episodic_return",
+    "episodic_return",
+    "rollout/ep_rew_mean",
+    "eval/mean_reward",
+    "episode_return",
+    "episode_reward",
+    "ep_rew_mean",
+    "mean_reward",
+    "return",
+    "returns",
+    "reward",
+    "score",
+    "value",
+)
+SEEDS = ("seed",)
+NAMES = ("exp_name", "algo", "algorithm", "agent", "method", "run", "run_name", "name")
+TASKS = ("env_id", "env", "environment", "task", "game")
+EXTREMES = ("__MIN", "__MAX", "_step")
+MOST_BYTES = 200_000_000
+MOST_ROWS_AVERAGED = 100
+
+Points = dict[tuple[str, str, str], list[tuple[float, float]]]  # (name, task, seed) -> (step, return)
 
 
-def published(path: Path, label: str, tasks: list[str]) -> tuple[list[Run], list[str]]:
-    """Runs of a CSV."""
-    return [], []
+def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """Others' runs in a CSV.
+
+    Args:
+        path: of the file.
+        label: the arm's name, if there is one arm only; else put before its arms' names.
+        tasks: that are compared; a file that names none belongs to the only one, or to the one its own name contains.
+
+    Returns:
+        The runs, and a sentence about what was left out.
+
+    Raises:
+        UsageError: if the file cannot be read, or is of no known form.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes; thin its rows out")
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, csv.Error) as error:
+        raise UsageError(f"{path} cannot be read as a CSV ({error}); give a file with a header line") from None
+    header = [cell.strip() for cell in rows[0]] if rows else []
+    whole = [row for row in rows[1:] if len(row) == len(header)]
+    points = _long(header, whole) or _wide(header, whole) or _table(header, whole)
+    if not points:
+        raise UsageError(
+            f"{path} is of no known form (its columns: {', '.join(header)[:200]}); give one with global_step and "
+            "'<run> - charts/episodic_return', or with step, episodic_return, seed, exp_name and env_id"
+        )
+    return _runs(points, path, label, tasks)
+
+
+def _runs(points: Points, path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
+    own = next((task for task in tasks if task in path.stem), tasks[0] if len(tasks) == 1 else "")
+    arms = {name for name, _, _ in points}
+    runs, left = [], set()
+    for (name, task, seed), pairs in points.items():
+        task = task or own
+        if not task or (tasks and task not in tasks):
+            left.add(task)
+            continue
+        arm = label if label and len(arms) == 1 else f"{label} {name}".strip() or path.stem
+        run = Run(f"{path.name}: {arm} {task} {seed}".strip(), task, "", "", None, published=f"published: {arm}")
+        run.seed = int(seed) if seed.isdigit() else None
+        _fill(run, np.array(sorted(pairs)))
+        runs.append(run)
+    said = []
+    if "" in left:
+        said.append(
+            f"{path.name} does not say which task it is of; name it after one, as in {(tasks or ['ENV'])[0]}.csv"
+        )
+    if left - {""}:
+        said.append(f"{path.name} also has {', '.join(sorted(left - {''}))}, which no run here is on; left out")
+    return runs, said
+
+
+def _fill(run: Run, pairs: np.ndarray) -> None:
+    """Steps and returns (P, 2) of a run, means over its last few rows: single episodes are too ragged to be drawn."""
+    if np.isnan(pairs[0, 0]):  # a result without a curve
+        run.scores = {"this run": {"task_return": float(pairs[0, 1])}}
+        return
+    steps, first = np.unique(pairs[:, 0], return_index=True)
+    counts = np.diff([*first, len(pairs)])
+    values = np.add.reduceat(pairs[:, 1], first) / counts
+    width = max(1, min(MOST_ROWS_AVERAGED, len(steps) // 20))
+    sums = np.cumsum([0.0, *values])
+    ends = np.arange(1, len(steps) + 1)
+    begins = np.maximum(ends - width, 0)
+    run.steps, run.table = steps, {TASK_RETURN: (sums[ends] - sums[begins]) / (ends - begins)}
+
+
+def _long(header: list[str], rows: list[list[str]]) -> Points:
+    step, value = _column(header, STEPS), _column(header, RETURNS)
+    if step is None or value is None:
+        return {}
+    name, task, seed = (_column(header, names) for names in (NAMES, TASKS, SEEDS))
+    found: Points = defaultdict(list)
+    for row in rows:
+        point = (number(row[step]), number(row[value]))
+        if np.isfinite(point).all():
+            said = [row[i].strip() if i is not None else "" for i in (name, task, seed)]
+            parts = _cleanrl(said[0])
+            arm, at, which = (
+                given or known for given, known in zip((parts[0] if parts[1] else said[0], *said[1:]), parts)
+            )
+            found[arm, at, which].append(point)
+    return found
+
+
+def _wide(header: list[str], rows: list[list[str]]) -> Points:
+    step = _column(header, STEPS)
+    if step is None:
+        return {}
+    found: Points = defaultdict(list)
+    for i, name, task, seed in _wide_columns(header):
+        for row in rows:
+            point = (number(row[step]), number(row[i]))
+            if np.isfinite(point).all():
+                found[name, task, seed].append(point)
+    return found
+
+
+def _wide_columns(header: list[str]) -> Iterator[tuple[int, str, str, str]]:
+    """Column, name, task and seed of each run of a chart; a run whose name says no seed is one by itself."""
+    for i, title in enumerate(header):
+        run, dash, metric = title.rpartition(" - ")
+        if not dash or metric.endswith(EXTREMES) or metric.lower() not in RETURNS:
+            continue
+        name, task, seed = _cleanrl(run)
+        yield i, name, task, seed
+
+
+def _cleanrl(run: str) -> tuple[str, str, str]:
+    """Name, task and seed of a run's name, as in `CartPole-v1__ppo__1__1672531200`; the last two may be missing."""
+    parts = run.split("__")
+    if len(parts) >= 4 and parts[-1].isdigit() and parts[-2].isdigit():
+        return "__".join(parts[1:-2]), parts[0], parts[-2]
+    grouped = re.sub(r"^(Group|exp_name|algo|env_id): *", "", run)
+    return grouped, "", ""
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Points:
+    """Results without curves; the step is nan."""
+    found: Points = {}
+    for row in rows:
+        for name, cell in zip(header[1:], row[1:]):
+            mean, sign, _ = cell.partition("±")
+            if sign and np.isfinite(number(mean.strip())):
+                found[name.replace("({})", "").strip(), row[0].strip(), ""] = [(float("nan"), number(mean.strip()))]
+    return found
+
+
+def _column(header: list[str], names: Sequence[str]) -> int | None:
+    """The first column of one of the names, the earlier ones preferred."""
+    lower = [title.lower() for title in header]
+    return next((lower.index(name) for name in names if name in lower), None)

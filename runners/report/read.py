@@ -72,7 +72,7 @@ class Run:
     @property
     def total(self) -> float:
         """Steps that it was meant to take; nan if it does not say."""
-        return _number(self.config.get("total_timesteps"))
+        return number(self.config.get("total_timesteps"))
 
     def curve(self, tag: str) -> Curve:
         """Where a tag has finite values."""
@@ -84,7 +84,7 @@ class Run:
 
     def says(self, key: str, whose: str = "this run") -> float:
         """A number of the final evaluation; nan if there is none."""
-        return _number(self.scores.get(whose, {}).get(key))
+        return number(self.scores.get(whose, {}).get(key))
 
 
 def find(paths: list[Path], labels: list[str]) -> tuple[list[Run], list[str]]:
@@ -209,14 +209,14 @@ def _metrics(run: Run, path: Path) -> None:
         if "step" not in header:
             raise ValueError("it has no column 'step'")
         wanted = [(i, array("d")) for i, tag in enumerate(header) if _wanted(tag)]
-        step, number = header.index("step"), -1
-        for number, row in enumerate(rows):
+        step, at = header.index("step"), -1
+        for at, row in enumerate(rows):
             if len(row) != len(header) or not row[step].isdigit():
-                torn.append(number)
+                torn.append(at)
                 continue
             for i, values in wanted:
-                values.append(_number(row[i]))
-    broken = [row for row in torn if row != number]
+                values.append(number(row[i]))
+    broken = [row for row in torn if row != at]
     if broken:
         run.notes.append(f"metrics.csv has {len(broken)} rows that are not whole; they are left out")
     table = {header[i]: np.array(values) for i, values in wanted}
@@ -250,7 +250,7 @@ def _text(path: Path, most: int = MOST_BYTES) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
     """A finite number, or nan."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) else math.nan

@@ -197,12 +197,12 @@ def _unequal(made: Study) -> list[str]:
 
 def evaluated(made: Study, task: str) -> bool:
     """Whether scores of a task are final evaluations; else they are the last tenth of the training curves."""
-    return any(np.isfinite(run.says("task_return")) for arm in made.arms for run in arm.cells.get(task, []))
+    return any(np.isfinite(run.says("task_return")) for run in made.own if run.task == task)
 
 
 def score(run: Run, by_evaluation: bool) -> float:
     """The task return that a run is judged by; nan if it has none, as when it did not finish."""
-    if by_evaluation and not run.published:
+    if (by_evaluation and not run.published) or (run.published and run.scores):
         return run.says("task_return")
     steps, values = run.curve(TASK_RETURN)
     whole = run.published or run.state == "finished"

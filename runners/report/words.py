@@ -15,22 +15,35 @@ ENOUGH = 5  # seeds; Agarwal et al. 2021 show what fewer do
 NOTHING = "–"
 
 
-def number(value: float, digits: int = 4) -> str:
-    """A number with as many digits as can be read: 0.1234, 12.34, 12,340; a dash for nan."""
+def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
+    """A number with as many digits as can be read: 0.123, 12.34, 12,340; a dash for nan.
+
+    Args:
+        value: the number.
+        digits: that count.
+        beside: numbers it is shown with, which all get as many places as the largest of them.
+    """
     if not np.isfinite(value):
         return NOTHING if np.isnan(value) else "never"
-    if value == 0 or abs(value) >= 1e-3:
-        size = 0 if value == 0 else int(np.floor(np.log10(abs(value))))
-        places = max(0, min(digits - 1 - max(size, 0), 3 if abs(value) < 10 else digits))
-        return f"{value:,.{places}f}".replace("-", "−")
-    return f"{value:.2g}".replace("-", "−")
+    largest = max((abs(one) for one in (value, *beside) if np.isfinite(one)), default=0.0)
+    if 0 < largest < 1e-3:
+        return f"{value:.2g}".replace("-", "−")
+    size = int(np.floor(np.log10(largest))) if largest else 0
+    places = max(0, min(digits - 1 - max(size, 0), 3))
+    return f"{value:,.{places}f}".replace("-", "−")
 
 
 def interval(row: Row, digits: int = 4) -> str:
     """[low, high], or why there is none."""
     if not np.isfinite(row.low):
         return "one run: no interval" if row.runs == 1 else NOTHING
-    return f"[{number(row.low, digits)}, {number(row.high, digits)}]"
+    both = [number(end, digits, (row.value, row.low, row.high)) for end in (row.low, row.high)]
+    return f"[{both[0]}, {both[1]}]"
+
+
+def middle(row: Row, digits: int = 4) -> str:
+    """The value of a row, with as many places as its interval."""
+    return number(row.value, digits, (row.low, row.high))
 
 
 def join(names: Iterable[object], most: int = 12) -> str:
@@ -100,7 +113,7 @@ def evidence(made: Study, found: Numbers) -> list[str]:
 
 
 def _verdict(row: Row) -> str:
-    words = f"{row.arm} against {row.against}, same seeds, all tasks: {signed(row.value)} {interval(row)} normalised"
+    words = f"{row.arm} against {row.against}, same seeds, all tasks: {signed(row)} normalised"
     if not np.isfinite(row.low):
         return f"{words}; too few runs to say more."
     if row.low > 0:
@@ -118,9 +131,9 @@ def _overlaps(found: Numbers) -> list[str]:
     return [f"The intervals of the two best arms overlap on {join(alike)}."] if alike else []
 
 
-def signed(value: float) -> str:
-    """A difference, its sign always there."""
-    return number(value) if not value > 0 else "+" + number(value)
+def signed(row: Row) -> str:
+    """A difference and its interval, its sign always there."""
+    return "+" * (row.value > 0) + f"{middle(row)} {interval(row)}"
 
 
 def units(found: Numbers) -> list[str]:
@@ -132,8 +145,8 @@ def units(found: Numbers) -> list[str]:
     said = [f"On {join(tasks)}, 0 is what a random policy scores and 1 is {who}." for who, tasks in named.items()]
     if any("best arm" in who for who in named):
         said.append(
-            "The best arm is the unit where there is no single twin, or where the twin's lead over a random policy is less "
-            f"than {CLEAR:.0%} of the best arm's."
+            "The best arm is the unit where there is no single twin, or where the twin's lead over a random policy is "
+            f"less than {CLEAR:.0%} of the best arm's."
         )
     return said + [f"Left out: {reason}." for reason in found.left_out]
 
@@ -148,6 +161,8 @@ METHODS = (
     "Learning curves are means over the last 100 training episodes, put on a common grid by interpolation and never "
     "continued beyond a run's last row. A solid line is the IQM over all runs of an arm; where some have ended, those "
     "that are left go on dotted, without a band.",
+    "Curves of others are drawn as their files have them, averaged over the last twentieth of their rows, 100 at most; "
+    "they are training returns of other code on other machines, and stand beside ours without being compared.",
     "A performance profile is the share of runs that score above each level, mean over tasks. The probability of "
     "improvement is how often a run of an arm beats one of its twin on the same task, ties counted by half.",
     "Differences to the twin are taken seed by seed. The same seed gives both arms the same environments, not the same "
