@@ -229,16 +229,23 @@ def spec_of(env_id: str) -> EnvSpec:
 
     Raises:
         ValueError: if there is none; names the nearest id.
+        ImportError: if the package that brings it is missing.
     """
     module, _, name = env_id.rpartition(":")
     if module:
-        _import(module, f"environment {env_id!r} asks for it")
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the "
+                "name"
+            ) from None
     elif name not in registry:
         # The family whose ids begin alike first: importing all of them takes seconds.
         begin = name.lower()[:5]
         for family in sorted(families().values(), key=lambda f: not any(i.lower().startswith(begin) for i in f.ids)):
             if family.module is not None:
-                _import(family.module, f"environment {env_id!r} needs it" if name in family.ids else None)
+                _import(family.module, name, name.partition("-")[0] in {i.partition("-")[0] for i in family.ids})
             if name in registry:
                 break
     if name in registry:
@@ -249,12 +256,13 @@ def spec_of(env_id: str) -> EnvSpec:
     raise ValueError(f"unknown environment {env_id!r}; did you mean {lowered[near[0]]!r}?")
 
 
-def _import(module: str, reason: str | None) -> None:
-    """Import for the ids it registers; without a reason, a missing package is passed over."""
+def _import(module: str, name: str, needed: bool) -> None:
+    """Import for the ids it registers; a missing package is passed over unless it is needed."""
     try:
         importlib.import_module(module)
     except ImportError as error:
-        if reason is not None:
-            raise ValueError(
-                f"cannot import {module!r} ({error}), but {reason}; install it, or check the name"
+        if needed:
+            package = module.partition(".")[0].replace("_", "-")
+            raise ImportError(
+                f"environment {name!r} needs the package {package} ({error}); pip install {package}"
             ) from None

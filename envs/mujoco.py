@@ -24,7 +24,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from envs import states, terminations
 from envs.family import Family, Goal, entry
-from envs.render import before_opengl
+from envs.render import before_opengl, opengl
 
 
 class OwnContext(gym.Wrapper, RecordConstructorArgs):
@@ -54,8 +54,7 @@ def _warn(message: str) -> None:
 
 
 def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
-    import mujoco
-
+    mujoco = opengl(frame_size is not None or arguments.get("render_mode") is not None)
     # By default warnings go to the terminal and to a file MUJOCO_LOG.TXT in the working directory.
     mujoco.set_mju_user_warning(_warn)
     if frame_size is None:

@@ -31,7 +31,8 @@ def prepare() -> str:
     """
     screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if not screen:
-        os.environ.setdefault("MUJOCO_GL", "egl")
+        if "MUJOCO_GL" not in os.environ:
+            os.environ["MUJOCO_GL"] = _renderer()
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         # SDL and Mesa complain on every start when it is missing.
         os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
@@ -40,6 +41,42 @@ def prepare() -> str:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     names = ("MUJOCO_GL", "SDL_VIDEODRIVER")
     return ", ".join(f"{name}={os.environ.get(name) or 'the default'}" for name in names)
+
+
+def _renderer() -> str:
+    """The first way to draw without a screen whose library is here; "disable" leaves MuJoCo its physics."""
+    if not sys.platform.startswith("linux"):
+        return "egl"
+    for name, library in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
+        with suppress(OSError):
+            ctypes.CDLL(library)
+            return name
+    return "disable"
+
+
+def opengl(draws: bool) -> Any:
+    """MuJoCo, which loads the renderer that `MUJOCO_GL` names when it is imported.
+
+    Args:
+        draws: whether pictures are wanted.
+
+    Raises:
+        ImportError: if that renderer does not work here, or is switched off although pictures are wanted.
+    """
+    choice = os.environ.get("MUJOCO_GL", "")
+    why = "it is switched off" if draws and choice.lower() in ("disable", "disabled", "off", "false", "0") else ""
+    try:
+        import mujoco
+    except Exception as error:
+        if isinstance(error, ImportError) and error.name == "mujoco":
+            raise
+        why = f"{type(error).__name__}: {error}"
+    if why:
+        raise ImportError(
+            f"MuJoCo cannot draw with MUJOCO_GL={choice} ({why}); set MUJOCO_GL=egl, osmesa or glfw, whichever this "
+            "machine has the library of, or MUJOCO_GL=disable for a run without pictures (video=false)"
+        )
+    return mujoco
 
 
 @functools.cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import traceback
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -54,15 +54,20 @@ class Signals:
         """No longer wait; a signal that came meanwhile is raised now."""
         self.deferred = False
         if self.received is not None:
+            self.deferred = True  # further signals must not interrupt the tidying up
             raise Stopped(self.received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.deferred:
-            raise Stopped(number)
         if self.received is not None and number == signal.SIGINT:
             os._exit(INTERRUPTED)
-        self.received = number
-        sys.stderr.write("\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
+        again, self.received = self.received is not None, number
+        if not self.deferred:
+            self.deferred = True  # further signals must not interrupt the tidying up
+            raise Stopped(number)
+        if again:
+            return
+        with suppress(OSError):  # not through sys.stderr, in the middle of whose own writing this may be
+            os.write(2, b"\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
 
 
 def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
@@ -77,7 +82,8 @@ def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
     if isinstance(error, (UsageError, VersionError)):
         return USAGE, sentence
     if isinstance(error, ImportError):
-        return MISSING, sentence
+        plain = isinstance(error, ModuleNotFoundError) and sentence == f"No module named {error.name!r}"
+        return MISSING, f"{sentence}; {_install(str(error.name))}" if plain else sentence
     if isinstance(error, FloatingPointError):
         return NUMERICAL, sentence
     if isinstance(error, ValueError) and sentence.startswith("Expected parameter "):  # torch.distributions
@@ -101,6 +107,18 @@ def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
     if isinstance(error, OSError):
         return STORAGE, sentence
     return FAILED, ""
+
+
+def _install(module: str) -> str:
+    """The command that brings a module: one of our requirements, one that an extra brings, or another."""
+    from runners.doctor.packages import DISTRIBUTION, IMPORTS, distribution, wanted
+
+    module = module.partition(".")[0]
+    package = {imported: name for name, imported in IMPORTS.items()}.get(module, module.replace("_", "-"))
+    core, extras = wanted()
+    wishes = [line.partition(";")[0].strip() for line in core if distribution(line) == package]
+    wishes += [f"{DISTRIBUTION}[{name}]" for name, lines in extras.items() if package in map(distribution, lines)]
+    return f"pip install '{wishes[0] if wishes else package}'"
 
 
 _STEPS = ("step", "reset", "render", "frame", "send", "recv")
