@@ -13,12 +13,12 @@ comment says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import gymnasium as gym
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from agents.sb3_config import (
     A2CConfig,
@@ -223,13 +223,14 @@ def make_venv(
     n: int,
     seed: int,
     *,
-    processes: bool = False,
+    workers: Mapping[str, Any] | None = None,
     wrap: Callable[[gym.Env], gym.Env] | None = None,
     **kwargs: Any,
 ) -> VecEnv:
     """`n` copies of an environment as an SB3 VecEnv, the i-th seeded with `seed + i`; `kwargs` go to `envs.make.make`.
 
-    `wrap` goes around each; `processes` gives each a worker: worth it where a step takes a millisecond or more.
+    `wrap` goes around each. With `workers`, options of `envs.workers.Workers`, they live in processes of their own,
+    which is worth it where a step takes a millisecond or more.
     """
     if n < 1:
         raise ValueError(f"n_envs={n} is no number of environments; give 1 or more")
@@ -244,6 +245,12 @@ def make_venv(
         return make_one
 
     makers = [maker(index) for index in range(n)]
-    venv = SubprocVecEnv(makers, start_method="forkserver") if processes else DummyVecEnv(makers)
+    venv: VecEnv
+    if workers is None:
+        venv = DummyVecEnv(makers)
+    else:
+        from agents.sb3_workers import WorkerVecEnv
+
+        venv = WorkerVecEnv(makers, **workers)
     venv.seed(seed)
     return venv

@@ -115,6 +115,10 @@ class SlotVectorEnv(VectorEnv):
             return self.recv()
         for group, rows in enumerate(self.groups):
             self.send(actions[rows], group)
+        return self.recv_all()
+
+    def recv_all(self) -> Result:
+        """What `step` returns, once all groups have their actions."""
         ended = [self._finish(group) for group in range(len(self.groups))]
         return self._result(self._slots, any(ended))
 
@@ -176,7 +180,7 @@ class SlotVectorEnv(VectorEnv):
             infos["lost"], counted = slots.lost, mask & ~slots.lost
         final["episode"], final["_episode"] = {"r": slots.episode_return, "l": slots.episode_length}, counted
         if slots.success.any():
-            final["is_success"] = slots.success == 2
+            final["is_success"], final["_is_success"] = slots.success == 2, counted & (slots.success > 0)
         infos["final_obs"], infos["_final_obs"] = slots.final_obs, mask
         infos["final_info"], infos["_final_info"] = final, mask
         return infos
