@@ -41,6 +41,10 @@ class TrainConfig:
     max_episode_steps: int | None = None  # truncate episodes here; null keeps the environment's own limit
     n_envs: int = 0  # environments side by side; 0 takes the agent's own number
     backend: str = "auto"  # what steps them: batched (array programs of ours), gym (this process), workers, auto
+    step_timeout: float = (
+        60  # seconds that a step may take before its worker is replaced (backend=workers); 0: no limit
+    )
+    on_env_error: str = "stop"  # or restart: what follows when an environment raises (backend=workers)
     device: str = "auto"  # as torch writes it; auto takes a GPU if there is one
     num_threads: int = 1  # of torch; small networks get slower with more
     root: str = "runs"  # folder that runs are written to
@@ -67,7 +71,14 @@ class TrainConfig:
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise UsageError(f"max_episode_steps={self.max_episode_steps} is out of range; give 1 or more, or null")
         backends = ("auto", "batched", "gym", "workers")
-        choice = {"resume": ("auto", "never", "must"), "control": ("auto", "none"), "backend": backends}
+        if not 0 <= self.step_timeout < math.inf:
+            raise UsageError(f"step_timeout={self.step_timeout:g} is out of range; give seconds, or 0 for no limit")
+        choice = {
+            "on_env_error": ("stop", "restart"),
+            "resume": ("auto", "never", "must"),
+            "control": ("auto", "none"),
+            "backend": backends,
+        }
         for name, choices in choice.items():
             if getattr(self, name) not in choices:
                 raise UsageError(unknown(name, getattr(self, name), choices))
@@ -101,7 +112,7 @@ class TrainConfig:
 
 # Where a run is kept and what it reports does not change what it learns.
 _MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
-_MANAGEMENT |= {"control", "preset"}
+_MANAGEMENT |= {"control", "preset", "step_timeout", "on_env_error"}
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

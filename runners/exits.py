@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from envs.watchdog import WorkerError
 from runners.checkpoint import CheckpointError, VersionError
 from runners.config import UsageError
 
@@ -93,6 +94,8 @@ def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
         )
     if isinstance(error, CheckpointError):
         return STORAGE, sentence
+    if isinstance(error, WorkerError):
+        return ENVIRONMENT, f"{sentence}, after {step:,} steps"
     if isinstance(error, ValueError) and phase == "set-up":
         return USAGE, sentence
     if isinstance(error, OSError) and phase == "set-up":

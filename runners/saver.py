@@ -10,7 +10,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.state import get_state, set_state
+from envs.watchdog import WorkerError
 from rewards.mix import Mix
 from runners import checkpoint
 from runners.exits import Signals, Stopped
@@ -51,11 +53,17 @@ class Saver(BaseCallback):
         self.storage_error: str | None = None  # of the last save, None once one succeeded again
         self.on_save = on_save
         self.waiting = state  # to be restored at the first rollout
+        self.due = False  # save at the next rollout's start, whenever the last time was
         self._saved = self._logged = 0
         self._failed_at = -RETRY_S
         self._began = float("-inf")  # nobody knows yet how long a rollout takes: hold the first one
         self._held: tuple[Any, int] | None = None  # packed state of the running rollout's start
         self._parent = int(os.environ.get("LODESTAR_PARENT", "0"))  # the run that this one is the control of
+
+    def _init_callback(self) -> None:
+        workers: Any = self.training_env.unwrapped
+        if hasattr(workers, "say"):
+            workers.say = self._replaced
 
     def capture(self) -> dict[str, Any]:
         """Everything the run needs to go on from here; valid between two rollouts."""
@@ -98,8 +106,9 @@ class Saver(BaseCallback):
         if self.signals.received is not None:
             self.save()
             raise Stopped(self.signals.received)
-        if self.every and step - self._saved >= self.every:
+        if self.due or (self.every and step - self._saved >= self.every):
             self.save()
+            self.due = False
         now = time.monotonic()
         self._held = (checkpoint.pack(self.capture()), step) if now - self._began > SLOW_ROLLOUT_S else None
         self._began = now
@@ -107,11 +116,32 @@ class Saver(BaseCallback):
     def _on_step(self) -> bool:
         self.live.update(self.num_timesteps, self.task_return)
         if self.signals.received is not None and self._held is not None:
+            self.rescue()
+            raise Stopped(self.signals.received)
+        return True
+
+    def _replaced(self, sentence: str) -> None:
+        """A worker was lost and made anew: say so, count it, and save soon, in case that happens too often."""
+        workers: Any = self.training_env.unwrapped
+        self.live.say(sentence)
+        self.logger.record("env/restarts", workers.restarts)
+        self.due = True
+
+    @contextmanager
+    def rescuing(self) -> Iterator[None]:
+        """Where training runs: if the environments are lost for good, what is held of the run is saved first."""
+        try:
+            yield
+        except WorkerError:
+            self.rescue()
+            raise
+
+    def rescue(self) -> None:
+        """Write the state at the start of the running rollout, if it is held and newer than the last checkpoint."""
+        if self._held is not None:
             (tree, arrays), step = self._held
             if step > self._saved:
                 self._write(checkpoint.unpack(tree, arrays), step)
-            raise Stopped(self.signals.received)
-        return True
 
     def _orphaned(self) -> None:
         """The control run ends when the run it belongs to is gone."""

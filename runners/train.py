@@ -96,7 +96,7 @@ def train(work: Work, signals: Signals) -> int:
     if folder.status().get("state") == "finished":
         print(f"{folder.path} is finished already; nothing to do")
         return 0
-    parts = build(config)
+    parts = build(config, folder.path / "crashes")
     state = work.saved_state()
     saver, live = work.begin(config, parts, state, signals)
     announce(config, preset, parts, work)
@@ -130,8 +130,8 @@ class Parts:
     device: str
 
 
-def build(config: TrainConfig) -> Parts:
-    """Environments, mix and agent, and the driver that the agent takes a reward through."""
+def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
+    """Environments, mix and agent, and the driver the agent takes a reward through; workers crash into a folder."""
     import torch
     from stable_baselines3.common.utils import set_random_seed
 
@@ -152,7 +152,7 @@ def build(config: TrainConfig) -> Parts:
     agent.check(observation_space, action_space)
     spaces = (observation_space, action_space)
     mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
-    venv = make_envs(config, agent.driver, n_envs, mix)
+    venv = make_envs(config, agent.driver, n_envs, mix, crashes)
     if agent.driver == "scorer":  # it takes the mix itself
         model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)
         return Parts(venv, mix, model, None, n_envs, device)
@@ -161,7 +161,7 @@ def build(config: TrainConfig) -> Parts:
     return Parts(venv, mix, model, driver, n_envs, device)
 
 
-def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix) -> Any:
+def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> Any:
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
     from agents.sb3 import make_venv
     from envs.make import make_vec
@@ -169,15 +169,18 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix) -> Any:
 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
     options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
+    watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error, "crash_folder": crashes}
+    workers = watchdog if config.backend == "workers" else None
     if driver == "scorer":
-        return guided(make_vec(config.env, n, seed=config.seed, backend=config.backend, **options), mix)
+        envs = make_vec(config.env, n, seed=config.seed, backend=config.backend, workers=workers, **options)
+        return guided(envs, mix)
     unfit = ("batched", "workers") if guides(mix) else ("batched",)
     if config.backend in unfit:
         raise UsageError(
             f"backend={config.backend} does not fit agent={config.agent_name}; use agent=ppo, or backend=auto"
         )
     wrap = functools.partial(guided, mix=mix) if guides(mix) else None
-    return make_venv(config.env, n, config.seed, processes=config.backend == "workers", wrap=wrap, **options)
+    return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)
 
 
 def find_device(wanted: str) -> str:
@@ -244,12 +247,13 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
     left = config.total_timesteps - work.step
     if left > 0:
         parts.model.num_timesteps = work.step  # the rest is restored at the first rollout
-        parts.model.learn(
-            left,
-            callback=CallbackList([saver] if parts.driver is None else [saver, parts.driver]),
-            log_interval=None,  # the saver writes the rows
-            reset_num_timesteps=work.step == 0,
-        )
+        with saver.rescuing():
+            parts.model.learn(
+                left,
+                callback=CallbackList([saver] if parts.driver is None else [saver, parts.driver]),
+                log_interval=None,  # the saver writes the rows
+                reset_num_timesteps=work.step == 0,
+            )
         saver.finish()
     elif saver.waiting is not None:  # killed between the last checkpoint and the report
         parts.model.policy.load_state_dict(saver.waiting["agent"]["modules"]["policy"])
