@@ -100,7 +100,7 @@ class Slurm:
         self._asked_at = time.monotonic()
 
     def submit(self, job: Job) -> str:
-        """Take a job, which the next `wait` submits together with the others; one that is queued already is taken up."""
+        """Take a job, which the next `wait` submits with the others; one that is queued already is taken up."""
         if self._folder is None:
             self._folder = _home(job) / "submitit" / self._executor
             self._folder.mkdir(parents=True, exist_ok=True)
