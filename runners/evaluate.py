@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runners import statistics
 from runners.config import TrainConfig, UsageError, load, unknown
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Scores:
         return {
             "episodes": len(self.returns),
             "task_return": float(np.mean(self.returns)),
-            "task_return_iqm": iqm(self.returns),
+            "task_return_iqm": float(statistics.iqm(self.returns)),
             "task_return_interval": [low, high],
             "length": float(np.mean(self.lengths)),
             "success": float(np.mean(self.successes)) if self.successes else None,
@@ -160,27 +161,10 @@ def policy(model: Any, env_id: str = "") -> Act:
     return act
 
 
-def iqm(values: list[float]) -> float:
-    """Mean of the middle half: deaf to the best and the worst quarter, but not to everything else."""
-    from scipy.stats import trim_mean
-
-    return float(trim_mean(values, 0.25))
-
-
 def interval(values: list[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the IQM; the value itself where there is no spread."""
-    from scipy.stats import bootstrap, trim_mean
-
-    if len(values) < 2 or np.ptp(values) == 0:
-        return float(values[0]), float(values[0])
-    result = bootstrap(
-        (np.asarray(values),),
-        lambda x, axis: trim_mean(x, 0.25, axis=axis),
-        method="percentile",
-        n_resamples=2000,
-        rng=np.random.default_rng(0),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    """95 % interval of the IQM; the value itself where there is one only."""
+    found = statistics.aggregate([np.asarray(values)])
+    return (found.value, found.value) if len(values) == 1 else (float(found.low), float(found.high))
 
 
 def table(columns: dict[str, dict[str, Any]]) -> str:

@@ -7,12 +7,9 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 PACKAGES = ("lodestar-rl", "torch", "gymnasium", "stable-baselines3", "numpy", "minigrid", "open_clip_torch")
 
@@ -67,10 +64,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def iqm(values: Sequence[float] | np.ndarray) -> float:
-    """Interquartile mean: of what is left without the lowest and the highest quarter (of 5 values, one each)."""
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
@@ -105,7 +105,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     for key, group in groups.items():
         of = [float(row["success"]) for row in group]
         low, high = interval(of)
-        found |= {key: results.iqm(of), f"{key}_low": low, f"{key}_high": high}
+        found |= {key: statistics.iqm(of), f"{key}_low": low, f"{key}_high": high}
         steps = float(np.median([float(row["solved_at"] or "inf") for row in group]))
         if steps < float("inf"):
             found[f"steps_to_80_{key.removeprefix('doorkey_')}"] = steps

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
@@ -107,7 +107,7 @@ def _summary(key: str, task: Task, rows: list[dict[str, Any]]) -> dict[str, floa
     low, high = interval(values)
     steps = float(np.median([float(row["solved_at"] or "inf") for row in rows]))
     reached = {f"{key}_steps": steps} if steps < float("inf") else {}
-    return {key: results.iqm(values), f"{key}_low": low, f"{key}_high": high, **reached}
+    return {key: statistics.iqm(values), f"{key}_low": low, f"{key}_high": high, **reached}
 
 
 def known() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runners import results
+from runners import results, statistics
 from runners.bench.exploration import TASKS
 from runners.evaluate import interval
 
@@ -43,7 +43,7 @@ def draw(folder: Path) -> None:
             colour = "#8d99a6" if arm in CONTROLS else "#2c6e9b"
             low, high = interval(values[arm])
             axis.plot([low, high], [place, place], color=colour, linewidth=2.2, alpha=0.35, solid_capstyle="butt")
-            axis.plot(results.iqm(values[arm]), place, "o", color=colour, markersize=4.5)
+            axis.plot(statistics.iqm(values[arm]), place, "o", color=colour, markersize=4.5)
         margin = 0.06 * (limits[1] - limits[0])
         axis.set_xlim(limits[0] - margin, limits[1] + margin)
         axis.set_title(title, fontsize=7.5)

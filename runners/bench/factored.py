@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
@@ -73,8 +73,8 @@ def run(folder: Path) -> dict[str, float]:
             returns = [float(row["return"]) for row in mine]
             low, high = interval(returns)
             key = f"{world}_{arm}"
-            figures |= {f"{key}_return": results.iqm(returns), f"{key}_low": low, f"{key}_high": high}
-            figures[f"{key}_seconds"] = results.iqm([float(row["seconds"]) for row in mine])
+            figures |= {f"{key}_return": statistics.iqm(returns), f"{key}_low": low, f"{key}_high": high}
+            figures[f"{key}_seconds"] = statistics.iqm([float(row["seconds"]) for row in mine])
     return figures
 
 

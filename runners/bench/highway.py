@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
@@ -59,7 +59,7 @@ def run(folder: Path) -> dict[str, float]:
             of = [float(row[name]) for row in rows if row["arm"] == arm]
             low, high = interval(of)
             key = f"highway_{arm}_{name}"
-            figures |= {key: results.iqm(of), f"{key}_low": low, f"{key}_high": high}
+            figures |= {key: statistics.iqm(of), f"{key}_low": low, f"{key}_high": high}
     return figures
 
 

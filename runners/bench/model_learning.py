@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench.jobs import run_missing
 from runners.evaluate import interval, play, policy
 
@@ -93,13 +93,13 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
             if not values:
                 continue
             key = f"{task}_{arm}_{about.steps}"
-            found[key] = results.iqm(values)
+            found[key] = statistics.iqm(values)
             found[f"{key}_low"], found[f"{key}_high"] = interval(values)
             found[f"{key}_seeds"] = len(values)
             found[f"{key}_cpu"] = float(np.median([float(row["cpu_seconds"]) for row in chosen]))
             successes = [float(row["success"]) for row in chosen if row["success"] not in ("", "None")]
             if successes:
-                found[f"{key}_success"] = results.iqm(successes)
+                found[f"{key}_success"] = statistics.iqm(successes)
     return found
 
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runners import results
+from runners import statistics
 from runners.bench.captions import NOTHING, of_labels
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
@@ -66,7 +66,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
             for name, column in {"score": "score", "level": "depth", "coverage": "coverage"}.items():
                 values = [float(row[column]) for row in group]
                 if values:
-                    found[f"{key}_{name}"] = results.iqm(values)
+                    found[f"{key}_{name}"] = statistics.iqm(values)
                 if len(values) > 1:
                     found[f"{key}_{name}_low"], found[f"{key}_{name}_high"] = interval(values)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench.jobs import run_missing
 from runners.evaluate import interval, play, policy
 
@@ -42,7 +42,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
             values = [float(r["return"]) for r in rows if (r["preset"], r["background"]) == (preset, background)]
             if values:
                 key = f"noise_{preset}_{background}"
-                found[key] = results.iqm(values)
+                found[key] = statistics.iqm(values)
                 found[f"{key}_low"], found[f"{key}_high"] = interval(values)
                 found[f"{key}_seeds"] = len(values)
     least = found.get("noise_random_none")

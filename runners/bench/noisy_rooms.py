@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench import exploration_figure
 from runners.bench.exploration import SEEDS
 from runners.bench.jobs import run_missing
@@ -72,7 +72,7 @@ def run(folder: Path) -> dict[str, float]:
                 if values:
                     key = f"{PREFIX.get(world, world)}_{arm}_{column}"
                     low, high = interval(values)
-                    figures |= {key: results.iqm(values), f"{key}_low": low, f"{key}_high": high}
+                    figures |= {key: statistics.iqm(values), f"{key}_low": low, f"{key}_high": high}
     return figures
 
 

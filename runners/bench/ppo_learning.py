@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import results, statistics
 from runners.bench.studies import make_watch, thin
 from runners.evaluate import interval
 from runners.memory import keep_freed_memory
@@ -113,7 +113,7 @@ def streams(folder: Path) -> dict[str, float]:
             figures |= _summary(f"streams_{name}_{arm}", _of(rows, name, arm, task.judged_by))
             if task.threshold < float("inf"):
                 steps = [float(r["solved_at"] or task.steps) for r in rows if (r["task"], r["arm"]) == (name, arm)]
-                figures[f"streams_{name}_{arm}_steps"] = results.iqm(steps)
+                figures[f"streams_{name}_{arm}_steps"] = statistics.iqm(steps)
     return figures
 
 
@@ -126,7 +126,7 @@ def _summary(key: str, values: list[float]) -> dict[str, float]:
     if not values:
         return {}
     low, high = interval(values)
-    return {key: results.iqm(values), f"{key}_low": low, f"{key}_high": high}
+    return {key: statistics.iqm(values), f"{key}_low": low, f"{key}_high": high}
 
 
 def _draw(folder: Path, study: str, tasks: dict[str, tuple[Task, str]]) -> None:

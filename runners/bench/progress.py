@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import statistics
 from runners.bench.exploration import TASKS
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
@@ -54,7 +54,7 @@ def run(folder: Path) -> dict[str, float]:
         own = [row for row in rows if row["arm"] == arm]
         values = [float(row[TASKS[task].judged_by]) for row in own]
         low, high = interval(values)
-        middle = results.iqm(values) if task == "mountaincar" else float(np.mean(values))
+        middle = statistics.iqm(values) if task == "mountaincar" else float(np.mean(values))
         key = f"progress_{task}_{arm}"
         figures |= {key: middle, f"{key}_low": low, f"{key}_high": high}
         if task == "mountaincar":

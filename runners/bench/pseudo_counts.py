@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import results, statistics
 
 SEEDS, ENVS, EPISODES, SIZE = 5, 10, 300, 10
 AVERAGE = {  # many passes: a cell visited once is one row in thousands, and has to be fitted too
@@ -43,7 +43,7 @@ def run(folder: Path) -> dict[str, float]:
     rows = [{"arm": arm, "seed": seed, **measure(arm, seed)} for seed in range(SEEDS) for arm in ARMS]
     results.append_rows(path, rows)
     return {
-        f"{arm}_{column}": results.iqm([float(row[column]) for row in rows if row["arm"] == arm])
+        f"{arm}_{column}": statistics.iqm([float(row[column]) for row in rows if row["arm"] == arm])
         for arm in ARMS
         for column in ("rank_correlation", "times_count")
     }

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rewards.base import Reward
-from runners import results
+from runners import statistics
 from runners.bench.jobs import run_missing
 from runners.evaluate import interval, play, policy
 
@@ -89,7 +89,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
             if not values:
                 continue
             key = f"swap_{arm}_{agent if task == 'task' else task}"
-            found[key] = results.iqm(values)
+            found[key] = statistics.iqm(values)
             found[f"{key}_low"], found[f"{key}_high"] = interval(values)
             found[f"{key}_seeds"] = len(values)
             on_the_way = [
@@ -98,7 +98,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
                 if row["steps"] != "0"
             ]
             if on_the_way:  # how soon: the mean over the second half, without its ends
-                found[f"{key}_way"] = results.iqm([float(np.mean(x)) for x in on_the_way])
+                found[f"{key}_way"] = statistics.iqm([float(np.mean(x)) for x in on_the_way])
     return found
 
 

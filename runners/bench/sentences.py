@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runners import results
+from runners import statistics
 from runners.bench.jobs import Job, run_missing
 from runners.evaluate import interval
 
@@ -80,7 +80,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
             if not of:
                 continue
             low, high = interval(of)
-            found |= {f"{name}_{arm}": results.iqm(of), f"{name}_{arm}_low": low, f"{name}_{arm}_high": high}
+            found |= {f"{name}_{arm}": statistics.iqm(of), f"{name}_{arm}_low": low, f"{name}_{arm}_high": high}
     return found
 
 

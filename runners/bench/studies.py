@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
+from runners import results, statistics
 
 WINDOW = 100  # episodes that a mean return and a success rate look back on
 
@@ -157,8 +157,8 @@ def _of(rows: list[dict[str, Any]], arm: str, column: str, never: float = 0.0) -
 
 def _keycorridor_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {
-        "keycorridor_count": results.iqm(_of(rows, "count", "final_success")),
-        "keycorridor_task": results.iqm(_of(rows, "task", "final_success")),
+        "keycorridor_count": statistics.iqm(_of(rows, "count", "final_success")),
+        "keycorridor_task": statistics.iqm(_of(rows, "task", "final_success")),
     }
 
 
@@ -168,17 +168,17 @@ def _mountaincar_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     That flatters the slow, so the ratio is an upper bound as long as RND itself gets there.
     """
     steps = {
-        name: results.iqm(np.minimum(_of(rows, name, "solved_at", arm.steps), arm.steps))
+        name: statistics.iqm(np.minimum(_of(rows, name, "solved_at", arm.steps), arm.steps))
         for name, arm in MOUNTAINCAR.arms.items()
     }
     return {
         "mountaincar_rnd_steps_ratio": steps["rnd_faded"] / steps["task"],
         **{f"mountaincar_{arm}_steps": value for arm, value in steps.items()},
         **{
-            f"mountaincar_{arm}_final_return": results.iqm(_of(rows, arm, "final_return"))
+            f"mountaincar_{arm}_final_return": statistics.iqm(_of(rows, arm, "final_return"))
             for arm in ("rnd_faded", "rnd_kept")
         },
-        "mountaincar_rnd_kept_best_return": results.iqm(_of(rows, "rnd_kept", "best_return")),
+        "mountaincar_rnd_kept_best_return": statistics.iqm(_of(rows, "rnd_kept", "best_return")),
     }
 
 

@@ -5,16 +5,16 @@ import json
 
 import pytest
 
-from runners import results
+from runners import results, statistics
 from runners.bench import __main__ as bench
 from runners.bench import foundation, measure, studies
 from runners.bench.studies import Arm, Study
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_on_each_side():
-    assert results.iqm([0.0, 0.4, 0.5, 0.6, 1.0]) == pytest.approx(0.5)
-    assert results.iqm([9, 1, 2, 3, 0, 4, 5, 100]) == pytest.approx((2 + 3 + 4 + 5) / 4)
-    assert results.iqm([3.0]) == 3.0
+    assert statistics.iqm([0.0, 0.4, 0.5, 0.6, 1.0]) == pytest.approx(0.5)
+    assert statistics.iqm([9, 1, 2, 3, 0, 4, 5, 100]) == pytest.approx((2 + 3 + 4 + 5) / 4)
+    assert statistics.iqm([3.0]) == 3.0
 
 
 def test_figures_of_other_commands_are_kept_and_ones_own_replaced(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs.factored import distances, leads
-from runners import results
+from runners import results, statistics
 from runners.bench import factored
 
 
@@ -75,7 +75,7 @@ def test_figures_are_interquartile_means_of_the_rows(tmp_path):
     results.append_rows(tmp_path / "factored.csv", rows)
     figures = factored.run(tmp_path)  # nothing is missing, so nothing runs
     assert len(figures) == 2 * (4 * 4 + 1)
-    expected = results.iqm([0.1, 0.2, 0.4, 0.9, 0.3])
+    expected = statistics.iqm([0.1, 0.2, 0.4, 0.9, 0.3])
     assert figures["procmaze_factored_return"] == figures["buttongrid_replay_return"] == pytest.approx(expected)
     assert figures["procmaze_replay_low"] <= expected <= figures["procmaze_replay_high"]
     assert figures["buttongrid_random_seconds"] == pytest.approx(62.0)

@@ -4,7 +4,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, registry
 
 from envs.family import Goal
-from runners.evaluate import SEED, Scores, goal_of, interval, iqm, play, policy, table
+from runners.evaluate import SEED, Scores, goal_of, interval, play, policy, table
+from runners.statistics import iqm
 from runners.video import _draw, can_be_drawn
 
 
