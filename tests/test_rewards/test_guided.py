@@ -254,7 +254,8 @@ def config(agent_name="ppo", agent=None, **options):
 def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
     from runners.evaluate import evaluation
     from runners.train import build
-    from runners.video import _play
+    from runners.evaluate import policy
+    from runners.video import play
 
     run = config(name, agent)
     parts = build(run)
@@ -263,8 +264,8 @@ def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
     assert parts.model.observation_space.shape == (986,)
     scores = evaluation(run, parts.model, parts.mix, 2, 0)
     assert len(scores["this run"]["returns"]) == len(scores["random"]["returns"]) == 2
-    images, paid = _play(run, parts.model, parts.mix, 0, 5)
-    assert len(images) == len(paid["subgoals"]) == 5
+    episode = play(run, policy(parts.model, GRID), parts.mix, 0, 5)
+    assert len(episode.images) == len(episode.streams["subgoals"]) == 5
 
 
 def test_stable_baselines3_gets_the_guide_of_an_episodes_end_and_its_snapshot():
