@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from agents.learner import Batch
+from envs.finite import OnNan, refuse
 from envs.rollout import OneGroup, Rollout
-from envs.types import MEDIA, map_obs
+from envs.types import MEDIA, map_obs, put
 
 WINDOW = 100  # episodes that mean returns look back on
 
@@ -58,6 +59,7 @@ class Collector:
         self.rng = np.random.default_rng([seed, 1])
         self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
         self.began = False
+        self.on_nan = OnNan()
 
     def begin(self) -> bool:
         """Reset the environments, the first time and after a rollout that was stopped; whether that was done."""
@@ -106,8 +108,27 @@ class Collector:
                 return False
         self.seconds["environment"] += environment
         self.seconds["inference"] += inference
+        self._refuse()
         self._count_episodes()
         return True
+
+    def _refuse(self) -> None:
+        """Stop before a number that is none reaches a weight."""
+        rollout, length = self.rollout, self.rollout.length
+        reward = self.on_nan(rollout.reward)
+        if reward is not rollout.reward:
+            rollout.reward[:] = reward
+        given = {"reward": reward, "observation": self.vector, "action": rollout.action}
+        kept = {"obs": map_obs(lambda x: x[:length], rollout.obs), "action": rollout.action, "reward": reward}
+        refuse(given, rollout.steps, kept | {"next_obs": map_obs(lambda x: x[1:], rollout.obs)})
+
+    def refuse_finals(self) -> None:
+        """The same of the observations that episodes ended on, once something is known to be wrong."""
+        steps = self.rollout.steps()
+        for t, columns, last in self.rollout.finals:
+            wide = map_obs(lambda x: np.zeros((1, self.rollout.n, *x.shape[1:]), x.dtype), last)
+            put(wide, (0, columns), last)
+            refuse({"observation": wide}, steps[t : t + 1], {"next_obs": wide})
 
     def _read(self, t: int, group: slice, obs: Any) -> None:
         if not self._shared:

@@ -74,6 +74,7 @@ class DeviceCollector(Collector):
                 return False
         self._to_host()
         self.seconds["environment"] += time.perf_counter() - clock  # the device works on all parts at once
+        self._refuse()
         self._count_episodes()
         return True
 

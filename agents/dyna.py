@@ -86,7 +86,7 @@ class Dyna(OwnAgent):
         self._refuse_discrete()
         self.scorer = TaskScorer(settings.gamma) if scorer is None else checked(scorer, ReplayScorer)
         self.paying = self.scorer if settings.relabel else Stale(self.scorer)
-        self.steps = Steps(envs, seed)
+        self.steps = Steps(envs, seed, self.scorer)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
         self.replay = Replay(
             settings.buffer_size,

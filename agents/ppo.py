@@ -35,6 +35,7 @@ from agents.nets import Actions, ActorCritic, Flat, Inputs
 from agents.ppo_config import PPOConfig
 from agents.task import TaskScorer, checked
 from agents.verbs import OwnAgent, is_single
+from envs.finite import NotFinite, is_finite
 from envs.types import Obs, map_obs
 
 MEASURED = 8  # minibatches of the last epoch whose losses are logged
@@ -93,6 +94,7 @@ class PPO(OwnAgent):
             self.collector = DeviceCollector(*settings)
         else:
             self.collector = Collector(*settings, config.sequence if config.gru else config.n_steps)
+        self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
         self.ep_info_buffer, self.ep_success_buffer = self.collector.episodes, self.collector.successes
         self.memory = self.scorer.initial_memory(envs.num_envs)
         self.seen = np.zeros(len(streams), bool)  # streams that have paid something other than zero
@@ -178,7 +180,6 @@ class PPO(OwnAgent):
         """Score, estimate advantages, update the policy, let the rewards learn."""
         clock = time.perf_counter()
         collector, rollout = self.collector, self.collector.rollout
-        self._refuse_nonsense()
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
         raw, self.memory = self.scorer.score(batch, self.memory)
         scaled = self.scorer.scaled(raw)
@@ -217,23 +218,6 @@ class PPO(OwnAgent):
         self.seconds["update"] += updated - scored
         self.seconds["reward"] += scored - clock + time.perf_counter() - updated
 
-    def _refuse_nonsense(self) -> None:
-        """Stop before a number that is none reaches a weight."""
-        rollout = self.collector.rollout
-        for name, value in (("reward", rollout.reward), ("observation", self.collector.vector)):
-            if math.isfinite(float(value.sum())):
-                continue
-            value = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
-            if np.isfinite(value).all():
-                continue
-            t, column = np.argwhere(~np.isfinite(value))[0][:2]
-            row = max(int(t) - (name == "observation"), 0)
-            bad = value[t, column][~np.isfinite(value[t, column])].flat[0]
-            raise FloatingPointError(
-                f"environment {column} gave the {name} {bad} at step {rollout.steps()[row, column]} of its episode "
-                "(stream task); no weight has moved"
-            )
-
     def _update(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
         """Minibatches over the rollout."""
         collector, config = self.collector, self.config
@@ -244,6 +228,12 @@ class PPO(OwnAgent):
         numbers = np.concatenate(
             [collector.log_prob[..., None], total[..., None], returns], -1, dtype=np.float32, casting="same_kind"
         )
+        if not is_finite(numbers):
+            collector.refuse_finals()
+            raise NotFinite(
+                f"the returns became {numbers[~np.isfinite(numbers)][0]} after {self.num_timesteps:,} steps; scale the "
+                "reward; no weight has moved"
+            )
         batch = self.learner.begin_update(collector.batch(numbers))
         if config.anneal:
             self.losses.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)

@@ -175,7 +175,7 @@ class SQIRL(OwnAgent):
         self.flats = [Flat.over(list(net.parameters())) for net in made]
         last = Stacked(1, inputs, config.net_arch, self.codec.action_size, activation="relu", seed=seed)
         self.policy = Stages(last, inputs).to(self.device)
-        self.steps = Steps(envs, seed)
+        self.steps = Steps(envs, seed, self.scorer)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
         self.rng = np.random.default_rng([seed, 3])
         self.draw = torch.Generator(self.device).manual_seed(seed)

@@ -7,7 +7,6 @@ batch = steps.step(actions, codec)  one step of N environments
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Any
 
@@ -16,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from agents.codec import Codec
+from envs.finite import OnNan, refuse
 from envs.transitions import Cursor, from_vector_step, shown_by
 from envs.types import Obs, Transitions, map_obs
 
@@ -28,6 +28,7 @@ class Steps:
     Args:
         envs: a `gymnasium.vector.VectorEnv` that resets by itself.
         seed: of the first reset.
+        scorer: what pays; it says what becomes of rewards that are no numbers.
 
     Attributes:
         obs: (N, ...) what to act on next, copied.
@@ -39,7 +40,7 @@ class Steps:
         ValueError: for environments that leave resets to their caller, or keep their arrays on a GPU.
     """
 
-    def __init__(self, envs: Any, seed: int) -> None:
+    def __init__(self, envs: Any, seed: int, scorer: Any = None) -> None:
         self.mode = envs.metadata.get("autoreset_mode")
         if self.mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(
@@ -49,6 +50,7 @@ class Steps:
         if getattr(getattr(envs, "arrays", None), "is_torch", False):
             raise ValueError(f"{envs} keeps its arrays in torch, which this agent does not read; use agent=ppo")
         self.envs, self.seed, self.n = envs, seed, envs.num_envs
+        self.on_nan = getattr(scorer, "on_nan", None) or OnNan()
         self.obs: Obs = None
         self.cursor = Cursor(self.n)
         self.running = np.zeros((2, self.n))  # return and length of the running episodes
@@ -76,27 +78,20 @@ class Steps:
         """One step with actions (N, A), as `codec` encodes them.
 
         Raises:
-            FloatingPointError: if an environment gives a number that is none.
+            FloatingPointError: if an environment gives a number that is none, or the policy an action.
         """
         taken = codec.decode(actions.detach().cpu().numpy())
+        refuse({"action": taken}, self.cursor.step, {"obs": self.obs, "action": taken})
         obs, rewards, terminations, truncations, infos = self.envs.step(taken)
         before, self.obs = self.obs, map_obs(np.array, obs)
         step = (self.obs, np.array(terminations, bool), np.array(truncations, bool), infos)
-        batch = from_vector_step(self.cursor, self.mode, before, taken, np.array(rewards, np.float32), *step)
-        self._refuse_nonsense(batch, codec)
+        batch = from_vector_step(
+            self.cursor, self.mode, before, taken, self.on_nan(np.array(rewards, np.float32)), *step
+        )
+        kept = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
+        refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, kept)
         self._count(batch, infos)
         return batch
-
-    def _refuse_nonsense(self, batch: Transitions, codec: Codec) -> None:
-        for name, value in (("reward", batch.reward), ("observation", codec.vector(batch.next_obs))):
-            if math.isfinite(float(value.sum())) or np.isfinite(value).all():
-                continue
-            row = int(np.argwhere(~np.isfinite(value))[0][0])
-            bad = value[row][~np.isfinite(value[row])].flat[0]
-            raise FloatingPointError(
-                f"environment {row} gave the {name} {bad} at step {batch.step[row]} of its episode (stream task); "
-                "nothing has been learnt from it"
-            )
 
     def _count(self, batch: Transitions, infos: Any) -> None:
         self.running += np.where(batch.valid, (batch.reward, np.ones(self.n)), 0.0)

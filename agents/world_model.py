@@ -80,7 +80,7 @@ class WorldModel(OwnAgent):
         self.notes = _notes(self.scorer)
         self._stale = None if config.relabel else Stale(self.scorer)
         self.policy = self.learner = WorldLearner(config, codec, seed=seed, device=self.device)
-        self.steps = Steps(envs, seed)
+        self.steps = Steps(envs, seed, self.scorer)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
         self.replay = Replay(
             config.buffer_size,

@@ -15,6 +15,7 @@ not ship are left out: `oni` and `bradley_terry` with a language model, `subgoal
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -66,15 +67,19 @@ AGENTS: dict[str, tuple[tuple[str, ...], bool, int]] = {
     "sac": (("agent.learning_starts=50", "agent.buffer_size=200", "agent.batch_size=16"), True, 120),
     "td3": (("agent.learning_starts=50", "agent.buffer_size=200", "agent.batch_size=16"), True, 120),
     "dyna": (
-        ("agent.model_hidden=[16]", "agent.net_arch=[16]", "agent.batch_size=16", "agent.members=2")
-        + ("agent.model_steps=20", "agent.learning_starts=50", "agent.updates_per_step=1", "agent.dreams_per_step=4")
-        + ("agent.rollout=40",),
+        (
+            *("agent.model_hidden=[16]", "agent.net_arch=[16]", "agent.batch_size=16", "agent.members=2"),
+            *("agent.model_steps=20", "agent.learning_starts=50", "agent.updates_per_step=1"),
+            *("agent.dreams_per_step=4", "agent.rollout=40"),
+        ),
         True,
         120,
     ),
     "world_model": (
-        ("agent.preset=mrq", "agent.latent=16", "agent.hidden=16", "agent.embed=16", "agent.batch_size=4")
-        + ("agent.batch_length=8", "agent.horizon=3", "agent.learning_starts=60", "agent.rollout=20", "n_envs=2"),
+        (
+            *("agent.preset=mrq", "agent.latent=16", "agent.hidden=16", "agent.embed=16", "agent.batch_size=16"),
+            *("agent.learning_starts=60", "agent.rollout=20", "n_envs=2"),
+        ),
         True,
         120,
     ),
@@ -127,10 +132,8 @@ def files(folder: Path) -> dict[str, Path]:
     texts = list(dict.fromkeys(env.step(env.action_space.sample())[4]["text"] for _ in range(300)))
     env.close()
     labels = [{"text": text, "value": float("left" in text)} for text in texts]
-    answers = [
-        {"told": list(told), "goal": f"the pendulum points up, not: {told[-1]}"} for told in zip(texts, texts[1:])
-    ]
-    answers += [{"told": [text], "goal": f"leave: {text}"} for text in texts]
+    told = [[text] for text in texts] + [list(two) for two in itertools.pairwise(texts)]
+    answers = [{"told": heard, "goal": f"leave this: {heard[-1]}"} for heard in told]
     for name, rows in (("labels", labels), ("answers", answers)):
         made[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
     return made
