@@ -25,6 +25,7 @@ class Band:
     Attributes:
         runs: how many have a value at each step.
         of: how many there are.
+        span: the least and the largest value of any run.
     """
 
     steps: np.ndarray
@@ -33,6 +34,7 @@ class Band:
     high: np.ndarray
     runs: np.ndarray
     of: int
+    span: tuple[float, float]
 
     @property
     def whole(self) -> np.ndarray:
@@ -77,7 +79,7 @@ def band(curves: np.ndarray, grid: np.ndarray) -> Band:
         value[part], low[part], high[part] = statistics.curve(curves[:, part])
     for i in np.flatnonzero((runs > 0) & (runs < len(curves))):
         value[i] = statistics.iqm(curves[np.isfinite(curves[:, i]), i])
-    return Band(grid, value, low, high, runs, len(curves))
+    return Band(grid, value, low, high, runs, len(curves), (float(np.nanmin(curves)), float(np.nanmax(curves))))
 
 
 def shares(runs: Sequence[Run], points: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -149,23 +149,22 @@ def _early(bands: dict[tuple[str, str], Band]) -> list[str]:
 
 
 def _thresholds(made: Study, found: Numbers, colours: dict[str, str]) -> list[dict[str, Any]]:
+    """A block a task: its thresholds, and for each arm the median steps to each and how many runs got there."""
     blocks = []
     for task in made.tasks:
-        for said, limit in found.limits.get(task, []):
-            rows = [
-                {
-                    "arm": row.arm,
-                    "colour": colours[row.arm],
-                    "median": _steps(row.value),
-                    "fastest": _steps(row.low),
-                    "slowest": _steps(row.high),
-                    "reached": f"{row.runs} of {row.of}",
-                }
-                for row in found.find("steps_to", task=task, against=said)
-            ]
-            if rows:
-                blocks.append({"task": task, "limit": number(limit), "words": said, "rows": rows})
+        limits = found.limits.get(task, [])
+        rows = [
+            {"arm": arm.name, "colour": colours[arm.name], "cells": cells}
+            for arm in made.arms
+            if (cells := [_reach(row) for row in found.find("steps_to", task=task, arm=arm.name)])
+        ]
+        if rows:
+            blocks.append({"task": task, "limits": [(said, number(limit)) for said, limit in limits], "rows": rows})
     return blocks
+
+
+def _reach(row: Row) -> tuple[str, str, str]:
+    return _steps(row.value), f"{_steps(row.low)} to {_steps(row.high)}", f"{row.runs} of {row.of}"
 
 
 def _steps(value: float) -> str:

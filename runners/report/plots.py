@@ -142,6 +142,11 @@ def panel(axis: Any, made: Study, found: Numbers, bands: dict[tuple[str, str], B
     if chance is not None and np.isfinite(chance.value):
         axis.axhline(chance.value, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
         ends.append((chance.value, "random policy", GREY))
+    seen_runs = [band.span for (at, _), band in bands.items() if at == task]
+    low, high = min(span[0] for span in seen_runs), max(span[1] for span in seen_runs)
+    low, high = min([low, *(value for value, _, _ in ends)]), max([high, *(value for value, _, _ in ends)])
+    margin = 0.04 * (high - low) or 1.0
+    axis.set_ylim(low - margin, high + margin)  # a band of two runs may reach far beyond anything that happened
     axis.set_title(_cut(task, 44))
     axis.set(xlabel="environment steps", ylabel="task return")
     _steps(axis)
@@ -252,9 +257,7 @@ def forest(made: Study, found: Numbers) -> Any:
     axis.set_ylim(-len(rows) + 0.4, 0.6)
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-    axis.set_xlabel(
-        "difference to the twin with the same seeds, normalised (above 0: better than the task's own reward)"
-    )
+    axis.set_xlabel("difference to the twin, normalised")
     for label, row in zip(axis.get_yticklabels(), [row for row in rows if row]):
         label.set_fontweight("bold" if row.task == ALL else "normal")
     return figure
@@ -279,8 +282,8 @@ def parts(made: Study, points: int) -> tuple[Any, int]:
                 axis.text(steps[middle], at, f" {_cut(name, 16)} ", ha=side, va="center", fontsize=8)
             total += np.nan_to_num(mean)
         axis.set_title(f"{_cut(arm.name, 30)}\n{_cut(task, 30)}", fontsize=8)
-        axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]))
-        _steps(axis)
+        axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]), yticks=(0, 0.5, 1))
+        _steps(axis, 3)
     _outer(axes, "environment steps", "share of the reward", 4)
     return figure, max(0, len(cells) - MOST_PANELS)
 
@@ -332,10 +335,10 @@ def _outer(axes: list[Any], x: str, y: str, columns: int) -> None:
         axis.set_xlabel(x if i + columns >= len(axes) else "")
 
 
-def _steps(axis: Any) -> None:
+def _steps(axis: Any, most: int = 5) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(5))
+    axis.xaxis.set_major_locator(MaxNLocator(most))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label_steps(value)))
 
 

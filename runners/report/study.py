@@ -99,7 +99,7 @@ def study(runs: Sequence[Run], problems: Sequence[str] = ()) -> Study:
     ordered = sorted(arms.values(), key=lambda arm: (arm.published, arm.control, arm.reward != "task", arm.name))
     for arm in ordered:
         arm.twin = _twin(arm, ordered)
-    made = Study(sorted({run.task for run in runs}), ordered, found)
+    made = Study(sorted({run.task for run in runs}, key=str.casefold), ordered, found)
     made.problems += _unfinished(made) + _unequal(made)
     return made
 

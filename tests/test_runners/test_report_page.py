@@ -1,0 +1,187 @@
+"""What the report writes: a page that stands alone, pictures, and tables; also of little, of nothing and of malice."""
+
+import base64
+import csv
+import html.parser
+import json
+import re
+
+from matplotlib import image
+from test_report_read import WIDE, write
+
+from runners.report import page
+from runners.report.__main__ import main, parse
+
+
+class Page(html.parser.HTMLParser):
+    """Every tag and attribute of a page, and its text."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def made(folder, *arguments):
+    assert main([str(folder), *arguments]) == 0
+    return (folder / "report.html").read_text()
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def sweep(folder, seeds=5):
+    for seed in range(seeds):
+        write(folder / f"t{seed}", seed=seed, score=100.0 + seed)
+        write(folder / f"r{seed}", reward=("task", "rnd"), seed=seed, score=103.0 + seed)
+    return folder
+
+
+def test_the_page_the_picture_and_the_tables_say_the_same(tmp_path, capsys):
+    text = Page(made(sweep(tmp_path))).text
+    assert capsys.readouterr().out == f"report:      {tmp_path / 'report.html'}\n"
+    found = {(row["figure"], row["arm"]): row for row in rows(tmp_path / "report.csv")}
+    final, apart = found["final", "task+rnd"], found["difference", "task+rnd"]
+    assert (float(final["value"]), final["runs"]) == (105, "5")
+    assert (apart["value"], apart["low"], apart["high"], apart["against"]) == ("3", "3", "3", "task")
+    assert "105.0" in text and "+3.000 [3.000, 3.000]" in text
+    assert "10 of 10 runs finished" in text and "normalised: better." in text
+    curve = [row for row in rows(tmp_path / "curves.csv") if row["arm"] == "task"]
+    assert len(curve) == 200 and (float(curve[0]["iqm"]), float(curve[-1]["iqm"])) == (51, 102)
+    assert image.imread(tmp_path / "report.png").shape[1] > 1000
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(tmp_path):
+    (sweep(tmp_path / "runs", 2) / "t0" / "video.mp4").write_bytes(b"\0\0\0\x20ftypisom" + b"\0" * 100)
+    source = made(tmp_path / "runs")
+    seen = Page(source)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(seen.tags)
+    assert not [name for name, _ in seen.attributes if name.startswith("on")]
+    addresses = [value for name, value in seen.attributes if name in ("src", "href", "poster", "action")]
+    assert all(address.startswith(("#", "data:image/", "data:video/")) for address in addresses)
+    assert "http:" not in source and "https:" not in source and "url(" not in source and "@import" not in source
+    svgs = [base64.b64decode(a.split(",")[1]).decode() for a in addresses if a.startswith("data:image/svg")]
+    assert len(svgs) == 3 and not any("<script" in svg or '<image xlink:href="http' in svg for svg in svgs)
+
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>$\\frac{"
+
+
+def test_text_from_files_is_shown_as_text(tmp_path):
+    write(tmp_path / "a", env=EVIL, reward=(EVIL, "task"), mission=EVIL)
+    failed = write(tmp_path / "b", env=EVIL, reward=("task",), state="failed")
+    (failed / "status.json").write_text(json.dumps({"state": "failed", "error": EVIL, "host": EVIL, "time": EVIL}))
+    (failed / "versions.json").write_text(json.dumps({EVIL: EVIL}))
+    (failed / "command.txt").write_text(EVIL)
+    (failed / "result.json").write_text(json.dumps({EVIL: EVIL, "this run": EVIL}))
+    (tmp_path / EVIL.replace("/", "")).mkdir()
+    (tmp_path / EVIL.replace("/", "") / "config.yaml").write_text("{")
+    seen = Page(made(tmp_path, f"title={EVIL}"))
+    assert "script" not in seen.tags and not [name for name, _ in seen.attributes if name.startswith("on")]
+    assert all(value.startswith("data:image/svg") for name, value in seen.attributes if name == "src")
+    assert seen.text.count("<script>alert(1)</script>") > 8
+
+
+def test_what_is_missing_and_what_is_thin_is_said(tmp_path):
+    sweep(tmp_path, 2)
+    write(tmp_path / "r9", reward=("task", "rnd"), seed=9, state="failed", curve=[(300, 9)])
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.yaml").write_text("[")
+    text = Page(made(tmp_path)).text
+    assert "Missing, failed or unequal: 3" in text and "broken cannot be read" in text
+    assert "r9 failed at step 300 of 1,000, exit code 4" in text and "CartPole-v1, task: no run with seed 9" in text
+    assert "The evidence is thin: some cells have 2 seeds" in text and "4 of 5 runs finished (1 failed)" in text
+    assert "CartPole-v1, task+rnd: fewer than all 3 runs after 300 steps, 2 at the end." in text
+
+
+def test_one_run_is_a_report_without_intervals(tmp_path):
+    write(tmp_path / "only")
+    text = Page(made(tmp_path / "only")).text
+    assert (
+        "one run: no interval" in text and "some cells have 1 seed" in text and "One arm (task) on CartPole-v1" in text
+    )
+    assert [row["low"] for row in rows(tmp_path / "only" / "report.csv") if row["figure"] == "final"] == [""]
+
+
+def test_a_run_that_only_has_its_configuration_is_a_report(tmp_path):
+    folder = write(tmp_path / "a")
+    for part in ("metrics.csv", "result.json", "status.json"):
+        (folder / part).unlink()
+    text = Page(made(tmp_path)).text
+    assert "a says nothing of how it ended at step 0 of 1,000" in text and "some cells have no score" in text
+
+
+def test_films_are_those_of_the_middle_run_within_the_budget_and_only_films(tmp_path, monkeypatch):
+    sweep(tmp_path, 3)
+    film = b"\0\0\0\x20ftypisom" + b"\0" * 100
+    for name in ("t0", "t1", "t2"):
+        (tmp_path / name / "video.mp4").write_bytes(film)
+    (tmp_path / "r1" / "video.mp4").write_bytes(b"<html>no film</html>")
+    seen = Page(made(tmp_path))
+    assert seen.tags.count("video") == 1 and "task, CartPole-v1, seed 1, task return 101.0" in seen.text
+    assert "or the file is no film: task+rnd, CartPole-v1, seed 1" in seen.text
+    monkeypatch.setattr(page, "FILM", 10)
+    assert "video" not in Page(made(tmp_path)).tags
+
+
+def test_an_alarm_is_listed_with_its_steps(tmp_path):
+    write(tmp_path / "a", reward=("clip",))
+    lines = ["step,rollout/ep_rew_mean,rollout/ep_learned_mean,reward/alarm", "10,5,1,0", "20,4,2,1", "30,3,9,1"]
+    (tmp_path / "a" / "metrics.csv").write_text("\n".join(lines))
+    text = re.sub(r"\s+", " ", Page(made(tmp_path)).text)
+    assert "The hacking alarm rang in 1 run:" in text and "CartPole-v1clip067%2030" in text.replace(" ", "")
+    row = next(row for row in rows(tmp_path / "report.csv") if row["figure"] == "rank_correlation")
+    assert float(row["value"]) == -1
+
+
+def test_what_differs_and_what_is_shared_stands_apart(tmp_path):
+    write(tmp_path / "a", n_envs=2)
+    write(tmp_path / "b", n_envs=4)
+    source = made(tmp_path)
+    assert '<td><code>n_envs</code></td><td class="v">2</td><td class="v">4</td>' in source
+    assert '<td><code>agent.gamma</code></td><td class="v">0.99</td></tr>' in source
+
+
+def test_curves_of_others_stand_beside_ours(tmp_path):
+    write(tmp_path / "runs")
+    (tmp_path / "chart.csv").write_text(WIDE)
+    assert main([str(tmp_path / "runs"), str(tmp_path / "chart.csv"), f"out={tmp_path / 'out'}", "label=,CleanRL"]) == 0
+    text = Page((tmp_path / "out" / "report.html").read_text()).text
+    assert "Beside them, others' curves: published: CleanRL." in text
+    assert main([str(tmp_path / "chart.csv"), f"out={tmp_path / 'theirs'}"]) == 0
+    assert "no run of ours" in Page((tmp_path / "theirs" / "report.html").read_text()).text
+
+
+def test_the_same_folders_give_the_same_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(page.time, "strftime", lambda form: "now")
+    assert made(sweep(tmp_path, 2)) == made(tmp_path)
+
+
+def test_arguments_are_checked_before_work_begins(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "runs" / "a")
+    runs = str(tmp_path / "runs")
+    for arguments, words in {
+        (): "",
+        ("nowhere",): "nowhere does not exist; give a folder with runs below it, or a CSV",
+        ("out=x",): "there is no PATH",
+        (runs, "pints=3"): "key=pints is unknown; did you mean points?",
+        (runs, "points=1"): "points=1 is out of range; give a whole number from 2 to 10000",
+        (runs, "threshold=high"): "threshold=high is no task return",
+        (runs, "label=a,b"): "label=a,b has 2 names; give one for each PATH: 1",
+        (runs, "reference=tsk"): "reference=tsk is unknown; did you mean task?",
+        (str(tmp_path / "empty"),): "has no run that can be read; give a folder with runs below it",
+    }.items():
+        assert main(list(arguments)) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "report.html").exists()
+    assert parse([runs, "threshold=A-v1:1,B-v1:-2"]).threshold == {"A-v1": 1, "B-v1": -2}
