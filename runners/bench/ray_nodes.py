@@ -64,7 +64,11 @@ class Nodes:
 
 @contextmanager
 def nodes(count: int, cpus: int = 1) -> Iterator[Nodes]:
-    """A cluster on this machine of a head, which takes no jobs, and `count` nodes with `cpus` CPUs each."""
+    """A cluster on this machine of a head, which takes no jobs, and `count` nodes with `cpus` CPUs each.
+
+    Raises:
+        Exception: Ray's own, if a node does not come up within the 30 s that Ray gives it, as on a very busy machine.
+    """
     from runners.sweep.ray import _import, local_only
 
     _import()

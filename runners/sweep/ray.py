@@ -228,8 +228,13 @@ def _connect(ray: Any, address: str) -> None:
                         f"no Ray cluster answers at {named} ({_first_line(error)}); start one with `ray start --head`, "
                         "or give launcher.address=local"
                     ) from None
-        with local_only():
-            ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        try:
+            with local_only():
+                ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        except Exception as error:  # a plain Exception if a busy machine takes longer than Ray waits
+            raise UsageError(
+                f"Ray does not start here ({_first_line(error)}); try again, or give launcher=local"
+            ) from None
 
 
 @contextmanager
