@@ -1,0 +1,143 @@
+"""Jobs on a real Ray cluster of several node processes, one of which is lost."""
+
+import json
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from runners.config import UsageError
+from runners.sweep.drive import drive
+from runners.sweep.job import Job
+from runners.sweep.ledger import Ledger
+
+pytest.importorskip("ray")
+from runners.bench.ray_nodes import nodes
+from runners.sweep import ray as ray_launcher
+from runners.sweep.ray import Ray
+
+PATIENCE_S = 250.0
+QUICK = ("env=CartPole-v1", "preset=none", "agent.n_steps=32", "n_envs=2", "eval_episodes=0", "video=false")
+QUICK += ("control=none", "checkpoint_every=64")
+
+
+def job(root: Path, name: str, *argv: str) -> Job:
+    folder = root / "jobs" / name
+    return Job(name, (*QUICK, *argv, f"run_dir={folder}"), folder)
+
+
+def until(condition) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def checkpoints(job: Job) -> list[Path]:
+    return [*(job.folder / "checkpoints").glob("step_*")]
+
+
+def commands(job: Job) -> int:
+    return len((job.folder / "command.txt").read_text().splitlines())
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+
+
+def node_of(job: Job, pids: list[int]) -> int:
+    """The node whose worker started the job's process."""
+    process = json.loads((job.folder / "status.json").read_text())["pid"]
+    (node,) = [pid for pid in pids if any(process in children(worker) for worker in children(pid))]
+    return node
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(nodes(2))
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            pytest.skip("Ray gives a node 30 s to come up, and this machine is too busy for that")
+        yield cluster
+
+
+def test_a_job_whose_node_is_lost_goes_on_elsewhere_and_nothing_else_runs_twice(cluster, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    launcher = Ray(cluster.address)
+    assert launcher.slots == 2 and signal.getsignal(signal.SIGTERM) is before
+    long = job(tmp_path, "long", "total_timesteps=6000")
+    jobs = [long, job(tmp_path, "a", "total_timesteps=128"), job(tmp_path, "b", "total_timesteps=128")]
+
+    def lose() -> None:
+        until(lambda: checkpoints(long))
+        cluster.kill(node_of(long, cluster.pids))
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    ledger = Ledger(tmp_path)
+    entries = drive(jobs, ledger, launcher)
+    loser.join()
+    launcher.close()
+    ledger.close()
+    assert {name: (entry.state, entry.attempts) for name, entry in entries.items()} == {
+        **{"long": ("finished", 2), "a": ("finished", 1), "b": ("finished", 1)}
+    }
+    assert [commands(job) for job in jobs] == [2, 1, 1]
+    assert "continues at step" in (long.folder / "log.txt").read_text()
+    assert '"error": "its node was lost (' in (tmp_path / "ledger.jsonl").read_text()
+
+
+def test_a_wrong_job_fails_with_its_code_and_a_cancelled_one_saves(cluster, tmp_path):
+    launcher = Ray(cluster.address, slots=3)
+    endless, wrong = job(tmp_path, "endless", "total_timesteps=1e8"), job(tmp_path, "wrong", "agent.learning_rat=1")
+    queued = job(tmp_path, "queued", "total_timesteps=1e8")
+    launcher.submit(wrong)
+    (ended,) = launcher.wait(PATIENCE_S)
+    assert ended[0] is wrong and ended[1].code == 2 and ended[1].error.endswith("log.txt has the reason")
+    launcher.submit(endless)
+    until(lambda: checkpoints(endless))
+    launcher.submit(queued)
+    launcher.cancel("queued")
+    ((first, outcome),) = launcher.wait(PATIENCE_S)
+    assert (first, outcome.code) == (queued, 143)
+    launcher.close()
+    ((last, outcome),) = launcher.wait(0.0)
+    assert (last, outcome.code, outcome.error) == (endless, 143, "stopped")
+    assert json.loads((endless.folder / "status.json").read_text())["state"] == "stopped"
+    assert [path.name for path in tmp_path.glob("jobs/.*")] == []
+
+
+def test_a_node_with_other_libraries_is_refused_by_name(cluster, tmp_path, monkeypatch):
+    launcher = Ray(cluster.address)
+    expected = {**ray_launcher.versions(), "numpy": "0.1"}
+    monkeypatch.setattr(ray_launcher, "versions", lambda: expected)
+    with pytest.raises(UsageError, match=r"the node \S+ has numpy 2\S+ instead of 0\.1; install the same there"):
+        launcher.submit(job(tmp_path, "a", "total_timesteps=128"))
+    launcher.close()
+
+
+def test_a_node_that_does_not_share_the_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_launcher, "SEEN_S", 0.0)
+    words = ray_launcher._misfit((tmp_path / "token", "abc"), ray_launcher.versions())
+    assert f"does not see {tmp_path}; give root= a folder that all nodes share" in words
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"address": "nowhere"},
+            r"launcher\.address=nowhere is no address of a cluster; give auto, local or host:port",
+        ),
+        ({"slots": 0}, r"slots=0 is out of range; give 1 or more"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        Ray(**options)
