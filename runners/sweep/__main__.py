@@ -74,6 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     except Stopped as stop:
         print("stopped: the jobs have saved; the same command goes on")
         return stop.code
+    except KeyboardInterrupt:
+        return 130
     except (UsageError, ImportError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 3
@@ -150,8 +152,9 @@ def sweep(plan: Plan, argv: list[str]) -> int:
     if plan.dry:
         from runners.sweep.probe import probe
 
-        print(probe(jobs, make_launcher(plan.launcher, options)))
-        return 0
+        page, well = probe(jobs, make_launcher(plan.launcher, options), plan.folder.parent)
+        print(page)
+        return 0 if well else 1
     ledger = Ledger(plan.folder)
     try:
         begin(plan, argv, [job.name for job in jobs], ledger)

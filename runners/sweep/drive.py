@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -124,9 +125,11 @@ class _Loop:
             while self.again and len(self.running) < self.launcher.slots:
                 self._submit(self.again.pop(0))
             self._tick()
-            if self.running or self.held:
+            if self.running:
                 for job, outcome in self.launcher.wait(TICK_S):
                     self._account(job, outcome)
+            elif self.held:
+                time.sleep(TICK_S)
         self._tick()
 
     def stop(self) -> None:

@@ -59,9 +59,8 @@ class Ledger:
             self._lock.acquire(timeout=0)
         except Timeout:
             owner = next((event["owner"] for event in reversed(events(self.path)) if "owner" in event), "unknown")
-            raise UsageError(
-                f"{folder} is in use by the sweep {owner} (host:pid); wait for it, or give name="
-            ) from None
+            words = f"{folder} is in use by a sweep ({owner}); wait for it, or give another name="
+            raise UsageError(words) from None
         self.entries = replay(self.path)
         self.torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         self.error = ""  # of the disk, if the last event could not be written
