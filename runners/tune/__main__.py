@@ -14,7 +14,6 @@ where the search was stopped, or killed.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from runners.sweep.job import Launcher
     from runners.sweep.ledger import Ledger
     from runners.tune.plan import Plan
-
-LAUNCH = ("launcher", "slots")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,14 +59,15 @@ def _shown(default: Any) -> str:
 def tune(argv: list[str]) -> int:
     """The whole search, top to bottom."""
     from runners.sweep.ledger import Ledger
+    from runners.tune.plan import launching
     from runners.tune.plan import plan as read
 
-    launching = [argument for argument in argv if argument.split("=")[0].split(".")[0] in LAUNCH]
-    plan = read([argument for argument in argv if argument not in launching])
+    launch, rest = launching(argv)
+    plan = read(rest)
     ledger = Ledger(plan.folder)
     try:
         _begin(plan)
-        launcher = _launcher(launching)
+        launcher = launch()
         try:
             return _search(plan, ledger, launcher, f"python -m runners.tune {shlex.join(argv)}")
         finally:
@@ -78,29 +76,11 @@ def tune(argv: list[str]) -> int:
         ledger.close()
 
 
-def _launcher(arguments: list[str]) -> Launcher:
-    from runners.command import value_of
-    from runners.sweep.drive import make_launcher
-
-    given = {argument.partition("=")[0]: value_of(argument) for argument in arguments}
-    name = str(given.pop("launcher", "local"))
-    return make_launcher(name, {key.removeprefix("launcher."): value for key, value in given.items()})
-
-
 def _begin(plan: Plan) -> None:
-    """Write down what is promised.
+    """Write down what is promised, and tell it."""
+    from runners.tune.plan import promise
 
-    Raises:
-        UsageError: if the folder holds another search.
-    """
-    from runners.checkpoint import write_atomically
-
-    path, mine = plan.folder / "plan.json", json.loads(json.dumps(plan.promises()))
-    known = json.loads(path.read_text()) if path.exists() else mine
-    if known != mine:
-        keys = ", ".join(key for key in mine if mine[key] != known.get(key))
-        raise UsageError(f"{plan.folder} holds another search (it differs in {keys}); give name= for a new one")
-    write_atomically(path, json.dumps(mine, indent=1) + "\n")
+    promise(plan.folder, plan.promises())
     runs = plan.trials * plan.seeds + 2 * plan.test_seeds
     print(f"reward of a trial: the task's return, IQM over seeds {plan.tuning_seeds[0]}-{plan.tuning_seeds[-1]}")
     for one in plan.spaces:

@@ -9,14 +9,19 @@ Source: Eimer, Lindauer & Raileanu 2023, "Hyperparameters in Reinforcement Learn
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runners.checkpoint import write_atomically
 from runners.command import compose, literal, value_of
 from runners.config import TrainConfig, UsageError, unknown
+from runners.sweep.drive import make_launcher
 from runners.sweep.grid import safe
-from runners.sweep.job import Job
+from runners.sweep.job import Job, Launcher
 from runners.train import LOG_EVERY
 from runners.tune.space import Space, spaces, values_of
 
@@ -139,3 +144,30 @@ def _checked(key: str, value: Any) -> Any:
     if key == "test_seeds" and value > TUNING_SEED:
         raise UsageError(f"test_seeds={value} reaches the tuning seeds; give at most {TUNING_SEED}")
     return int(value)
+
+
+def promise(folder: Path, mine: dict[str, Any]) -> None:
+    """Write down what a command is about, or compare it with what was written down before.
+
+    Raises:
+        UsageError: if the folder holds something else.
+    """
+    path, mine = folder / "plan.json", json.loads(json.dumps(mine))
+    known = json.loads(path.read_text()) if path.exists() else mine
+    if known != mine:
+        keys = ", ".join(key for key in mine if mine[key] != known.get(key))
+        raise UsageError(f"{folder} was begun by another command (it differs in {keys}); give name= for a new one")
+    write_atomically(path, json.dumps(mine, indent=1) + "\n")
+
+
+def launching(argv: list[str]) -> tuple[Callable[[], Launcher], list[str]]:
+    """What `launcher=`, `launcher.<option>=` and `slots=` ask for, to be made when it is time; and the other arguments.
+
+    Raises:
+        UsageError: if one of them cannot be read.
+    """
+    mine = [argument for argument in argv if argument.partition("=")[0].split(".")[0] in ("launcher", "slots")]
+    given = {argument.partition("=")[0]: value_of(argument) for argument in mine}
+    name = str(given.pop("launcher", "local"))
+    options = {key.removeprefix("launcher."): value for key, value in given.items()}
+    return partial(make_launcher, name, options), [argument for argument in argv if argument not in mine]

@@ -25,8 +25,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 
-from runners.command import compose, literal
-from runners.config import UsageError
+from runners.command import literal
 from runners.exits import MISSING, NUMERICAL
 from runners.folder import read_status
 from runners.log import TASK_RETURN, read_csv
@@ -35,6 +34,7 @@ from runners.sweep.drive import drive
 from runners.sweep.job import Job, Launcher
 from runners.sweep.ledger import Entry, Ledger
 from runners.tune.plan import Plan
+from runners.tune.space import check
 
 RUNGS = 9  # a trial is looked at after each ninth of its steps; asha acts at the first and the third
 STARTUP = 5  # trials before the median means anything
@@ -142,8 +142,8 @@ class Search:
         values = {one.key: one.suggest(trial) for one in self.plan.spaces}
         jobs = [self.plan.job(f"jobs/t{trial.number:04d}/s{seed}", values, seed) for seed in self.plan.tuning_seeds]
         try:
-            compose(list(jobs[0].argv))
-        except UsageError as error:
+            check(self.plan.config, values)
+        except ValueError as error:
             self._end(trial, TrialState.FAIL, str(error))
             return
         told = {*self.study.trials[trial.number].intermediate_values}

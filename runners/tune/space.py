@@ -126,6 +126,17 @@ def _part(config: TrainConfig, key: str) -> Any:
     return config.agent if key.startswith("agent.") else config.reward[key.split(".")[1]]
 
 
+def check(config: TrainConfig, values: dict[str, Any]) -> None:
+    """Let the agent and the rewards look at settings together.
+
+    Raises:
+        ValueError: if one of them refuses.
+    """
+    for prefix, options in parts(config).items():
+        mine = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+        dataclasses.replace(options, **mine)
+
+
 def parts(config: TrainConfig) -> dict[str, Any]:
     """What has settings: prefix on the command line -> options of the agent, and of each reward."""
     return {"agent.": config.agent, **{f"reward.{name}.": options for name, options in config.reward.items()}}

@@ -1,0 +1,131 @@
+"""Model-based transfer learning: train where the policy will be worth most to tasks that no policy serves yet.
+
+A family of tasks has a context x. What a policy trained at x earns at x' is modelled as what it earns at home less a
+loss that grows with the distance, V(x, x') = J(x) - theta |x - x'|. J is a Gaussian process over what was trained,
+theta comes from what was lost so far, and the next source is
+
+    argmax_x mean_x' max(0, mu(x) + beta_k sigma(x) - theta |x - x'| - max over sources y of V(y, x'))
+
+Source: Cho, Jayawardana, Li & Wu 2024, "Model-Based Transfer Learning for Contextual Reinforcement Learning", arXiv
+2408.04498, algorithm 1 and its upper-confidence acquisition; the authors' released code for the first source (the
+middle) and beta_k = sqrt(log(k + 1)).
+
+Differences from the source:
+  - theta is fitted through the origin to all losses V(x, x) - V(x, x') so far, one for each parameter of the context,
+    and is at least 0; the authors fix one number by hand, or fit a line for each source to absolute differences;
+  - contexts are scaled to [0, 1], and returns by the spread of all that was seen, so that no constant depends on the
+    task;
+  - the process is fitted to what sources earn at home, V(x, x), and its kernel is tuned from the third source on.
+
+Fails when: tasks differ in how much can be earned more than policies differ in how well they transfer, as the model
+takes a poor task next door for a loss of transfer.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+NOISE = 0.1  # deviation of what a source earns at home from the process, in units of the spread
+LENGTH = 0.3  # of the kernel, before there is enough to tune it, in units of the context's range
+
+
+def middle(contexts: np.ndarray) -> int:
+    """The source to begin with; contexts are (N, D) in [0, 1]."""
+    return int(np.abs(contexts - 0.5).sum(axis=1).argmin())
+
+
+def choose(contexts: np.ndarray, seen: dict[int, np.ndarray]) -> int:
+    """The next source, an index that is not in `seen`.
+
+    Args:
+        contexts: of all tasks, (N, D), each parameter scaled to [0, 1].
+        seen: source -> the returns of its policy on all tasks, (N,).
+
+    Raises:
+        ValueError: if every task is a source already.
+    """
+    if len(seen) >= len(contexts):
+        raise ValueError(f"all {len(contexts)} tasks have been trained on; give a smaller budget or more tasks")
+    if not seen:
+        return middle(contexts)
+    sources = list(seen)
+    values = np.array([seen[source] for source in sources], np.float64)
+    low, spread = values.min(), np.ptp(values) or 1.0
+    values = (values - low) / spread
+    mean, deviation = predict(contexts, sources, values[range(len(sources)), sources])
+    beta = np.sqrt(np.log(len(sources) + 1))
+    gain = acquisition(mean + beta * deviation, slope(contexts, sources, values), contexts, values.max(axis=0))
+    gain[sources] = -np.inf
+    return int(gain.argmax())
+
+
+def predict(contexts: np.ndarray, sources: list[int], home: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation (N,) of what a source would earn at home, from what K sources did, (K,), in [0, 1]."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    kernel = ConstantKernel(0.25, (0.01, 4.0)) * RBF(LENGTH, (0.05, 2.0))
+    tuned = "fmin_l_bfgs_b" if len(sources) > 2 else None
+    process = GaussianProcessRegressor(kernel, alpha=NOISE**2, optimizer=tuned)
+    centre = home.mean()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a kernel at the end of its range is no news with three points
+        process.fit(contexts[sources], home - centre)
+    mean, deviation = process.predict(contexts, return_std=True)
+    return mean + centre, deviation
+
+
+def slope(contexts: np.ndarray, sources: list[int], values: np.ndarray) -> np.ndarray:
+    """What a policy loses for each unit of distance in each parameter, theta (D,), at least 0; values are (K, N)."""
+    from scipy.optimize import nnls
+
+    away = np.abs(contexts[None] - contexts[sources][:, None]).reshape(-1, contexts.shape[1])
+    lost = (values[range(len(sources)), sources][:, None] - values).ravel()
+    return nnls(away, lost)[0]
+
+
+def acquisition(home: np.ndarray, theta: np.ndarray, contexts: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """What each source would add to all tasks, mean over them, (N,).
+
+    Args:
+        home: what each source may earn at home, (N,).
+        theta: loss for each unit of distance, (D,).
+        contexts: (N, D).
+        best: what is earned on each task so far, (N,).
+    """
+    loss = np.abs(contexts[:, None] - contexts[None]) @ theta
+    return np.maximum(home[:, None] - loss - best[None], 0).mean(axis=1)
+
+
+def equidistant(contexts: np.ndarray, k: int) -> list[int]:
+    """Control: k sources in the middle of k equal parts; with two parameters, far from each other."""
+    if contexts.shape[1] == 1:
+        wanted = (np.arange(k) + 0.5) / k
+        return list(dict.fromkeys(int(np.abs(contexts[:, 0] - x).argmin()) for x in wanted))
+    found = [middle(contexts)]
+    while len(found) < k:
+        away = np.abs(contexts[:, None] - contexts[found][None]).sum(axis=2).min(axis=1)
+        found.append(int(away.argmax()))
+    return found
+
+
+def at_random(n: int, k: int, seed: int) -> list[int]:
+    """Control: k of n sources."""
+    return np.random.default_rng(seed).permutation(n)[:k].tolist()
+
+
+def greedy(matrix: np.ndarray, k: int) -> list[int]:
+    """Oracle: each source the best next one, known only where all have been trained; the matrix is (N, N)."""
+    found: list[int] = []
+    best = np.full(len(matrix), -np.inf)
+    while len(found) < k:
+        found.append(int(np.maximum(matrix, best).mean(axis=1).argmax()))
+        best = np.maximum(best, matrix[found[-1]])
+    return found
+
+
+def generalised(values: np.ndarray) -> np.ndarray:
+    """Sources in order (K, N) -> (K,): mean over tasks of the best policy's return, after each source."""
+    return np.maximum.accumulate(values, axis=0).mean(axis=1)
