@@ -16,6 +16,7 @@ from typing import Any
 
 from runners import presets
 from runners.config import TrainConfig, UsageError, nearest, unknown
+from runners.secret import refuse
 
 _OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
 HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
@@ -35,6 +36,7 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     Raises:
         UsageError: one sentence about the first thing that is wrong, with the nearest name.
     """
+    refuse(argv)
     given = dict(_parse(argument) for argument in argv)
     applied = presets.applied(given)
     values = {**presets.values(applied, given), **given}

@@ -198,15 +198,22 @@ def _number(value: Any) -> str:
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def load_run(run: Path) -> tuple[TrainConfig, Any, Mix]:
-    """A trained run at its newest checkpoint: its configuration, its agent, its mix."""
+def load_run(run: Path, trust: bool = False) -> tuple[TrainConfig, Any, Mix]:
+    """A trained run at its newest checkpoint: its configuration, its agent, its mix.
+
+    Raises:
+        UsageError: if it is none, or names code or servers that nobody trusts; see `runners.trust`.
+    """
     import agents
     from runners import checkpoint
+    from runners.config import to_dict
     from runners.train import build
+    from runners.trust import require
 
     if not (run / "config.yaml").exists():
         raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
     config = load(run / "config.yaml")
+    require(trust, f"run={run}", config.env, config.env_options, to_dict(config)["reward"])
     found = checkpoint.load(run / "checkpoints", lambda sentence: print(sentence, file=sys.stderr))
     if found is None:
         raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
@@ -230,7 +237,10 @@ def main(argv: list[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(f"{__doc__}\nkeys: run= (a run's folder), episodes=20, seed=0, video=true")
+        print(
+            f"{__doc__}\nkeys: run= (a run's folder), episodes=20, seed=0, video=true, "
+            "trust=false (whether the run may name code and servers, as in env=module:Id)"
+        )
         return 0 if arguments else USAGE
     try:
         return _evaluate(arguments)
@@ -243,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    options: dict[str, str] = {"run": "", "episodes": "20", "seed": "0", "video": "true"}
+    options: dict[str, str] = {"run": "", "episodes": "20", "seed": "0", "video": "true", "trust": "false"}
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key not in options:
@@ -255,7 +265,7 @@ def _evaluate(arguments: list[str]) -> int:
         if not options[key].isdigit() or int(options[key]) < low:
             raise UsageError(f"{key}={options[key]} is out of range; give a whole number, {low} or more")
     run, episodes, seed = Path(options["run"]), int(options["episodes"]), int(options["seed"])
-    config, model, mix = load_run(run)
+    config, model, mix = load_run(run, options["trust"] == "true")
     columns = evaluation(config, model, mix, episodes, seed)
     print(f"{config.world}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
     print(table(columns))

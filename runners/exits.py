@@ -12,6 +12,7 @@ from typing import Any
 from envs.watchdog import WorkerError
 from runners.checkpoint import CheckpointError, VersionError
 from runners.config import UsageError
+from runners.secret import masked
 
 OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD = 0, 1, 2, 3, 4, 5, 6, 7
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
@@ -79,7 +80,7 @@ def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
         phase: "set-up", "training" or "report".
         step: environment steps so far.
     """
-    sentence = " ".join(str(error).split())
+    sentence = masked(" ".join(str(error).split()))
     if isinstance(error, (UsageError, VersionError)):
         return USAGE, sentence
     if isinstance(error, ImportError):
@@ -122,6 +123,20 @@ def _install(module: str) -> str:
     wishes = [line.partition(";")[0].strip() for line in core if distribution(line) == package]
     wishes += [f"{DISTRIBUTION}[{name}]" for name, lines in extras.items() if package in map(distribution, lines)]
     return f"pip install '{wishes[0] if wishes else package}'"
+
+
+def kept(error: BaseException, folder: Any) -> str:
+    """Write what an error brought with it to nan.npz of a run's folder; what the sentence ends with."""
+    found = getattr(error, "kept", None)
+    if not found or folder is None:
+        return ""
+    import numpy as np
+
+    try:
+        np.savez(folder.path / "nan.npz", **found)
+    except (OSError, ValueError):
+        return ""
+    return f" (the step is in {folder.path / 'nan.npz'})"
 
 
 _STEPS = ("step", "reset", "render", "frame", "send", "recv")

@@ -18,6 +18,7 @@ Source: Venkataraman et al. 2024, "Real-World Offline Reinforcement Learning fro
     episodes=   of each evaluation (20)
     out=        where to keep the policy learned from preferences, *.safetensors
     seed=       of everything (0)
+    trust=      whether the data may name the code of an environment, as in module:Id (false)
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import numpy as np
 from runners.config import UsageError, unknown
 from runners.evaluate import play, policy, table
 from runners.record import command, parsed, played
+from runners.trust import require
 
 if TYPE_CHECKING:
     from agents.iql import IQL
@@ -54,6 +56,7 @@ class OfflineConfig:
     episodes: int = 20
     out: str = ""
     seed: int = 0
+    trust: bool = False
     device: str = "cpu"
     judge_options: dict[str, Any] = field(default_factory=dict)
     reward_options: dict[str, Any] = field(default_factory=dict)
@@ -89,6 +92,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     if batch is None:
         batch, meta = load(config.data)
     env_id = config.env or meta["env"]
+    require(config.trust, f"data={config.data}", "" if config.env else env_id, meta.get("env_options"))
     if config.judge == "heron" and meta.get("signals"):
         config.judge_options.setdefault("names", meta["signals"])
     options = meta.get("env_options", {})

@@ -12,6 +12,7 @@
     frames=     side of the frames to keep, pixels; 0 for none (0)
     text=, signals=   whether to keep captions, and named quantities of the state (false)
     seed=       of the first episode, and of random actions (0)
+    trust=      whether the run may name code and servers, as in env=module:Id (false)
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class RecordConfig:
     text: bool = False
     signals: bool = False
     seed: int = 0
+    trust: bool = False
     env_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
     options: dict[str, Any] = dict(config.env_options)
     env_id, model = config.env, None
     if config.policy != "random":
-        run, model, _ = load_run(Path(config.policy))
+        run, model, _ = load_run(Path(config.policy), config.trust)
         env_id = env_id or run.env
         options = {"max_episode_steps": run.max_episode_steps, **run.env_options, **options}
     shows: dict[str, Any] = {"frame_size": config.frames or None, "text": config.text, "signals": config.signals}

@@ -10,6 +10,7 @@ keys:
     out=       folder (export, in the run's folder or beside the file)
     env=       for a file of runners.offline: the environment's id. Options as in env.sticky=0.25
     seed=      of the observations (0)
+    trust=     whether the run may name code and servers, as in env=module:Id (false)
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class ExportConfig:
     out: str = ""
     env: str = ""
     seed: int = 0
+    trust: bool = False
     env_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
         from runners.export import onnx
 
         onnx.require()
-    subject = file_subject(config) if Path(config.run).is_file() else run_subject(Path(config.run))
+    subject = file_subject(config) if Path(config.run).is_file() else run_subject(Path(config.run), config.trust)
     out = Path(config.out) if config.out else (Path(config.run).parent if subject.config is None else Path(config.run))
     out = out if config.out else out / "export"
     out.mkdir(parents=True, exist_ok=True)
@@ -106,14 +108,14 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     return out, checked
 
 
-def run_subject(run: Path) -> Subject:
+def run_subject(run: Path, trust: bool = False) -> Subject:
     """The agent of a run at its newest checkpoint."""
     from envs.make import make
     from rewards.guided import guided, shown_to
     from runners import checkpoint
     from runners.evaluate import load_run
 
-    config, model, mix = load_run(run)
+    config, model, mix = load_run(run, trust)
     config = load(run / "config.yaml")  # as trained: to load it, some of it was made smaller
     found = checkpoint.load(run / "checkpoints")
     shown = {**config.env_options, **shown_to(mix)}
