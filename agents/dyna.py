@@ -71,6 +71,7 @@ class Dyna(OwnAgent):
 
     Config: ClassVar[type[DynaConfig]] = DynaConfig
     driver: ClassVar[str] = "scorer"
+    heals: ClassVar[bool] = True
     n_envs: ClassVar[int] = 1
 
     def __init__(

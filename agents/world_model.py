@@ -60,6 +60,7 @@ class WorldModel(OwnAgent):
 
     Config: ClassVar[type[WorldModelConfig]] = WorldModelConfig
     driver: ClassVar[str] = "scorer"
+    heals: ClassVar[bool] = True
     n_envs: ClassVar[int] = 4
 
     def __init__(

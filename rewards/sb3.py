@@ -16,8 +16,9 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
+from envs.finite import is_finite, refuse
 from envs.transitions import Cursor, from_rollout_buffer, from_sb3_step, innermost, lost_in, shown_in
-from envs.types import MEDIA
+from envs.types import MEDIA, map_obs, put
 from rewards.mix import Mix
 from rewards.sb3_replay import RelabelCallback, relabelling
 from rewards.side_critic import SideCritic
@@ -125,6 +126,7 @@ class RewardCallback(BaseCallback):
         seen = self._seen
         seen["action"][t] = new["clipped_actions"]
         seen["reward"][t] = new["rewards"]  # before SB3 adds its bootstrap value in place
+        self._refuse(t, infos)
         seen["done"][t] = dones
         seen["truncated"][t], seen["valid"][t] = False, True
         if dones.any():
@@ -138,6 +140,25 @@ class RewardCallback(BaseCallback):
         self.cursor.step = np.where(dones, 0, self.cursor.step + 1)
         self._t = t + 1
         return True
+
+    def _refuse(self, t: int, infos: Any) -> None:
+        """Stop before a number that is none reaches a weight; with `on_nan=zero`, pay 0 for it."""
+        new, row = self.locals, self._seen["reward"][t]
+        paid = self.mix.on_nan(row)
+        if paid is not row:
+            row[:] = paid
+            new["rewards"][:] = paid  # what SB3 stores, and adds to
+        assert self.cursor is not None
+        before = self.model._last_obs  # type: ignore[attr-defined]
+        kept = {"obs": before, "action": new["clipped_actions"], "reward": row, "next_obs": new["new_obs"]}
+        given = {"action": new["clipped_actions"], "reward": row, "observation": new["new_obs"]}
+        refuse(given, self.cursor.step, kept)
+        for n in np.flatnonzero(new["dones"]):
+            last = infos[n].get("terminal_observation")
+            if last is not None and not is_finite(last):
+                wide = map_obs(np.copy, new["new_obs"])
+                put(wide, n, last)
+                refuse({"observation": wide}, self.cursor.step, kept | {"next_obs": wide})
 
     def _record_media(self, t: int, dones: np.ndarray, infos: Any) -> None:
         """Keep what a step showed: of its successor, and of the observation it started from."""

@@ -15,6 +15,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from envs.finite import refuse
 from envs.transitions import Cursor, from_replay, innermost, lost_in, shown_in
 from envs.types import MEDIA, Transitions, stack
 from rewards.mix import Mix
@@ -93,6 +94,9 @@ class _Relabelling:
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         pos, cursor, first = self.pos, self.cursor, self.pos == 0 and not self.full  # type: ignore
+        reward = self.mix.on_nan(np.asarray(reward))
+        kept = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs}
+        refuse({"action": action, "reward": reward, "observation": next_obs}, cursor.step, kept)
         lost = lost_in(infos)
         self.steps[pos] = cursor.step
         super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]

@@ -55,6 +55,7 @@ class TrainConfig:
     eval_episodes: int = 20  # episodes of the final evaluation; 0 skips it
     eval_steps: float = 20_000  # no further evaluation episode begins after so many environment steps
     video: bool = True  # film one episode at the end, learned reward drawn over it
+    on_nan: str = "stop"  # what a reward that is no number does: stop (exit code 4), or zero (0 is paid, and counted)
     control: str = "auto"  # auto (run the reward's own control beside it, up to 200,000 steps) or none
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ class TrainConfig:
             raise UsageError(f"step_timeout={self.step_timeout:g} is out of range; give seconds, or 0 for no limit")
         choice = {
             "on_env_error": ("stop", "restart"),
+            "on_nan": ("stop", "zero"),
             "resume": ("auto", "never", "must"),
             "control": ("auto", "none"),
             "backend": backends,
@@ -122,6 +124,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
     if not config.env_options:  # as in runs from before there were any, which can go on
         del values["env_options"]
+    if config.on_nan == "stop":  # likewise
+        del values["on_nan"]
     return values
 
 

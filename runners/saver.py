@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.state import get_state, set_state
+from envs.finite import NotFinite, is_finite
 from envs.watchdog import WorkerError
 from rewards.mix import Mix
 from runners import checkpoint
@@ -56,6 +57,7 @@ class Saver(BaseCallback):
         self.due = False  # save at the next rollout's start, whenever the last time was
         self._saved = self._logged = 0
         self._failed_at = -RETRY_S
+        self._finishing = False
         self._began = float("-inf")  # nobody knows yet how long a rollout takes: hold the first one
         self._held: tuple[Any, int] | None = None  # packed state of the running rollout's start
         self._parent = int(os.environ.get("LODESTAR_PARENT", "0"))  # the run that this one is the control of
@@ -161,6 +163,8 @@ class Saver(BaseCallback):
         self._write(self.capture(), step)
 
     def _write(self, state: dict[str, Any], step: int) -> None:
+        if not self._is_sound(state["agent"]["modules"], step):
+            return
         if time.monotonic() - self._failed_at < RETRY_S and self.signals.received is None:
             return
         try:
@@ -173,12 +177,29 @@ class Saver(BaseCallback):
         self._saved, self.storage_error = step, None
         self.on_save(step)
 
+    def _is_sound(self, modules: dict[str, Any], step: int) -> bool:
+        """Whether every weight of the agent is a number: others are not saved, the earlier checkpoints stay.
+
+        Raises:
+            NotFinite: if one is none, of an agent that does not go back to sound weights by itself, or at the end.
+        """
+        bad = next((path for path, value in _weights(modules) if not is_finite(value)), None)
+        if bad is None:
+            return True
+        if getattr(self.model, "heals", False) and not self._finishing:
+            return False
+        raise NotFinite(
+            f"the weights {bad} became no numbers by step {step:,}: training diverged; they are not saved, the last "
+            "checkpoint is sound; lower agent.learning_rate or scale the reward (reward.<name>.scale=return)"
+        )
+
     def finish(self) -> None:
         """The last row and the last checkpoint, after `learn` returned."""
         if self._logged != self.model.num_timesteps:
             self.dump()
         self.live.update(self.model.num_timesteps, self.task_return, force=True)
         self._failed_at = -RETRY_S
+        self._finishing = True
         self.save()
 
     def task_return(self) -> float | None:
@@ -210,3 +231,12 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
     return {tag: float(value) for tag, value in values.items() if isinstance(value, (int, float, np.number))}
+
+
+def _weights(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in tree.items():
+        where = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping):
+            yield from _weights(value, where)
+        elif isinstance(value, torch.Tensor):
+            yield where, value

@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
         print(help_text())
         return 0 if argv else 2
 
-    from runners.exits import Signals, Stopped, explain
+    from runners.exits import Signals, Stopped, explain, kept
+    from runners.secret import masked
 
     work = Work(argv)
     with Signals() as signals:
@@ -60,9 +61,10 @@ def main(argv: list[str] | None = None) -> int:
             return stop.code
         except Exception as error:
             code, sentence = explain(error, work.phase, work.step)
-            work.end("failed", code, sentence or str(error))
+            sentence += kept(error, getattr(work, "folder", None))
+            work.end("failed", code, sentence or masked(str(error)))
             if not sentence or os.environ.get("LODESTAR_DEBUG"):
-                traceback.print_exc()
+                print(masked(traceback.format_exc()), file=sys.stderr)
             if sentence:
                 print(f"error: {sentence}", file=sys.stderr)
             return code
@@ -136,6 +138,7 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     from stable_baselines3.common.utils import set_random_seed
 
     import agents
+    from envs.finite import OnNan
     from envs.make import make
     from rewards.guided import make_mix
     from runners.memory import keep_freed_memory
@@ -152,6 +155,7 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     agent.check(observation_space, action_space)
     spaces = (observation_space, action_space)
     mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
+    mix.on_nan = OnNan(config.on_nan)
     venv = make_envs(config, agent.driver, n_envs, mix, crashes)
     if agent.driver == "scorer":  # it takes the mix itself
         model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)

@@ -176,11 +176,11 @@ class Learned(Reward):
         return columns
 
     def descend(self, loss: Any) -> None:
-        """One step of the optimiser."""
+        """One step of the optimiser; none on a loss that is no number, which would spoil every weight."""
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.trained, self.settings.max_grad_norm)
-        self.optimizer.step()
+        if bool(nn.utils.clip_grad_norm_(self.trained, self.settings.max_grad_norm).isfinite()):
+            self.optimizer.step()
 
     def rows(self, obs: Obs) -> np.ndarray:
         """Observations (N, ...) -> float32 (N, size), as they are.
