@@ -140,7 +140,9 @@ def _early(bands: dict[tuple[str, str], Band]) -> list[str]:
     for (task, arm), band in bands.items():
         there = band.steps[band.runs > 0]
         whole = band.steps[band.whole]
-        if len(whole) and len(there) and whole[-1] < there[-1]:
+        if band.of > 1 and not len(whole):
+            said.append(f"{task}, {arm}: its {band.of} runs have no step in common, so there is no band.")
+        elif len(whole) and whole[-1] < there[-1]:
             left = int(band.runs[band.runs > 0][-1])
             said.append(
                 f"{task}, {arm}: fewer than all {band.of} runs after {label_steps(whole[-1])} steps, {left} at the end."

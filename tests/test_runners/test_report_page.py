@@ -100,7 +100,16 @@ def test_what_is_missing_and_what_is_thin_is_said(tmp_path):
     assert "Missing, failed or unequal: 3" in text and "broken cannot be read" in text
     assert "r9 failed at step 300 of 1,000, exit code 4" in text and "CartPole-v1, task: no run with seed 9" in text
     assert "The evidence is thin: some cells have 2 seeds" in text and "4 of 5 runs finished (1 failed)" in text
-    assert "CartPole-v1, task+rnd: fewer than all 3 runs after 300 steps, 2 at the end." in text
+    assert "CartPole-v1, task+rnd: its 3 runs have no step in common, so there is no band." in text
+
+
+def test_a_run_that_stopped_early_ends_its_part_and_is_said(tmp_path):
+    write(tmp_path / "a", seed=0, curve=[(0, 0), (1000, 10)])
+    write(tmp_path / "b", seed=1, curve=[(0, 0), (500, 10)], state="stopped")
+    assert (
+        "CartPole-v1, task: fewer than all 2 runs after 500 steps, 1 at the end."
+        in Page(made(tmp_path, "points=11")).text
+    )
 
 
 def test_one_run_is_a_report_without_intervals(tmp_path):
