@@ -97,7 +97,33 @@ def can_be_drawn(env_id: str) -> bool:
     return mode in getattr(creator(env_id), "metadata", {}).get("render_modes", [mode])
 
 
-def play(config: TrainConfig, act: Act | None, mix: Mix, seed: int, steps: int = STEPS, shown: bool = True) -> Episode:
+def opened(config: TrainConfig, mix: Mix, shown: bool = True) -> Any:
+    """The environment of a run, showing what its rewards read; text stands in for pictures unless `shown`."""
+    from envs.make import make
+    from rewards.guided import guided
+
+    reads: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")}
+    env = make(
+        config.env,
+        render_mode="rgb_array" if shown else _text_mode(config.env),
+        frame_size=mix.frame_size,
+        max_episode_steps=config.max_episode_steps,
+        **reads,
+        **config.env_options,
+    )
+    return guided(env, mix)
+
+
+def play(
+    config: TrainConfig,
+    act: Act | None,
+    mix: Mix,
+    seed: int,
+    steps: int = STEPS,
+    *,
+    shown: bool = True,
+    world: Any = None,
+) -> Episode:
     """One episode, and what every stream paid for it.
 
     Args:
@@ -106,24 +132,13 @@ def play(config: TrainConfig, act: Act | None, mix: Mix, seed: int, steps: int =
         mix: what pays.
         seed: of the episode.
         steps: at most so many are played.
-        shown: whether the environment draws pictures; text stands in for them otherwise.
+        shown: whether the environment draws pictures.
+        world: what `opened` gave, to be used again; None for one that is closed at the end.
     """
-    from envs.make import make
     from envs.transitions import Cursor, from_gym_step, shown_by_one
     from envs.types import stack
-    from rewards.guided import guided
 
-    reads: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")}
-    mode = "rgb_array" if shown else _text_mode(config.env)
-    env = make(
-        config.env,
-        render_mode=mode,
-        frame_size=mix.frame_size,
-        max_episode_steps=config.max_episode_steps,
-        **reads,
-        **config.env_options,
-    )
-    env = guided(env, mix)
+    env = opened(config, mix, shown) if world is None else world
     env.action_space.seed(seed)
     try:
         cursor = Cursor(1)
@@ -137,11 +152,12 @@ def play(config: TrainConfig, act: Act | None, mix: Mix, seed: int, steps: int =
             action = env.action_space.sample() if act is None else act(obs, not rows)
             next_obs, reward, terminated, truncated, info = env.step(action)
             rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
-            images.append(_picture(env, next_obs, mode))
-            texts += [str(info["text"])] if reads["text"] else []
+            images.append(_picture(env, next_obs, shown))
+            texts += [str(info["text"])] if "text" in mix.requires else []
             obs, ending = next_obs, "terminated" if terminated else "truncated" if truncated else "cut"
     finally:
-        env.close()
+        if world is None:
+            env.close()
     batch = stack(rows)
     seen = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
     batch = mix.embed(batch)
@@ -159,13 +175,13 @@ def _text_mode(env_id: str) -> str | None:
     return "ansi" if "ansi" in getattr(creator(env_id), "metadata", {}).get("render_modes", []) else None
 
 
-def _picture(env: Any, obs: Any, mode: str | None) -> np.ndarray:
+def _picture(env: Any, obs: Any, shown: bool) -> np.ndarray:
     """The environment's picture (SIDE, SIDE, 3); of one that draws none, its text or its observation."""
-    if mode == "rgb_array":
+    if shown:
         from envs import render
 
         return render.frame(env, SIDE)
-    text = str(env.render()) if mode == "ansi" else f"observation\n{obs}"
+    text = str(env.render()) if env.render_mode == "ansi" else f"observation\n{obs}"
     return written(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
 
 

@@ -132,12 +132,16 @@ def load_at(run: Path, step: int = -1, trust: bool = False) -> tuple[TrainConfig
 def played(config: WatchConfig, trained: TrainConfig, model: Any, mix: Mix) -> Iterator[Episode]:
     """The episodes, one after the other."""
     from runners.evaluate import policy
-    from runners.video import can_be_drawn, play
+    from runners.video import can_be_drawn, opened, play
 
     act = None if config.policy == "random" else policy(model, trained.env)
     drawn = can_be_drawn(trained.env)
-    for number in range(config.episodes):
-        yield play(trained, act, mix, config.seed + number, config.steps, drawn)
+    world = opened(trained, mix, drawn)  # one for all: some environments take every window with them when they close
+    try:
+        for number in range(config.episodes):
+            yield play(trained, act, mix, config.seed + number, config.steps, shown=drawn, world=world)
+    finally:
+        world.close()
 
 
 def told(number: int, episode: Episode) -> str:
@@ -193,6 +197,9 @@ class Window:
 
     def _put(self, picture: Any, words: str) -> None:
         size = (picture.shape[1], picture.shape[0])
+        if not self.pygame.display.get_init():
+            self.pygame.display.init()
+            self.surface = None
         if self.surface is None or self.surface.get_size() != size:
             self.surface = self.pygame.display.set_mode(size)
         state = "paused" if self.paused else f"{self.speed:g}x"
