@@ -1,0 +1,28 @@
+"""The study of a sweep through a bad night counts what it says it counts."""
+
+from runners.bench import night
+from runners.sweep.ledger import NAME, Ledger
+
+SMALL = ["env=CartPole-v1", "reward=task", "seed=range(3)", "preset=debug", "eval_episodes=0", "video=false", "slots=1"]
+
+
+def test_a_job_that_starts_after_it_finished_is_counted(tmp_path):
+    ledger = Ledger(tmp_path)
+    for job, states in {
+        "a": ["running", "finished"],
+        "b": ["running", "lost", "running", "finished", "running"],
+    }.items():
+        for state in states:
+            ledger.write(job, state)
+    ledger.close()
+    assert night.runs_after_success(tmp_path) == {"b": 1}
+    assert night.finished(ledger.entries) == 1
+
+
+def test_a_sweep_killed_twice_ends_with_every_job_finished_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(night, "ROOT", tmp_path)
+    monkeypatch.setattr(night, "GRID", SMALL)
+    found = night.through("local", [(1, night.kill_sweep), (2, night.kill_sweep)])
+    assert (found["jobs"], found["finished"], found["again"], found["blows"]) == (3, 3, 0, 2)
+    assert found["sweeps_killed"] == 2 and found["attempts"] >= 3
+    assert (tmp_path / "sweeps" / "local" / NAME).exists()
