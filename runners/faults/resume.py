@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +25,10 @@ from typing import Any
 import numpy as np
 
 from runners.faults import Fault, Found
+from runners.faults.child import run, warm
+from runners.train import main
 
+HANGS = 600.0  # seconds after which a run is given up
 SMALL = ("eval_episodes=0", "video=false", "control=none")
 CARTPOLE, PENDULUM = ("env=CartPole-v1",), ("env=Pendulum-v1",)
 UPRIGHT, GRID = ("env=lodestar/CartPoleUpright-v0",), ("env=MiniGrid-DoorKey-5x5-v0",)
@@ -139,29 +140,6 @@ def files(folder: Path) -> dict[str, Path]:
     return made
 
 
-def apart(argv: list[str]) -> int:
-    """Run `runners.train` in a process of its own; what it prints goes to log.txt beside its folder."""
-    folder = Path(argv[-1].removeprefix("run_dir="))
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(argv, folder.with_suffix(".log")))
-    process.start()
-    process.join()
-    return process.exitcode or 0
-
-
-def _run(argv: list[str], log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    from runners.train import main
-
-    code = 1
-    try:
-        code = main(argv)
-    finally:
-        os._exit(code)
-
-
 def twice(argv: list[str], folder: Path) -> tuple[float, str]:
     """The largest difference between the run and the one that was cut in two, and where it is.
 
@@ -184,9 +162,11 @@ def twice(argv: list[str], folder: Path) -> tuple[float, str]:
 
 
 def _must(argv: list[str], folder: Path) -> None:
-    code = apart([*argv, f"run_dir={folder}"])
-    if code:
-        words = folder.with_suffix(".log").read_text().strip().splitlines()
+    out = folder.with_suffix(".txt")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    code, printed = run(lambda: main([*argv, f"run_dir={folder}"]), out, HANGS)
+    if code != 0:
+        words = printed.strip().splitlines()
         raise RuntimeError(f"`{' '.join(argv)}` ended with code {code}: {words[-1] if words else ''}")
 
 
@@ -254,6 +234,7 @@ def _gap(one: Any, two: Any) -> float:
 
 
 def _resume(folder: Path, quick: bool) -> Found:
+    warm()
     worst, where, failed = 0.0, "", 0
     tried = pairs(quick)
     for agent, reward in tried:
