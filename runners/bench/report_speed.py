@@ -23,18 +23,18 @@ REWARDS = (("task",), ("task", "rnd"), ("task", "count"), ("task", "icm"))
 SEEDS, ROWS = 10, 1000
 
 
-def run(folder: Path) -> dict[str, float]:
+def run(folder: Path, seeds: int = SEEDS, rows: int = ROWS) -> dict[str, float]:
     """Seconds and GiB of one report, measured in a process of its own."""
     with tempfile.TemporaryDirectory() as place:
         sweep = Path(place) / "sweep"
-        count = write_sweep(sweep)
+        count = write_sweep(sweep, seeds=seeds, rows=rows)
         command = [sys.executable, "-c", _MEASURED, str(sweep)]
         began = time.perf_counter()
         said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
         seconds = time.perf_counter() - began
         gib = int(said.stdout.splitlines()[-1]) / 2**20
         size = (sweep / "report.html").stat().st_size / 2**20
-    row = {"runs": count, "rows": ROWS, "seconds": round(seconds, 2), "gib": round(gib, 3), "page_mib": round(size, 2)}
+    row = {"runs": count, "rows": rows, "seconds": round(seconds, 2), "gib": round(gib, 3), "page_mib": round(size, 2)}
     results.append_rows(folder / "report-speed.csv", [row])
     return {"report_200_s": seconds, "report_200_gib": gib}
 

@@ -131,7 +131,7 @@ def report(plan: Plan) -> Path:
     from runners.report.numbers import numbers
     from runners.report.page import curve_rows, rows_of, write
     from runners.report.published import published
-    from runners.report.read import find
+    from runners.report.read import find, sweep_command
     from runners.report.study import study
 
     folders = [(path, label) for path, label in zip(plan.paths, plan.labels) if path.is_dir()]
@@ -147,6 +147,7 @@ def report(plan: Plan) -> Path:
             f"{' '.join(map(str, plan.paths))} has no run that can be read{wrong}; give a folder with runs below it"
         )
     made = study(runs, problems)
+    made.commands = [line for path in plan.paths for line in sweep_command(path)]
     if plan.reference and plan.reference not in [arm.name for arm in made.arms]:
         raise UsageError(unknown("reference", plan.reference, [arm.name for arm in made.arms]))
     found, drawn = numbers(made, plan.reference, plan.threshold), bands(made, plan.points)

@@ -73,7 +73,7 @@ def _contents(parts: dict[str, Any]) -> list[tuple[str, str]]:
     sections = [
         ("scores", "Scores", True),
         ("curves", "Learning curves", parts["learning"]),
-        ("aggregate", "Over all tasks", parts["aggregate"] or parts["units"]),
+        ("aggregate", "Normalised scores", parts["aggregate"] or parts["units"]),
         ("twin", "Against the twin", parts["forest"]),
         ("efficiency", "Sample efficiency", parts["thresholds"]),
         ("rewards", "What the rewards did", parts["shares"] or parts["truth"] or parts["alarms"]),
@@ -257,7 +257,7 @@ def _provenance(made: Study) -> dict[str, Any]:
     spent = [seconds for run in own if np.isfinite(seconds := _seconds(run))]
     sentences += [f"Training took {_clock(sum(spent))} in all, summed over runs."] if spent else []
     rows = [_account(run) for run in made.runs]
-    commands = list(dict.fromkeys(line for run in own for line in run.commands[-1:]))
+    commands = list(dict.fromkeys(made.commands + [line for run in own for line in run.commands[-1:]]))
     shown = commands[:3] + ([f"... and {len(commands) - 3} more"] if len(commands) > 3 else [])
     return {"versions": " ".join(sentences), "runs": rows, "commands": "\n".join(line[:2000] for line in shown)}
 

@@ -236,6 +236,7 @@ def forest(made: Study, found: Numbers) -> Any:
     rows: list[Row | None] = []
     for arm in made.arms:
         mine = found.find("normalised_difference", arm=arm.name)
+        mine = mine[:1] if len(mine) == 2 else mine  # one task is all tasks
         if mine:
             rows += [*([None] if rows else []), *mine]
     if not rows:
@@ -322,7 +323,7 @@ def picture(made: Study, found: Numbers, bands: dict[tuple[str, str], Band]) -> 
         panel(axis, made, found, bands, task)
     if both:
         _dots(axes[-1], made, rows, "normalised score, IQM and 95 % interval")
-        axes[-1].set_title("all tasks")
+        axes[-1].set_title("all tasks" if len(made.tasks) > 1 else "final score")
     if not _direct(made):
         _legend(figure, made)
     return figure

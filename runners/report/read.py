@@ -139,6 +139,14 @@ def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
     return found, lost
 
 
+def sweep_command(path: Path) -> list[str]:
+    """The command of the sweep in a folder, if it is one."""
+    try:
+        return [str(json.loads(_text(path / "sweep.json", 4_000_000))["command"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 def read_run(folder: Path, name: str) -> Run:
     """One run's folder.
 

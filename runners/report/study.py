@@ -51,6 +51,7 @@ class Study:
     tasks: list[str]
     arms: list[Arm]
     problems: list[str]  # one sentence each
+    commands: list[str] = field(default_factory=list)  # of the sweeps
 
     @property
     def runs(self) -> list[Run]:

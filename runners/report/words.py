@@ -64,7 +64,11 @@ def opening(made: Study) -> str:
     tasks = f"{len(made.tasks)} tasks ({join(made.tasks)})" if len(made.tasks) > 1 else made.tasks[0]
     rewards = f"{len(arms)} arms ({join(arm.name for arm in arms)})" if len(arms) > 1 else f"one arm ({arms[0].name})"
     totals = sorted({run.total for run in own if np.isfinite(run.total)})
-    steps = join(label_steps(total) for total in totals) if totals else "an unknown number of"
+    steps = (
+        join(label_steps(total) if total % 1000 == 0 else f"{total:,.0f}" for total in totals)
+        if totals
+        else "an unknown number of"
+    )
     seeds = sorted({run.seed for run in own if run.seed is not None})
     spoken = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 2 else f"seed{'s' * (len(seeds) > 1)} {join(seeds)}"
     states = Counter(run.state for run in own)
@@ -113,7 +117,7 @@ def evidence(made: Study, found: Numbers) -> list[str]:
 
 
 def _verdict(row: Row) -> str:
-    words = f"{row.arm} against {row.against}, same seeds, all tasks: {signed(row)} normalised"
+    words = f"{row.arm} against {row.against}, same seeds: {signed(row)} normalised"
     if not np.isfinite(row.low):
         return f"{words}; too few runs to say more."
     if row.low > 0:

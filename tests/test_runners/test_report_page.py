@@ -76,6 +76,16 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(tmp_path):
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>$\\frac{"
 
 
+def test_the_command_of_the_sweep_and_its_ledger_are_told(tmp_path):
+    write(tmp_path / "jobs" / "a")
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": "python -m runners.sweep env=CartPole-v1"}))
+    event = {"job": "a", "state": "finished", "attempts": 3, "where": "box:7", "seconds": 3723.0}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(event) + "\n")
+    text = re.sub(r"\s+", " ", Page(made(tmp_path)).text)
+    assert "python -m runners.sweep env=CartPole-v1" in text and "Training took 1:02:03 in all" in text
+    assert "jobs/afinished01,00031:02:03–box:7" in text.replace(" ", "")
+
+
 def test_text_from_files_is_shown_as_text(tmp_path):
     write(tmp_path / "a", env=EVIL, reward=(EVIL, "task"), mission=EVIL)
     failed = write(tmp_path / "b", env=EVIL, reward=("task",), state="failed")
