@@ -18,13 +18,15 @@ pytest.importorskip("submitit")
 from runners.sweep.slurm import Slurm
 
 PATIENCE_S = 200.0
-QUICK = ("env=CartPole-v1", "preset=none", "agent.n_steps=32", "n_envs=2", "eval_episodes=0", "video=false")
+# Its steps take 10 ms on the slowest and on the fastest machine.
+WAITS = "env=runners.bench.sweep_overhead:Waits-v0"
+QUICK = ("preset=none", "agent.n_steps=32", "n_envs=2", "eval_episodes=0", "video=false")
 QUICK += ("control=none", "checkpoint_every=64")
 
 
 def job(root: Path, name: str, *argv: str) -> Job:
     folder = root / "jobs" / name
-    return Job(name, (*QUICK, *argv, f"run_dir={folder}"), folder)
+    return Job(name, (WAITS, *QUICK, *argv, f"run_dir={folder}"), folder)
 
 
 def outcomes(launcher, number: int) -> dict:
@@ -76,7 +78,7 @@ def test_a_job_finishes_one_fails_and_one_is_cancelled(launcher, tmp_path):
 
 
 def test_a_sweep_that_was_killed_takes_up_the_jobs_that_still_run(tmp_path):
-    one = job(tmp_path, "a/b", "total_timesteps=4000")
+    one = job(tmp_path, "a/b", "total_timesteps=900")
     script = f"""
 import time
 from pathlib import Path
@@ -113,7 +115,7 @@ def slurm(tmp_path, monkeypatch):
 
 
 def test_under_slurm_a_preempted_job_goes_on_under_its_id_and_a_lost_one_is_told(slurm, tmp_path):
-    first, lost = job(tmp_path, "first", "total_timesteps=4000"), job(tmp_path, "lost", "total_timesteps=1e8")
+    first, lost = job(tmp_path, "first", "total_timesteps=900"), job(tmp_path, "lost", "total_timesteps=1e8")
     launcher = Slurm(partition="fast", account="us", minutes=30, memory_gb=1.5, notice_s=60, setup="true")
     launcher.submit(first)
     launcher.submit(lost)
