@@ -163,7 +163,7 @@ class Worker(Line):
         except (EOFError, OSError, pickle.UnpicklingError):
             raise Gone(self._fate()) from None
         self._since = time.monotonic()
-        if self.told:
+        if self.told and byte != failed:  # what failed is for the successor to do
             self.told.popleft()
         return byte, message
 

@@ -300,6 +300,8 @@ def _warn(sentence: str) -> None:
 
 
 def _start_method() -> str:
+    # What all workers import is there before they are forked; it has no effect once the server runs.
+    multiprocessing.set_forkserver_preload(["__main__", "envs.make"])
     try:
         forkserver.ensure_running()
     except (ChildProcessError, ValueError):  # a process that was forked cannot use its parent's; or there is none here
