@@ -171,15 +171,33 @@ def details(name: str, target: str, kind: str) -> str:
     text = (ast.get_docstring(tree) if kind == "reward" else None) or (ast.get_docstring(own) if own else None) or ""
     prefix = f"reward.{name}." if kind == "reward" else "agent."
     seen: dict[str, tuple[str, str]] = {}
+    ranges: dict[str, str] = {}
     for holder, config in _config_classes(tree, own):
+        ranges |= _ranges(config)
         for field, default, comment in fields_of(holder, config.name):
             seen[field] = (default, comment or seen.get(field, ("", ""))[1])
         for field, words in _attributes(ast.get_docstring(config) or "").items():
             default, before = seen.get(field, ("", ""))
             if default:  # a class may explain what it inherits; a bracket alone adds to what was said
                 seen[field] = (default, f"{before} {words}" if words.startswith("[") and words != before else words)
-    lines = [f"  {f'{prefix}{key}={default}':<44}{words}".rstrip() for key, (default, words) in seen.items()]
+    tuned = {key: f" {{tune: {given}}}" for key, given in ranges.items() if given}
+    lines = [
+        f"  {f'{prefix}{key}={default}':<44}{words}{tuned.get(key, '')}".rstrip()
+        for key, (default, words) in seen.items()
+    ]
     return f"{name}: {text}\n\noptions\n" + "\n".join(lines)
+
+
+def _ranges(config: ast.ClassDef) -> dict[str, str]:
+    """Field -> what `runners.tune` tries, as a command line gives it; empty where the class takes a range back."""
+    from runners.tune.space import space
+
+    for item in config.body:
+        if isinstance(item, ast.AnnAssign) and item.value and getattr(item.target, "id", "") == "search":
+            with suppress(ValueError):  # somebody else's, who computes it
+                given = ast.literal_eval(item.value)
+                return {key: str(space(key, values)) if values else "" for key, values in given.items()}
+    return {}
 
 
 def _config_classes(tree: ast.Module, own: ast.ClassDef | None) -> list[tuple[ast.Module, ast.ClassDef]]:

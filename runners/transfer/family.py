@@ -16,6 +16,7 @@ from runners.command import ENV, compose, literal, value_of
 from runners.config import TrainConfig, UsageError, unknown
 from runners.sweep.grid import safe
 from runners.sweep.job import Job
+from runners.tune.plan import share
 
 OPTIONS: dict[str, tuple[Any, str]] = {  # key -> default, what it is
     "budget": (5, "sources to train on, one after the other"),
@@ -23,6 +24,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {  # key -> default, what it is
     "episodes": (10, "episodes of every policy on every task, the same for all"),
     "controls": (["equidistant", "random"], "other choices to compare with, which cost a budget each; [] for none"),
     "seed": (0, "of the random control"),
+    "gpus": (0.0, "what a run takes of a GPU, as in 0.25 for four on one; 0: runs take no account of each other"),
     "name": ("", "of the folder below root/transfer; by default made of environment, agent, reward and options"),
     "root": ("runs", "folder that everything is written to"),
 }
@@ -51,6 +53,7 @@ class Family:
     episodes: int
     controls: list[str]
     seed: int
+    gpus: float
 
     @property
     def contexts(self) -> np.ndarray:
@@ -72,7 +75,7 @@ class Family:
         folder = (self.folder / name).absolute()
         changes = [f"{key}={literal(value)}" for key, value in zip(self.keys, self.tasks[task])]
         place = f"run_dir={literal(str(folder))}"
-        return Job(name, (*self.argv, *changes, f"seed={seed}", place), folder)
+        return Job(name, (*self.argv, *changes, f"seed={seed}", place), folder, self.gpus)
 
     def promises(self) -> dict[str, Any]:
         """What must be the same to go on in this folder; the budget may be raised."""
@@ -137,6 +140,8 @@ def _checked(key: str, value: Any) -> Any:
         return names
     if isinstance(default, str):
         return str(value)
+    if key == "gpus":
+        return share(value)
     low = 0 if key == "seed" else 1
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise UsageError(f"{key}={value} is out of range; give a whole number, {low} or more")

@@ -40,10 +40,11 @@ def main(argv: list[str] | None = None) -> int:
         rows += ["    launcher=     local (default), ray, slurm; launcher.<option>= are its own; slots= jobs at once"]
         print(__doc__ + "\n".join(rows) + "\n\nEvery other key is runners.train's.")
         return 0 if argv else 2
-    from runners.exits import Stopped
+    from runners.exits import Signals, Stopped
 
     try:
-        return tune(argv)
+        with Signals():
+            return tune(argv)
     except Stopped as stop:
         print("stopped: the runs have saved; the same command goes on")
         return stop.code

@@ -35,6 +35,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {  # key -> default, what it is
     "sampler": ("tpe", "tpe (tree of Parzen estimators), or random: the control"),
     "pruner": ("median", "median or asha give up on a trial by its task return so far; none never does"),
     "seed": (0, "of the sampler"),
+    "gpus": (0.0, "what a run takes of a GPU, as in 0.25 for four on one; 0: runs take no account of each other"),
     "name": ("", "of the folder below root/tune; by default made of environment, agent and reward"),
     "root": ("runs", "folder that everything is written to"),
 }
@@ -63,6 +64,7 @@ class Plan:
     sampler: str
     pruner: str
     seed: int
+    gpus: float
 
     @property
     def tuning_seeds(self) -> list[int]:
@@ -79,7 +81,7 @@ class Plan:
         folder = (self.folder / name).absolute()
         changes = [f"{key}={literal(value)}" for key, value in values.items()]
         place = f"run_dir={literal(str(folder))}"
-        return Job(name, (*self.argv, *changes, f"seed={seed}", place), folder)
+        return Job(name, (*self.argv, *changes, f"seed={seed}", place), folder, self.gpus)
 
     def promises(self) -> dict[str, Any]:
         """What must be the same for a search to go on in its folder; trials and budget may be raised."""
@@ -105,7 +107,7 @@ def plan(argv: list[str]) -> Plan:
         config=config,
         spaces=spaces(config, own["tune"], ranges, fixed),
         folder=Path(own["root"]) / "tune" / safe(name),
-        **{key: own[key] for key in ("trials", "seeds", "test_seeds", "budget", "sampler", "pruner", "seed")},
+        **{key: own[key] for key in ("trials", "seeds", "test_seeds", "budget", "sampler", "pruner", "seed", "gpus")},
     )
 
 
@@ -137,6 +139,8 @@ def _checked(key: str, value: Any) -> Any:
         return [str(item) for item in value] if isinstance(value, list) else [part.strip() for part in value.split(",")]
     if isinstance(default, str):
         return str(value)
+    if key == "gpus":
+        return share(value)
     low = 0 if key in ("seed", "budget") else 1
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or value < low or value != int(value):
@@ -144,6 +148,18 @@ def _checked(key: str, value: Any) -> Any:
     if key == "test_seeds" and value > TUNING_SEED:
         raise UsageError(f"test_seeds={value} reaches the tuning seeds; give at most {TUNING_SEED}")
     return int(value)
+
+
+def share(value: Any) -> float:
+    """What a run takes of a GPU.
+
+    Raises:
+        UsageError: if it is neither a share nor a number of them.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or value < 0 or (value > 1 and value != int(value)):
+        raise UsageError(f"gpus={value} is out of range; give a share, 0 to 1, or a whole number")
+    return float(value)
 
 
 def promise(folder: Path, mine: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import agents
 import rewards
 from runners.command import compose
 from runners.config import UsageError
+from runners.list import main as show
 from runners.tune.space import Space, space, spaces, values_of
 
 
@@ -116,3 +117,11 @@ def test_keys_that_cannot_be_tried_are_refused_with_the_nearest_or_the_fix():
         spaces(config(), ["agent.anneal"], {})
     with pytest.raises(UsageError, match=r"tune=env is unknown"):
         spaces(config(), ["env"], {})
+
+
+def test_the_list_of_options_shows_the_ranges(capsys):
+    assert show(["noveld", "re3", "ppo"]) == 0
+    lines = {line.split("=")[0].strip(): line for line in capsys.readouterr().out.splitlines()}
+    assert lines["agent.learning_rate"].endswith("{tune: [1e-05,0.01,log]}")
+    assert lines["reward.noveld.alpha"].endswith("{tune: [0,1]}")
+    assert "{tune" not in lines["reward.re3.learning_rate"]  # it learns nothing
