@@ -8,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
-import os
 import re
 import shlex
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from runners.checkpoint import versions
@@ -30,8 +29,7 @@ def scrubbed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     value = re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "<address>", value)
-    folders = re.sub(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:,'\"]+)+", lambda m: PurePath(m[0]).name, value)
-    return folders if os.sep in value or "\\" in value else value
+    return re.sub(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:,'\"]+)+", lambda m: re.split(r"[/\\]", m[0])[-1], value)
 
 
 def settings(config: TrainConfig) -> list[str]:

@@ -188,9 +188,9 @@ def described(layer: nn.Module) -> list[Any]:
     if name is None:
         raise ValueError(f"a {type(layer).__name__} layer has no exported form; there are {', '.join(LAYERS)}")
     if isinstance(layer, nn.Linear):
-        return [name, layer.in_features, layer.out_features]
+        return [name, int(layer.in_features), int(layer.out_features)]
     if isinstance(layer, nn.Conv2d):
-        return [name, layer.in_channels, layer.out_channels, *layer.kernel_size[:1], *layer.stride[:1]]
+        return [name, int(layer.in_channels), int(layer.out_channels), *layer.kernel_size[:1], *layer.stride[:1]]
     extra: Any = getattr(layer, "extra", list)
     return [name, *extra()]
 
