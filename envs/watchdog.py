@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -281,6 +282,9 @@ def guard(crash_file: Path | None, orphans: bool) -> None:
     else:
         faulthandler.enable(file)
         faulthandler.register(signal.SIGUSR1, file)  # holds it open
+    # A worker that held this end would keep the server that forks, whose death it waits for, alive.
+    with suppress(AttributeError, TypeError, OSError):
+        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     if orphans and sys.platform == "linux":
         import ctypes
 
