@@ -40,13 +40,19 @@ def every() -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
+    from yaml import YAMLError
 
     text = path.read_text()
     if "${" in text or "_target_" in text:
         raise UsageError(
             f"the preset {path} is refused: configurations are data, so there is no _target_ and no ${{...}}"
         )
-    data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)  # YAML alone reads 1e6 as a text
+    try:  # by OmegaConf, since YAML alone reads 1e6 as a text
+        data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (YAMLError, OSError) as error:
+        raise UsageError(f"the preset {path} cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"the preset {path} holds no key: value")
     about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
     own = {name: data.pop(name, None) for name in _ABOUT_ITSELF}
     return {"about": about, "values": data, **own}

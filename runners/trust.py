@@ -1,9 +1,9 @@
-"""What building a saved run would reach beyond it: code that its configuration names, and servers.
+"""What building a saved run would reach beyond it: code that its configuration names, servers, files.
 
 Checkpoints, recordings and configurations are data, and reading them executes nothing. But a configuration may name an
-environment as `module:Id`, which imports the module, and a judge on a server, which is sent texts and a key. Whoever
-writes that on a command line means it; in a file that came from elsewhere it may be a trap. So commands that load a
-saved run refuse it until they are told `trust=true`.
+environment as `module:Id`, which imports the module, a judge on a server, which is sent texts and a key, and files in
+which answers are kept. Whoever writes that on a command line means it; in a file that came from elsewhere it may be a
+trap. So commands that load a saved run refuse it until they are told `trust=true`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from runners.config import UsageError
 
 HERE = ("localhost", "127.0.0.1", "::1")
+WRITTEN = ("cache", "transcript", "answers")  # options of rewards that name a file of theirs
 CODE = re.compile(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+")  # a dotted name, which an environment may import
 
 
@@ -40,6 +41,10 @@ def _reach(env: str, env_options: Any, rewards: Any) -> Iterator[str]:
     for value in _texts(env_options):
         if CODE.fullmatch(value):
             yield f"the name {value}, which an environment may import"
+    for options in rewards.values():
+        for field in WRITTEN:
+            if options.get(field):
+                yield f"the file {options[field]}, which would be written to"
     for value in _texts(rewards):
         host = urlsplit(value).hostname if re.match(r"\w+://", value) else None
         if host and host not in HERE:

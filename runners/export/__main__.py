@@ -127,13 +127,25 @@ def run_subject(run: Path, trust: bool = False) -> Subject:
 
 
 def file_subject(config: ExportConfig) -> Subject:
-    """A policy that runners.offline wrote."""
+    """A policy that runners.offline wrote.
+
+    Raises:
+        UsageError: if the file is none.
+    """
+    from safetensors import SafetensorError
+
     from agents.iql import IQL
     from envs.make import make
 
     env = make(config.env, **config.env_options)
-    model = IQL.load(config.run, env.observation_space, env.action_space)
-    env.close()
+    try:
+        model = IQL.load(config.run, env.observation_space, env.action_space)
+    except SafetensorError as error:
+        raise UsageError(
+            f"run={config.run} is no safetensors file ({error}); give what runners.offline wrote"
+        ) from None
+    finally:
+        env.close()
     return Subject("iql", model, lambda: make(config.env, **config.env_options))
 
 
