@@ -97,6 +97,8 @@ def plan(argv: list[str]) -> Plan:
     """
     own, ranges, rest = _sorted(argv)
     config, _ = compose(rest)
+    if config.eval_episodes == 0:
+        raise UsageError("eval_episodes=0 leaves nothing to judge a setting by; give 1 or more")
     fixed = {argument.partition("=")[0] for argument in rest}
     total = int(config.total_timesteps)
     # Nobody looks at the films, and a control beside every run would be paid for every time.

@@ -129,6 +129,7 @@ class Search:
     def jobs(self) -> Iterator[Job]:
         """The next run to begin, whenever there is room for one: trials left from a kill first, then new ones."""
         for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self.study.sampler = sampler(self.plan, frozen.number)  # the kill may have come between two suggestions
             yield from self._begin(optuna.Trial(self.study, frozen._trial_id))
         while self._asked() < self.plan.trials and not 0 < self.plan.budget <= steps(self.plan):
             self.study.sampler = sampler(self.plan, self._asked())

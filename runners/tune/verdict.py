@@ -66,7 +66,7 @@ def verdict(plan: Plan, study: optuna.Study, jobs: list[Job], entries: dict[str,
         "default": plan.default,
         "tuning_seeds": plan.tuning_seeds,
         "on_tuning_seeds": {
-            "default": first.value if first.state == TrialState.COMPLETE else None,
+            "default": first.value if first.state == TrialState.COMPLETE and first.params == plan.default else None,
             "tuned": study.best_value,
         },
         "test_seeds": list(range(plan.test_seeds)),

@@ -220,6 +220,7 @@ def test_rungs_are_the_latest_task_return_at_each_ninth(tmp_path):
         ("trials=0", r"trials=0 is out of range; give a whole number, 1 or more"),
         ("pruner=hyperband", r"pruner=hyperband is unknown"),
         ("run_dir=x", r"run_dir= is the search's to give"),
+        ("eval_episodes=0", r"eval_episodes=0 leaves nothing to judge a setting by"),
         ("gpus=1.5", r"gpus=1.5 is out of range; give a share, 0 to 1, or a whole number"),
         ("test_seeds=1001", r"test_seeds=1001 reaches the tuning seeds"),
         ("tune.agent.gamma=[1,0.9]", r"the lower end first"),
