@@ -351,6 +351,8 @@ def _work(
             except Exception as error:
                 method = "step" if request is None else request[0]
                 line.put(FAILED, _account(method, stepper.row, error, slots, envs[stepper.row]))
+                while method in ("step", "reset"):  # the end is near: nothing more moves
+                    line.take()
     except (EOFError, OSError):  # the parent closed the line, or is gone
         stepper.close()
 

@@ -192,7 +192,7 @@ def raises_stop(folder: Path, quick: bool) -> Found:
     errors = [line for line in printed.splitlines() if line.startswith("error: ")]
     named = len(errors) == 1 and all(word in errors[0] for word in ("KeyError", "the door", "workers.py:", "action"))
     good = code == 6 and named
-    return Found(1, not good, {}, errors[0] if good else f"exit code {code}: {printed[-300:]}")
+    return Found(1, int(not good), {}, errors[0] if good else f"exit code {code}: {printed[-300:]}")
 
 
 def crash_loop(folder: Path, quick: bool) -> Found:
@@ -207,7 +207,7 @@ def crash_loop(folder: Path, quick: bool) -> Found:
     wrong += [] if restarts == 5 else [f"{restarts} restarts: {printed[-400:]}"]
     wrong += [] if step > 0 else ["no checkpoint"]
     good = f"code 6 at the sixth death; the checkpoint of step {step} is whole"
-    return Found(1, bool(wrong), {"restarts": restarts}, "; ".join(wrong) or good)
+    return Found(1, int(bool(wrong)), {"restarts": restarts}, "; ".join(wrong) or good)
 
 
 def close_after_death(folder: Path, quick: bool) -> Found:
