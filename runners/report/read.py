@@ -10,7 +10,6 @@ import csv
 import json
 import math
 import os
-from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,28 +209,35 @@ def _yaml(text: str) -> dict[str, Any]:
 
 def _metrics(run: Run, path: Path) -> None:
     """The columns that the report uses; rows that are not whole are left out, a last one silently."""
-    torn: list[int] = []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.reader(file)
         header = next(rows, [])
         if "step" not in header:
             raise ValueError("it has no column 'step'")
-        wanted = [(i, array("d")) for i, tag in enumerate(header) if _wanted(tag)]
-        step, at = header.index("step"), -1
+        whole, torn, at = [], [], -1
+        step, width = header.index("step"), len(header)
         for at, row in enumerate(rows):
-            if len(row) != len(header) or not row[step].isdigit():
+            if len(row) == width and row[step].isdigit():
+                whole.append(row)
+            else:
                 torn.append(at)
-                continue
-            for i, values in wanted:
-                values.append(number(row[i]))
     broken = [row for row in torn if row != at]
     if broken:
         run.notes.append(f"metrics.csv has {len(broken)} rows that are not whole; they are left out")
-    table = {header[i]: np.array(values) for i, values in wanted}
+    table = {tag: _column([row[i] for row in whole]) for i, tag in enumerate(header) if _wanted(tag)}
     steps = table.pop("step")
     rising = np.ones(len(steps), bool)
     rising[1:] = steps[1:] > np.maximum.accumulate(steps)[:-1]
     run.steps, run.table = steps[rising], {tag: values[rising] for tag, values in table.items()}
+
+
+def _column(cells: list[str]) -> np.ndarray:
+    """Numbers of a column; nan where a cell is empty, infinite or no number."""
+    try:
+        values = np.array([float(cell or "nan") for cell in cells])
+    except ValueError:
+        return np.array([number(cell) for cell in cells])
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _wanted(tag: str) -> bool:
