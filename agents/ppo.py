@@ -230,9 +230,10 @@ class PPO(OwnAgent):
         )
         if not is_finite(numbers):
             collector.refuse_finals()
+            what = "returns" if is_finite(collector.values) else "policy's values"
             raise NotFinite(
-                f"the returns became {numbers[~np.isfinite(numbers)][0]} after {self.num_timesteps:,} steps; scale the "
-                "reward; no weight has moved"
+                f"the {what} became {numbers[~np.isfinite(numbers)][0]} after {self.num_timesteps:,} steps: training "
+                f"diverged; lower agent.learning_rate={config.learning_rate}, or scale the reward; no weight has moved"
             )
         batch = self.learner.begin_update(collector.batch(numbers))
         if config.anneal:

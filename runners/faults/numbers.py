@@ -86,8 +86,9 @@ def spoil_policy() -> None:
         if self.num_timesteps >= AT * self.training_env.num_envs and not spoilt:
             spoilt.append(True)
             with torch.no_grad():
-                for parameter in self.model.policy.parameters():
-                    parameter.fill_(torch.nan)
+                weights = getattr(self.model.policy, "parameters", lambda: [self.model.learner.actor_flat.value])
+                for weight in weights():
+                    weight.fill_(torch.nan)
         return original(self)
 
     Saver._on_step = on_step  # type: ignore[method-assign]

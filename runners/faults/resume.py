@@ -15,6 +15,7 @@ not ship are left out: `oni` and `bradley_terry` with a language model, `subgoal
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import shutil
@@ -252,11 +253,41 @@ def _resume(folder: Path, quick: bool) -> Found:
     return Found(len(tried), failed, {"resume_max_diff": worst, "resume_pairs": float(len(tried))}, words)
 
 
+def _same_seed(folder: Path, quick: bool) -> Found:
+    """One command thrice, each in a process of its own: as it is, again, and with workers that step environments."""
+    warm()
+    wrong, tried = [], ("ppo",) if quick else ("ppo", "sac")
+    for agent in tried:
+        argv = [*command(agent, "rnd", folder / "made"), "n_envs=4"]
+        found = {}
+        for name, backend in (("first", "gym"), ("again", "gym"), ("workers", "workers")):
+            _must([*argv, f"backend={backend}"], folder / f"{agent}-{name}")
+            found[name] = digest(folder / f"{agent}-{name}")
+        wrong += [f"{agent}: {name} differs" for name in found if found[name] != found["first"]]
+    return Found(2 * len(tried), len(wrong), {}, "; ".join(wrong) or "the same weights each time")
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the weights, of agent and rewards, in a run's last checkpoint."""
+    from runners import checkpoint
+
+    state = _account(folder)["state"]
+    _, arrays = checkpoint.pack({"agent": state["agent"]["modules"], "mix": state["mix"]})
+    parts = (part for key in sorted(arrays) for part in (key.encode(), arrays[key].tobytes()))
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
 FAULTS = [
     Fault(
         "resume",
         "a run is cut in two, for every reward and every agent",
         "every number of the last checkpoint and of the log is the uninterrupted run's: largest difference 0.0",
         _resume,
-    )
+    ),
+    Fault(
+        "same-seed",
+        "one seed in three processes, one of them with workers that step the environments",
+        "the weights of agent and rewards are the same, to the last bit",
+        _same_seed,
+    ),
 ]
