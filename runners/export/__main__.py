@@ -29,6 +29,7 @@ from runners.record import command, parsed
 
 ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
+FILES = ("policy.safetensors", "policy.json", "policy.onnx", "README.md")
 FORMATS = ("both", "safetensors", "onnx")
 
 
@@ -103,8 +104,11 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
             checked = written(policy, subject, config.format, folder, obs)
         if subject.config is not None:
             (folder / "README.md").write_text(card_of(subject, Path(config.run), checked))
-        for path in sorted(folder.iterdir()):
-            os.replace(path, out / path.name)
+        for name in FILES:
+            if (folder / name).exists():
+                os.replace(folder / name, out / name)
+            else:
+                (out / name).unlink(missing_ok=True)  # of an earlier export, perhaps of another checkpoint
     return out, checked
 
 

@@ -170,6 +170,8 @@ def test_onnxruntime_gives_the_agents_actions_for_real_observations(run, tmp_pat
         (actions,) = session.run(None, {"obs": obs[rows]})
         assert actions.dtype == np.float32
         np.testing.assert_allclose(actions, expected[rows], atol=1e-5)
+    again, _ = export(ExportConfig(run=str(run), out=str(out), format="safetensors"))
+    assert not (again / "policy.onnx").exists()  # nothing stale beside what was written now
     (far,) = session.run(None, {"obs": 1e3 * obs})  # clipped inside the graph, to the environment's bounds
     assert np.abs(far).max() <= 2.0
 
@@ -245,8 +247,8 @@ def test_what_acts_otherwise_is_refused():
 def test_a_memory_is_exported_as_weights_that_say_so_and_never_as_a_graph(tmp_path, capsys):
     folder = tmp_path / "gru"
     given = ["env=CartPole-v1", "agent.gru=8", "agent.batch_size=32", f"run_dir={folder}"]
-    assert train([*given, *TINY.split()]) == 0
-    out, checked = export(ExportConfig(run=str(folder)))
+    assert train([*given, *TINY.replace("eval_episodes=2", "eval_episodes=0").split()]) == 0
+    out, checked = export(ExportConfig(run=str(folder), format="safetensors"))
     assert out == folder / "export" and checked[0].startswith("policy.safetensors: weights only")
     with pytest.raises(ValueError, match=r"weights that only their agent can run: agent=ppo with agent.gru"):
         load(out)
