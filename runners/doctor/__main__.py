@@ -156,19 +156,20 @@ def examine(made: list[Check]) -> Iterator[list[Finding]]:
 
 
 def show(findings: list[Finding]) -> None:
-    """Print lines; coloured on a terminal."""
-    for state, name, found, fix in ((f.state, f.name, f.found, f.fix) for f in findings):
-        lines = [f"{name:<20} {found}"] + ([f"{'':<29} {fix}"] if fix else [])
+    """Print lines; coloured on a terminal, what is missing and not required faintly."""
+    for finding in findings:
+        lines = f"{finding.name:<20} {finding.found}" + (f"\n{'':<29} {finding.fix}" if finding.fix else "")
+        colour = COLOURS[finding.state] if finding.required or finding.state != "missing" else "dim"
         if sys.stdout.isatty():
             try:
-                from rich import print as rich_print
-                from rich.markup import escape
+                from rich.console import Console
+                from rich.text import Text
 
-                rich_print(f"[{COLOURS[state]}]{state:<8}[/] " + "\n".join(map(escape, lines)))
+                Console().print(Text.assemble((f"{finding.state:<8}", colour), " ", lines), soft_wrap=True)
                 continue
             except ImportError:
                 pass
-        print(f"{state:<8} " + "\n".join(lines), flush=True)
+        print(f"{finding.state:<8} {lines}", flush=True)
 
 
 if __name__ == "__main__":
