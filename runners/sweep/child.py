@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from runners.exits import TERMINATED
-from runners.folder import read_status
 from runners.sweep.job import LOG, Outcome, work
 
 POLL_S = 0.2  # between two looks at a job's process
@@ -74,21 +73,7 @@ class Child:
         code = self._process.returncode
         if self._asked and code == -signal.SIGTERM:  # it had not come so far as to have anything to save
             code = TERMINATED
-        return Outcome(code, time.monotonic() - self._began, self.where, sentence(self.folder, code))
-
-
-def sentence(folder: Path, code: int) -> str:
-    """Why a job ended with `code`, as it wrote down itself; empty for 0."""
-    if code == 0:
-        return ""
-    status = read_status(folder) or {}
-    if code == status.get("exit_code") and status.get("error"):
-        return str(status["error"])
-    if code == TERMINATED:
-        return "stopped"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}; {folder / LOG} has its last words"
-    return f"exit code {code}; {folder / LOG} has the reason"
+        return Outcome(code, time.monotonic() - self._began, self.where)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from runners.sweep.job import Job, Outcome, here
 
 TOKEN = ".ray-token"  # beside the first job's folder; a node that cannot read it does not share the folder
 CHECK_S = 120.0  # how long the nodes have for showing that they fit; a first Python process on a busy node is slow
+ANSWER_S = 5.0  # how long a cluster may take to answer at all
 SEEN_S = 5.0  # how long a file may take to reach a network filesystem's other nodes
 COUNT_S = 10.0  # between two countings of the cluster's CPUs
 
@@ -61,11 +62,15 @@ class Ray:
         self._home = Path.cwd()
         self._token: tuple[Path, str] | None = None
         self._running: dict[Any, Job] = {}
+        self._asked: set[Any] = set()
         self._ended: list[tuple[Job, Outcome]] = []
         self._count()
 
     def submit(self, job: Job) -> str:
         """Hand a job to Ray, which starts it as soon as a CPU is free; before the first, every node is looked at."""
+        gpus = self._ray.cluster_resources().get("GPU", 0) if job.gpus else 0
+        if job.gpus > gpus:
+            raise UsageError(f"gpus={job.gpus:g} is more than the cluster has ({gpus:g}); give gpus=0, or add a node")
         if self._token is None:
             self._token = self._check_nodes(job)
         task = self._ray.remote(num_cpus=1, num_gpus=job.gpus, max_retries=0, max_calls=1)(_attempt)
@@ -91,7 +96,7 @@ class Ray:
         """Ask a job to save and go; one that waits for a CPU only goes."""
         for ref, job in self._running.items():
             if job.name == name:
-                self._ray.cancel(ref)
+                self._ask(ref)
 
     def close(self) -> None:
         """Ask all jobs to save and go, kill what does not, and leave the cluster; a local one ends.
@@ -100,7 +105,7 @@ class Ray:
         """
         with suppress(Exception):
             for ref in self._running:
-                self._ray.cancel(ref)
+                self._ask(ref)
             end = time.monotonic() + SAVE_S + 10.0
             while self._running and time.monotonic() < end:
                 self._collect(1.0)
@@ -114,6 +119,12 @@ class Ray:
             self._joined = False
             with suppress(Exception):
                 self._ray.shutdown()
+
+    def _ask(self, ref: Any) -> None:
+        """Once: a second interruption would take the worker away from a job that saves."""
+        if ref not in self._asked:
+            self._asked.add(ref)
+            self._ray.cancel(ref)
 
     def _count(self) -> None:
         if not self._fixed and time.monotonic() - self._counted > COUNT_S:
@@ -151,14 +162,12 @@ class Ray:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
         look = self._ray.remote(num_cpus=0, max_retries=0)(_misfit)
-        asked = {
-            node["NodeName"]: look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(
-                (path, word), versions()
-            )
+        asked = [
+            (node["NodeName"], look.options(scheduling_strategy=On(node["NodeID"], soft=False)))
             for node in self._ray.nodes()
             if node["Alive"] and node["Resources"].get("CPU")
-        }
-        for name, ref in asked.items():
+        ]
+        for name, ref in [(name, task.remote((path, word), versions())) for name, task in asked]:
             try:
                 misfit = self._ray.get(ref, timeout=CHECK_S)
             except self._ray.exceptions.RayError as error:
@@ -218,15 +227,16 @@ def _connect(ray: Any, address: str) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     with _own_signals():
         if address != "local":
+            named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
             try:
-                ray.init(address=address, **quiet)
+                with local_only() if _on_loopback(ray, named) else nullcontext():
+                    ray.init(address=address, **quiet)
                 return
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                named = os.environ.get("RAY_ADDRESS") if address == "auto" else address
-                if named:
+            except (OSError, ValueError, RuntimeError) as error:
+                if named or not isinstance(error, ConnectionError):  # else there is none, and one is started here
                     raise UsageError(
-                        f"no Ray cluster answers at {named} ({_first_line(error)}); start one with `ray start --head`, "
-                        "or give launcher.address=local"
+                        f"no Ray cluster answers at {named or 'the address that Ray keeps'} ({_first_line(error)}); "
+                        "start one with `ray start --head`, or give launcher.address=local"
                     ) from None
         try:
             with local_only():
@@ -235,6 +245,25 @@ def _connect(ray: Any, address: str) -> None:
             raise UsageError(
                 f"Ray does not start here ({_first_line(error)}); try again, or give launcher=local"
             ) from None
+
+
+def _on_loopback(ray: Any, address: str) -> bool:
+    """Whether a cluster listens on 127.0.0.1 alone, where Ray by itself looks for no cluster.
+
+    Raises:
+        OSError: if nobody answers; Ray would try for two minutes.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "://" in host:
+        return False
+    socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    if host not in ("127.0.0.1", "localhost"):
+        return False
+    try:
+        socket.create_connection((ray.util.get_node_ip_address(), int(port)), timeout=ANSWER_S).close()
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager

@@ -293,8 +293,9 @@ class Attempt:
 
 
 def _home(job: Job) -> Path:
-    """The sweep's folder: jobs live in its folder `jobs`, under their names."""
-    return job.folder.absolute().parents[len(Path(job.name).parts)]
+    """The sweep's folder: jobs live in its folder `jobs`, under their names; else the one around the job's."""
+    folder, parts = job.folder.absolute(), Path(job.name).parts
+    return folder.parents[len(parts)] if folder.parts[-len(parts) :] == parts else folder.parent
 
 
 def _check(name: str, value: Any, low: int) -> None:
