@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from runners.faults import Fault, Found
-from runners.faults.child import Child, run, sentence, train, until, warm
+from runners.faults.child import TINY, Child, run, sentence, train, until, warm
 from runners.faults.storage import loaded, status
 
 SLEEPER = "runners.faults.processes:Sleeper-v0"
@@ -41,7 +42,17 @@ class Sleeper(gym.Env):
         return np.zeros(3, np.float32), 1.0, False, self.total % 40 == 0, {}
 
 
+class Raiser(Sleeper):
+    """Raises in its 50th step."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.total == 49:
+            raise KeyError("the door")
+        return super().step(action)
+
+
 gym.register("Sleeper-v0", f"{__name__}:Sleeper")
+gym.register("Raiser-v0", f"{__name__}:Raiser")
 
 
 def terminated(folder: Path, quick: bool) -> Found:
@@ -238,6 +249,51 @@ def clock_jump(folder: Path, quick: bool) -> Found:
     )
 
 
+def sweep_killed(folder: Path, quick: bool) -> Found:
+    """A sweep in which every other job fails is killed, when some have finished; then the same command again."""
+    warm()
+    from runners.sweep.ledger import Ledger
+
+    seeds = 2 if quick else 5
+    worlds = f"CartPole-v1,{SLEEPER.replace('Sleeper', 'Raiser')}"
+    options = {
+        **TINY,
+        "env": worlds,
+        "seed": f"range({seeds})",
+        "total_timesteps": 6400,
+        "root": folder,
+        "name": "night",
+    }
+    argv = [f"{key}={value}" for key, value in {**options, "attempts": 2, "slots": 1, "report": "false"}.items()]
+
+    def action() -> int:
+        from runners.sweep.__main__ import main
+
+        return main(argv)
+
+    def finished() -> list[Path]:
+        found = (folder / "sweeps" / "night" / "jobs").glob("*/*/*/status.json")  # no deeper: folders come and go there
+        return [path.parent for path in found if status(path.parent).get("state") == "finished"]
+
+    with Child(action, folder / "first.txt") as child:
+        came = until(finished, 240)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(10)
+    early = {path: (path / "command.txt").read_text() for path in finished()}
+    code, _ = run(action, folder / "second.txt", 400)
+    again = sum((path / "command.txt").read_text() != text for path, text in early.items())
+    with closing(Ledger(folder / "sweeps" / "night")) as ledger:
+        entries = ledger.entries
+    states = [entry.state for entry in entries.values()]
+    tried = {entry.attempts for entry in entries.values() if entry.state == "failed"}
+    kept = came and code == 1 and again == 0 and states.count("finished") == states.count("failed") == seeds
+    words = (
+        f"{states.count('finished')} finished, {states.count('failed')} failed after {tried} attempts, code {code}; "
+    )
+    words += f"{again} of {len(early)} that had finished before the kill ran again"
+    return Found(1, int(not (kept and tried <= {2, 3})), {"ran_again": again, "jobs": len(states)}, words)
+
+
 def soak(folder: Path, quick: bool) -> Found:
     """CartPole with RND for five minutes (20 s when quick), memory and open files looked at every second."""
     warm()
@@ -276,5 +332,11 @@ FAULTS = [
     Fault("no-renderer", "OpenGL is absent", "One sentence, code 3; without pictures the run goes.", no_renderer),
     Fault("lacking-package", "a package is missing", "One line that installs it, code 3.", lacking),
     Fault("clock-jump", "the clock jumps", "No time is negative, and the run can go on.", clock_jump),
+    Fault(
+        "sweep-killed",
+        "jobs fail, and the sweep is killed",
+        "The rest goes on; no finished job runs again.",
+        sweep_killed,
+    ),
     Fault("soak", "a long run", "Memory grows by less than 1 MiB a minute, open files stay.", soak),
 ]
