@@ -18,7 +18,8 @@ Differences from the source:
   - the process is fitted to what sources earn at home, V(x, x), and its kernel is tuned from the third source on.
 
 Fails when: tasks differ in how much can be earned more than policies differ in how well they transfer, as the model
-takes a poor task next door for a loss of transfer.
+takes a poor task next door for a loss of transfer. Where all lose alike with distance, equidistant sources do as well,
+and can be trained all at once; but they must know beforehand how many there will be.
 """
 
 from __future__ import annotations

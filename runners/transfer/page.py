@@ -114,6 +114,7 @@ def draw(family: Family, found: dict[str, Any], rows: dict[int, np.ndarray]) -> 
         else:
             right.plot(k, values, marker=".", color=colour, label=who)
     right.set(xlabel="sources trained on", ylabel="task return, mean over tasks", title=family.config.env)
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
     figure.tight_layout()
     path = family.folder / "transfer.png"

@@ -108,7 +108,8 @@ def _search(plan: Plan, ledger: Ledger, launcher: Launcher, command: str) -> int
         )
     found = verdict(plan, study, jobs, entries)
     path = write(plan, found, command)
-    print(f"\n{table(found)}\n\nuse it:  python -m runners.train preset={path}")
+    print(f"\n{table(found)}\n\nuse it:     python -m runners.train preset={path}")
+    print(f"one page:   python -m runners.report {plan.folder / 'test'}")  # tuning seeds would flatter it
     return 0
 
 
