@@ -47,6 +47,7 @@ def write(path: Path, made: Study, found: Numbers, bands: dict[tuple[str, str], 
     parts |= {"score_words": _score_words(found), "methods": words.METHODS, "not_shown": words.NOT_SHOWN}
     parts |= {"table": [_block(made, found, task, colours) for task in made.tasks]}
     parts |= {"successes": bool(found.find("success")), "early": _early(bands), "units": words.units(found)}
+    parts["units"] = parts["units"] if len([arm for arm in made.arms if not arm.published]) > 1 else []
     parts |= {"overall": [_overall(found, row, colours) for row in found.find("normalised")]}
     parts |= {"thresholds": _thresholds(made, found, colours), "alarms": _alarms(made)}
     parts |= _figures(made, found, bands, points) | _films(made, found) | _configurations(made) | _provenance(made)
@@ -166,7 +167,8 @@ def _thresholds(made: Study, found: Numbers, colours: dict[str, str]) -> list[di
 
 
 def _reach(row: Row) -> tuple[str, str, str]:
-    return _steps(row.value), f"{_steps(row.low)} to {_steps(row.high)}", f"{row.runs} of {row.of}"
+    span = f"{_steps(row.low)} to {_steps(row.high)}" if row.runs else NOTHING
+    return _steps(row.value), span, f"{row.runs} of {row.of}"
 
 
 def _steps(value: float) -> str:

@@ -193,14 +193,16 @@ def _legend(figure: Any, made: Study) -> None:
     handles = [Line2D([], [], color=seen[a.name].colour, linestyle=seen[a.name].line, linewidth=1.6) for a in made.arms]
     handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=0.9))
     names = [_cut(arm.name, 60) for arm in made.arms] + ["random policy"]
-    width = figure.get_figwidth() * 13 / max(map(len, names))  # letters of this size that fit in a row
-    figure.legend(handles, names, loc="outside upper left", ncols=max(1, min(len(names), int(width))))
+    fit = int(figure.get_figwidth() * 13 / (max(map(len, names)) + 6))  # about 13 letters an inch
+    columns = max(1, min(len(names), fit))
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
+    figure.legend(handles, names, loc="outside upper left", ncols=columns)
 
 
 def aggregate(made: Study, found: Numbers) -> Any:
-    """Normalised IQM, performance profiles and probability of improvement; None without a common scale."""
+    """Normalised IQM, performance profiles and probability of improvement; None without two arms on a common scale."""
     rows = found.find("normalised")
-    if not rows:
+    if len(rows) < 2:
         return None
     better = found.find("improvement")
     figure, axes = grid(3 if better else 2, (3.7, max(2.5, 0.3 * len(rows) + 1.3)))
@@ -328,7 +330,8 @@ def picture(made: Study, found: Numbers, bands: dict[tuple[str, str], Band]) -> 
     rows = found.find("normalised")
     both = bool(rows) and len(made.arms) > 1
     count = len(tasks) + both
-    figure, axes = grid(max(count, 1), (6.4, 3.4) if count == 1 else PANEL, 4 if count > 6 else COLUMNS)
+    size = (6.4, 3.4) if count == 1 else (PANEL[0], max(PANEL[1], 0.2 * len(rows) + 0.8) if count < 4 else PANEL[1])
+    figure, axes = grid(max(count, 1), size, 4 if count > 6 else COLUMNS)
     for axis, task in zip(axes, tasks):
         panel(axis, made, found, bands, task)
     if both:
@@ -355,4 +358,5 @@ def _steps(axis: Any, most: int = 5) -> None:
 
 def _cut(text: str, most: int) -> str:
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    half = (most - 3) // 2  # names differ at their ends, too
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
