@@ -11,6 +11,7 @@ A preset is a YAML file in `preset/`, nothing but keys of the command line. Its 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ def every() -> dict[str, dict[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    return _parsed(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache
+def _parsed(path: Path, changed: int) -> dict[str, Any]:
+    """The file as it was when it was last `changed`; a sweep asks for every job."""
     from omegaconf import OmegaConf
     from yaml import YAMLError
 

@@ -33,12 +33,17 @@
     python -m runners.bench model-learning what a model is worth, beside SAC and Stable-Baselines3: hours
     python -m runners.bench factored       a factored model beside replay, in mazes and grids of buttons: an hour
     python -m runners.bench noise-video    clouds behind a pendulum: which world models draw them? hours
+    python -m runners.bench coverage       do the report's 95 % intervals have the truth 95 times of 100? a minute
+    python -m runners.bench report-speed   one page of 200 runs: seconds and memory
+    python -m runners.bench watchdog       worker processes that are watched, beside Gymnasium's and SB3's: minutes
+    python -m runners.bench sweep-overhead what a sweep adds to its jobs: a quarter of an hour
+    python -m runners.bench night          a sweep killed twice, and one that loses a machine: most of an hour
     python -m runners.bench keycorridor    learning study, hours
     python -m runners.bench mountaincar    learning study, hours
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json, exploration.json, vision.json, language.json and model_based.json. An interrupted study goes
-on where it stopped.
+foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json and experiments.json. An
+interrupted study goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -84,6 +89,11 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "model-learning": ("model_learning:run", "model_based"),
     "factored": ("factored:run", "model_based"),
     "noise-video": ("noise_video:run", "model_based"),
+    "coverage": ("coverage:run", "experiments"),
+    "report-speed": ("report_speed:run", "experiments"),
+    "watchdog": ("watchdog:run", "experiments"),
+    "sweep-overhead": ("sweep_overhead:run", "experiments"),
+    "night": ("night:run", "experiments"),
 }
 
 

@@ -25,7 +25,7 @@ GRID = [
     "env=CartPole-v1,MountainCar-v0,MiniGrid-DoorKey-5x5-v0,MiniGrid-MultiRoom-N4-S5-v0",
     "reward=task,rnd,count,noveld",
     "seed=range(5)",
-    "total_timesteps=150000",
+    "total_timesteps=120000",
 ]
 ROOT = Path("runs/night")
 PATIENCE_S = 7200.0
