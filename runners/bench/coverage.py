@@ -26,11 +26,12 @@ def draw(kind: str, tasks: int, shape: tuple[int, ...], generator: np.random.Gen
     size = (*shape, tasks)
     if kind == "two outcomes":  # a run solves it or does not
         return 0.8 * (generator.random(size) < 0.3 + 0.4 * mean) + 0.05 * generator.standard_normal(size)
-    noise = {
-        "normal": generator.standard_normal,
-        "skewed": lambda size: generator.exponential(size=size) - 1,
-        "heavy tails": lambda size: generator.standard_t(3, size=size),
-    }[kind](size)
+    if kind == "normal":
+        noise = generator.standard_normal(size)
+    elif kind == "skewed":
+        noise = generator.exponential(size=size) - 1
+    else:
+        noise = generator.standard_t(3, size=size)
     return mean + scatter * noise
 
 

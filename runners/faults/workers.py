@@ -180,10 +180,10 @@ def trained(folder: Path, *options: str) -> tuple[int | None, str, float]:
     command += ["video=false", "control=none", "device=cpu", "preset=none", f"run_dir={folder}", *options]
     begin = time.monotonic()
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     except subprocess.TimeoutExpired:
         return None, "", time.monotonic() - begin
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - begin
+    return ended.returncode, ended.stdout + ended.stderr, time.monotonic() - begin
 
 
 def raises_stop(folder: Path, quick: bool) -> Found:

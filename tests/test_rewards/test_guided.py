@@ -252,9 +252,8 @@ def config(agent_name="ppo", agent=None, **options):
 
 @pytest.mark.parametrize(("name", "agent"), [("ppo", None), ("a2c", A2CConfig(n_steps=8))])
 def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
-    from runners.evaluate import evaluation
+    from runners.evaluate import evaluation, policy
     from runners.train import build
-    from runners.evaluate import policy
     from runners.video import play
 
     run = config(name, agent)
