@@ -317,8 +317,10 @@ class Replay:
         return torch.from_numpy(self.scorer.combine(self.scorer.again(batch), self.timesteps)).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, the filled part only; big arrays as views, to be written before the next `add`."""
-        self.flush()
+        """Everything, the filled part only; big arrays as views, to be written before the next `add`.
+
+        What is pending stays so: embedded with other neighbours it would differ in its last bit.
+        """
         filled = self._filled
         return {
             "table": self.table[: filled * self.n_envs],
@@ -330,6 +332,7 @@ class Replay:
             "envs": [self._goes_on, self._was_valid],
             "counters": [self.added, self.timesteps, self._pos, filled, self._unlearnt],
             "metrics": dict(self.metrics),
+            "pending": self._pending.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -349,3 +352,5 @@ class Replay:
         self.added, self.timesteps, self._pos, self._filled, self._unlearnt = map(int, state["counters"])
         self.metrics = dict(state["metrics"])
         self._pending = Chunk(self._pending.length)
+        if "pending" in state:
+            self._pending.load_state_dict(state["pending"])

@@ -172,8 +172,12 @@ class _Relabelling:
         return samples._replace(rewards=torch.as_tensor(total, device=samples.rewards.device).reshape(-1, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """What the buffer knows beyond SB3's arrays; the filled part of its columns only."""
-        self.flush()
+        """What the buffer knows beyond SB3's arrays; the filled part of its columns only.
+
+        What is pending stays so: embedded with other neighbours it would differ in its last bit, and a run that was
+        saved at another moment with it.
+        """
+        pending = [batch for _, batch in self._pending]
         filled = self.buffer_size if self.full else self.pos  # type: ignore[attr-defined]
         return {
             "steps": self.steps[:filled],
@@ -182,6 +186,7 @@ class _Relabelling:
             "memory": copy.deepcopy(self.memory),
             "timesteps": self.timesteps,
             "fresh": self._fresh,
+            "pending": {"rows": [row for row, _ in self._pending], "batch": vars(stack(pending)) if pending else None},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -194,6 +199,10 @@ class _Relabelling:
         self.cursor.load_state_dict(state["cursor"])
         self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
         self.timesteps, self._fresh = int(state["timesteps"]), int(state["fresh"])
+        self._pending = []
+        if (pending := state.get("pending")) and pending["rows"]:
+            batch = Transitions(**pending["batch"])
+            self._pending = [(int(row), batch[index]) for index, row in enumerate(pending["rows"])]
 
 
 class RelabelCallback(BaseCallback):
