@@ -36,6 +36,8 @@ TAGS: dict[str, str] = {
     "reward/<name>_scale": "what the stream is divided by",
     "reward/alarm": "1 while the learned return rises and the task's falls, else 0",
     "reward/total": "mean reward per step that the agent is paid",
+    "reward/nan": "rewards so far that were no number and were paid as 0 (on_nan=zero)",
+    "env/restarts": "worker processes replaced so far, written when one was",
     "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
     "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
     "time/fps": "environment steps per second since the start of this process",
