@@ -137,12 +137,16 @@ class Encoder:
         with torch.inference_mode(), self._autocast():
             for start in range(0, len(frames), batch_size):
                 pixels = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
+                alone = len(pixels) == 1
+                if alone:  # as a vector it would be rounded differently, and its worth hang on its company
+                    pixels = pixels.repeat(2, 1, 1, 1)
                 if pixels.shape[1:3] != (self.size, self.size):
                     pixels = self._resized(pixels)
                 x = pixels.flatten(1).float()
                 x = torch.addcmul(self._shift, x, self._factor, out=x)
                 x = x.view(-1, self.size, self.size, 3).permute(0, 3, 1, 2)  # the channels stay last in memory
-                parts.append(self.model.encode_image(x, normalize=True).float().cpu())
+                encoded = self.model.encode_image(x, normalize=True)
+                parts.append((encoded[:1] if alone else encoded).float().cpu())
         return torch.cat(parts).numpy().astype(np.float16) if parts else np.zeros((0, self.width), np.float16)
 
     def _resized(self, pixels: Any) -> Any:
