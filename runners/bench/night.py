@@ -134,7 +134,8 @@ def run(folder: Path) -> dict[str, float]:
         figures.update({f"night_{name}_{key}": found[key] for key in ("jobs", "finished", "again")})
 
     keep("local", through("local", [(20, kill_sweep), (45, kill_job("local"))]))
-    report([str(ROOT / "sweeps" / "local"), f"out={folder / 'night'}"])
+    title = "title=A bad night: four tasks, four rewards, five seeds"
+    report([str(ROOT / "sweeps" / "local"), f"out={folder / 'night'}", title])
     with nodes(3) as cluster:
         blow = (30, lambda process: cluster.kill(cluster.pids[0]))
         keep("ray", through("ray", [blow], "launcher=ray", f"launcher.address={cluster.address}"))

@@ -166,7 +166,8 @@ def read_run(folder: Path, name: str) -> Run:
     seed = config.get("seed")
     run = Run(name, world, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), None, flat, folder)
     run.seed = seed if isinstance(seed, int) else None
-    run.text = text
+    place = str(folder.resolve())  # whose home it lies in is nobody's business
+    run.text = text.replace(place, name)
     run.control = folder.parent.name == "control"
     run.status = read_status(folder) or {}
     for part, read in (("metrics.csv", _metrics), ("result.json", _result), ("versions.json", _versions)):
@@ -177,7 +178,7 @@ def read_run(folder: Path, name: str) -> Run:
         except Exception as error:
             run.notes.append(f"{part} cannot be read: {_sentence(error)}")
     if (folder / "command.txt").exists():
-        run.commands = _text(folder / "command.txt").splitlines()
+        run.commands = _text(folder / "command.txt").replace(place, name).splitlines()
     return run
 
 

@@ -51,6 +51,14 @@ def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path)
     assert run.says("task_return") == 80 and run.says("task_return", "random") == 20
 
 
+def test_where_the_runs_lie_on_somebodys_disk_is_left_out(tmp_path):
+    folder = write(tmp_path / "home" / "a")
+    (folder / "command.txt").write_text(f"python -m runners.train env=CartPole-v1 run_dir={folder}\n")
+    (run,), _ = find([tmp_path / "home"], [""])
+    assert run.commands == ["python -m runners.train env=CartPole-v1 run_dir=a"]
+    assert "run_dir: a\n" in run.text and str(tmp_path) not in run.text
+
+
 def test_a_run_is_found_wherever_it_is_and_its_control_beside_it_but_not_its_checkpoints(tmp_path):
     run = write(tmp_path / "deep" / "down" / "s0")
     write(run / "control" / "run")
