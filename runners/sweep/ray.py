@@ -111,6 +111,8 @@ class Ray:
                 self._collect(1.0)
             for ref in self._running:
                 self._ray.cancel(ref, force=True)
+        late = Outcome(None, 0.0, "ray", "it did not save in time and was ended")
+        self._ended += [(job, late) for job in self._running.values()]
         self._running.clear()
         if self._token is not None:
             self._token[0].unlink(missing_ok=True)

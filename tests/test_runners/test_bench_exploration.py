@@ -85,7 +85,7 @@ def test_figures_of_the_tasks_are_means_of_the_middle_half(tmp_path, monkeypatch
     assert set(figures) == {*(f"{arm}{end}" for arm in arms for end in ("", "_low", "_high")), "deepsea10_rnd_steps"}
     assert figures["deepsea10_rnd_steps"] == 300  # the median, where "never" is later than all
     assert figures["deepsea10_rnd"] == pytest.approx((0.3 + 0.6 + 0.9) / 3)
-    assert 0 <= figures["deepsea10_rnd_low"] < 0.6 < figures["deepsea10_rnd_high"] <= 1
+    assert -0.1 < figures["deepsea10_rnd_low"] < 0.6 < figures["deepsea10_rnd_high"] < 1.3
     assert figures["deepsea10_none"] == figures["deepsea10_none_low"] == figures["deepsea10_none_high"] == 0
     assert figures["mountaincar_rnd"] == pytest.approx(-180)  # a car is judged by its return
     assert (tmp_path / "figures" / "exploration.png").exists()

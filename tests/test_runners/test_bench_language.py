@@ -26,8 +26,9 @@ def test_an_arm_that_most_seeds_did_not_solve_has_no_steps():
     rows = [row("pictures", "count", success=0.0, solved_at=""), row("pictures", "count", success=0.0, solved_at="")]
     assert captions.figures([*rows, row("pictures", "count", success=0.9, solved_at=9)]) == {
         "pictures_count": pytest.approx(0.3),
-        "pictures_count_low": pytest.approx(0.0),
-        "pictures_count_high": pytest.approx(0.9),
+        # Means of three draws are 0 to 0.9; both arms are stretched by sqrt(3 / 2) times Student's 4.30 over 1.96.
+        "pictures_count_low": pytest.approx(0.3 - 0.3 * 2.6886, abs=1e-4),
+        "pictures_count_high": pytest.approx(0.3 + 0.6 * 2.6886, abs=1e-4),
     }
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,7 @@ def test_the_exit_code_of_a_job_and_the_signal_that_ended_it_are_told(tmp_path):
 
 
 def test_jobs_have_torch_imported_one_thread_and_cores_of_their_own(tmp_path):
+    forkserver._forkserver._stop()  # another test's, which has other things imported
     cores = sorted(os.sched_getaffinity(0))
     launcher = Local(len(cores), work=tells)
     names = [str(number) for number in range(len(cores))]
