@@ -279,6 +279,8 @@ class Dyna(OwnAgent):
             self.logger.record(tag, value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/restored", self._restored)
+        if self.steps.on_nan.what == "zero":
+            self.logger.record("reward/nan", self.steps.on_nan.zeroed)
         self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
         self._sums, self._counts = {}, {}
         super().dump_logs(iteration)

@@ -226,6 +226,8 @@ class WorldModel(OwnAgent):
         """After a rollout: does the head still say what is paid, and is everything still a number?"""
         if self._n_updates:
             self.logger.record("train/head_gap", self._watch_head())
+        if self.steps.on_nan.what == "zero":
+            self.logger.record("reward/nan", self.steps.on_nan.zeroed)
         self._recent.clear()
         if self.learner.sound():
             self._restored = 0

@@ -67,6 +67,9 @@ def opengl(draws: bool) -> Any:
     why = "it is switched off" if draws and choice.lower() in ("disable", "disabled", "off", "false", "0") else ""
     try:
         import mujoco
+
+        if draws and choice == "osmesa":
+            importlib.import_module("mujoco.osmesa")  # which MuJoCo itself loads with the first picture
     except Exception as error:
         if isinstance(error, ImportError) and error.name == "mujoco":
             raise

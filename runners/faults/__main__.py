@@ -130,7 +130,10 @@ def write(out: Path, table: dict[str, Fault], found: dict[str, Found], command: 
         "faults_failed": sum(int(row["failed"]) > 0 for row in rows.values()),
         "fault_trials": sum(int(row["trials"]) for row in rows.values()),
     }
-    results.write_figures(out / "faults.json", command, {**figures(found), **totals})
+    measured = figures(found)
+    results.write_figures(out / "faults.json", command, {**measured, **totals})
+    headlines = {key: value for key, value in measured.items() if key in HEADLINES}
+    results.write_figures(out / "experiments.json", command, headlines)
 
 
 def parse(argv: list[str], names: list[str]) -> tuple[list[str], bool, Path | None, float]:

@@ -167,7 +167,7 @@ LACKING: dict[str, dict[str, Any]] = {
     "crafter": {"env": "lodestar/Crafter-v0"},
     "mujoco": {"env": "HalfCheetah-v5"},
     "open_clip": {"reward": "clip"},
-    "sb3_contrib": {"agent": "tqc"},
+    "sb3_contrib": {"agent": "qrdqn"},
     "httpx2": {"reward": "oni", "reward.oni.judge": "openai", "reward.oni.judge_options": LLM},
 }
 
