@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def measure(folder: Path, jobs: int, slots: int, seconds: float, pairs: int) -> 
     from runners.sweep.ledger import Ledger
     from runners.sweep.local import Local
 
-    place = folder / "sweep_overhead"
+    temporary = tempfile.TemporaryDirectory(prefix="lodestar-")
+    place = Path(temporary.name)
     launcher = Local(slots, work=timed)
     warm = expand(_argv(1.0, 1), place / "warm")  # the first job waits for the imports, once a sweep
     drive(warm, warmed := Ledger(place / "warm"), launcher)
@@ -88,7 +90,10 @@ def measure(folder: Path, jobs: int, slots: int, seconds: float, pairs: int) -> 
     for key in starts[0]:
         found[key] = float(np.median([start[key] for start in starts]))
         rows += [{"what": key, "name": n, "seconds": round(start[key], 3)} for n, start in enumerate(starts)]
-    results.append_rows(folder / "sweep_overhead.csv", rows)
+    temporary.cleanup()
+    path = folder / "sweep-overhead.csv"
+    path.unlink(missing_ok=True)
+    results.append_rows(path, rows)
     return found
 
 
