@@ -58,6 +58,7 @@ class Saver(BaseCallback):
         self._saved = self._logged = 0
         self._failed_at = -RETRY_S
         self._finishing = False
+        self._started = time.monotonic_ns()
         self._began = float("-inf")  # nobody knows yet how long a rollout takes: hold the first one
         self._held: tuple[Any, int] | None = None  # packed state of the running rollout's start
         self._parent = int(os.environ.get("LODESTAR_PARENT", "0"))  # the run that this one is the control of
@@ -153,6 +154,8 @@ class Saver(BaseCallback):
     def dump(self) -> None:
         """Write a row of the log."""
         self._logged = self.model.num_timesteps
+        if hasattr(self.model, "start_time"):  # Stable-Baselines3 reads a clock that may be set meanwhile
+            self.model.start_time = time.time_ns() - (time.monotonic_ns() - self._started)
         self.model.dump_logs()  # type: ignore[attr-defined]
 
     def save(self) -> None:

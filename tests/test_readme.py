@@ -20,6 +20,11 @@ FIGURES = {
     "## Exploration": "exploration",
     "## Sentences": "vision",
     "## Language": "language",
+    "## Experiments": "experiments",
+    "### A bad night": "experiments",
+    "### The page": "experiments",
+    "### What goes wrong": "experiments",
+    "### Its cost": "experiments",
     "## Numbers": "foundation",
 }  # heading -> results
 

@@ -9,6 +9,7 @@ first is what the README shows.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -101,6 +102,15 @@ def runs_after_success(folder: Path) -> dict[str, int]:
     return again
 
 
+def differing(one: Path, other: Path) -> int:
+    """Runs of two sweeps' folders whose evaluations have not the same returns, to the last digit."""
+    found = []
+    for folder in (one, other):
+        ends = {path.relative_to(folder): json.loads(path.read_text()) for path in folder.glob("jobs/**/result.json")}
+        found.append({name: end["this run"]["returns"] for name, end in ends.items()})
+    return sum(found[0].get(name) != found[1].get(name) for name in {*found[0], *found[1]})
+
+
 def kill_sweep(process: subprocess.Popen) -> None:
     """SIGKILL to the sweep."""
     process.kill()
@@ -139,4 +149,4 @@ def run(folder: Path) -> dict[str, float]:
     with nodes(3) as cluster:
         blow = (30, lambda process: cluster.kill(cluster.pids[0]))
         keep("ray", through("ray", [blow], "launcher=ray", f"launcher.address={cluster.address}"))
-    return figures
+    return {**figures, "night_differ": differing(ROOT / "sweeps" / "local", ROOT / "sweeps" / "ray")}

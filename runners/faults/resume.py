@@ -99,7 +99,8 @@ def pairs(quick: bool) -> list[tuple[str, str]]:
     others = [name for name in AGENTS if name != "ppo"]
     if quick:
         return found + [(agent, LIGHT[index % len(LIGHT)]) for index, agent in enumerate(others, start=1)]
-    return found + [(agent, reward) for agent in others for reward in EVERY]
+    found += [(agent, reward) for agent in others for reward in EVERY]
+    return [pair for pair in found if pair != ("sqirl", "clip")]  # so short a run has no moment to save in its middle
 
 
 def command(agent: str, reward: str, folder: Path) -> list[str]:

@@ -1,5 +1,7 @@
 """The study of a sweep through a bad night counts what it says it counts."""
 
+import json
+
 from runners.bench import night
 from runners.sweep.ledger import NAME, Ledger
 
@@ -17,6 +19,15 @@ def test_a_job_that_starts_after_it_finished_is_counted(tmp_path):
     ledger.close()
     assert night.runs_after_success(tmp_path) == {"b": 1}
     assert night.finished(ledger.entries) == 1
+
+
+def test_runs_with_other_returns_are_counted(tmp_path):
+    for sweep, runs in {"one": {"a": [1.0, 2.0], "b": [3.0]}, "other": {"a": [1.0, 2.5], "b": [3.0], "c": []}}.items():
+        for name, returns in runs.items():
+            (tmp_path / sweep / "jobs" / name).mkdir(parents=True)
+            result = {"this run": {"returns": returns}}
+            (tmp_path / sweep / "jobs" / name / "result.json").write_text(json.dumps(result))
+    assert night.differing(tmp_path / "one", tmp_path / "other") == 2
 
 
 def test_a_sweep_killed_twice_ends_with_every_job_finished_once(tmp_path, monkeypatch):
