@@ -7,8 +7,8 @@ theta comes from what was lost so far, and the next source is
     argmax_x mean_x' max(0, mu(x) + beta_k sigma(x) - theta |x - x'| - max over sources y of V(y, x'))
 
 Source: Cho, Jayawardana, Li & Wu 2024, "Model-Based Transfer Learning for Contextual Reinforcement Learning", arXiv
-2408.04498, algorithm 1 and its upper-confidence acquisition; the authors' released code for the first source (the
-middle) and beta_k = sqrt(log(k + 1)).
+2408.04498: the acquisition as its abstract and the authors' released code have it, and from that code the first source
+(the middle) and beta_k = sqrt(log(k + 1)).
 
 Differences from the source:
   - theta is fitted through the origin to all losses V(x, x) - V(x, x') so far, one for each parameter of the context,
