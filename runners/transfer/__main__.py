@@ -14,8 +14,6 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from runners.config import UsageError
-
 if TYPE_CHECKING:
     from runners.sweep.job import Launcher
     from runners.sweep.ledger import Ledger
@@ -24,28 +22,10 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or "--help" in argv or "-h" in argv:
-        from runners.transfer.family import OPTIONS
+    from runners.transfer.family import OPTIONS
+    from runners.tune.plan import command
 
-        rows = [
-            f"    {key + '=':<14}{words}" + (f" ({default})" if default else "")
-            for key, (default, words) in OPTIONS.items()
-        ]
-        rows += ["    launcher=     local (default), ray, slurm; launcher.<option>= are its own; slots= jobs at once"]
-        print(__doc__ + "\n".join(rows) + "\n\nEvery other key is runners.train's.")
-        return 0 if argv else 2
-    from runners.exits import Signals, Stopped
-
-    try:
-        with Signals():
-            return transfer(argv)
-    except Stopped as stop:
-        print("stopped: the runs have saved; the same command goes on")
-        return stop.code
-    except (UsageError, ImportError, RuntimeError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, ImportError) else 1
+    return command(__doc__ or "", OPTIONS, transfer, sys.argv[1:] if argv is None else argv)
 
 
 def transfer(argv: list[str]) -> int:

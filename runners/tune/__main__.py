@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
-
-from runners.config import UsageError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runners.sweep.job import Launcher
@@ -28,33 +26,10 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    from runners.tune.plan import OPTIONS
+    from runners.tune.plan import OPTIONS, command
 
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or "--help" in argv or "-h" in argv:
-        rows = [
-            f"    {key + '=':<14}{words} ({_shown(default)})"
-            for key, (default, words) in OPTIONS.items()
-            if key != "tune"
-        ]
-        rows += ["    launcher=     local (default), ray, slurm; launcher.<option>= are its own; slots= jobs at once"]
-        print(__doc__ + "\n".join(rows) + "\n\nEvery other key is runners.train's.")
-        return 0 if argv else 2
-    from runners.exits import Signals, Stopped
-
-    try:
-        with Signals():
-            return tune(argv)
-    except Stopped as stop:
-        print("stopped: the runs have saved; the same command goes on")
-        return stop.code
-    except (UsageError, ImportError, RuntimeError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, ImportError) else 1
-
-
-def _shown(default: Any) -> str:
-    return f"{default:g}" if isinstance(default, float) else str(default) or "by itself"
+    listed = {key: words for key, words in OPTIONS.items() if key != "tune"}
+    return command(__doc__ or "", listed, tune, sys.argv[1:] if argv is None else argv)
 
 
 def tune(argv: list[str]) -> int:

@@ -10,7 +10,8 @@ Source: Eimer, Lindauer & Raileanu 2023, "Hyperparameters in Reinforcement Learn
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -189,3 +190,27 @@ def launching(argv: list[str]) -> tuple[Callable[[], Launcher], list[str]]:
     name = str(given.pop("launcher", "local"))
     options = {key.removeprefix("launcher."): value for key, value in given.items()}
     return partial(make_launcher, name, options), [argument for argument in argv if argument not in mine]
+
+
+def command(doc: str, options: Mapping[str, tuple[Any, str]], work: Callable[[list[str]], int], argv: list[str]) -> int:
+    """A command whose runs a sweep makes: its help from `options` (key -> default, words), or `work`'s exit code."""
+    if not argv or "--help" in argv or "-h" in argv:
+        rows = [f"    {key + '=':<14}{words} ({_shown(default)})" for key, (default, words) in options.items()]
+        rows += ["    launcher=     local (default), ray, slurm; launcher.<option>= are its own; slots= jobs at once"]
+        print(doc + "\n".join(rows) + "\n\nEvery other key is runners.train's.")
+        return 0 if argv else 2
+    from runners.exits import Signals, Stopped
+
+    try:
+        with Signals():
+            return work(argv)
+    except Stopped as stop:
+        print("stopped: the runs have saved; the same command goes on")
+        return stop.code
+    except (UsageError, ImportError, RuntimeError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, ImportError) else 1
+
+
+def _shown(default: Any) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default) or "by itself"
