@@ -26,19 +26,19 @@ from importlib import import_module
 from typing import Any
 
 TABLE: dict[str, str] = {
-    "ppo": "agents.ppo:PPO",
-    "dyna": "agents.dyna:Dyna",
-    "world_model": "agents.world_model:WorldModel",
+    "ppo": "agents.ppo.agent:PPO",
+    "dyna": "agents.dyna.agent:Dyna",
+    "world_model": "agents.world_model.agent:WorldModel",
     "sqirl": "agents.sqirl:SQIRL",
-    "sb3_ppo": "agents.sb3:PPO",
-    "a2c": "agents.sb3:A2C",
-    "dqn": "agents.sb3:DQN",
-    "sac": "agents.sb3:SAC",
-    "td3": "agents.sb3:TD3",
-    "recurrent_ppo": "agents.sb3:RecurrentPPO",
-    "tqc": "agents.sb3:TQC",
-    "crossq": "agents.sb3:CrossQ",
-    "qrdqn": "agents.sb3:QRDQN",
+    "sb3_ppo": "agents.sb3.agent:PPO",
+    "a2c": "agents.sb3.agent:A2C",
+    "dqn": "agents.sb3.agent:DQN",
+    "sac": "agents.sb3.agent:SAC",
+    "td3": "agents.sb3.agent:TD3",
+    "recurrent_ppo": "agents.sb3.agent:RecurrentPPO",
+    "tqc": "agents.sb3.agent:TQC",
+    "crossq": "agents.sb3.agent:CrossQ",
+    "qrdqn": "agents.sb3.agent:QRDQN",
 }
 
 

@@ -10,7 +10,7 @@ algorithm 1 and definition 5.2: H = min over k of k + log_A(m_k).
 Differences from the source:
   - m is the smallest power of `step` that solved it in our runs, not the bound of theorem 5.4;
   - what is maximised may be a learned reward, while solved is always the task's own truth;
-  - futures are played from a copy of the simulator (`envs.clones`), not from the episode's start.
+  - futures are played from a copy of the simulator (`envs.snapshots.clones`), not from the episode's start.
 Fails when: worlds are stochastic (use `agents.sqirl`, which plans for the average); actions are continuous; a task
 needs more than random play sees in `steps` steps: then the answer is None, which says no more than that.
 """
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.clones import Clones
+from envs.snapshots.clones import Clones
 from envs.types import Memory, Transitions
 
 MAX_SEQUENCES = 20_000  # A ** k

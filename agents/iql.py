@@ -34,9 +34,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from agents.codec import Codec
-from agents.nets import CLIP, Flat, Inputs
-from agents.verbs import is_single
+from agents.base import is_single
+from agents.networks.actor_critic import CLIP, Flat, Inputs
+from agents.networks.space_encoding import Codec
 from envs.types import Obs, Transitions
 
 AHEAD = 256  # minibatches drawn at once

@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.codec import Codec
-from agents.nets import Flat
-from agents.stacked import Stacked
-from agents.steps import Steps
-from agents.task import TaskScorer, checked
-from agents.verbs import OwnAgent, is_single
+from agents.base import OwnAgent, is_single
+from agents.env_stepper import Steps
+from agents.networks.actor_critic import Flat
+from agents.networks.space_encoding import Codec
+from agents.networks.stacked import Stacked
+from agents.task_reward import TaskScorer, checked
 from envs.transitions import Chunk
 from envs.types import Obs, Transitions
 

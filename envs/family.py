@@ -140,7 +140,7 @@ class Family:
             empties at each reset.
         goals: what may be wanted of an environment; the first is the default.
         aim: one sentence for a judge of texts: what counts as progress; "" where nobody has said.
-        signals: names of the numbers that `sense` reads; empty where there are none. Cars have `envs.vehicle.VEHICLE`.
+        signals: names of the numbers that `sense` reads; empty where there are none. Cars have `envs.driving.vehicle.VEHICLE`.
         sense: the state in numbers, float32 (K,), as `signals` names them.
         scatter: puts an environment, after its reset, into a random state, so that many of them cover its space; says
             False where it cannot.
@@ -176,7 +176,18 @@ class Family:
     success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
 
 
-FILES = ("classic", "mujoco", "minigrid", "nethack", "driving", "carla", "exploration", "factored", "crafter", "probe")
+FILES = (
+    "classic.family",
+    "mujoco.family",
+    "minigrid.family",
+    "nethack.family",
+    "driving.family",
+    "driving.carla",
+    "exploration.family",
+    "exploration.factored",
+    "crafter.family",
+    "exploration.probe",
+)
 OTHER = Family(
     name="other",
     description="any other Gymnasium id, or module:Id-v0",

@@ -24,8 +24,8 @@ from envs import render
 from envs.disturb import disturb
 from envs.family import Family, Goal, families, family_of
 from envs.types import Array
-from envs.vector import InProcess
-from envs.workers import Workers
+from envs.vector.in_process import InProcess
+from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer
 
 __all__ = ["Family", "Goal", "families", "goals", "make", "make_vec", "spec_of", "termination"]
@@ -125,14 +125,14 @@ def make_vec(
         seed: of the first one; an array program, which shares one stream of random numbers, is seeded with it.
         autoreset_mode: when an environment whose episode ended is reset; see Gymnasium.
         backend: what steps them.
-            "gym": this process, with as little around the environments as can be; see `envs.vector`.
-            "workers": `processes` processes, half of the environments at a time; see `envs.workers`.
+            "gym": this process, with as little around the environments as can be; see `envs.vector.in_process`.
+            "workers": `processes` processes, half of the environments at a time; see `envs.vector.workers`.
             "batched": one array program for all, where `envs.batched` has one; its random numbers are its own.
             "auto": "batched" where that answers everything asked for, else "gym"; "sync" in the other reset modes.
             "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
             "vector_entry_point": what the id is registered with; its observations are not adapted.
         processes: for "workers"; None for one per usable core.
-        workers: for "workers": further arguments of `envs.workers.Workers`, such as {"step_timeout": 10}.
+        workers: for "workers": further arguments of `envs.vector.workers.Workers`, such as {"step_timeout": 10}.
         **kwargs: as in `make`.
 
     Raises:

@@ -102,7 +102,7 @@ def from_vector_step(
     """One step of a `gymnasium.vector.VectorEnv` in any auto-reset mode -> (N,); the cursor moves on.
 
     In NEXT_STEP mode the step after an episode's end has `valid == False`; so has one in which an episode was lost
-    (`infos["lost"]`, see `envs.workers`), whose row is truncated. In DISABLED mode the caller resets ended
+    (`infos["lost"]`, see `envs.vector.workers`), whose row is truncated. In DISABLED mode the caller resets ended
     environments and tells the cursor with `begin`.
     """
     ended = np.asarray(terminations, bool) | np.asarray(truncations, bool)
@@ -226,7 +226,7 @@ def from_rollout_buffer(
 
 
 def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitions:
-    """Entries of a relabelling replay buffer (`rewards.sb3`) -> a batch shaped like `rows` broadcast with `columns`."""
+    """Entries of a relabelling replay buffer (`rewards.adapters.sb3`) -> a batch shaped like `rows` broadcast with `columns`."""
 
     def pick(x: np.ndarray) -> np.ndarray:
         return x[rows, columns]

@@ -135,7 +135,7 @@ def _join(batches: list[Transitions], function: Callable[[list[Array]], Array]) 
 class Scorer(Protocol):
     """What an agent knows of a reward: how to ask for it, and whether it may ask about the past or the imagined.
 
-    `rewards.mix.Mix` is one; anything with these members is.
+    `rewards.mix.mix.Mix` is one; anything with these members is.
     """
 
     requires: frozenset[str]

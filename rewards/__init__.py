@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rewards.base import Reward, RewardConfig
-    from rewards.mix import Mix
+    from rewards.mix.mix import Mix
 
 TABLE: dict[str, str] = {
     "task": "rewards.task:Task",
@@ -118,7 +118,7 @@ def make(
         seed: the rewards' own randomness, apart from the environments' and the agent's.
         device: where networks live, as torch writes it.
     """
-    from rewards.mix import Mix, Stream
+    from rewards.mix.mix import Mix, Stream
 
     if isinstance(rewards, list):
         rewards = dict.fromkeys(rewards)

@@ -1,7 +1,7 @@
 """The contract of a reward.
 
 A reward says how good a transition is. It never receives an environment, never weighs or scales itself, never logs:
-`rewards.mix` weighs, scales and keeps the books; `rewards.wrappers` and `rewards.sb3` feed it.
+`rewards.mix.mix` weighs, scales and keeps the books; `rewards.adapters.gym` and `rewards.adapters.sb3` feed it.
 
 What you write, in one file:
 

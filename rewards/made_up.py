@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from envs.driving.vehicle import VEHICLE
 from envs.types import Transitions, map_obs
-from envs.vehicle import VEHICLE
 
 SENTENCES = ("you see a door", "a key lies here", "you hit the newt", "nothing happens")
 

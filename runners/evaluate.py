@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runners import statistics
-from runners.config import TrainConfig, UsageError, load, unknown
+from runners.report import statistics
+from runners.run.config import TrainConfig, UsageError, load, unknown
 
 if TYPE_CHECKING:
     from envs.family import Goal
-    from rewards.mix import Mix
+    from rewards.mix.mix import Mix
 
 Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
 SEED = 1_000_000  # evaluation episodes never share a seed with training
@@ -82,7 +82,7 @@ def play(
     """
     from envs.family import family_of
     from envs.make import make
-    from rewards.guided import guided, shown_to
+    from rewards.adapters.guided import guided, shown_to
 
     scores = Scores(goal=goal.name if goal else "")
     shown: dict[str, Any] = {} if mix is None else shown_to(mix)
@@ -202,13 +202,13 @@ def load_run(run: Path, trust: bool = False) -> tuple[TrainConfig, Any, Mix]:
     """A trained run at its newest checkpoint: its configuration, its agent, its mix.
 
     Raises:
-        UsageError: if it is none, or names code or servers that nobody trusts; see `runners.trust`.
+        UsageError: if it is none, or names code or servers that nobody trusts; see `runners.run.trust`.
     """
     import agents
-    from runners import checkpoint
-    from runners.config import to_dict
+    from runners.run import checkpoint
+    from runners.run.config import to_dict
+    from runners.run.trust import require
     from runners.train import build
-    from runners.trust import require
 
     if not (run / "config.yaml").exists():
         raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
@@ -233,7 +233,7 @@ def load_run(run: Path, trust: bool = False) -> tuple[TrainConfig, Any, Mix]:
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluate a run; returns the exit code."""
-    from runners.exits import USAGE, explain
+    from runners.run.exits import USAGE, explain
 
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or any(a in ("-h", "--help") for a in arguments):
@@ -270,7 +270,7 @@ def _evaluate(arguments: list[str]) -> int:
     print(f"{config.world}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
     print(table(columns))
     if options["video"] != "false":
-        from runners.video import film
+        from runners.run.video import film
 
         print(f"video: {film(config, model, mix, run / 'video.mp4', seed=seed)}")
     return 0

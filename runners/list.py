@@ -18,7 +18,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from runners.command import HIDDEN
+from runners.cli.command import HIDDEN
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     import agents
     import rewards
-    from runners.config import unknown
+    from runners.run.config import unknown
 
     targets = {name: agents.TABLE[name] for name in agents.names()} | reward_targets()
     for name in arguments:
@@ -53,7 +53,7 @@ def help_text() -> str:
     """What `python -m runners.train --help` prints."""
     options = [
         f"  {name + '=' + default:<24}{comment}"
-        for name, default, comment in fields_of(_tree("runners.config"), "TrainConfig")
+        for name, default, comment in fields_of(_tree("runners.run.config"), "TrainConfig")
     ]
     return "\n\n".join(
         [
@@ -85,7 +85,7 @@ def agents_text() -> str:
 
 def presets_text() -> str:
     """The presets, one line each."""
-    from runners import presets
+    from runners.cli import presets
 
     lines = {}
     for name, preset in presets.every().items():

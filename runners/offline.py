@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runners.config import UsageError, unknown
 from runners.evaluate import play, policy, table
 from runners.record import command, parsed, played
-from runners.trust import require
+from runners.run.config import UsageError, unknown
+from runners.run.trust import require
 
 if TYPE_CHECKING:
     from agents.iql import IQL

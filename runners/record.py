@@ -29,8 +29,8 @@ from envs.family import family_of
 from envs.recording import episodes, save
 from envs.recording import record as recorded
 from envs.types import Transitions
-from runners.config import UsageError, unknown
 from runners.evaluate import Scores, load_run
+from runners.run.config import UsageError, unknown
 
 
 @dataclass
@@ -158,7 +158,7 @@ def parsed(kind: Any, arguments: list[str], nested: dict[str, str]) -> Any:
 
 def command(doc: str | None, run: Callable[[list[str]], None], argv: list[str] | None) -> int:
     """A command line's manners: help, one sentence for an expected error; returns the exit code."""
-    from runners.exits import OK, USAGE, explain
+    from runners.run.exits import OK, USAGE, explain
 
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or any(argument in ("-h", "--help") for argument in arguments):

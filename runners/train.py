@@ -20,16 +20,16 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners.config import UsageError
+from runners.run.config import UsageError
 
 if TYPE_CHECKING:
-    from rewards.mix import Mix
-    from runners.config import TrainConfig
-    from runners.control import Control
-    from runners.exits import Signals
-    from runners.folder import RunFolder
-    from runners.log import Live
-    from runners.saver import Saver
+    from rewards.mix.mix import Mix
+    from runners.run.config import TrainConfig
+    from runners.run.control import Control
+    from runners.run.exits import Signals
+    from runners.run.folder import RunFolder
+    from runners.run.log import Live
+    from runners.run.saver import Saver
 
 PACKAGES = ("agents", "envs", "rewards", "runners")
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
@@ -48,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
         print(help_text())
         return 0 if argv else 2
 
-    from runners.exits import Signals, Stopped, explain, kept
-    from runners.secret import masked
+    from runners.run.exits import Signals, Stopped, explain, kept
+    from runners.run.secrets import masked
 
     work = Work(argv)
     with Signals() as signals:
@@ -91,7 +91,7 @@ def intruder() -> str | None:
 
 def train(work: Work, signals: Signals) -> int:
     """The whole run, top to bottom."""
-    from runners.command import compose
+    from runners.cli.command import compose
 
     config, preset = compose(work.argv)
     folder = work.open(config)
@@ -140,8 +140,8 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     import agents
     from envs.finite import OnNan
     from envs.make import make
-    from rewards.guided import make_mix
-    from runners.memory import keep_freed_memory
+    from rewards.adapters.guided import make_mix
+    from runners.run.malloc import keep_freed_memory
 
     torch.set_num_threads(config.num_threads)
     keep_freed_memory()
@@ -167,9 +167,9 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
 
 def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> Any:
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
-    from agents.sb3 import make_venv
+    from agents.sb3.agent import make_venv
     from envs.make import make_vec
-    from rewards.guided import guided, guides
+    from rewards.adapters.guided import guided, guides
 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
     options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
@@ -205,7 +205,7 @@ def make_driver(kind: str, mix: Mix, venv: Any) -> tuple[Any, Any]:
     from gymnasium import spaces
     from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 
-    from rewards.sb3 import RelabelCallback, RewardCallback, relabelling
+    from rewards.adapters.sb3 import RelabelCallback, RewardCallback, relabelling
 
     if kind == "rollout":
         return RewardCallback(mix), None
@@ -230,7 +230,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
 
 def start_control(config: TrainConfig, work: Work) -> Control | None:
     """The control run in a second process, if the reward names one and the run is short."""
-    from runners import control
+    from runners.run import control
 
     if not control.wanted(config):
         return None
@@ -285,10 +285,10 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
 
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: Control | None, work: Work) -> None:
     """Numbers, film, curve, and the line for TensorBoard. A picture that fails costs a sentence, not the run."""
-    from runners.checkpoint import write_atomically
-    from runners.curve import curve
     from runners.evaluate import table
-    from runners.video import film
+    from runners.run.checkpoint import write_atomically
+    from runners.run.curve import curve
+    from runners.run.video import film
 
     path = work.folder.path
     if scores:
@@ -331,7 +331,7 @@ class Work:
 
     def open(self, config: TrainConfig) -> RunFolder:
         """Lock the folder this command works in."""
-        from runners.folder import open_folder
+        from runners.run.folder import open_folder
 
         self.folder = open_folder(config)
         self._opened = True
@@ -339,7 +339,7 @@ class Work:
 
     def saved_state(self) -> dict[str, Any] | None:
         """The newest whole checkpoint of the folder."""
-        from runners import checkpoint
+        from runners.run import checkpoint
 
         found = checkpoint.load(self.folder.checkpoints, tidy=True)
         if found is None:
@@ -351,8 +351,8 @@ class Work:
         self, config: TrainConfig, parts: Parts, state: dict[str, Any] | None, signals: Signals
     ) -> tuple[Saver, Live]:
         """Write down the run, open its logs, make the callback that keeps it."""
-        from runners.log import Live, make_logger
-        from runners.saver import Saver
+        from runners.run.log import Live, make_logger
+        from runners.run.saver import Saver
 
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
         self._live = live = Live(int(config.total_timesteps), self._start)

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners.config import UsageError, unknown
 from runners.record import command, parsed
+from runners.run.config import UsageError, unknown
 
 if TYPE_CHECKING:
-    from rewards.mix import Mix
-    from runners.config import TrainConfig
-    from runners.video import Episode
+    from rewards.mix.mix import Mix
+    from runners.run.config import TrainConfig
+    from runners.run.video import Episode
 
 FASTEST = 16.0  # times real time; the slowest is its inverse
 LINGER_S = 0.7  # that the last picture of an episode stays
@@ -87,7 +87,7 @@ def watch(config: WatchConfig) -> str:
     episodes = played(config, trained, model, mix)
     fps = frames_a_second(trained.env)
     if not opens:
-        from runners.video import write
+        from runners.run.video import write
 
         path = Path(config.out) if config.out else run / "watch.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,8 +113,8 @@ def load_at(run: Path, step: int = -1, trust: bool = False) -> tuple[TrainConfig
     Raises:
         UsageError: if there is no such checkpoint; names those that are there.
     """
-    from runners import checkpoint
     from runners.evaluate import load_run
+    from runners.run import checkpoint
 
     config, model, mix = load_run(run, trust)
     folders = {int(path.name.split("_")[1]): path for path in sorted((run / "checkpoints").glob("step_*"))}
@@ -132,7 +132,7 @@ def load_at(run: Path, step: int = -1, trust: bool = False) -> tuple[TrainConfig
 def played(config: WatchConfig, trained: TrainConfig, model: Any, mix: Mix) -> Iterator[Episode]:
     """The episodes, one after the other."""
     from runners.evaluate import policy
-    from runners.video import can_be_drawn, opened, play
+    from runners.run.video import can_be_drawn, opened, play
 
     act = None if config.policy == "random" else policy(model, trained.env)
     drawn = can_be_drawn(trained.env)
@@ -182,7 +182,7 @@ class Window:
 
     def show(self, episode: Episode, name: str = "") -> bool:
         """Show an episode from its beginning; False if the window was closed."""
-        from runners.video import draw
+        from runners.run.video import draw
 
         t, last, wish = 0, len(episode.images) - 1, ""
         linger = LINGER_S * self.fps

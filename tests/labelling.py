@@ -11,7 +11,7 @@ from pathlib import Path
 
 from model_server import ModelServer
 
-from rewards.language.judge import Answers, Judge
+from rewards.llm.judges.base import Answers, Judge
 
 ROOT = Path(__file__).resolve().parent.parent
 WORTH = {"good": 1.0, "bad": 0.0, "odd": math.nan}
@@ -51,7 +51,7 @@ def serving():
 
 def asking():
     """A fixture: annotators that ask a server at this address with short patience; closed at the end."""
-    from rewards.language.annotator import Annotator
+    from rewards.llm.annotation.annotator import Annotator
 
     made = []
 

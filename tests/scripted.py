@@ -33,7 +33,7 @@ class ScriptedWorld(gym.Env):
         frame = np.kron(small, np.ones((self.frame_size // 8, self.frame_size // 8, 1), np.uint8))
         text = f"world {self.index}, episode {self.episode}, step {self.k}"
         speed, offset, heading = 20 + 10 * obs[3], rng.normal(), rng.normal() / 2
-        car = (speed, offset, heading, 1, self.k == 5, self.k / 7, 50, 0.5, 30)  # as in envs.vehicle
+        car = (speed, offset, heading, 1, self.k == 5, self.k / 7, 50, 0.5, 30)  # as in envs.driving.vehicle
         return obs, {"frame": frame, "text": text, "signals": np.array(car, np.float32)}
 
     def reset(self, *, seed=None, options=None):

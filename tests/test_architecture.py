@@ -12,6 +12,7 @@ import rewards
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"envs", "rewards", "agents", "runners"}
+NOT_IN_THE_WHEEL = {"benchmarks", "tests", "assets"}
 ARROWS = {
     "envs": {"envs"},
     "rewards": {"rewards", "envs"},
@@ -38,14 +39,15 @@ def test_imports_follow_the_arrows_and_hydra_stays_in_runners(path):
     for line, module in imports(path):
         top = module.split(".")[0]
         assert top not in OURS or top in ARROWS[package], f"{path}:{line} imports {module}; {package} may not"
+        assert top not in NOT_IN_THE_WHEEL, f"{path}:{line} imports {module}, which the wheel does not hold"
         assert package == "runners" or top not in ("hydra", "omegaconf"), (
             f"{path}:{line} imports {module} outside runners"
         )
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_no_file_is_longer_than_400_lines(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_no_file_is_longer_than_600_lines(path):
+    assert len(path.read_text().splitlines()) <= 600
 
 
 def test_a_thing_lives_with_its_owner():

@@ -30,7 +30,7 @@ FIGURES = {
 
 
 def test_every_tag_of_the_glossary_is_explained():
-    from runners.log import TAGS
+    from runners.run.log import TAGS
 
     for tag, meaning in TAGS.items():
         assert f"| `{tag}` | {meaning} |" in README

@@ -4,9 +4,9 @@
     sindy.py      sparse polynomials (polynomials.py), fitted by least squares
     factored.py   every entry of a discrete observation by itself
     true.py       the simulator
-    latent.py     cells that live in a space of their own (for `agents.world_model`): rssm.py, simnorm.py, ssm.py
+    latent.py     cells that live in a space of their own (for `agents.world_model.agent`): rssm.py, simnorm.py, ssm.py
 
-Observations and actions are flat vectors (`agents.codec`): obs (B, D) in the environment's units, action (B, A).
+Observations and actions are flat vectors (`agents.networks.space_encoding`): obs (B, D) in the environment's units, action (B, A).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Dynamics(Protocol):
         """
 
     def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
-        """Learn from an `agents.replay.Replay`, at most `steps` gradient steps (None: as the model thinks fit).
+        """Learn from an `agents.replay.replay.Replay`, at most `steps` gradient steps (None: as the model thinks fit).
 
         Returns metrics to log. A fit that fails (numbers that are none) keeps what was known and counts it.
         """

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from agents.codec import Codec
 from agents.dynamics import Predicted
-from agents.nets import Flat
-from agents.stacked import Stacked
+from agents.networks.actor_critic import Flat
+from agents.networks.space_encoding import Codec
+from agents.networks.stacked import Stacked
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
 HELD = 1000  # held-out rows that are looked at, at most

@@ -28,10 +28,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, one_hot
 
-from agents.codec import Codec
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import Ensemble, EnsembleConfig
-from agents.stacked import Stacked
+from agents.networks.space_encoding import Codec
+from agents.networks.stacked import Stacked
 
 STAYS = 6.0  # logit with which an entry stays at first: what never changes needs no word from a network that overfits
 

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agents.dynamics.latent import Categoricals, Cell, State, mlp
-from agents.nets import linear
+from agents.dynamics.cells import Categoricals, Cell, State, mlp
+from agents.networks.actor_critic import linear
 
 
 class RSSM(Cell):

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agents.dynamics.latent import Cell, State, layer
-from agents.nets import linear
+from agents.dynamics.cells import Cell, State, layer
+from agents.networks.actor_critic import linear
 
 
 class SimNorm(Cell):

@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agents.codec import Codec
 from agents.dynamics import Predicted
 from agents.dynamics.polynomials import Library, stlsq
-from agents.nets import Flat
+from agents.networks.actor_critic import Flat
+from agents.networks.space_encoding import Codec
 
 BLOCKS = 64  # of rows, which bootstraps draw from
 REWARD_R2 = 0.99  # below it a network predicts the reward

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agents.dynamics.latent import Categoricals, Cell, State, layer, mlp
-from agents.nets import linear
+from agents.dynamics.cells import Categoricals, Cell, State, layer, mlp
+from agents.networks.actor_critic import linear
 
 SHARPNESS = 8.0  # c of Griffin's equation 3
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.codec import Codec
 from agents.dynamics import Predicted
+from agents.networks.space_encoding import Codec
 from envs import batched
 from envs.family import family_of
 from envs.make import make, spec_of

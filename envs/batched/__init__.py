@@ -64,10 +64,14 @@ _GAMES = (
 _OF_A_GAME = frozenset({"character", "fix_moon_phase", "options", "spawn_monsters", "penalty_step", "sober", "level"})
 _ROADS = ("highway-v0", "highway-fast-v0")
 _TABLE = {  # id -> module:Class
-    **{env_id: f"envs.batched.classic:{name}" for env_id, name in _CLASSIC.items()},
-    **{f"MiniGrid-{name}{size}": "envs.batched.minigrid:MiniGrid" for name, sizes in _GRIDS.items() for size in sizes},
+    **{env_id: f"envs.batched.classic.env:{name}" for env_id, name in _CLASSIC.items()},
+    **{
+        f"MiniGrid-{name}{size}": "envs.batched.minigrid.env:MiniGrid"
+        for name, sizes in _GRIDS.items()
+        for size in sizes
+    },
     **{env_id: f"envs.batched.exploration:{name}" for env_id, (name, _) in _CELLS.items()},
-    **{env_id: "envs.batched.highway:Highway" for env_id in _ROADS},
+    **{env_id: "envs.batched.highway.env:Highway" for env_id in _ROADS},
     **{env_id: "envs.batched.nethack:NetHack" for env_id in _GAMES},
 }
 IDS = tuple(_TABLE)

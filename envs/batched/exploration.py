@@ -1,6 +1,6 @@
-"""Worlds of cells as array programs: the tables of `envs.exploration`, looked up for all environments at once.
+"""Worlds of cells as array programs: the tables of `envs.exploration.family`, looked up for all environments at once.
 
-Source: `envs.exploration`. Chance within episodes (noise, drift) comes from a random stream of its own, beside the one
+Source: `envs.exploration.family`. Chance within episodes (noise, drift) comes from a random stream of its own, beside the one
 that episodes begin from, and is drawn on the host wherever the arrays live.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.batched.arrays import Arrays
 from envs.batched.base import BatchedEnv, Step
-from envs.exploration import PERIOD, START, STAY, first_noise, next_noise
+from envs.exploration.family import PERIOD, START, STAY, first_noise, next_noise
 from envs.types import Array
 
 
@@ -77,7 +77,7 @@ class Cells(BatchedEnv):
 
 
 class NoisyRooms(Cells):
-    """`envs.exploration.NoisyRooms`; beside the cell, `state` holds `noise` float32 (N, bits) and `arrived` bool (N,).
+    """`envs.exploration.family.NoisyRooms`; beside the cell, `state` holds `noise` float32 (N, bits) and `arrived` bool (N,).
 
     `arrived`: whether the last room was entered in this episode.
     """
@@ -123,7 +123,7 @@ class NoisyRooms(Cells):
 
 
 class DeepSea(Cells):
-    """`envs.exploration.DeepSea`; the cell is all there is."""
+    """`envs.exploration.family.DeepSea`; the cell is all there is."""
 
     def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
         super().__init__(original, n, seed, arrays)

@@ -22,9 +22,9 @@ from nle.env.tasks import NetHackScore
 
 from envs.batched.arrays import Arrays
 from envs.batched.base import BatchedEnv
-from envs.nethack import caption, draw_game, with_status
-from envs.nethack_tasks import STANDING, answer, score, settle
-from envs.nethack_view import Games
+from envs.nethack.family import caption, draw_game, with_status
+from envs.nethack.tasks import STANDING, answer, score, settle
+from envs.nethack.view import Games
 from envs.types import Array
 
 

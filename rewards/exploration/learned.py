@@ -30,7 +30,7 @@ from torch.nn.utils import skip_init
 from envs.types import Array, Obs, Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.spaces import Layout
-from rewards.scale import RunningMeanStd
+from rewards.mix.scale import RunningMeanStd
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
 IMAGE = 36  # pixels; the smallest image that they take

@@ -21,7 +21,7 @@ from envs.types import Memory, Transitions
 from rewards.exploration.learned import LearnedConfig
 from rewards.exploration.pseudocount import RECENT, PseudoCount, PseudoCountConfig
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.scale import RunningMeanStd
+from rewards.mix.scale import RunningMeanStd
 
 
 @dataclass

@@ -24,7 +24,7 @@ from envs.types import Memory, Obs, Transitions
 from rewards.exploration.inverse import Embedded
 from rewards.exploration.learned import LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
-from rewards.scale import EPSILON, RunningMeanStd
+from rewards.mix.scale import EPSILON, RunningMeanStd
 
 RECENT = 10_000  # distances, and errors in NGU, that a running mean remembers: embeddings and predictors move
 

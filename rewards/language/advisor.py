@@ -15,8 +15,8 @@ import threading
 import time
 from collections import deque
 
-from rewards.chat import Chat, JudgeError
-from rewards.language.judges.prompts import quote
+from rewards.llm.client import Chat, JudgeError
+from rewards.llm.judges.prompts import quote
 
 WAITING, THREADS, PAUSE = 64, 4, 30.0  # situations in line; questions at the same time; s of silence after a failure
 LONGEST = 200  # characters of a goal

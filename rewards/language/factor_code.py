@@ -7,7 +7,7 @@
 Source: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Episodic Reinforcement Learning" (AAAI 2025,
 arXiv 2412.11120): several candidates at temperature 1, one summary at 0.3, and a loop that runs the code and hands the
 error back.
-Differences: prompts are worded by us; the code is checked and boxed in (`rewards.language.sandbox`) where the source
+Differences: prompts are worded by us; the code is checked and boxed in (`rewards.llm.sandbox`) where the source
 runs it; it returns one array (B, k), not a list of columns; it is also verified to be finite, to give each row on its
 own, and not to stand still, which the source does not look at; every answer is kept in a file, so that the same
 questions need no server a second time.
@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from rewards.chat import Chat, JudgeError
-from rewards.language.sandbox.process import Sandbox
-from rewards.language.sandbox.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
+from rewards.llm.client import Chat, JudgeError
+from rewards.llm.sandbox.process import Sandbox
+from rewards.llm.sandbox.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
 
 SHIPPED = Path(__file__).with_name("factors")
-PROMPTS = Path(__file__).with_name("judges") / "prompts" / "factors.txt"
+PROMPTS = Path(__file__).resolve().parents[1] / "llm" / "judges" / "prompts" / "factors.txt"
 AUTHORS = {"openai": "rewards.language.factor_code:Author"}
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 

@@ -8,7 +8,7 @@ Return Decomposition" (arXiv 2111.13485), the loss with its bias corrected, RRD-
 Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
 Differences:
   - without code psi reads (s, a), where published code of both adds s - s';
-  - code runs in a sandbox, not in this process; see `rewards.language.sandbox.process`, `rewards.language.factor_code`;
+  - code runs in a sandbox, not in this process; see `rewards.llm.sandbox.process`, `rewards.language.factor_code`;
   - code is verified on rows made up from the spaces, where the source collects random states: a reward has no
     environment; on real ones it is watched (`notes`: failures, values that are not finite, factors that stand still);
   - factors are whitened, psi starts at 0, and the reward is 0 until the first whole episode has been learnt from;
@@ -34,11 +34,11 @@ import torch
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.language import factor_code
-from rewards.language.sandbox.process import Sandbox
-from rewards.language.sandbox.source_check import SandboxError
+from rewards.llm.sandbox.process import Sandbox
+from rewards.llm.sandbox.source_check import SandboxError
 from rewards.made_up import make_up
+from rewards.mix.scale import RunningMeanStd
 from rewards.named import make_named
-from rewards.scale import RunningMeanStd
 
 LONGEST = 20_000  # steps of an episode
 STILL = 1e-6  # a standard deviation of a factor below which it says nothing

@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.judges.recorded import Recorded
 from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
 from rewards.language.labels import Item
 from rewards.language.oni import accuracy, fit
+from rewards.llm.judges.recorded import Recorded
 
 LEAST_STEPS = 100  # gradient steps on however few labels
 

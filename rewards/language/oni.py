@@ -37,11 +37,11 @@ from typing import Any
 import numpy as np
 
 from envs.types import Transitions
-from rewards.language.annotator import Annotator
 from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.judge import JUDGES
 from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
 from rewards.language.labels import Item, Labels, Met, crc
+from rewards.llm.annotation.annotator import Annotator
+from rewards.llm.judges.base import JUDGES
 from rewards.named import check_named
 
 MODELS = ("retrieval", "classification", "ranking", "count")

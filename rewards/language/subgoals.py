@@ -3,7 +3,7 @@
     r(s') = 1 - steps spent on the subgoal / max_steps    when it is reached, else 0
 
 A subgoal is reached when the agent stands on its cell, or what is in the cell changes: a key picked up, a door opened.
-The policy reads the current subgoal beside its observation (`guide`; `rewards.guided` puts it there).
+The policy reads the current subgoal beside its observation (`guide`; `rewards.adapters.guided` puts it there).
 
 Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons: Guiding RL Agents with High-Level Language Prompts", arXiv
 2410.08632, sections 4 and 5; the weight 0.2 is theirs.
@@ -13,7 +13,7 @@ Differences:
   - positions are divided by the longer side of the grid; objects are told as they were planned, in [0, 1];
   - what lies outside the grid, in a wall or walled in is left out of a plan, and the next subgoal takes its place.
 When it fails: a wrong subgoal that can be reached must be reached before the next one is told; and a policy that
-learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid_signals`.
+learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid.signals`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.minigrid_signals import HEAD
+from envs.minigrid.signals import HEAD
 from envs.types import Array, Memory, Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, TEACHERS, WIDTH, make_teacher, sentence
@@ -160,7 +160,7 @@ class Subgoals(Reward):
 @functools.cache
 def _sentences() -> np.ndarray:
     """(kind, object, colour) -> the embedding of the sentence, float32 (4, 11, 6, 384), without one 0."""
-    from rewards.language.judges.sentences import encode
+    from rewards.llm.judges.sentences import encode
 
     table = np.zeros((len(KINDS), len(OBJECTS), len(COLOURS), FORMS["sentence"]), np.float32)
     words = {place: sentence(*place) for place in np.ndindex(table.shape[:3]) if place[0] > 0}

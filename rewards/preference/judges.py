@@ -27,10 +27,10 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
+from envs.driving.vehicle import VEHICLE
 from envs.types import Transitions, map_obs
-from envs.vehicle import VEHICLE
+from rewards.mix.scale import RunningMeanStd
 from rewards.preference.judge import Judge
-from rewards.scale import RunningMeanStd
 
 
 class Scripted(Judge):

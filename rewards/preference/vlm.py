@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from envs.types import Transitions
-from rewards.chat import Chat, JudgeError
+from rewards.llm.client import Chat, JudgeError
 from rewards.preference.judge import Judge
 
 VERSION = 1  # of the questions below; answers to others are not read

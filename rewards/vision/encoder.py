@@ -28,8 +28,8 @@ from rewards.vision.cache import Cache
 LODESTAR = "lodestar"
 UNTRAINED = "untrained"
 LOCAL = "local-dir:"
-SHIPPED = Path(__file__).resolve().parents[2] / "assets" / "clip"
-MODELS = {LODESTAR: SHIPPED, "lodestar-96": SHIPPED.with_name("clip-96")}  # name -> folder of a model of our own
+SHIPPED = Path(__file__).resolve().parent / "weights" / "lodestar"
+MODELS = {LODESTAR: SHIPPED, "lodestar-96": SHIPPED.with_name("lodestar-96")}  # name -> folder of a model of our own
 
 _alive: WeakValueDictionary[tuple[Any, ...], Encoder] = WeakValueDictionary()
 

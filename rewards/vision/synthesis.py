@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+from envs.driving.vehicle import Vehicle, read
 from envs.types import Memory, Transitions
-from envs.vehicle import Vehicle, read
 from rewards.base import Reward, Scored
 from rewards.vision.base import Vision
 from rewards.vision.clip import Clip, ClipConfig

@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 
-from runners.config import UsageError, unknown
 from runners.doctor import Finding, ask, packages, worlds
+from runners.run.config import UsageError, unknown
 
 KEYS = {"env": "", "judge": "", "model": "", "root": "runs", "only": "", "timeout": "60", "json": "false"}
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}

@@ -165,7 +165,7 @@ def _speed(folder: Path) -> Finding:
 def _checkpoint(folder: Path) -> Finding:
     import numpy as np
 
-    from runners import checkpoint
+    from runners.run import checkpoint
 
     array = np.arange(250_000, dtype=np.float32)
     begin = time.perf_counter()

@@ -58,7 +58,7 @@ def judge(url: str, model: str) -> Iterator[Finding]:
         words = f"not asked (OPENAI_API_KEY is {key}); judge=http://localhost:8000/v1 asks a server"
         yield Finding("judge", "ok", words, required=False)
         return
-    from rewards.chat import Chat, JudgeError
+    from rewards.llm.client import Chat, JudgeError
 
     fix = "start the server, or see that the address ends with its version, as in http://localhost:8000/v1"
     try:

@@ -23,7 +23,7 @@ def world(name: str, env_id: str, drawn: bool | None, required: bool = True) -> 
     from envs.make import make
 
     if drawn is None:
-        from runners.video import can_be_drawn
+        from runners.run.video import can_be_drawn
 
         drawn = can_be_drawn(env_id)
     begin = time.perf_counter()

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from runners.config import TrainConfig, UsageError, load, to_dict, unknown
 from runners.record import command, parsed
+from runners.run.config import TrainConfig, UsageError, load, to_dict, unknown
 
 ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
@@ -115,9 +115,9 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
 def run_subject(run: Path, trust: bool = False) -> Subject:
     """The agent of a run at its newest checkpoint."""
     from envs.make import make
-    from rewards.guided import guided, shown_to
-    from runners import checkpoint
+    from rewards.adapters.guided import guided, shown_to
     from runners.evaluate import load_run
+    from runners.run import checkpoint
 
     config, model, mix = load_run(run, trust)
     config = load(run / "config.yaml")  # as trained: to load it, some of it was made smaller
@@ -230,8 +230,8 @@ def weights(subject: Subject, folder: Path, why: str) -> str:
 
 def about(subject: Subject) -> dict[str, Any]:
     """What policy.json says beside the policy: plain data without paths and addresses."""
-    from runners.checkpoint import versions
     from runners.export.card import scrubbed
+    from runners.run.checkpoint import versions
 
     env = subject.make()
     told: dict[str, Any] = {

@@ -13,9 +13,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from runners.checkpoint import versions
-from runners.config import TrainConfig
 from runners.evaluate import table
+from runners.run.checkpoint import versions
+from runners.run.config import TrainConfig
 
 KEPT_APART = {"root", "run_dir", "resume", "env_options", "reward", "agent", "agent_name", "preset", "control", "video"}
 

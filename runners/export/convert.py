@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from agents.nets import CLIP, Inputs
+from agents.networks.actor_critic import CLIP, Inputs
 from runners.export.policy import (
     Affine,
     Cells,
@@ -108,7 +108,7 @@ def _glyph_parts(net: Any) -> list[Part]:
 
 
 def _decision(actions: Any) -> Decision:
-    """What the outputs of `agents.nets.Actions` mean."""
+    """What the outputs of `agents.networks.actor_critic.Actions` mean."""
     dtype = np.dtype(actions.dtype).name
     if not actions.gaussian:
         starts = np.broadcast_to(np.asarray(actions.start, int), (len(actions.sizes),))
@@ -159,7 +159,7 @@ def _flat_part(inputs: Inputs, key: str, layers: list[nn.Module]) -> Part:
 
 
 def _stacked(net: Any, activation: str, outputs: int | None = None) -> list[nn.Module]:
-    """The layers of an `agents.stacked.Stacked`; of the last one the first `outputs` numbers only."""
+    """The layers of an `agents.networks.stacked.Stacked`; of the last one the first `outputs` numbers only."""
     stack = iter(net.weights())
     layers: list[nn.Module] = []
     depth = len(net.hidden)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runners.config import UsageError, unknown
+from runners.run.config import UsageError, unknown
 
 KEYS = ("out", "threshold", "reference", "points", "label", "title")
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(__doc__)
         return 0 if arguments else 2
-    from runners.exits import explain
+    from runners.run.exits import explain
 
     try:
         page = report(parse(arguments))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runners import statistics
+from runners.report import statistics
 from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
 from runners.report.study import Study
 

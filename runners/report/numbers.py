@@ -1,6 +1,6 @@
 """The numbers of the report: final scores, their aggregate over tasks, differences to the twin, sample efficiency.
 
-All of them are `Row`s, which the page shows and report.csv holds; intervals are those of `runners.statistics`.
+All of them are `Row`s, which the page shows and report.csv holds; intervals are those of `runners.report.statistics`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runners import statistics
+from runners.report import statistics
 from runners.report.curves import against, alarm
 from runners.report.read import TASK_RETURN
 from runners.report.study import Arm, Study, evaluated, score

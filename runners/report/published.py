@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.config import UsageError
 from runners.report.read import TASK_RETURN, Run, number
+from runners.run.config import UsageError
 
 STEPS = ("global_step", "step", "steps", "timesteps", "total_timesteps", "env_steps", "time/total_timesteps", "frame")
 RETURNS = (

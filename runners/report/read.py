@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from runners.folder import read_status
-from runners.sweep.ledger import Entry, replay
+from runners.run.folder import read_status
+from runners.sweep.job_log import Entry, replay
 
-TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # runners.log has them, and torch
+TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # runners.run.log has them, and torch
 ALARM, ELAPSED = "reward/alarm", "time/time_elapsed"
 MOST_BYTES = 256_000  # of a config.yaml or another small file
 DEPTH = 12  # of its nesting

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from runners.config import _MANAGEMENT
 from runners.report.read import TASK_RETURN, Run
+from runners.run.config import _MANAGEMENT
 
 APART = {"env", "seed", "device", "num_threads"} | _MANAGEMENT  # keys that make no arm of their own
 MOST_KEYS = 3  # that an arm's name spells out

@@ -160,7 +160,7 @@ METHODS = (
     "training never used. The learned reward is never its own judge.",
     "IQM is the interquartile mean, of what is left without the lowest and the highest quarter of the runs. Intervals "
     "are of 95 %, from a bootstrap stratified by task (Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of "
-    "the Statistical Precipice, arXiv 2108.13264), stretched for few runs as runners/statistics.py explains. Bands "
+    "the Statistical Precipice, arXiv 2108.13264), stretched for few runs as runners/report/statistics.py explains. Bands "
     "hold at each step, not for the whole curve at once.",
     "Learning curves are means over the last 100 training episodes, put on a common grid by interpolation and never "
     "continued beyond a run's last row. A solid line is the IQM over all runs of an arm; where some have ended, those "

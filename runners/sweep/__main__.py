@@ -30,7 +30,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from runners.config import UsageError, unknown
+from runners.run.config import UsageError, unknown
 
 FLAGS = {"true": True, "false": False}
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or "--help" in argv or "-h" in argv:
         print(__doc__)
         return 0 if argv else 2
-    from runners.exits import Stopped
+    from runners.run.exits import Stopped
     from runners.train import intruder
 
     try:
@@ -87,7 +87,7 @@ def read(argv: list[str]) -> Plan:
     Raises:
         UsageError: if one of the sweep's own keys has a value that it cannot have.
     """
-    from runners.command import value_of
+    from runners.cli.command import value_of
 
     plan = Plan([])
     kinds = {"name": str, "root": str, "resume": str, "launcher": str}
@@ -144,7 +144,7 @@ def sweep(plan: Plan, argv: list[str]) -> int:
         warm_up()  # imports beside us while the jobs are composed
     from runners.sweep.drive import drive, make_launcher
     from runners.sweep.grid import expand
-    from runners.sweep.ledger import Ledger
+    from runners.sweep.job_log import Ledger
     from runners.sweep.table import Table, summary
 
     jobs = expand(plan.grid, plan.folder, plan.gpus)
@@ -179,7 +179,7 @@ def begin(plan: Plan, argv: list[str], names: list[str], ledger: Any) -> None:
     Raises:
         UsageError: if the sweep was begun already and `resume` rules that out.
     """
-    from runners.checkpoint import versions, write_atomically
+    from runners.run.checkpoint import versions, write_atomically
 
     if plan.resume == "never" and ledger.entries:
         raise UsageError(f"resume=never, but {plan.folder} holds a sweep; give another name=, or resume=unfinished")

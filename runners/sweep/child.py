@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from runners.exits import TERMINATED
+from runners.run.exits import TERMINATED
 from runners.sweep.job import LOG, Outcome, work
 
 POLL_S = 0.2  # between two looks at a job's process

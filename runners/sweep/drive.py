@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from runners.config import UsageError, unknown
-from runners.exits import INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
-from runners.folder import read_status
+from runners.run.config import UsageError, unknown
+from runners.run.exits import INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
+from runners.run.folder import read_status
 from runners.sweep.job import LOG, Job, Launcher, Outcome
-from runners.sweep.ledger import Entry, Ledger
+from runners.sweep.job_log import Entry, Ledger
 
 LAUNCHERS = {
     "local": "runners.sweep.local:Local",

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.command import ENV, MAX_LENGTH, chosen, compose, literal
-from runners.config import TrainConfig, UsageError, to_dict
-from runners.folder import read_status
+from runners.cli.command import ENV, MAX_LENGTH, chosen, compose, literal
+from runners.run.config import TrainConfig, UsageError, to_dict
+from runners.run.folder import read_status
 from runners.sweep.job import Job
 
 JOBS = "jobs"  # the folder of the runs, in that of the sweep

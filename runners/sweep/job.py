@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from runners.folder import read_status
+from runners.run.folder import read_status
 
 LOG = "log.txt"  # what a job prints, in its folder
 
@@ -45,7 +45,7 @@ class Outcome:
     """How an attempt at a job ended.
 
     Attributes:
-        code: exit code, 0 if finished; `runners.exits` has the others. -N: killed by signal N. None: nobody knows, as
+        code: exit code, 0 if finished; `runners.run.exits` has the others. -N: killed by signal N. None: nobody knows, as
             its machine was lost.
         seconds: that the attempt took, by the monotonic clock of whoever ran it.
         where: host:pid, and the node or the batch job where there is one.

@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from runners.config import UsageError
-from runners.exits import TERMINATED
+from runners.run.config import UsageError
+from runners.run.exits import TERMINATED
 from runners.sweep.job import Job, Outcome, work
 
 WARM = "runners.sweep.warm"
@@ -52,7 +52,7 @@ class Local:
     """
 
     def __init__(self, slots: int | None = None, *, grace: float = 60.0, work: Work = work) -> None:
-        from envs.workers import cores
+        from envs.vector.workers import cores
 
         self.slots = cores() if slots is None else slots
         if self.slots < 1:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runners.command import compose
-from runners.folder import read_status
+from runners.cli.command import compose
+from runners.run.folder import read_status
 from runners.sweep.drive import drive
 from runners.sweep.job import Job, Launcher
-from runners.sweep.ledger import Entry, Ledger
+from runners.sweep.job_log import Entry, Ledger
 from runners.sweep.table import clock_words
 
 STEPS = 100  # environment steps that a probe learns from; a longer rollout is taken whole

@@ -21,9 +21,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from runners.checkpoint import versions, write_atomically
-from runners.config import UsageError
-from runners.exits import TERMINATED
+from runners.run.checkpoint import versions, write_atomically
+from runners.run.config import UsageError
+from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
 from runners.sweep.job import Job, Outcome, here
 

@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from runners.checkpoint import write_atomically
-from runners.config import UsageError, unknown
-from runners.exits import TERMINATED
+from runners.run.checkpoint import write_atomically
+from runners.run.config import UsageError, unknown
+from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
 from runners.sweep.job import Job, Outcome
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from runners.folder import read_status
+from runners.run.folder import read_status
 from runners.sweep.job import LOG, Job
-from runners.sweep.ledger import STATES, Entry
+from runners.sweep.job_log import STATES, Entry
 
 TAIL = 8192  # bytes of metrics.csv that surely hold its last line
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runners.sweep.job import Launcher
-    from runners.sweep.ledger import Ledger
+    from runners.sweep.job_log import Ledger
     from runners.transfer.family import Family
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def transfer(argv: list[str]) -> int:
     """All of it, top to bottom."""
-    from runners.sweep.ledger import Ledger
+    from runners.sweep.job_log import Ledger
     from runners.transfer.family import family as read
     from runners.tune.plan import launching, promise
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from runners.command import ENV, compose, literal, value_of
-from runners.config import TrainConfig, UsageError, unknown
+from runners.cli.command import ENV, compose, literal, value_of
+from runners.run.config import TrainConfig, UsageError, unknown
 from runners.sweep.grid import safe
 from runners.sweep.job import Job
 from runners.tune.plan import share

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from runners import results
-from runners.checkpoint import versions, write_atomically
-from runners.statistics import aggregate
+from benchmarks import results
+from runners.report.statistics import aggregate
+from runners.run.checkpoint import versions, write_atomically
 from runners.transfer.family import Family
 from runners.transfer.mbtl import generalised
 
@@ -92,7 +92,7 @@ def draw(family: Family, found: dict[str, Any], rows: dict[int, np.ndarray]) -> 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from runners.curve import COLOURS
+    from runners.run.curve import COLOURS
 
     labels = [family.label(task) for task in range(len(family.tasks))]
     sources = sorted(rows)

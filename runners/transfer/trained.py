@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from runners.checkpoint import write_atomically
+from runners.run.checkpoint import write_atomically
 from runners.sweep.drive import drive
 from runners.sweep.job import Launcher
-from runners.sweep.ledger import Ledger
+from runners.sweep.job_log import Ledger
 from runners.transfer.family import Family
 
 PLAYED = "transfer.json"  # in a run's folder: what its policy earned on every task

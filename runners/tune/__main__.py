@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runners.sweep.job import Launcher
-    from runners.sweep.ledger import Ledger
+    from runners.sweep.job_log import Ledger
     from runners.tune.plan import Plan
 
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def tune(argv: list[str]) -> int:
     """The whole search, top to bottom."""
-    from runners.sweep.ledger import Ledger
+    from runners.sweep.job_log import Ledger
     from runners.tune.plan import launching
     from runners.tune.plan import plan as read
 

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runners.checkpoint import write_atomically
-from runners.command import compose, literal, value_of
-from runners.config import TrainConfig, UsageError, unknown
+from runners.cli.command import compose, literal, value_of
+from runners.run.checkpoint import write_atomically
+from runners.run.config import TrainConfig, UsageError, unknown
 from runners.sweep.drive import make_launcher
 from runners.sweep.grid import safe
 from runners.sweep.job import Job, Launcher
@@ -199,7 +199,7 @@ def command(doc: str, options: Mapping[str, tuple[Any, str]], work: Callable[[li
         rows += ["    launcher=     local (default), ray, slurm; launcher.<option>= are its own; slots= jobs at once"]
         print(doc + "\n".join(rows) + "\n\nEvery other key is runners.train's.")
         return 0 if argv else 2
-    from runners.exits import Signals, Stopped
+    from runners.run.exits import Signals, Stopped
 
     try:
         with Signals():

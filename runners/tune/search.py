@@ -25,14 +25,14 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 
-from runners.command import literal
-from runners.exits import MISSING, NUMERICAL
-from runners.folder import read_status
-from runners.log import TASK_RETURN, read_csv
-from runners.statistics import iqm
+from runners.cli.command import literal
+from runners.report.statistics import iqm
+from runners.run.exits import MISSING, NUMERICAL
+from runners.run.folder import read_status
+from runners.run.log import TASK_RETURN, read_csv
 from runners.sweep.drive import drive
 from runners.sweep.job import Job, Launcher
-from runners.sweep.ledger import Entry, Ledger
+from runners.sweep.job_log import Entry, Ledger
 from runners.tune.plan import Plan
 from runners.tune.space import check
 

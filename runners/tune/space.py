@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runners.config import TrainConfig, UsageError, unknown
+from runners.run.config import TrainConfig, UsageError, unknown
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

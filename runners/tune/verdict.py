@@ -15,11 +15,11 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from runners.checkpoint import versions, write_atomically
-from runners.command import compose, literal
-from runners.statistics import Estimate, aggregate, paired_difference
+from runners.cli.command import compose, literal
+from runners.report.statistics import Estimate, aggregate, paired_difference
+from runners.run.checkpoint import versions, write_atomically
 from runners.sweep.job import Job
-from runners.sweep.ledger import Entry
+from runners.sweep.job_log import Entry
 from runners.tune.plan import Plan
 from runners.tune.search import settings, steps, task_return
 from runners.tune.space import parts

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from agents.latent.behaviour import STD, UNIFORM, ImagActorCritic, Policy, Replayed, ReturnScale, lambda_returns
-from agents.latent.td3 import n_step
-from agents.world_config import WorldModelConfig
+from agents.world_model.behaviour import STD, UNIFORM, ImagActorCritic, Policy, Replayed, ReturnScale, lambda_returns
+from agents.world_model.config import WorldModelConfig
+from agents.world_model.td3 import n_step
 
 
 def column(*numbers):

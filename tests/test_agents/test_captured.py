@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agents.captured import WARM_UP, Captured, captured
-from agents.soft import LearnerConfig, SoftActorCritic
+from agents.networks.cuda_graphs import WARM_UP, Captured, captured
+from agents.off_policy.sac import LearnerConfig, SoftActorCritic
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agents.dynamics.latent import Categoricals
+from agents.dynamics.cells import Categoricals
 from agents.dynamics.rssm import RSSM
 from agents.dynamics.simnorm import SimNorm
 from agents.dynamics.ssm import SSM, scan

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from agents.codec import Codec
+from agents.networks.space_encoding import Codec
 
 BOX = spaces.Box(-2.0, 4.0, (3,), np.float32)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rewards
-from agents.ppo import PPO, PPOConfig
+from agents.ppo.agent import PPO, PPOConfig
 from envs.make import make_vec
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]

@@ -7,11 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.codec import Codec
-from agents.discriminator import Discriminator, DiscriminatorConfig, gradient_penalty
+from agents.dyna.discriminator import Discriminator, DiscriminatorConfig, gradient_penalty
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import split
-from agents.stacked import Stacked
+from agents.networks.space_encoding import Codec
+from agents.networks.stacked import Stacked
 
 LINE = Codec(spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.codec import Codec
-from agents.dreams import Dreams
-from agents.rollout import Imagined
-from runners.checkpoint import pack, unpack
+from agents.dynamics.rollout import Imagined
+from agents.networks.space_encoding import Codec
+from agents.replay.imagined import Dreams
+from runners.run.checkpoint import pack, unpack
 
 BOX = spaces.Box(-10, 10, (2,), np.float32)
 CODEC = Codec(BOX, spaces.Discrete(3))

@@ -10,10 +10,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
-from agents.deep_q import DeepQ
-from agents.dyna import Dyna
-from agents.dyna_config import PRESETS, DynaConfig, Horizon
-from agents.task import TaskScorer
+from agents.dyna.agent import Dyna
+from agents.dyna.config import PRESETS, DynaConfig, Horizon
+from agents.off_policy.dqn import DeepQ
+from agents.task_reward import TaskScorer
 
 TINY = {
     "model_hidden": [8],

@@ -5,11 +5,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.codec import Codec
-from agents.heads import symlog
-from agents.latent.encoders import Decoder, Encoder
-from agents.nets import Flat
-from envs.nethack_view import View
+from agents.networks.actor_critic import Flat
+from agents.networks.heads import symlog
+from agents.networks.space_encoding import Codec
+from agents.world_model.encoders import Decoder, Encoder
+from envs.nethack.view import View
 
 ACTIONS = spaces.Discrete(3)
 

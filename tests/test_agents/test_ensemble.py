@@ -5,8 +5,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.codec import Codec
 from agents.dynamics.ensemble import Ensemble, EnsembleConfig, split
+from agents.networks.space_encoding import Codec
 
 A = torch.tensor([[0.9, 0.2], [-0.1, 0.8]])
 B, C = torch.tensor([[0.0, 0.5]]), torch.tensor([0.1, -0.2])

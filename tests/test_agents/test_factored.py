@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from agents.codec import Codec
 from agents.dynamics.factored import Entries, Factored, FactoredConfig
+from agents.networks.space_encoding import Codec
 
 BITS = Codec(spaces.MultiBinary(6), spaces.Discrete(3))
 MIXED = Codec(

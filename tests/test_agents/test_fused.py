@@ -5,9 +5,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.fused import Fused
-from agents.learner import Batch, Eager, Losses
-from agents.nets import Actions, ActorCritic, Flat, Inputs
+from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
+from agents.ppo.learner import Batch, Eager, Losses
+from agents.ppo.numpy_update import Fused
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = {

@@ -5,12 +5,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.glyphs import Glyphs
-from agents.learner import Eager
-from agents.nets import Actions, ActorCritic, Inputs
-from agents.ppo import PPO, PPOConfig
+from agents.networks.actor_critic import Actions, ActorCritic, Inputs
+from agents.networks.glyphs import Glyphs
+from agents.ppo.agent import PPO, PPOConfig
+from agents.ppo.learner import Eager
 from envs.make import make_vec
-from envs.nethack_view import KINDS, View
+from envs.nethack.view import KINDS, View
 
 SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "net": "glyphs"}
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agents.heads import HLGauss, Mse, TwoHot, head_of, symexp, symlog
+from agents.networks.heads import HLGauss, Mse, TwoHot, head_of, symexp, symlog
 
 TARGETS = torch.linspace(-5, 5, 41)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from agents.images import Images
-from runners.checkpoint import pack, unpack
+from agents.replay.images import Images
+from runners.run.checkpoint import pack, unpack
 
 SHAPE = (1, 2, 2)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agents.dynamics import Predicted
-from agents.rollout import Adaptive, disagreement, imagine
+from agents.dynamics.rollout import Adaptive, disagreement, imagine
 
 NAN, INF = float("nan"), float("inf")
 

@@ -9,14 +9,14 @@ import torch
 from gymnasium import spaces
 
 import rewards
-from agents.codec import Codec
-from agents.pay import Head, Payer, spread
-from agents.replay import Replay
-from agents.task import TaskScorer
+from agents.dynamics.reward_source import Head, Payer, spread
+from agents.networks.space_encoding import Codec
+from agents.replay.replay import Replay
+from agents.task_reward import TaskScorer
 from envs.types import Transitions
 from rewards.base import Reward, RewardConfig
-from rewards.mix import Mix, Stream
-from runners.checkpoint import pack, unpack
+from rewards.mix.mix import Mix, Stream
+from runners.run.checkpoint import pack, unpack
 
 PENDULUM = gym.make("Pendulum-v1")
 CARTPOLE = gym.make("CartPole-v1")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
+from agents.dyna.penalties import PENALTIES, penalty
 from agents.dynamics import Predicted
-from agents.penalties import PENALTIES, penalty
 
 
 def predicted(means, stds=None):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.codec import Codec
 from agents.dynamics import Predicted
-from agents.planners import CEM, MPPI, UPMPC, returns
-from agents.rollout import imagine
+from agents.dynamics.planners import CEM, MPPI, UPMPC, returns
+from agents.dynamics.rollout import imagine
+from agents.networks.space_encoding import Codec
 
 GAMMA = 1.0
 A = torch.tensor([[1.0, 0.2], [0.0, 1.0]], dtype=torch.float64)

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
 import rewards
-from agents.ppo import PPO, PPOConfig
+from agents.ppo.agent import PPO, PPOConfig
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [16], "sequence": 8}
 

@@ -12,15 +12,15 @@ from scripted import ScriptedWorld, labels, script
 from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
-from agents.codec import Codec
-from agents.replay import Replay
-from agents.steps import Steps
-from agents.task import TaskScorer
+from agents.env_stepper import Steps
+from agents.networks.space_encoding import Codec
+from agents.replay.replay import Replay
+from agents.task_reward import TaskScorer
 from envs.types import MEDIA, Transitions
+from rewards.adapters.sb3 import relabelling
 from rewards.base import Reward, RewardConfig
-from rewards.mix import Mix, Stream
-from rewards.sb3 import relabelling
-from runners.checkpoint import pack, unpack
+from rewards.mix.mix import Mix, Stream
+from runners.run.checkpoint import pack, unpack
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 N = 3

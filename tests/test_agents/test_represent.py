@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from agents.latent.represent import (
+from agents.networks.actor_critic import Flat
+from agents.world_model.representation import (
     Empowerment,
     KLBudget,
     barlow,
@@ -16,7 +17,6 @@ from agents.latent.represent import (
     recon_pixels,
     recon_vector,
 )
-from agents.nets import Flat
 
 
 def test_barlow_by_hand():

@@ -9,7 +9,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import agents
-from agents.sb3 import policy_name
+from agents.sb3.agent import policy_name
 from agents.state import get_state, set_state
 
 
@@ -38,7 +38,9 @@ def weights(model):
     return {key: value.clone() for key, value in model.policy.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", [name for name in agents.names() if agents.TABLE[name].startswith("agents.sb3:")])
+@pytest.mark.parametrize(
+    "name", [name for name in agents.names() if agents.TABLE[name].startswith("agents.sb3.agent:")]
+)
 def test_every_agent_learns_and_its_whole_state_moves_to_a_fresh_one(name):
     model = build(name)
     before = weights(model)

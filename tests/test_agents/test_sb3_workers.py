@@ -9,10 +9,10 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
-from agents.sb3 import PPO, SAC, PPOConfig, SACConfig, make_venv
-from agents.sb3_workers import WorkerVecEnv
+from agents.sb3.agent import PPO, SAC, PPOConfig, SACConfig, make_venv
+from agents.sb3.workers import WorkerVecEnv
 from envs.transitions import Cursor, from_sb3_step
-from rewards.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
+from rewards.adapters.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
 
 
 def _pair(env_id: str, n: int, **options) -> tuple[DummyVecEnv, WorkerVecEnv]:

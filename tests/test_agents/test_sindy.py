@@ -9,9 +9,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from agents.codec import Codec
 from agents.dynamics.polynomials import Library, stlsq
 from agents.dynamics.sindy import Sindy, SindyConfig
+from agents.networks.space_encoding import Codec
 
 BOX = Codec(spaces.Box(-np.inf, np.inf, (3,)), spaces.Box(-1, 1, (2,)))
 PENDULUM = Codec(

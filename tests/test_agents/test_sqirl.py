@@ -12,8 +12,8 @@ import envs.make
 import rewards
 from agents.effective_horizon import effective_horizon, gorp
 from agents.sqirl import SQIRL, SQIRLConfig, returns_to_go
-from envs import snapshots
-from envs.clones import Clones
+from envs.snapshots import snapshots
+from envs.snapshots.clones import Clones
 
 LAST = 0.9  # what the safe way pays
 

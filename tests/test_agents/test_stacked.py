@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from agents.stacked import MOMENTUM, WARM_UP, Renorm, Stacked
+from agents.networks.stacked import MOMENTUM, WARM_UP, Renorm, Stacked
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
 

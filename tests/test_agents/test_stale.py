@@ -5,10 +5,10 @@ import torch
 
 import envs.make
 import rewards
-from agents.codec import Codec
-from agents.replay import Replay
-from agents.stale import Stale
-from agents.steps import Steps
+from agents.env_stepper import Steps
+from agents.networks.space_encoding import Codec
+from agents.replay.frozen_reward import Stale
+from agents.replay.replay import Replay
 
 
 @pytest.mark.parametrize("names", [("task", "rnd"), ("task", "count"), ("rnd",)])
@@ -32,7 +32,7 @@ def test_old_transitions_keep_their_pay_and_new_ones_get_todays(names):
 
 
 def test_a_scorer_that_cannot_pay_the_past_is_refused_by_agents_with_a_replay():
-    from agents.dyna import Dyna, DynaConfig
+    from agents.dyna.agent import Dyna, DynaConfig
 
     class Streams:
         requires, relabelable, differentiable = frozenset({"reward"}), True, False

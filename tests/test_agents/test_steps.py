@@ -8,8 +8,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
-from agents.codec import Codec
-from agents.steps import Steps
+from agents.env_stepper import Steps
+from agents.networks.space_encoding import Codec
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from agents.dynamics import Predicted
-from agents.rollout import Imagined
-from agents.soft import LearnerConfig, SoftActorCritic
-from agents.svg import Svg, model_return
+from agents.dynamics.rollout import Imagined
+from agents.off_policy.sac import LearnerConfig, SoftActorCritic
+from agents.off_policy.svg import Svg, model_return
 
 GAMMA = 0.5
 

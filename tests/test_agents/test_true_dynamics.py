@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from agents.codec import Codec
 from agents.dynamics.true import TrueModel
+from agents.networks.space_encoding import Codec
+from benchmarks import results
+from benchmarks.studies import oracle
 from envs.make import make
-from runners import results
-from runners.bench import oracle
 
 ONE_STEP = (
     "MountainCar-v0",

@@ -6,13 +6,13 @@ import torch
 from gymnasium import spaces
 
 import envs.make
-from agents.codec import Codec
-from agents.latent.learner import WorldLearner
-from agents.latent.mpc import Foresight
-from agents.latent.td3 import joint
-from agents.replay import Sequences
-from agents.world_config import WorldModelConfig
-from agents.world_model import WorldModel
+from agents.networks.space_encoding import Codec
+from agents.replay.replay import Sequences
+from agents.world_model.agent import WorldModel
+from agents.world_model.config import WorldModelConfig
+from agents.world_model.learner import WorldLearner
+from agents.world_model.mpc import Foresight
+from agents.world_model.td3 import joint
 
 SMALL = {"latent": 16, "hidden": 16, "embed": 16, "groups": 4, "classes": 4}
 BOX = spaces.Box(-1, 1, (2,), np.float32)

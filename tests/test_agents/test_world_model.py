@@ -10,9 +10,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
-from agents.task import TaskScorer
-from agents.world_config import PRESETS
-from agents.world_model import WorldModel, WorldModelConfig
+from agents.task_reward import TaskScorer
+from agents.world_model.agent import WorldModel, WorldModelConfig
+from agents.world_model.config import PRESETS
 
 TINY = {
     "latent": 16,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.nethack_tasks import ACTIONS
-from envs.nethack_view import KINDS, X, Y, glyph_kinds
+from envs.nethack.tasks import ACTIONS
+from envs.nethack.view import KINDS, X, Y, glyph_kinds
 
 # In the order of NLE's eight compass actions, which follow MORE: (row, column).
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (-1, 1), (1, 1), (1, -1), (-1, -1))

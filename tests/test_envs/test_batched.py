@@ -16,7 +16,7 @@ from envs import batched
 from envs.family import entry
 from envs.make import make
 from envs.transitions import Cursor, from_vector_step
-from rewards.wrappers import VectorRewardWrapper
+from rewards.adapters.gym import VectorRewardWrapper
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOME = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-KeyCorridorS3R2-v0"]

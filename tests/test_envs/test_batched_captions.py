@@ -7,12 +7,14 @@ from envs import batched
 from envs.batched.base import BatchedEnv
 from envs.family import entry
 from envs.make import make, make_vec, spec_of
-from envs.minigrid_captions import PICTURES, picture
+from envs.minigrid.captions import PICTURES, picture
 from envs.rollout import Rollout
-from envs.vector import InProcess
+from envs.vector.in_process import InProcess
 
 GRIDS = [name for name in batched.IDS if name.startswith("MiniGrid")]
-CLASSIC = [name for name in batched.IDS if entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic"))]
+CLASSIC = [
+    name for name in batched.IDS if entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic.family"))
+]
 BEGIN = "mission: use the key to open the door and then get to the goal (7 moves left)"
 OPTIONS = [{}, {"captions": "full"}, {"captions": "full", "chatter": True, "varied": True}]
 N = 4

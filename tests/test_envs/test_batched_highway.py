@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from envs import batched
-from envs.batched.highway_traffic import Traffic, closest_lane, overlap
-from envs.batched.highway_view import View
+from envs.batched.highway.traffic import Traffic, closest_lane, overlap
+from envs.batched.highway.view import View
+from envs.driving.vehicle import read
 from envs.make import make, make_vec
 from envs.transitions import Cursor, from_vector_step
-from envs.vector import InProcess
-from envs.vehicle import read
+from envs.vector.in_process import InProcess
 
 FAST = "highway-fast-v0"
 FEW = {"vehicles_count": 8, "vehicles_density": 2, "duration": 10}

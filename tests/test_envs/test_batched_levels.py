@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs import batched
-from envs.batched import levels
+from envs.batched.minigrid import levels
 from envs.make import make
 
 EMPTY, WALL, DOOR, KEY, BALL, GOAL = 1, 2, 4, 5, 6, 8  # MiniGrid's objects

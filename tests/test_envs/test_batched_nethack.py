@@ -7,7 +7,7 @@ from envs import batched
 from envs.batched.nethack import NetHack
 from envs.make import make_vec
 from envs.rollout import Rollout
-from envs.vector import InProcess
+from envs.vector.in_process import InProcess
 
 N = 3
 OURS = "lodestar/NetHackScore-v0"

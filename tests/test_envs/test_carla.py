@@ -6,9 +6,9 @@ import pytest
 from gymnasium import spaces
 from replayed import CarDreamer, VlmRl, picture
 
-from envs.carla import UNITS, Carla, Wiring
+from envs.driving.carla import UNITS, Carla, Wiring
+from envs.driving.vehicle import FAR, read
 from envs.make import goals, make, make_vec
-from envs.vehicle import FAR, read
 
 
 def test_cardreamers_keys_become_frames_and_signals() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs import batched
-from envs.batched.classic_view import View
+from envs.batched.classic.view import View
 from envs.make import make, make_vec
 from envs.render import frame
 

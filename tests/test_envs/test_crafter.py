@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.crafter import EVENTS, FACINGS, KINDS, SIGNALS, Achievements
+from envs.crafter.family import EVENTS, FACINGS, KINDS, SIGNALS, Achievements
 from envs.make import families, goals, make
 from envs.make import make_vec as made
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from envs.disturb import EpisodicReward, NoisyTV, disturb
 from envs.make import make, make_vec
-from envs.vector import InProcess
+from envs.vector.in_process import InProcess
 
 
 class World(gym.Env):

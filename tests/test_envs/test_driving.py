@@ -4,10 +4,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.driving import MANNERS, words
+from envs.driving.family import MANNERS, words
+from envs.driving.vehicle import VEHICLE
 from envs.make import families, goals, make, spec_of
 from envs.options import options
-from envs.vehicle import VEHICLE
 
 DRIVING = families()["driving"]
 SIX = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0", "CarRacing-v3"]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from envs.driving_metrics import Driving
+from envs.driving.metrics import Driving
+from envs.driving.vehicle import VEHICLE
 from envs.family import Metrics
 from envs.make import families, make
-from envs.vehicle import VEHICLE
 
 
 def signals(speed: float, completion: float = 0.0, crashed: float = 0.0) -> np.ndarray:

@@ -6,9 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.driving_sense import bend, lanes, names, seconds, sense
+from envs.driving.sensors import bend, lanes, names, seconds, sense
+from envs.driving.vehicle import FAR, VEHICLE, read
 from envs.make import make, spec_of
-from envs.vehicle import FAR, VEHICLE, read
 
 ROADS = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0"]
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from envs.driving_states import axis, scatter
+from envs.driving.states import axis, scatter
+from envs.driving.vehicle import Vehicle, read
 from envs.make import goals, make, spec_of
-from envs.vehicle import Vehicle, read
 from envs.wrappers import family_of
 
 SMALL = {"highway-fast-v0": {"vehicles_count": 2}, "intersection-v0": {"vehicles_count": 1}}

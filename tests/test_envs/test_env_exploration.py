@@ -9,10 +9,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import batched
-from envs.classic import pose
-from envs.exploration import AGENT, FLOOR, LEVELS, PERIOD, PIXELS, TREASURE, DeepSea, NoisyRooms, corridor
+from envs.classic.family import pose
+from envs.exploration.family import AGENT, FLOOR, LEVELS, PERIOD, PIXELS, TREASURE, DeepSea, NoisyRooms, corridor
 from envs.make import families, make, make_vec
-from envs.vector import InProcess
+from envs.vector.in_process import InProcess
 
 ROOMS, SEA = "lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"
 STAY, LEFT, RIGHT, UP, DOWN = range(5)

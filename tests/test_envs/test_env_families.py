@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from envs.make import families, goals, make, make_vec
-from envs.nethack_view import KINDS, glyph_kinds
+from envs.nethack.view import KINDS, glyph_kinds
 from envs.words import hashed_words
 
 SHAPES = [

@@ -7,8 +7,21 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs.exploration import AGENT, FLOOR, TREASURE, WALL
-from envs.factored import DARK, DOWN, LEFT, PRESS, RIGHT, UP, ButtonGrid, ProcMaze, distances, edges, leads, maze
+from envs.exploration.factored import (
+    DARK,
+    DOWN,
+    LEFT,
+    PRESS,
+    RIGHT,
+    UP,
+    ButtonGrid,
+    ProcMaze,
+    distances,
+    edges,
+    leads,
+    maze,
+)
+from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL
 from envs.make import families, make, make_vec
 
 MAZE, GRID = "lodestar/ProcMaze-v0", "lodestar/ButtonGrid-v0"

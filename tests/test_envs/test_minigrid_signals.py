@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from envs.make import make, make_vec, spec_of
-from envs.minigrid import FAMILY
-from envs.minigrid_signals import HEAD
+from envs.minigrid.family import FAMILY
+from envs.minigrid.signals import HEAD
 
 TOGGLE = 5  # its actions
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs.make import make
-from envs.nethack import caption, with_status
+from envs.nethack.family import caption, with_status
 
 
 @pytest.mark.parametrize(

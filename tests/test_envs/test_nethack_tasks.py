@@ -6,9 +6,9 @@ from nethack_walk import DOWN, way_down
 from nle import nethack
 
 from envs.make import make, make_vec, spec_of
-from envs.nethack import FAMILY
-from envs.nethack_tasks import ACTIONS, Oracle, oracle_glyph, score
-from envs.nethack_view import CONDITION, DEPTH, HUNGER, SCORE, TIME, Games, X, Y
+from envs.nethack.family import FAMILY
+from envs.nethack.tasks import ACTIONS, Oracle, oracle_glyph, score
+from envs.nethack.view import CONDITION, DEPTH, HUNGER, SCORE, TIME, Games, X, Y
 
 Command = nethack.Command
 OURS = [name for name in FAMILY.ids if name.startswith("lodestar/")]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs.make import make
-from envs.nethack_view import DEPTH, LEAKS, SCORE, TIME, View, around
+from envs.nethack.view import DEPTH, LEAKS, SCORE, TIME, View, around
 
 
 def place(number: int) -> int:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from envs.make import make
-from envs.s3rl import SnapshotReset, Snapshots, kmeans, record
-from envs.snapshots import get_state, to_json
-from envs.vector import InProcess
+from envs.snapshots.s3rl import SnapshotReset, Snapshots, kmeans, record
+from envs.snapshots.snapshots import get_state, to_json
+from envs.vector.in_process import InProcess
 from envs.wrappers import Observer
 
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation, RescaleAction
 
 from envs.make import make
-from envs.snapshots import from_json, get_state, set_state, to_json
+from envs.snapshots.snapshots import from_json, get_state, set_state, to_json
 from envs.wrappers import Observer
 
 WORLDS = {

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from envs import classic
+from envs.classic import family as classic
 from envs.family import family_of
 from envs.make import goals, make, spec_of
-from envs.snapshots import get_state, set_state, to_json
+from envs.snapshots.snapshots import get_state, set_state, to_json
 from rewards.compare import auroc
 
 CLASSIC = ("lodestar/CartPoleUpright-v0", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1")

@@ -7,9 +7,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import batched
-from envs.classic import pose
+from envs.classic.family import pose
+from envs.classic.swingup import pay
 from envs.make import families, goals, make, spec_of, termination
-from envs.swingup import pay
 
 SMOOTH, SPARSE = "lodestar/CartPoleSwingUp-v0", "lodestar/CartPoleSwingUpSparse-v0"
 

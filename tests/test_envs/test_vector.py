@@ -15,8 +15,8 @@ import rewards
 from envs.make import make, make_vec
 from envs.transitions import Cursor, from_vector_step, shown_by
 from envs.types import map_obs
-from envs.vector import InProcess
-from rewards.wrappers import VectorRewardWrapper
+from envs.vector.in_process import InProcess
+from rewards.adapters.gym import VectorRewardWrapper
 
 WORLDS = {
     "CartPole-v1": {},

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import rewards
-from agents.advantages import advantages
-from agents.ppo import PPO, PPOConfig
-from agents.steps import Steps
+from agents.env_stepper import Steps
+from agents.ppo.advantages import advantages
+from agents.ppo.agent import PPO, PPOConfig
 from envs.make import make, make_vec
 from envs.transitions import Cursor, from_vector_step
-from envs.watchdog import Budget, WorkerError
-from envs.workers import Workers
-from runners.faults.workers import ENV, lose, runs, vector
+from envs.vector.watchdog import Budget, WorkerError
+from envs.vector.workers import Workers
+from tests.faults.workers import ENV, lose, runs, vector
 
 
 def _kill(envs: Workers, worker: int, number: int = signal.SIGKILL) -> None:

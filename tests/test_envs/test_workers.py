@@ -15,8 +15,8 @@ import pytest
 from gymnasium import spaces
 
 from envs.make import make, make_vec
-from envs.vector import InProcess
-from envs.workers import WorkerError, Workers, share
+from envs.vector.in_process import InProcess
+from envs.vector.workers import WorkerError, Workers, share
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLDS = {

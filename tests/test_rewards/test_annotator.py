@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from rewards.language import judge
-from rewards.language.annotator import Annotator
-from rewards.language.judge import Answers, Judge
+from rewards.llm.annotation.annotator import Annotator
+from rewards.llm.judges import base as judge
+from rewards.llm.judges.base import Answers, Judge
 
 
 class Letters(Judge):

@@ -10,7 +10,7 @@ import pytest
 from labelling import asking, collect, kill, right, serve, serving, texts, think, until
 from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
 
-from rewards.language.annotator import Annotator
+from rewards.llm.annotation.annotator import Annotator
 
 server, ask = pytest.fixture(serving), pytest.fixture(asking)
 

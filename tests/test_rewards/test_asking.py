@@ -13,8 +13,8 @@ import pytest
 from labelling import ROOT, asking, collect, gone, right, serving, texts, until
 from model_server import hangs
 
-from rewards.language import judge
-from rewards.language.annotator import Annotator
+from rewards.llm.annotation.annotator import Annotator
+from rewards.llm.judges import base as judge
 
 server, ask = pytest.fixture(serving), pytest.fixture(asking)
 
@@ -63,7 +63,7 @@ def test_a_process_that_dies_all_the_time_is_not_started_for_ever(ask):
 
 PARENT = """
 import os, sys, time
-from rewards.language.annotator import Annotator
+from rewards.llm.annotation.annotator import Annotator
 annotator = Annotator("openai", {{"model": "tiny", "url": {url!r}, "goal": "g"}})
 annotator.offer(["good 1"], 0)
 while not annotator.take(0):

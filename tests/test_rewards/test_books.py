@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs.types import Transitions
-from rewards.books import Ledger
+from rewards.mix.metrics import Ledger
 
 
 def rollout(task, valid=None, terminated=None):

@@ -12,10 +12,10 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
 from envs.types import Transitions
+from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 from rewards.preference.judge import Judge
-from rewards.sb3 import relabelling
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = {"length": 2, "seed_steps": 4, "every": 8, "queries": 6, "epochs": 3, "hidden": 8, "features": 8}

@@ -1,6 +1,6 @@
 """The breaker, by a clock that the test turns."""
 
-from rewards.language.annotation.breaker import Breaker
+from rewards.llm.breaker import Breaker
 
 
 def test_five_failures_in_a_row_open_it_and_a_success_begins_the_count_again():

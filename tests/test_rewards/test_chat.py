@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
 
-from rewards.chat import Chat, JudgeError, Said, _seconds, decode, fits
+from rewards.llm.client import Chat, JudgeError, Said, _seconds, decode, fits
 
 YES = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": False}
 WHITE, BLACK = np.full((6, 8, 3), 255, np.uint8), np.zeros((6, 8, 3), np.uint8)

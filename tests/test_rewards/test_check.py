@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.check import RewardCheckError, check_reward
 from rewards.made_up import make_up
-from rewards.scale import RunningMeanStd
+from rewards.mix.scale import RunningMeanStd
 
 
 class Honest(Reward):

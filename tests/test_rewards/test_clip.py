@@ -35,7 +35,7 @@ def poses():
     """CartPole drawn by its own renderer, the pole turned clockwise from upright by these angles."""
     import gymnasium as gym
 
-    from envs.classic import pose
+    from envs.classic.family import pose
     from envs.render import frame
 
     env = gym.make("CartPole-v1", render_mode="rgb_array")

@@ -74,7 +74,7 @@ def test_without_a_goal_it_is_lords_distance_from_the_bad_sentence():
 
 
 def test_it_ranks_the_poses_of_the_pole_it_was_taught():
-    from envs.classic import pose
+    from envs.classic.family import pose
     from envs.render import frame
 
     env = gym.make("CartPole-v1", render_mode="rgb_array")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rewards.language.judge import make_judge
+from rewards.llm.judges.base import make_judge
 
 HELPS = {
     "nethack": [

@@ -13,11 +13,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
-from agents.ppo import PPO as FastPPO
-from agents.ppo import PPOConfig
+from agents.ppo.agent import PPO as FastPPO
+from agents.ppo.agent import PPOConfig
 from envs.types import Transitions
-from rewards.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
-from rewards.wrappers import RewardWrapper, VectorRewardWrapper
+from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
+from rewards.adapters.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
 
 N, T = 3, 24  # at least four episodes in each world
 NEVER = 10**9  # update_every: nothing learns while we compare

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from model_server import ModelServer, hangs, says, status
 
-from envs.crafter import EVENTS
+from envs.crafter.family import EVENTS
 from envs.make import make_vec
 from envs.types import Transitions
+from rewards.adapters.guided import guided
 from rewards.check import check_reward
-from rewards.guided import guided
 from rewards.language import advisor
 from rewards.language.guidance import CRAFTER, TOLD, Guidance, GuidanceConfig, _newest, meaning
-from rewards.language.judges.rules import Rules
-from rewards.mix import Mix, Stream
+from rewards.llm.judges.rules import Rules
+from rewards.mix.mix import Mix, Stream
 
 GOALS = list(CRAFTER.values())
 SPACE, ACTIONS = gym.spaces.Box(-1, 1, (4,), np.float32), gym.spaces.Discrete(17)

@@ -11,13 +11,13 @@ from scripted import ScriptedWorld, script
 from stable_baselines3.common.callbacks import BaseCallback
 
 import rewards
-from agents.ppo import PPO, PPOConfig
-from agents.sb3 import A2CConfig, make_venv
+from agents.ppo.agent import PPO, PPOConfig
+from agents.sb3.agent import A2CConfig, make_venv
 from envs.make import make, make_vec
+from rewards.adapters.guided import Guided, GuidedEnv, guided, guided_space, guides, make_mix, shown_to
 from rewards.base import Reward, RewardConfig
-from rewards.guided import Guided, GuidedEnv, guided, guided_space, guides, make_mix, shown_to
 from rewards.language.subgoals import SubgoalsConfig
-from runners.config import TrainConfig, UsageError
+from runners.run.config import TrainConfig, UsageError
 
 N, T = 3, 24  # at least four episodes in each world
 
@@ -253,8 +253,8 @@ def config(agent_name="ppo", agent=None, **options):
 @pytest.mark.parametrize(("name", "agent"), [("ppo", None), ("a2c", A2CConfig(n_steps=8))])
 def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
     from runners.evaluate import evaluation, policy
+    from runners.run.video import play
     from runners.train import build
-    from runners.video import play
 
     run = config(name, agent)
     parts = build(run)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rewards.language.annotation.cache import Label, LabelCache, key_of
-from rewards.language.judges.recorded import Recorded
+from rewards.llm.judges.recorded import Recorded
+from rewards.llm.store import Label, LabelCache, key_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +70,7 @@ def test_any_text_can_be_kept_and_many_at_once(file):
 def test_four_processes_write_at_once_and_lose_nothing(file):
     script = (
         "import sys\n"
-        "from rewards.language.annotation.cache import Label, LabelCache\n"
+        "from rewards.llm.store import Label, LabelCache\n"
         "cache, me = LabelCache(sys.argv[1]), int(sys.argv[2])\n"
         "for i in range(100):\n"
         "    cache.put('all', [Label(f'shared {i} {j}', 1.0) for j in range(5)])\n"
@@ -130,7 +130,7 @@ def test_a_cache_that_cannot_be_opened_is_said_once_and_keeps_nothing(tmp_path, 
 def test_a_full_disk_is_said_once_and_what_was_kept_is_still_read(file):
     script = (
         "import resource, sys\n"
-        "from rewards.language.annotation.cache import Label, LabelCache\n"
+        "from rewards.llm.store import Label, LabelCache\n"
         "cache = LabelCache(sys.argv[1])\n"
         "cache.put('a', [Label('early', 1.0)])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"

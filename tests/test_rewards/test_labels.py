@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from rewards.language.labels import HELD_FROM, Labels, Met
-from runners.checkpoint import pack, unpack
+from runners.run.checkpoint import pack, unpack
 
 
 def test_the_least_recently_met_captions_are_forgotten():

@@ -6,7 +6,7 @@ import sqlite3
 import numpy as np
 import pytest
 
-from rewards.language.judge import Answers, make_judge
+from rewards.llm.judges.base import Answers, make_judge
 
 UNSURE = float("nan")
 

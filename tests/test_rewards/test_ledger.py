@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from rewards.language.annotation import ledger
-from rewards.language.annotation.ledger import Ledger
+from rewards.llm.annotation import queue as ledger
+from rewards.llm.annotation.queue import Ledger
 
 
 def test_what_is_drawn_counts_against_the_budget_until_it_fails():

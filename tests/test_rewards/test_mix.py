@@ -7,8 +7,8 @@ from gymnasium import spaces
 import rewards
 from envs.types import Scorer, Transitions
 from rewards.base import Reward, RewardConfig, Scored
-from rewards.mix import Mix, Stream
-from rewards.schedule import Schedule
+from rewards.mix.mix import Mix, Stream
+from rewards.mix.schedule import Schedule
 
 OBS, ACTIONS = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
 

@@ -11,7 +11,7 @@ from told import BAD, GOOD, pay, told
 
 from rewards.check import check_reward
 from rewards.language.motif import Motif, MotifConfig, _fitted
-from runners.checkpoint import pack
+from runners.run.checkpoint import pack
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
 NUMBERS = range(10)

@@ -12,11 +12,11 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from told import BAD, GOOD, pay, told
 
 from agents.state import _buffer_state, _load_buffer
+from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
 from rewards.language.oni import ONI, ONIConfig, accuracy, chance
-from rewards.mix import Mix, Stream
-from rewards.sb3 import relabelling
-from runners.checkpoint import pack, unpack
+from rewards.mix.mix import Mix, Stream
+from runners.run.checkpoint import pack, unpack
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
 BOOK = "version 1\ndefault -\n? perhaps\n- locked\n+ pick up\n+ open\n+ reach\n"

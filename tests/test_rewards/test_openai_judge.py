@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from model_server import ModelServer, hangs, says, status
 
-from rewards.language.judge import make_judge
-from rewards.language.judges import prompts
-from rewards.language.judges.prompts import LONGEST, clean, fill, question, quote
-from runners.bench import judge_faults
-from runners.bench.faulty_server import quotations
+from rewards.llm.judges import prompts
+from rewards.llm.judges.base import make_judge
+from rewards.llm.judges.prompts import LONGEST, clean, fill, question, quote
+from tests.faults import judge_faults
+from tests.faults.faulty_server import quotations
 
 INJECTIONS = [json.loads(line) for line in judge_faults.INJECTIONS.read_text(encoding="utf-8").splitlines()]
 WORTH = {"key": "helpful", "wall": "neutral", "lava": "harmful", "fog": "unsure"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rewards.language.sandbox import process as module
-from rewards.language.sandbox.process import Sandbox, SandboxError
+from rewards.llm.sandbox import process as module
+from rewards.llm.sandbox.process import Sandbox, SandboxError
 
 ROOT = Path(__file__).resolve().parents[2]
 SQUARES = "def factors(obs, action):\n    return np.stack([obs[:, 0] ** 2, action[:, 0] * obs[:, 1]], axis=1)"
@@ -219,7 +219,7 @@ def gone(pid):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_the_process_ends_with_its_owner_and_leaves_no_folder(tmp_path):
     script = (
-        "from rewards.language.sandbox.process import Sandbox\n"
+        "from rewards.llm.sandbox.process import Sandbox\n"
         f"box = Sandbox({SQUARES!r}, 2, 1)\nprint(box.pid, flush=True)\ninput()"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

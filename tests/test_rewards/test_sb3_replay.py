@@ -9,9 +9,9 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
+from rewards.adapters.sb3 import RelabelCallback, relabelling
 from rewards.base import Reward, RewardConfig
-from rewards.mix import Mix, Stream
-from rewards.sb3 import RelabelCallback, relabelling
+from rewards.mix.mix import Mix, Stream
 
 SPACES = ScriptedWorld.observation_space, ScriptedWorld.action_space
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rewards.scale import EmaScale, ReturnScale, RunningMeanStd, make_scale
+from rewards.mix.scale import EmaScale, ReturnScale, RunningMeanStd, make_scale
 
 ON = np.ones((1, 1), bool)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.language.judges import sentences
-from rewards.language.judges.sentences import SIZE, encode
+from rewards.llm.judges import sentences
+from rewards.llm.judges.sentences import SIZE, encode
 
 
 def test_vectors_are_those_of_the_library_sentence_transformers():

@@ -9,13 +9,13 @@ from gymnasium import spaces
 from model_server import ModelServer, says, status
 
 from envs.make import make
-from envs.minigrid_signals import HEAD
+from envs.minigrid.signals import HEAD
 from envs.types import Transitions, stack
 from rewards.check import check_reward
-from rewards.language.judges.sentences import encode
 from rewards.language.oracle import PUBLISHED, Simulated, solve
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
 from rewards.language.teacher import EMPTY, GOAL, KEY, WALL, OpenAI, level_of, question, sensible, sentence
+from rewards.llm.judges.sentences import encode
 
 OBS, ACTIONS = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(7)
 YELLOW, GREEN, LOCKED = 4, 1, 2

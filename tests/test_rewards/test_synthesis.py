@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import rewards
+from envs.driving.vehicle import VEHICLE
 from envs.types import Transitions
-from envs.vehicle import VEHICLE
 from rewards.base import Scored
 from rewards.check import check_reward
 from rewards.vision.clip import Clip, ClipConfig

@@ -4,7 +4,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted import ScriptedWorld, script
 
 import rewards
-from rewards.wrappers import Driver, RewardWrapper, VectorRewardWrapper
+from rewards.adapters.gym import Driver, RewardWrapper, VectorRewardWrapper
 
 SPACES = ScriptedWorld.observation_space, ScriptedWorld.action_space
 
@@ -37,7 +37,7 @@ def test_a_missing_frame_is_reported_at_the_first_reset():
         requires = frozenset({"frame"})
         frame_size = 64
 
-    from rewards.mix import Mix, Stream
+    from rewards.mix.mix import Mix, Stream
 
     mix = Mix([Stream("looks", Looks(Looks.Config(), *SPACES), gamma=0.9)])
     with pytest.raises(ValueError, match=r"the reward 'looks' reads frame.*frame_size=64"):

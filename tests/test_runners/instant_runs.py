@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from runners.exits import TERMINATED
+from runners.run.exits import TERMINATED
 from runners.sweep.job import Outcome
 
 

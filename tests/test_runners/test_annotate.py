@@ -12,12 +12,12 @@ import pytest
 from model_server import ModelServer, says, status
 
 from envs import recording
-from rewards.language.judge import make_judge
-from rewards.language.judges.rules import Rules
-from runners.annotate import AnnotateConfig, annotate, drawn, labels, main, read
-from runners.bench.faulty_server import quotations
-from runners.config import UsageError
+from rewards.llm.judges.base import make_judge
+from rewards.llm.judges.rules import Rules
+from runners.annotate.__main__ import AnnotateConfig, annotate, drawn, labels, main, read
 from runners.record import RecordConfig, record
+from runners.run.config import UsageError
+from tests.faults.faulty_server import quotations
 
 WORDS = {1.0: "helpful", 0.0: "harmful"}
 

@@ -8,9 +8,9 @@ import pytest
 from model_server import ModelServer
 from test_annotate import by_rules, openai
 
-from rewards.language.judges.rules import Rules
-from runners.annotate import AnnotateConfig, main
-from runners.audit import agreement, audit
+from rewards.llm.judges.rules import Rules
+from runners.annotate.__main__ import AnnotateConfig, main
+from runners.annotate.audit import agreement, audit
 
 TEXTS = ["picked up the yellow key", "opened the yellow door", "reached the goal", "dropped the yellow key", "fell"]
 

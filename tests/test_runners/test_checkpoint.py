@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from runners import checkpoint
-from runners.checkpoint import CheckpointError, VersionError, load, pack, read, save, unpack
+from runners.run import checkpoint
+from runners.run.checkpoint import CheckpointError, VersionError, load, pack, read, save, unpack
 
 ROOT = Path(__file__).parents[2]
 
@@ -226,7 +226,7 @@ def test_files_are_flushed_before_the_rename_and_the_folder_after_it(tmp_path, m
 LOOP = """
 import sys, numpy as np
 from pathlib import Path
-from runners.checkpoint import load, save
+from runners.run.checkpoint import load, save
 found = load(Path(sys.argv[1]))
 step = found[1] if found else 0
 assert found is None or found[0]["x"][0] == step, found

@@ -7,9 +7,9 @@ import pytest
 
 import rewards
 from envs.make import goals
-from runners import presets
-from runners.command import compose, fill_goals
-from runners.config import TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
+from runners.cli import presets
+from runners.cli.command import compose, fill_goals
+from runners.run.config import TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
 
 ROOT = Path(__file__).parents[2]
 CARTPOLE = "env=CartPole-v1"

@@ -7,9 +7,9 @@ import pytest
 from agents.effective_horizon import Horizon
 from envs.make import make
 from rewards.base import Reward, RewardConfig
-from runners import compare
-from runners.compare_horizon import ask, words
-from runners.config import UsageError
+from runners.compare import __main__ as compare
+from runners.compare.horizon import ask, words
+from runners.run.config import UsageError
 
 GRID = "MiniGrid-Empty-5x5-v0"
 

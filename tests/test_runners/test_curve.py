@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import image
 
-from runners.curve import curve
+from runners.run.curve import curve
 
 HEADER = "step,rollout/ep_rew_mean,rollout/ep_learned_mean,reward/task_share,reward/rnd_share"
 

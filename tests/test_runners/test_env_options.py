@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from runners.config import load
 from runners.evaluate import load_run
 from runners.evaluate import main as evaluate
+from runners.run.config import load
 from runners.train import main
 
 FAST = ["total_timesteps=200", "n_envs=2", "eval_episodes=2", "video=false", "control=none"]

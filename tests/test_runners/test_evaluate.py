@@ -5,8 +5,8 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from envs.family import Goal
 from runners.evaluate import SEED, Scores, goal_of, interval, play, policy, table
-from runners.statistics import iqm
-from runners.video import _draw, can_be_drawn
+from runners.report.statistics import iqm
+from runners.run.video import _draw, can_be_drawn
 
 
 def test_the_iqm_is_the_mean_of_the_middle_half():

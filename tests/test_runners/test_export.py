@@ -13,13 +13,13 @@ from gymnasium import spaces
 
 import agents
 from envs.make import make, make_vec
-from runners.config import UsageError
 from runners.evaluate import table
 from runners.export import load
 from runners.export.__main__ import ExportConfig, compared, export, main
 from runners.export.card import scrubbed
 from runners.export.convert import NoForm, convert
 from runners.export.policy import Policy
+from runners.run.config import UsageError
 from runners.train import main as train
 
 ROWS = 64
@@ -134,7 +134,7 @@ def made(name: str, env_id: str, options: dict):
     config = agent.Config(**options)
     if agent.driver == "scorer":
         return agent.build(config, make_vec(env_id, 2, backend="gym"), seed=0)
-    from agents.sb3 import make_venv
+    from agents.sb3.agent import make_venv
 
     return agent.build(config, make_venv(env_id, 1, 0), seed=0, device="cpu")
 

@@ -7,8 +7,8 @@ import torch
 import rewards
 from envs.finite import NotFinite, OnNan, is_finite, refuse
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.learning import Learning
-from runners.faults import numbers
+from rewards.mix.learning import Learning
+from tests.faults import numbers
 
 STEPS = np.array([[0, 7], [1, 8], [2, 0]])  # (T, N)
 

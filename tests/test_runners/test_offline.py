@@ -8,9 +8,9 @@ from gymnasium.envs.registration import register, registry
 
 from agents.iql import IQL
 from envs.recording import save
-from runners.config import UsageError
 from runners.offline import OfflineConfig, labelled, load, main, run
 from runners.record import main as record
+from runners.run.config import UsageError
 
 BOX, TWO = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 FAST = {"net_arch": [16], "learning_rate": 1e-2, "batch_size": 64}

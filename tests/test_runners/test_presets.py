@@ -4,9 +4,9 @@ import pytest
 
 import agents
 import rewards
-from runners import presets
-from runners.command import compose
-from runners.config import UsageError
+from runners.cli import presets
+from runners.cli.command import compose
+from runners.run.config import UsageError
 
 CARTPOLE = "env=CartPole-v1"
 

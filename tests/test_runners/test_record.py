@@ -6,8 +6,8 @@ from gymnasium import spaces
 
 from envs import recording
 from envs.types import Transitions
-from runners.config import UsageError
 from runners.record import RecordConfig, acting, main, parsed, played, record
+from runners.run.config import UsageError
 
 
 def test_a_random_policy_is_recorded_with_what_was_asked_for(tmp_path, capsys):

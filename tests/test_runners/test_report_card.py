@@ -10,11 +10,13 @@ import rewards
 from envs.make import goals, make
 from envs.recording import record, save
 from rewards.compare import starc
-from runners import compare, compare_card, compare_sample
-from runners.compare_card import DO_NOT, NOT_JUDGED, USABLE, WEAK, measures, pictures, verdict
-from runners.compare_sample import SOURCES, Plan, enumerate_world, load_or_take, load_or_walk, take
-from runners.compare_subject import Subject
-from runners.config import UsageError
+from runners.compare import __main__ as compare
+from runners.compare import card as compare_card
+from runners.compare import sample as compare_sample
+from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, measures, pictures, verdict
+from runners.compare.sample import SOURCES, Plan, enumerate_world, load_or_take, load_or_walk, take
+from runners.compare.subject import Subject
+from runners.run.config import UsageError
 
 CARTPOLE, PENDULUM = "lodestar/CartPoleUpright-v0", "lodestar/PendulumUpright-v0"
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import yaml
 
-from runners import log
-from runners.config import UsageError
 from runners.report import read
 from runners.report.curves import alarm, band, bands
 from runners.report.numbers import ALL, numbers
 from runners.report.published import published
 from runners.report.read import find
 from runners.report.study import configurations, score, study
+from runners.run import log
+from runners.run.config import UsageError
 
 
 def write(folder, env="CartPole-v1", reward=("task",), seed=0, score=100.0, state="finished", curve=None, **options):

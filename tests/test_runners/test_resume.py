@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners import checkpoint, saver
-from runners.log import read_csv
+from runners.run import checkpoint, saver
+from runners.run.log import read_csv
 from runners.train import main
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import pytest
 
 import agents
 import rewards
-from runners.faults import resume
-from runners.faults.child import warm
+from tests.faults import resume
+from tests.faults.child import warm
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def test_a_difference_is_seen_and_named():
 
 
 def test_state_that_is_lost_is_found(tmp_path, monkeypatch):
-    from rewards.scale import RunningMeanStd
+    from rewards.mix.scale import RunningMeanStd
 
     monkeypatch.setattr(RunningMeanStd, "load_state_dict", lambda self, state: None)
     argv = resume.command("ppo", "rnd", tmp_path / "made")

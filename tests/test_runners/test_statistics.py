@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from runners import statistics
-from runners.bench import coverage
+from benchmarks.studies import coverage
+from runners.report import statistics
 
 
 def test_iqm_leaves_out_the_lowest_and_the_highest_quarter():

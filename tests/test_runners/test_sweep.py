@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from runners.sweep.__main__ import main, read
-from runners.sweep.ledger import Ledger, replay
+from runners.sweep.job_log import Ledger, replay
 from runners.sweep.local import warm_up
 
 HERE = Path(__file__).parent
 LONG = 200.0  # seconds in which anything ends on the busiest machine
 PPO = ["n_envs=2", "agent.n_steps=32", "agent.batch_size=32", "agent.n_epochs=1", "eval_episodes=0", "video=false"]
 QUICK = [*PPO, "total_timesteps=128", "checkpoint_every=64", "log_every=64", "device=cpu", "report=false"]
-SLOW = "runners.bench.sweep_overhead:Waits-v0"  # 10 ms a step, unless the folder says otherwise
+SLOW = "benchmarks.speed.sweep:Waits-v0"  # 10 ms a step, unless the folder says otherwise
 
 
 def _argv(root, *argv):
@@ -109,7 +109,7 @@ def test_a_job_that_fails_does_not_stop_the_others_and_is_tried_as_often_as_said
 
 
 def test_a_run_that_is_killed_is_tried_again_and_continues_from_its_checkpoint(tmp_path):
-    job = "runners.bench.sweep_overhead-Waits-v0/ppo-task/s0"
+    job = "benchmarks.speed.sweep-Waits-v0/ppo-task/s0"
     argv = _argv(tmp_path, f"env={SLOW}", "env.wait=0.02")
     sweep = _start(argv)
     _until(lambda: _checkpoints(_folder(tmp_path, job)))
@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_is_tried_again_and_continues_from_its_checkpoint(t
 
 
 def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
-    slow, quick = "runners.bench.sweep_overhead-Waits-v0/ppo-task/s0", "CartPole-v1/ppo-task/s0"
+    slow, quick = "benchmarks.speed.sweep-Waits-v0/ppo-task/s0", "CartPole-v1/ppo-task/s0"
     argv = _argv(tmp_path, f"env=CartPole-v1,{SLOW}", "env.wait=0.05", "slots=2")
     sweep = _start(argv)
     _until(lambda: _entries(tmp_path).get(quick) and _entries(tmp_path)[quick].state == "finished")
@@ -142,7 +142,7 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
 
 
 def test_a_sweep_that_is_asked_to_go_saves_its_runs(tmp_path):
-    names = [f"runners.bench.sweep_overhead-Waits-v0/ppo-task/s{seed}" for seed in (0, 1)]
+    names = [f"benchmarks.speed.sweep-Waits-v0/ppo-task/s{seed}" for seed in (0, 1)]
     sweep = _start(_argv(tmp_path, f"env={SLOW}", "env.wait=0.05", "seed=0,1", "slots=2"))
     _until(lambda: all(_checkpoints(_folder(tmp_path, name)) for name in names))
     sweep.terminate()

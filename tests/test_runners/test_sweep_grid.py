@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runners.config import UsageError
+from runners.run.config import UsageError
 from runners.sweep.grid import alternatives, expand, safe
 
 CARTPOLE = "env=CartPole-v1"

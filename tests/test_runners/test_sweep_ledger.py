@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from runners.config import UsageError
-from runners.sweep.ledger import Entry, Ledger, events, replay
+from runners.run.config import UsageError
+from runners.sweep.job_log import Entry, Ledger, events, replay
 
 
 def test_a_ledger_replays_to_what_it_was(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.config import UsageError
+from runners.run.config import UsageError
 from runners.sweep import local
 from runners.sweep.job import Job
 from runners.sweep.local import Local

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from runners.config import UsageError
+from runners.run.config import UsageError
 from runners.sweep.drive import drive
 from runners.sweep.job import Job
-from runners.sweep.ledger import Ledger
+from runners.sweep.job_log import Ledger
 
 pytest.importorskip("ray")
-from runners.bench.ray_nodes import nodes
 from runners.sweep import ray as ray_launcher
 from runners.sweep.ray import Ray
+from tests.faults.ray_nodes import nodes
 
 PATIENCE_S = 250.0
 # Its steps take 10 ms on the slowest and on the fastest machine.
-WAITS = "env=runners.bench.sweep_overhead:Waits-v0"
+WAITS = "env=benchmarks.speed.sweep:Waits-v0"
 QUICK = ("preset=none", "agent.n_steps=32", "n_envs=2", "eval_episodes=0", "video=false")
 QUICK += ("control=none", "checkpoint_every=64")
 

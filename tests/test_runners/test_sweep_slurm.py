@@ -11,7 +11,7 @@ from pathlib import Path
 import pretend_slurm
 import pytest
 
-from runners.config import UsageError
+from runners.run.config import UsageError
 from runners.sweep.job import Job
 
 pytest.importorskip("submitit")
@@ -19,7 +19,7 @@ from runners.sweep.slurm import Slurm
 
 PATIENCE_S = 200.0
 # Its steps take 10 ms on the slowest and on the fastest machine.
-WAITS = "env=runners.bench.sweep_overhead:Waits-v0"
+WAITS = "env=benchmarks.speed.sweep:Waits-v0"
 QUICK = ("preset=none", "agent.n_steps=32", "n_envs=2", "eval_episodes=0", "video=false")
 QUICK += ("control=none", "checkpoint_every=64")
 

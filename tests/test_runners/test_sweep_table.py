@@ -6,7 +6,7 @@ import json
 import pytest
 
 from runners.sweep.job import Job
-from runners.sweep.ledger import Entry
+from runners.sweep.job_log import Entry
 from runners.sweep.table import Progress, Table, clock_words, progress, summary
 
 

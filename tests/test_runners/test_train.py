@@ -16,8 +16,9 @@ from filelock import FileLock
 
 import rewards
 from rewards.base import Reward, RewardConfig
-from runners import checkpoint, control, train
-from runners.log import explain, read_csv
+from runners import train
+from runners.run import checkpoint, control
+from runners.run.log import explain, read_csv
 from runners.train import main
 
 ROOT = Path(__file__).parents[2]
@@ -350,7 +351,7 @@ def test_a_control_ends_when_the_run_it_belongs_to_is_gone(tmp_path, monkeypatch
 
 
 def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch):
-    from runners.command import compose
+    from runners.cli.command import compose
 
     monkeypatch.setattr(rewards, "_registered", {"paid": Paid})
     plain = ["env=CartPole-v1", "reward=paid"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners.config import UsageError
+from runners.run.config import UsageError
 from runners.transfer import mbtl
 from runners.transfer.__main__ import main
 from runners.transfer.family import family

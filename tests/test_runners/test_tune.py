@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 
-from runners.command import compose
-from runners.config import UsageError
+from runners.cli.command import compose
+from runners.run.config import UsageError
 from runners.sweep.drive import drive
-from runners.sweep.ledger import Ledger
+from runners.sweep.job_log import Ledger
 from runners.tune.__main__ import main
 from runners.tune.plan import plan as read
 from runners.tune.search import Search, open_study, rungs, sampler, steps

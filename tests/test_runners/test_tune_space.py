@@ -7,9 +7,9 @@ import pytest
 
 import agents
 import rewards
-from runners.command import compose
-from runners.config import UsageError
+from runners.cli.command import compose
 from runners.list import main as show
+from runners.run.config import UsageError
 from runners.tune.space import Space, space, spaces, values_of
 
 

@@ -2,11 +2,11 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from runners.config import UsageError
-from runners.curve import COLOURS
 from runners.record import parsed
+from runners.run.config import UsageError
+from runners.run.curve import COLOURS
+from runners.run.video import LANE, PANEL, SIDE, Episode, _draw, play, written
 from runners.train import main as train
-from runners.video import LANE, PANEL, SIDE, Episode, _draw, play, written
 from runners.watch import WatchConfig, Window, frames_a_second, load_at, main, played, told, watch
 
 
@@ -97,7 +97,7 @@ def test_the_same_seed_is_the_same_episode_and_a_random_policy_another(run):
 
 
 def test_what_draws_nothing_is_written(run):
-    from runners.config import TrainConfig
+    from runners.run.config import TrainConfig
     from runners.train import build
 
     config = load_at(run)[0]

@@ -1,0 +1,306 @@
+"""What `agents.dyna.agent` imagines with and learns from: a model, what it is paid, how it ends, and what came of it.
+
+fit      the model, and whatever is learnt beside it; then imagine from remembered states
+dreams   imagined transitions (update=buffer), paid when they are sampled
+states   imagined states to begin from (update=svg)
+plan     an action by looking ahead in the model
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import envs.make
+from agents.dyna.config import Horizon
+from agents.dyna.discriminator import Discriminator, DiscriminatorConfig
+from agents.dyna.penalties import PENALTIES
+from agents.dynamics.ensemble import Ensemble, EnsembleConfig
+from agents.dynamics.factored import Factored, FactoredConfig
+from agents.dynamics.planners import CEM, MPPI, UPMPC
+from agents.dynamics.reward_source import Payer
+from agents.dynamics.rollout import Adaptive, Ends, Imagined, imagine
+from agents.dynamics.sindy import Sindy, SindyConfig
+from agents.dynamics.true import TrueModel
+from agents.networks.cuda_graphs import captured
+from agents.networks.space_encoding import Codec
+from agents.off_policy.svg import Svg
+from agents.replay.imagined import Dreams
+from agents.replay.replay import Replay
+
+ROWS = 4096  # rollouts side by side: as many as stay in a core's cache
+HEAD_STEPS = 200  # gradient steps of a distilled reward between two fits
+
+
+class Imagination:
+    """The model's side of a Dyna agent.
+
+    Args:
+        config: a `DynaConfig` that uses a model.
+        codec: the spaces.
+        scorer: what pays.
+        learner: the actor and the critics.
+        spec: the environment's registration, or None.
+        seed: of everything random.
+        device: as torch writes it.
+
+    Attributes:
+        model: an `agents.dynamics.Dynamics`.
+        notes: sentences for the user.
+    """
+
+    def __init__(
+        self, config: Any, codec: Codec, scorer: Any, learner: Any, spec: Any, *, seed: int, device: str
+    ) -> None:
+        self.config, self.codec, self.learner = config, codec, learner
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.ends = ending(spec, codec, self.device)
+        self.model: Any = _model(config, codec, spec, self.ends is None, seed, device)
+        # Without relabelling imagination pays as other libraries do: by a network fitted to the rewards in the replay.
+        distilled = config.update == "svg" or config.reward_in_dreams == "head" or not config.relabel
+        self.payer = Payer(scorer, codec, differentiable=distilled, device=device, seed=seed)
+        self.notes = [self.payer.reason] if self.payer.how == "head" and config.relabel else []
+        self.horizon = Horizon(config.horizon)
+        self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
+        self.discriminator = _discriminator(config, codec, seed, device) if config.filter == "morec" else None
+        self.planner = _planner(config, codec, seed, device)
+        imagines = config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0
+        counts = (config.plan_candidates, config.plan_horizon)
+        self.careful = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
+        self.bounds: Any = None  # (lowest, highest) observations, (D,) each; None before the first fit
+        per_fit = math.ceil(config.dreams_per_step * config.model_every)
+        self.rollouts = per_fit
+        self.dreams: Any = None
+        self._states: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.retain)
+        if config.update == "buffer":
+            capacity = config.retain * per_fit * self.horizon.longest
+            self.dreams = Dreams(capacity, codec, self.payer, retain=config.retain, device=device, seed=seed)
+        elif config.update == "svg":
+            self.svg = Svg(
+                learner, self.model, self.payer, self.ends, gamma=config.gamma, horizon=config.training_horizon
+            )
+            self._update = self._capture()
+
+    def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
+        """Fit the model and what is learnt beside it to a replay, and imagine anew; returns metrics."""
+        self.payer.timesteps = timesteps
+        metrics: dict[str, Any] = dict(self.model.fit(replay))
+        metrics |= self.payer.fit(replay, HEAD_STEPS)
+        if self.discriminator is not None:
+            metrics |= self.discriminator.fit(replay, self.model, self.config.model_steps)
+        self.bounds = replay.bounds()
+        if self.config.update == "svg":
+            self._update = self._capture()
+        if self.config.update != "none":
+            with torch.no_grad():
+                metrics |= self._dream(replay, timesteps)
+        return metrics
+
+    def update(self, obs: Tensor, step: Tensor) -> dict[str, Tensor]:
+        """One update of actor and critics through the model, from states (B, D) and their steps (B,)."""
+        return self._update((obs, step, *self.bounds))
+
+    def _capture(self) -> Any:
+        """The update as one launch on a GPU; anew after each fit, which puts weights into new memory."""
+        generators = [g for g in (self.learner.generator, getattr(self.model, "generator", None)) if g is not None]
+        mode = self.config.compile
+        return captured(
+            lambda x: self.svg.update(x[0], x[1], (x[2], x[3])), device=self.device, mode=mode, generators=generators
+        )
+
+    def _dream(self, replay: Replay, timesteps: int) -> dict[str, Any]:
+        """Imagine from remembered states: transitions to learn from, or states to begin from."""
+        config, svg = self.config, self.config.update == "svg"
+        horizon = config.distribution_horizon if svg else self.horizon(timesteps)
+        length = diverged = penalty = torch.zeros((), device=self.device)
+        states: list[tuple[Tensor, Tensor]] = []
+        if not svg:
+            self.dreams.refitted()
+        for begin in range(0, self.rollouts, ROWS):
+            obs, step = replay.starts(min(ROWS, self.rollouts - begin))
+            imagined = self._imagine(obs, step, horizon)
+            alive = imagined.alive
+            if svg:
+                reached = alive.clone()
+                reached[0] = True  # where rollouts begin has been seen, whatever the model makes of it
+                states.append((imagined.obs[reached], imagined.step[reached]))
+            else:
+                self.dreams.add(imagined)
+            length, diverged = length + alive.sum(), diverged + imagined.diverged
+            penalty = penalty + imagined.penalty.sum()
+        if svg:
+            self._states.append((torch.cat([s[0] for s in states]), torch.cat([s[1] for s in states])))
+            self._gather()
+        return {"dream_length": length / self.rollouts, "diverged": diverged, "penalty": penalty / length.clamp(min=1)}
+
+    def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
+        config = self.config
+        doubt, weight = PENALTIES.get(config.uncertainty), config.penalty_weight
+        return imagine(
+            self.model,
+            self._act,
+            _nothing,
+            self.ends,
+            obs,
+            horizon,
+            step=step,
+            choose=None if self.discriminator is None else self.discriminator.choose,
+            candidates=config.filter_candidates,
+            penalty=None if doubt is None else lambda predicted: weight * doubt(predicted),
+            cut=self.adaptive,
+            bounds=self.bounds,
+        )
+
+    def _act(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
+        """The policy's action; a careful one at the first step if a planner says so."""
+        if self.careful is not None and t == 0:
+            return self.careful.plan(self._dreaming(), self._sample, obs), None
+        return self._sample(obs, t)
+
+    def states(self, count: int) -> tuple[Tensor, Tensor]:
+        """Imagined states (B, D) and their steps (B,), drawn with replacement."""
+        obs, step = self._all
+        index = torch.randint(len(obs), (count,), generator=self.generator, device=self.device)
+        return obs[index], step[index]
+
+    def plan(self, obs: Tensor, step: np.ndarray | None) -> Tensor:
+        """Actions (B, A) found by looking ahead from (B, D).
+
+        Args:
+            obs: (B, D).
+            step: int64 (B,), within the episodes of environments whose last plans go on; None for states from anywhere.
+        """
+        if isinstance(self.planner, UPMPC):
+            return self.planner.plan(self._dreaming(), self._sample, obs)
+        assert self.planner is not None
+        last = self.planner.mean
+        if step is not None:
+            self.planner.reset(torch.as_tensor(step == 0, device=self.device))
+        action = self.planner.plan(self._dreaming(), obs, warm=step is not None)
+        if step is None:
+            self.planner.mean = last
+        return action
+
+    def _dreaming(self) -> Any:
+        return functools.partial(imagine, self.model, pay=self.payer, ends=self.ends, bounds=self.bounds)
+
+    def _sample(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
+        return self.learner.sample(obs)[0], None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that moves."""
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        return {
+            **parts,
+            "generator": self.generator.get_state(),
+            "states": [list(pair) for pair in self._states],
+            "bounds": self.bounds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.generator.set_state(state["generator"])
+        self._states.clear()
+        self._states.extend(tuple(x.to(self.device) for x in pair) for pair in state["states"])
+        self._gather()
+        self.bounds = None if state["bounds"] is None else tuple(x.to(self.device) for x in state["bounds"])
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {
+            "model": self.model,
+            "payer": self.payer,
+            "dreams": self.dreams,
+            "discriminator": self.discriminator,
+            "adaptive": self.adaptive,
+            "planner": self.planner,
+            "careful": self.careful,
+        }
+        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+
+    def _gather(self) -> None:
+        self._all = [torch.cat(column) for column in zip(*self._states)]
+
+
+def ending(spec: Any, codec: Codec, device: torch.device) -> Ends | None:
+    """When episodes of a registered environment end, for actions as `codec` has them; None where nobody knows.
+
+    Wrappers that are not ours may show something else than the rule reads; then the model has to learn it.
+    """
+    wrappers = getattr(spec, "additional_wrappers", ())
+    if spec is None or not all(w.entry_point.startswith("envs.") and w.name != "NoisyTV" for w in wrappers):
+        return None
+    try:
+        rule = envs.make.termination(spec.id, **spec.kwargs)
+    except ValueError:  # nobody has registered it
+        return None
+    if rule is None:
+        return None
+    space: Any = codec.action_space
+    if codec.discrete:
+        return lambda obs, action, next_obs: rule(obs, action.argmax(-1) + int(space.start), next_obs)
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float32, device=device).ravel() for bound in (space.low, space.high)
+    )
+    return lambda obs, action, next_obs: rule(obs, low + (action.clamp(-1, 1) + 1) / 2 * (high - low), next_obs)
+
+
+def _model(config: Any, codec: Codec, spec: Any, terminations: bool, seed: int, device: str) -> Any:
+    """The model that `config.model` names."""
+    if config.model == "sindy":
+        return Sindy(codec, SindyConfig(members=config.members), seed=seed, device=device)
+    if config.model in ("ensemble", "factored"):
+        settings: dict[str, Any] = {
+            "members": config.members,
+            "elites": config.elites,
+            "hidden": list(config.model_hidden),
+            "norm": config.model_norm,
+            "terminations": terminations,
+            "min_steps": min(100, config.model_steps),
+            "max_steps": config.model_steps,
+        }
+        if config.model == "factored":
+            return Factored(codec, FactoredConfig(**settings), seed=seed, device=device)
+        return Ensemble(codec, EnsembleConfig(kind=config.model_kind, **settings), seed=seed, device=device)
+    if spec is None:
+        raise ValueError("agent.model=true asks the simulator, and this environment is not registered; use ensemble")
+    return TrueModel(spec.id, codec, **spec.kwargs)
+
+
+def _discriminator(config: Any, codec: Codec, seed: int, device: str) -> Discriminator:
+    threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
+    return Discriminator(codec, DiscriminatorConfig(threshold=threshold), seed=seed, device=device)
+
+
+def _planner(config: Any, codec: Codec, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
+    """What chooses actions in the environment; None for the policy."""
+    count, horizon = config.plan_candidates, config.plan_horizon
+    if config.planner == "upmpc":
+        return UPMPC(count, horizon, config.alpha_real, config.gamma)
+    if config.planner == "none":
+        return None
+    kind = CEM if config.planner == "cem" else MPPI
+    options: dict[str, Any] = {"policy_samples": 0} if kind is MPPI else {}
+    return kind(
+        codec,
+        horizon=horizon,
+        samples=count,
+        elites=max(count // 10, 1),
+        gamma=config.gamma,
+        seed=seed,
+        device=device,
+        **options,
+    )
+
+
+def _nothing(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
+    """Dreams are paid when they are sampled, not when they are imagined."""
+    return torch.zeros_like(task)

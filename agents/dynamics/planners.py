@@ -1,0 +1,321 @@
+"""Planners: search a model of the world for an action before taking it, for B states at once.
+
+    CEM     refits a Gaussian over action sequences to the best of them
+    MPPI    weighs the best sequences by how good they are; some come from the policy
+    UPMPC   lets the policy propose first actions, and judges them by return and by what the model is unsure of
+
+    dream = functools.partial(imagine, model, pay=pay, ends=ends, bounds=bounds)
+    action = planner.plan(dream, obs, value=value)
+
+Every candidate is judged by `agents.dynamics.rollout.imagine`: rewards, ends, bounds and penalties are those of all imagination.
+
+Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials", arXiv 1805.12114 (CEM); Williams et al.
+2017, "Information Theoretic MPC", and Hansen et al. 2024, "TD-MPC2", arXiv 2310.16828 (MPPI); Wang et al. 2024,
+"COPlanner", arXiv 2310.07220 (UPMPC).
+
+Differences: CEM cuts its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic
+action is the mean, not a draw from the elites. UPMPC's uncertainty is the disagreement of means, without noise that no
+model could know, in units of what the model was fitted to; its rewards are divided by their running root mean square,
+so that alpha means the same in every task; nothing counts after an episode's end; a value may follow the horizon.
+
+When it fails: with K actions and H steps a plan costs as much as K * H steps of the model for every state. CEM and MPPI
+know numbers only, no choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.dynamics import Predicted
+from agents.dynamics.rollout import Act, Imagined, disagreement
+from agents.networks.space_encoding import Codec
+
+Dream = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
+Value = Callable[[Tensor], Tensor]  # observations (B, D) -> what follows from there (B,)
+
+
+def returns(imagined: Imagined, reward: Tensor, gamma: float, value: Value | None = None) -> Tensor:
+    """Discounted sums over the horizon of `reward` (H, B), and the value of where rollouts go on from; (B,)."""
+    total = torch.zeros_like(reward[0])
+    if value is not None:
+        total = torch.where(imagined.going, value(imagined.next_obs[-1]), 0.0)
+    for now in reward.flip(0):
+        total = now + gamma * total
+    return total
+
+
+def _judged(imagined: Imagined, score: Tensor) -> Tensor:
+    """The same (B,), but the worst there is for rollouts that were cut: else nothing would beat a loss."""
+    whole = imagined.alive[-1] | imagined.terminated.any(0)
+    return torch.where(whole & score.isfinite(), score, torch.finfo(score.dtype).min)
+
+
+def _positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name}={number} leaves nothing to plan with; give at least 1")
+
+
+class _Sequences:
+    """What CEM and MPPI share: a Gaussian over H actions for each of B states, improved a few times.
+
+    Attributes:
+        mean: (B, H, A), the newest plans; a next call begins with them, one step on. None before the first.
+    """
+
+    widest = 0.5  # standard deviation to begin with
+
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        horizon: int,
+        samples: int,
+        iterations: int,
+        elites: int,
+        gamma: float,
+        particles: int = 1,
+        seed: int = 0,
+        device: Any = "cpu",
+    ) -> None:
+        _positive(horizon=horizon, samples=samples, iterations=iterations, elites=elites, particles=particles)
+        name = type(self).__name__
+        if codec.discrete:
+            raise ValueError(
+                f"{name} plans with numbers, and one of {codec.action_size} actions is to be chosen; use "
+                "planner=upmpc, or an environment whose actions are a Box"
+            )
+        if elites > samples:
+            raise ValueError(f"elites={elites} are the best of samples={samples}; give at most as many")
+        self.horizon, self.samples, self.iterations, self.elites = horizon, samples, iterations, elites
+        self.gamma, self.particles, self.action_size = gamma, particles, codec.action_size
+        self.mean: Tensor | None = None
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    @torch.no_grad()
+    def plan(
+        self,
+        dream: Dream,
+        obs: Tensor,
+        *,
+        value: Value | None = None,
+        policy: Act | None = None,
+        deterministic: bool = True,
+        warm: bool = True,
+    ) -> Tensor:
+        """The first actions of the plans, (B, A) in [-1, 1].
+
+        Args:
+            dream: see the module.
+            obs: (B, D).
+            value: of the last states.
+            policy: proposes some of MPPI's sequences.
+            deterministic: whether MPPI gives the mean instead of a random elite.
+            warm: whether to begin with the plans of the last call, which were made for the states before these.
+        """
+        mean = self._begin(obs, warm)
+        std = torch.full_like(mean, self.widest)
+        proposed = self._propose(dream, obs, policy)
+        n = self.samples - (0 if proposed is None else proposed.shape[1])
+        best = weight = mean
+        for _ in range(self.iterations):
+            noise = torch.randn(len(obs), n, *mean.shape[1:], generator=self.generator, device=obs.device)
+            sequences = (mean[:, None] + self._spread(mean, std)[:, None] * noise.to(obs.dtype)).clamp(-1, 1)
+            if proposed is not None:
+                sequences = torch.cat([proposed, sequences], 1)
+            score = self._judge(dream, obs, sequences, value)
+            top, index = score.topk(self.elites, 1)
+            best = sequences.gather(1, index[..., None, None].expand(-1, -1, *mean.shape[1:]))
+            mean, std, weight = self._refit(mean, std, best, top)
+        self.mean = mean
+        return mean[:, 0].clone() if deterministic else self._draw(best, weight, std)
+
+    def _begin(self, obs: Tensor, warm: bool) -> Tensor:
+        fresh = obs.new_zeros(len(obs), self.horizon, self.action_size)
+        if warm and self.mean is not None and self.mean.shape == fresh.shape:
+            fresh[:, :-1] = self.mean[:, 1:]
+        return fresh
+
+    def _propose(self, dream: Dream, obs: Tensor, policy: Act | None) -> Tensor | None:
+        return None
+
+    def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
+        return std
+
+    def _judge(self, dream: Dream, obs: Tensor, sequences: Tensor, value: Value | None) -> Tensor:
+        """Mean return over the particles of every sequence, (B, N)."""
+        times = sequences.shape[1] * self.particles
+        actions = sequences.repeat_interleave(self.particles, 1).flatten(0, 1)
+        imagined = dream(
+            act=lambda obs, t: (actions[:, t], None), obs=obs.repeat_interleave(times, 0), horizon=self.horizon
+        )
+        total = _judged(imagined, returns(imagined, imagined.reward, self.gamma, value)) / self.particles
+        return total.view(len(obs), -1, self.particles).sum(-1)
+
+    def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """New mean and std (B, H, A) from the elites (B, E, H, A) and their scores (B, E), and the elites' weights."""
+        raise NotImplementedError
+
+    def _draw(self, best: Tensor, weight: Tensor, std: Tensor) -> Tensor:
+        """One of the elites' first actions, by weight, with noise."""
+        chosen = torch.multinomial(weight, 1, generator=self.generator)
+        action = best[:, :, 0].gather(1, chosen[..., None].expand(-1, -1, self.action_size))[:, 0]
+        noise = torch.randn(action.shape, generator=self.generator, device=action.device).to(action.dtype)
+        return (action + std[:, 0] * noise).clamp(-1, 1)
+
+    def reset(self, rows: Tensor) -> None:
+        """Forget the plans of the rows, bool (B,), whose episodes ended."""
+        if self.mean is not None:
+            self.mean = self.mean.masked_fill(rows[:, None, None], 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"]
+        self.generator.set_state(state["generator"].cpu())
+
+
+class CEM(_Sequences):
+    """The cross-entropy method: mean and variance become those of the elites.
+
+    Args:
+        codec: spaces; actions are numbers.
+        horizon: H, steps looked ahead.
+        samples: N, sequences for each state.
+        iterations: how often the Gaussian is refitted.
+        elites: how many of the best it is refitted to.
+        momentum: in [0, 1), share of the old mean and variance that stays.
+        gamma: discount in [0, 1].
+        particles: rollouts for each sequence, where outcomes are random.
+        seed: of the planner's own random numbers.
+        device: where they are drawn.
+
+    Raises:
+        ValueError: for actions that are chosen, and for counts that make no search.
+    """
+
+    def __init__(self, codec: Codec, *, momentum: float = 0.1, **options: Any) -> None:
+        defaults = {"horizon": 15, "samples": 200, "iterations": 5, "elites": 20, "gamma": 0.99}
+        super().__init__(codec, **{**defaults, **options})
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum={momentum} is out of range; give a share in [0, 1)")
+        self.momentum = momentum
+
+    def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
+        # Two standard deviations reach the nearer limit at most.
+        return torch.minimum(std, (1 - mean.abs()).clamp(min=0) / 2)
+
+    def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean = best.mean(1).lerp(mean, self.momentum)
+        variance = best.var(1, correction=0).lerp(std.square(), self.momentum)
+        return mean, variance.sqrt(), torch.ones_like(score)
+
+
+class MPPI(_Sequences):
+    """Model-predictive path integral: elites count by exp(temperature * (return - best return)).
+
+    Args:
+        codec, horizon, samples, iterations, elites, gamma, particles, seed, device: as `CEM`.
+        temperature: above 0, per unit of return; the larger, the fewer sequences count.
+        policy_samples: how many of the `samples` the policy proposes, where there is one.
+        lowest, widest: limits of the standard deviation, which begins at the widest.
+
+    Raises:
+        ValueError: as `CEM`.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        temperature: float = 0.5,
+        policy_samples: int = 24,
+        lowest: float = 0.05,
+        widest: float = 2.0,
+        **options: Any,
+    ) -> None:
+        defaults = {"horizon": 3, "samples": 512, "iterations": 6, "elites": 64, "gamma": 0.99}
+        super().__init__(codec, **{**defaults, **options})
+        if not (temperature > 0 and 0 < lowest <= widest and 0 <= policy_samples < self.samples):
+            raise ValueError(
+                f"temperature={temperature}, lowest={lowest}, widest={widest}, policy_samples={policy_samples} make no "
+                f"search; give a temperature above 0, 0 < lowest <= widest and fewer than samples={self.samples}"
+            )
+        self.temperature, self.policy_samples = temperature, policy_samples
+        self.lowest, self.widest = lowest, widest
+
+    def _propose(self, dream: Dream, obs: Tensor, policy: Act | None) -> Tensor | None:
+        if policy is None or not self.policy_samples:
+            return None
+        rows = obs.repeat_interleave(self.policy_samples, 0)
+        imagined = dream(act=policy, obs=rows, horizon=self.horizon)
+        return imagined.action.transpose(0, 1).unflatten(0, (len(obs), -1))
+
+    def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight = torch.softmax(self.temperature * score, 1)
+        share = weight[..., None, None]
+        mean = (share * best).sum(1)
+        std = (share * (best - mean[:, None]).square()).sum(1).sqrt().clamp(self.lowest, self.widest)
+        return mean, std, weight
+
+
+class UPMPC:
+    """Planning with a policy and with doubt: argmax over K first actions of sum_t gamma^t (r_t / scale + alpha u_t).
+
+    Args:
+        candidates: K, at least 1.
+        horizon: H, steps looked ahead, at least 1.
+        alpha: how much uncertainty counts; above 0 it is sought (acting), below 0 avoided (imagining).
+        gamma: discount in [0, 1].
+        measure: uncertainty u of an outcome, (B,).
+        decay: of the running scale of rewards, in [0, 1).
+
+    Raises:
+        ValueError: for counts that make no search.
+    """
+
+    def __init__(
+        self,
+        candidates: int = 5,
+        horizon: int = 5,
+        alpha: float = 1.0,
+        gamma: float = 0.99,
+        measure: Callable[[Predicted], Tensor] = disagreement,
+        decay: float = 0.99,
+    ) -> None:
+        _positive(candidates=candidates, horizon=horizon)
+        self.candidates, self.horizon, self.alpha, self.gamma = candidates, horizon, alpha, gamma
+        self.measure, self.decay = measure, decay
+        self.square: Tensor | None = None  # running mean square of imagined rewards
+
+    @torch.no_grad()
+    def plan(self, dream: Dream, policy: Act, obs: Tensor, *, value: Value | None = None) -> Tensor:
+        """Actions (B, A), each one that `policy`, which acts with chance, proposed for its row of `obs` (B, D).
+
+        Args:
+            dream: see the module; a penalty of its own does not count here.
+            policy: (obs (B, D), t) -> (action (B, A), anything).
+            obs: (B, D).
+            value: of the last states, (B, D) -> (B,), in the rewards' own unit.
+        """
+        imagined = dream(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=self.measure)
+        reward = imagined.reward + imagined.penalty
+        alive = imagined.alive
+        square = reward.square().sum() / alive.sum().clamp(min=1)
+        self.square = square if self.square is None else square.lerp(self.square.to(square), self.decay)
+        scale = self.square.sqrt().clamp(min=1e-6)
+        score = returns(imagined, reward, self.gamma, value) / scale
+        score = score + self.alpha * returns(imagined, imagined.penalty, self.gamma)
+        best = _judged(imagined, score).view(self.candidates, -1).argmax(0)
+        return imagined.action[0].view(self.candidates, len(obs), -1)[best, torch.arange(len(obs), device=obs.device)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"square": self.square}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.square = state["square"]

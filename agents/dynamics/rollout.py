@@ -1,0 +1,283 @@
+"""Imagination: a policy acts in a model of the world, many rows side by side.
+
+The single place where imagined transitions are paid, ended, filtered, penalised, kept within bounds and cut. Rows that
+are over go on being computed from their last sound state, behind a mask, so that no shape depends on what happens and
+no gradient meets a number that is none.
+
+    imagined = imagine(model, act, pay, ends, obs, horizon)
+    imagined.reward[imagined.alive]        what was paid for transitions that were really imagined
+
+With gradients enabled, everything that the model, `act` and `pay` let through can be differentiated; without, results
+are written into arrays made once.
+
+Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short branched rollouts); Luo et al. 2024,
+"Reward-Consistent Dynamics Models are Strongly Generalizable for Offline RL", arXiv 2310.05422 (`choose`); Yu et al.
+2020, "MOPO", arXiv 2005.13239 (`penalty`); Frauenknecht et al. 2024, "Trust the Model Where It Trusts Itself", arXiv
+2405.19014 (`Adaptive`).
+
+Differences: `Adaptive` measures the disagreement of the members' means, not a divergence of their distributions; a
+rollout that is cut is not marked as terminated, so that no value is learned from the cut.
+
+When it fails: a model that is wrong within the bounds of the data is believed; see `agents.dyna.penalties`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.dynamics import Dynamics, Predicted
+
+MARGIN, FAR = 0.1, 10.0  # in widths of what has been seen: how far beyond it states are held, and where they are no use
+
+Act = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
+Pay = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Ends = Callable[[Tensor, Tensor, Tensor], Tensor]
+Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Imagined:
+    """H steps of B rollouts. What stands where `alive` is False is finite and means nothing; rewards are 0 there.
+
+    Attributes:
+        obs, next_obs: (H, B, D); action (H, B, A).
+        reward: (H, B), what was paid less the penalty.
+        task: (H, B), the task's own reward, as the model expects it.
+        penalty: (H, B).
+        terminated: bool (H, B), this transition ended the episode.
+        alive: bool (H, B), this transition was imagined: nothing before it ended the rollout, and it was not cut.
+        log_prob: (H, B) of the actions, or None where `act` gives none.
+        step: int64 (H, B), within the episode.
+        clamped: 0-d, how many alive transitions were held at the bounds.
+        diverged: 0-d, how many rollouts were cut for states that are no numbers or far from any seen.
+    """
+
+    obs: Tensor
+    action: Tensor
+    next_obs: Tensor
+    reward: Tensor
+    task: Tensor
+    penalty: Tensor
+    terminated: Tensor
+    alive: Tensor
+    log_prob: Tensor | None
+    step: Tensor
+    clamped: Tensor
+    diverged: Tensor
+
+    @property
+    def going(self) -> Tensor:
+        """Bool (B,): rollouts that nothing ended, whose value goes on after the horizon."""
+        return self.alive[-1] & ~self.terminated[-1]
+
+
+def disagreement(predicted: Predicted) -> Tensor:
+    """How far apart the members' means are: their standard deviation, mean over D; (B,), in the model's units.
+
+    Raises:
+        ValueError: for a model that gives no opinions.
+    """
+    if predicted.means is None:
+        raise ValueError("this model gives no opinions to compare; use an ensemble (model=ensemble, members >= 2)")
+    return predicted.means.std(0, correction=0).mean(-1)
+
+
+class Adaptive:
+    """Cuts a rollout where the members disagree more than they do at the start of rollouts.
+
+    threshold = factor * running mean over rollouts of the `quantile` of the disagreement at the first step.
+
+    Args:
+        factor: above 0; larger trusts the model further.
+        quantile: in (0, 1).
+        decay: of the running mean, in [0, 1).
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+
+    def __init__(self, factor: float = 1.0, quantile: float = 0.95, decay: float = 0.9) -> None:
+        if not (factor > 0 and 0 < quantile < 1 and 0 <= decay < 1):
+            raise ValueError(
+                f"factor={factor}, quantile={quantile}, decay={decay} make no threshold; give a factor above 0, a "
+                "quantile in (0, 1) and a decay in [0, 1)"
+            )
+        self.factor, self.quantile, self.decay = factor, quantile, decay
+        self.threshold: Tensor | None = None
+
+    @torch.no_grad()
+    def __call__(self, predicted: Predicted, t: int) -> Tensor:
+        """Bool (B,): which of the outcomes of step `t` of a rollout are not to be trusted."""
+        doubt = disagreement(predicted)
+        if t == 0:
+            usual = self.factor * doubt.quantile(self.quantile)
+            self.threshold = usual if self.threshold is None else usual.lerp(self.threshold.to(usual), self.decay)
+        assert self.threshold is not None, "a rollout begins with step 0"
+        return doubt > self.threshold
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"threshold": self.threshold}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.threshold = state["threshold"]
+
+
+def imagine(
+    model: Dynamics,
+    act: Act,
+    pay: Pay,
+    ends: Ends | None,
+    obs: Tensor,
+    horizon: int,
+    *,
+    step: Tensor | None = None,
+    choose: Choose | None = None,
+    candidates: int = 2,
+    penalty: Callable[[Predicted], Tensor] | None = None,
+    cut: Callable[[Predicted, int], Tensor] | None = None,
+    bounds: tuple[Tensor, Tensor] | None = None,
+    lengths: Tensor | None = None,
+    sample: bool = True,
+) -> Imagined:
+    """Roll out B rows for `horizon` steps.
+
+    Args:
+        model: what an action leads to.
+        act: (obs (B, D), t) -> (action (B, A), log_prob (B,) or None).
+        pay: (obs, action, next_obs, task (B,), terminated bool (B,), step int64 (B,)) -> (B,); see `agents.dynamics.reward_source`.
+        ends: (obs, action, next_obs) -> bool (B,), whether the episode ends there; None for what the model has learned
+            of it, and for never where it has not.
+        obs: (B, D), where the rollouts begin.
+        horizon: H, at least 1.
+        step: int64 (B,), of the first transition within its episode; None for 0.
+        choose: (obs, action, outcomes (N, B, D)) -> (index (B,), keep bool (B,)): which of N = `candidates` outcomes
+            happens, and whether it is likely enough to go on.
+        candidates: N, at least 1.
+        penalty: what to take off the pay for an outcome, (B,).
+        cut: (outcome, t) -> bool (B,), where not to go on; such as `Adaptive`.
+        bounds: lowest and highest observation seen, (D,) each. States are held within them and `MARGIN` widths more;
+            those more than `FAR` widths beyond are cut and counted.
+        lengths: int64 (B,), how many steps each row goes at most.
+        sample: whether outcomes are random; see `Dynamics.step`.
+
+    Raises:
+        ValueError: for a horizon below 1.
+    """
+    if horizon < 1:
+        raise ValueError(f"horizon={horizon} imagines nothing; give at least 1 step")
+    opinions = penalty is not None or cut is not None
+    record = _Record(horizon)
+    began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
+    alive = torch.ones_like(began, dtype=torch.bool)
+    clamped = diverged = began.new_zeros(())
+    box = None if bounds is None else _box(*bounds)
+    for t in range(horizon):
+        if lengths is not None:
+            alive = alive & (t < lengths)
+        action, log_prob = act(obs, t)
+        sound = [alive]  # which rows turn out to be sound; gradients pass through no others
+        outcome, keep = _outcome(model, _guard(obs, sound), _guard(action, sound), choose, candidates, sample, opinions)
+        taken = None if penalty is None else penalty(outcome)
+        inside, held, far = _contain(outcome.next_obs, box)
+        doubtful = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
+        wrong = ~(doubtful if taken is None else doubtful + taken.detach()).isfinite()
+        wrong = wrong if far is None else wrong | far
+        diverged = diverged + (alive & wrong).sum()
+        alive = alive & ~wrong if keep is None else alive & ~wrong & keep
+        if cut is not None:
+            alive = alive & ~cut(outcome, t)
+        sound[0] = alive
+        over = ~alive
+        clamped = clamped if held is None else clamped + (alive & held).sum()
+        next_obs = torch.where(alive[:, None], inside, obs)
+        task = outcome.reward.masked_fill(over, 0)
+        terminated = alive & _ended(ends, outcome, obs, action, next_obs)
+        reward = pay(obs, action, next_obs, task, terminated, began + t).masked_fill(over, 0)
+        taken = torch.zeros_like(reward) if taken is None else taken.masked_fill(over, 0)
+        reward = reward if penalty is None else reward - taken
+        log_prob = None if log_prob is None else log_prob.masked_fill(over, 0)
+        record.write(t, obs=obs, action=action, next_obs=next_obs, reward=reward, task=task, penalty=taken)
+        record.write(t, terminated=terminated, alive=alive, log_prob=log_prob)
+        alive = alive & ~terminated
+        obs = torch.where(alive[:, None], next_obs, obs)
+    steps = began + torch.arange(horizon, device=obs.device)[:, None]
+    return Imagined(**record.tensors(), step=steps, clamped=clamped, diverged=diverged)
+
+
+class _Record:
+    """Results of H steps: stacked at the end where gradients are kept, else written in place."""
+
+    def __init__(self, horizon: int) -> None:
+        self._horizon, self._grad = horizon, torch.is_grad_enabled()
+        self._lists: dict[str, list[Tensor]] = {}
+        self._arrays: dict[str, Any] = {}
+
+    def write(self, t: int, **values: Tensor | None) -> None:
+        for name, value in values.items():
+            if value is None:
+                self._arrays[name] = None
+            elif self._grad:
+                self._lists.setdefault(name, []).append(value)
+            else:
+                if name not in self._arrays:
+                    self._arrays[name] = value.new_empty(self._horizon, *value.shape)
+                self._arrays[name][t] = value
+
+    def tensors(self) -> dict[str, Any]:
+        return {name: torch.stack(values) for name, values in self._lists.items()} | self._arrays
+
+
+def _guard(x: Tensor, sound: list[Tensor]) -> Tensor:
+    """The same, letting gradients back only into rows that are sound: 0 times infinity is no number."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return x
+    x = x.view_as(x)
+    x.register_hook(lambda gradient: gradient.masked_fill(~sound[0][:, None], 0))
+    return x
+
+
+def _outcome(
+    model: Dynamics, obs: Tensor, action: Tensor, choose: Choose | None, candidates: int, sample: bool, opinions: bool
+) -> tuple[Predicted, Tensor | None]:
+    """What happens, and whether to keep it, bool (B,) or None for all."""
+    if choose is None:
+        return model.step(obs, action, sample=sample, opinions=opinions), None
+    rows = torch.arange(len(obs), device=obs.device)
+    many = model.step(obs.repeat(candidates, 1), action.repeat(candidates, 1), sample=sample, opinions=opinions)
+    index, keep = choose(obs, action, many.next_obs.unflatten(0, (candidates, -1)))
+    picked = index * len(obs) + rows
+
+    def pick(x: Tensor | None, axis: int) -> Any:
+        return None if x is None else x.index_select(axis, picked)
+
+    terminated, means, stds = pick(many.terminated, 0), pick(many.means, 1), pick(many.stds, 1)
+    return Predicted(pick(many.next_obs, 0), pick(many.reward, 0), terminated, means, stds), keep
+
+
+def _box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Limits with their margin, the centre, and 1 / width; 0 where nothing moved: there is no width to measure in."""
+    width = high - low
+    margin, rate = MARGIN * width, torch.where(width > 0, 1 / width, 0.0)
+    return low - margin, high + margin, (low + high) / 2, rate
+
+
+def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Any, Any]:
+    """Observations held within the box; bool (B,): those that had to be, and those far outside; None without a box."""
+    if box is None:
+        return obs, None, None
+    low, high, centre, rate = box
+    distance = ((obs.detach() - centre).abs_() * rate).amax(-1)  # from the centre, in widths
+    return obs.clamp(low, high), distance > 0.5 + MARGIN, distance > 0.5 + FAR
+
+
+def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+    if ends is not None:
+        return ends(obs, action, next_obs)
+    if outcome.terminated is not None:
+        return outcome.terminated > 0.5
+    return torch.zeros(len(obs), dtype=torch.bool, device=obs.device)

@@ -1,0 +1,1 @@
+"""Networks that agents share: policies and values, heads, stacks of equal networks, spaces as vectors."""

@@ -1,0 +1,314 @@
+"""Action values and their targets: what `agents.off_policy.sac` and `agents.off_policy.dqn` have in common.
+
+K networks side by side say Q(s, a); a target follows them slowly, and its smallest or mean opinion is what a next
+state is worth. Options keep them honest where they are asked about states that a model made up.
+
+Sources: two critics and their minimum, Fujimoto et al. 2018, arXiv 1802.09477. The mean of several with layer
+normalisation, and targets bounded by quantiles of the rewards, Kubo et al. 2025 (DHMBPO), arXiv 2512.15439. Batch
+normalisation without targets, Bhatt et al. 2024 (CrossQ), arXiv 1902.05605. Spectral and robust regularisation, Zheng
+et al. 2023, "Is Model Ensemble Necessary?", arXiv 2302.01244.
+
+Differences:
+  - spectral: weights are divided after a step, where their norm exceeds the bound (Gouk et al. 2021, arXiv 1804.04368),
+    instead of inside the network: the bound then holds for targets as well, which are means of bounded weights;
+  - robust: one step along the sign of Q's gradient, because that of the squared change is 0 where it begins;
+  - the range that bounds targets always holds 0, what a state that ends is worth;
+  - CrossQ: width, learning rate and Adam's moments are left to the configuration; the actor is not normalised and moves
+    at every step.
+
+When it fails: a spectral bound below what values need flattens them; a smallest opinion of many critics is too low.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.networks.actor_critic import CLIP, Flat
+from agents.networks.heads import HEADS, head_of
+from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
+
+Pick = Callable[[Tensor], Tensor]
+RATE = 0.01  # at which running quantiles follow
+EDGE = 0.01  # share of rewards beyond each quantile
+
+
+@dataclass
+class LearnerConfig:
+    """Settings of `agents.off_policy.sac.SoftActorCritic` and `agents.off_policy.dqn.DeepQ`.
+
+    Attributes:
+        net_arch: units of the hidden layers of each network.
+        activation: "relu", "silu", "mish", "elu" or "tanh".
+        learning_rate: of Adam, in (0, 1].
+        gamma: discount in (0, 1]; here only for the range of `bounded_targets`.
+        tau: share of the new critics in their targets after each step, in (0, 1].
+        critics: how many, 1 or more.
+        target: "min" or "mean" of them is what a state is worth.
+        norm: of the critics: "none", "layer", or "batch" (CrossQ: no target network).
+        dropout: share of the critics' hidden units dropped in training, in [0, 1).
+        head: "mse", "hl_gauss" or "two_hot" (see `agents.networks.heads`).
+        entropy: "auto" (its weight is learned, from 1), "auto_0.1" (from 0.1), or a fixed weight, 0 or more.
+        target_entropy: what "auto" aims at; None for minus the action's size.
+        bounded_targets: whether targets are cut to running quantiles of the rewards / (1 - gamma).
+        lipschitz: "none", "spectral" or "robust".
+        lipschitz_bound: spectral norm of each layer at most, on whitened inputs.
+        lipschitz_weight: of the robust penalty.
+        lipschitz_radius: largest disturbance of an entry of the whitened observation.
+        max_grad_norm: gradients are cut to it.
+    """
+
+    net_arch: list[int] = field(default_factory=lambda: [256, 256])
+    activation: str = "relu"
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    tau: float = 0.005
+    critics: int = 2
+    target: str = "min"
+    norm: str = "none"
+    dropout: float = 0.0
+    head: str = "mse"
+    entropy: float | str = "auto"
+    target_entropy: float | None = None
+    bounded_targets: bool = False
+    lipschitz: str = "none"
+    lipschitz_bound: float = 3.0
+    lipschitz_weight: float = 0.1
+    lipschitz_radius: float = 0.1
+    max_grad_norm: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("activation", tuple(ACTIVATIONS)),
+            ("norm", NORMS),
+            ("head", tuple(HEADS)),
+            ("target", ("min", "mean")),
+            ("lipschitz", ("none", "spectral", "robust")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"agent.{name}={getattr(self, name)!r} is unknown; give one of {', '.join(known)}")
+        for name, high in (("learning_rate", 1), ("gamma", 1), ("tau", 1), ("max_grad_norm", math.inf)):
+            if not 0 < getattr(self, name) <= high:
+                raise ValueError(f"agent.{name}={getattr(self, name)} is out of range; give a number in (0, {high}]")
+        for name in ("lipschitz_bound", "lipschitz_weight", "lipschitz_radius"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"agent.{name}={getattr(self, name)} is out of range; give a number above 0")
+        if self.critics < 1:
+            raise ValueError(f"agent.critics={self.critics}; give 1 or more")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"agent.dropout={self.dropout} is out of range; give a share in [0, 1)")
+        if self.bounded_targets and self.gamma == 1:
+            raise ValueError("agent.bounded_targets=True needs a discount below 1, and agent.gamma=1; lower gamma")
+        if self.lipschitz == "spectral" and self.norm != "none":
+            raise ValueError(
+                f"agent.lipschitz=spectral bounds nothing behind agent.norm={self.norm}; give norm=none or robust"
+            )
+        self.first_alpha()
+
+    def first_alpha(self) -> float:
+        """The weight of the entropy to begin with.
+
+        Raises:
+            ValueError: if `entropy` is none of what it may be.
+        """
+        text = str(self.entropy)
+        learned = text.startswith("auto")
+        try:
+            value = float(text.removeprefix("auto").removeprefix("_") or 1.0) if learned else float(text)
+        except ValueError:
+            value = -1.0
+        if not (0 < value < math.inf if learned else 0 <= value < math.inf):
+            raise ValueError(f"agent.entropy={self.entropy!r}; give auto, auto_0.1, or a number that is 0 or more")
+        return value
+
+
+class Critics:
+    """K networks for action values, their targets, and the whitening of observations that goes before them.
+
+    Args:
+        obs_size: D.
+        action_size: A numbers read beside the observation; 0 for values of all actions at once.
+        values: how many values a network gives.
+        config: settings.
+        seed: of weights and of everything drawn.
+        device: as torch writes it.
+    """
+
+    def __init__(
+        self, obs_size: int, action_size: int, values: int, config: LearnerConfig, *, seed: int, device: str
+    ) -> None:
+        self.config, self.values, self.device = config, values, torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.head = head_of(config.head).to(self.device)
+        self.critic = Stacked(
+            config.critics,
+            obs_size + action_size,
+            config.net_arch,
+            values * self.head.outputs,
+            activation=config.activation,
+            norm=config.norm,
+            dropout=config.dropout,
+            last=1.0 if config.head == "mse" else 0.0,  # equal bins say 0; random ones could say a million
+            seed=seed,
+        ).to(self.device)
+        self.critic_flat = Flat.over(list(self.critic.parameters()))
+        self.target_flat = self.critic_flat.value.clone()
+        sizes = [p.numel() for p in self.critic.parameters()]
+        self.target = [t.view_as(p) for t, p in zip(self.target_flat.split(sizes), self.critic.parameters())]
+        self.mean = torch.zeros(obs_size, device=self.device)
+        self.scale = torch.ones(obs_size, device=self.device)  # multiplies: 1 / standard deviation
+        self.whitened = torch.zeros((), device=self.device)  # how often `whiten` was called
+        self.low, self.high = (torch.zeros((), device=self.device) for _ in range(2))  # quantiles of rewards
+        self.watched = torch.zeros((), device=self.device)
+        self.vectors: list[Tensor] = []
+        if config.lipschitz == "spectral":
+            draw = torch.Generator().manual_seed(seed)
+            starts = [torch.randn(p.shape[0], p.shape[2], 1, generator=draw) for p in self._matrices()]
+            self.vectors = [start.to(self.device) for start in starts]
+            for _ in range(20):
+                self.bound_weights()
+            self.target_flat.copy_(self.critic_flat.value)
+
+    def _matrices(self) -> list[Tensor]:
+        """The layers' weights (K, I, O); without a norm every second parameter is one."""
+        return [p.detach() for p in self.critic.weights()[::2]]
+
+    def inputs(self, obs: Tensor) -> Tensor:
+        """Observations (..., D) as networks read them: centred, divided by their deviation, and cut at ten."""
+        return ((obs - self.mean) * self.scale).clamp(-CLIP, CLIP)
+
+    @torch.no_grad()
+    def whiten(self, mean: Tensor, std: Tensor) -> None:
+        """Set the observations' mean and standard deviation, both (D,).
+
+        The second time and later, the first layers are changed so that values and actions stay as they were: a jump of
+        what networks read destroys what they have learned.
+        """
+        mean, std = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (mean, std))
+        scale = 1 / std.clamp(min=1e-3)
+        if self.whitened > 0:
+            self._fold(self.scale / scale, (mean - self.mean) * self.scale)
+        self.mean.copy_(mean)
+        self.scale.copy_(scale)
+        self.whitened += 1
+
+    def _fold(self, scale: Tensor, shift: Tensor) -> None:
+        """x in the old inputs is (x - shift) / scale in the new ones."""
+        self.critic.fold(scale, shift)
+        if self.critic.renorms is None:
+            self.critic.fold(scale, shift, self.target)
+
+    def _outputs(self, x: Tensor, target: bool = False, **options: Any) -> Tensor:
+        """What the critics, or their targets, say: (K, B, values, outputs of the head)."""
+        weights = self.target if target and self.critic.renorms is None else None
+        return self.critic(x, weights, **options).unflatten(-1, (self.values, self.head.outputs))
+
+    def aggregate(self, q: Tensor) -> Tensor:
+        """Opinions (K, ...) -> the smallest or the mean (...)."""
+        return q.amin(0) if self.config.target == "min" else q.mean(0)
+
+    @torch.no_grad()
+    def watch(self, reward: Tensor) -> None:
+        """Let the range of targets follow rewards (B,); for `bounded_targets`."""
+        ordered = reward.sort().values
+        last = len(ordered) - 1
+        rate = torch.clamp(1 / (self.watched + 1), min=RATE)
+        for running, place in ((self.low, int(EDGE * last)), (self.high, last - int(EDGE * last))):
+            running += rate * (ordered[place] - running)
+        self.watched += 1
+
+    def bounded(self, target: Tensor) -> Tensor:
+        """Targets, cut to what rewards within their quantiles could sum up to."""
+        if not self.config.bounded_targets:
+            return target
+        most = 1 / (1 - self.config.gamma)
+        return torch.minimum(torch.maximum(target, self.low.clamp(max=0) * most), self.high.clamp(min=0) * most)
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of the critics down a loss, and of the targets after them."""
+        flat, config = self.critic_flat, self.config
+        flat.grad.zero_()
+        loss.backward(inputs=list(self.critic.parameters()))
+        flat.step(config.learning_rate, config.max_grad_norm)
+        if self.vectors:
+            self.bound_weights()
+        self.target_flat.lerp_(flat.value, config.tau)
+
+    @torch.no_grad()
+    def bound_weights(self) -> None:
+        """One power iteration for each layer; weights whose spectral norm exceeds the bound are divided."""
+        for weight, right in zip(self._matrices(), self.vectors):
+            left = torch.nn.functional.normalize(weight @ right, dim=1)
+            across = weight.mT @ left
+            norm = torch.linalg.vector_norm(across, dim=1, keepdim=True)
+            right.copy_(across / norm.clamp(min=1e-12))
+            weight.mul_((self.config.lipschitz_bound / norm.clamp(min=1e-12)).clamp(max=1.0))
+
+    def regress(self, x: Tensor, out: Tensor, target: Tensor, pick: Pick) -> dict[str, Tensor]:
+        """One step of the critics towards targets.
+
+        Args:
+            x: their inputs (B, I).
+            out: their outputs (K, B, values, head).
+            target: (B,); cut, if asked for.
+            pick: from outputs to those of the action that was taken, (K, B, head).
+        """
+        target = self.bounded(target)
+        self.head.watch(target)
+        out = pick(out)
+        loss = self.head.loss(out, target).mean(-1).sum()
+        q = self.head.value(out)
+        if self.config.lipschitz == "robust":
+            self.descend(loss + self.config.lipschitz_weight * self.robust_penalty(x, q, pick))
+        else:
+            self.descend(loss)
+        q = q.detach()
+        return {"critic_loss": loss.detach(), "q": q.mean(), "td": (q.mean(0) - target).abs()}
+
+    def robust_penalty(self, x: Tensor, q: Tensor, pick: Pick) -> Tensor:
+        """The squared change of q (K, B) under the worst small change of the observation: mean over B, sum over K."""
+        start = x.detach().expand(len(q), *x.shape).clone().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.head.value(pick(self._outputs(start))).sum(), start)
+        step = self.config.lipschitz_radius * slope.sign()
+        step[..., len(self.mean) :] = 0  # actions stay
+        moved = self.head.value(pick(self._outputs(x.detach() + step)))
+        return (moved - q).square().mean(-1).sum()
+
+    def _numbers(self) -> dict[str, Tensor]:
+        names = ("mean", "scale", "whitened", "low", "high", "watched")
+        return {name: getattr(self, name) for name in names} | {f"vector_{n}": v for n, v in enumerate(self.vectors)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that moves, as tensors (copies)."""
+        state = {
+            "critic": self.critic.state_dict(),
+            "critic_adam": self.critic_flat.state_dict(),
+            "target": self.target_flat,
+            "head": self.head.state_dict(),
+            "numbers": self._numbers(),
+            "generator": self.generator.get_state(),
+        }
+        return copied(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, into the same memory."""
+        self.critic.load_state_dict(state["critic"])
+        self.critic_flat.load_state_dict(state["critic_adam"])
+        self.target_flat.copy_(torch.as_tensor(state["target"]))
+        self.head.load_state_dict(state["head"])
+        for name, mine in self._numbers().items():
+            mine.copy_(torch.as_tensor(state["numbers"][name]))
+        self.generator.set_state(torch.as_tensor(state["generator"]).cpu())
+
+
+def copied(state: Any) -> Any:
+    """Nested dicts with every tensor copied."""
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    return state.detach().clone()

@@ -1,0 +1,110 @@
+"""DQN for discrete actions, with two critics and the verbs of `agents.off_policy.sac`; no environment in it.
+
+The critics learn what each action is worth if the best one, as they see it, is taken from then on; their slow targets
+say how much that is.
+
+Source: Mnih et al. 2015, DQN; van Hasselt et al. 2016, "Double Q-learning", arXiv 1509.06461, equation 4: one network
+chooses, another says what the choice is worth.
+
+Differences from the source: K critics choose by their mean, and targets answer with the smallest or mean opinion;
+targets follow slowly instead of in jumps; what `agents.off_policy.critics.LearnerConfig` can switch on.
+
+When it fails: rewards that random actions never meet; a smallest opinion of critics that disagree everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.off_policy.critics import Critics, LearnerConfig
+from agents.off_policy.sac import Batch
+
+
+class DeepQ(Critics):
+    """Values of n actions for each state; actions are one-hot.
+
+    Args:
+        obs_size: D.
+        n_actions: n.
+        config: settings; those of the entropy are not used.
+        seed: of weights and exploration.
+        device: as torch writes it.
+
+    Attributes:
+        epsilon: share of random actions in `sample`, in [0, 1]; the agent's to set. A tensor without axes.
+
+    Raises:
+        ValueError: for batch normalisation, which needs the actions among the inputs.
+    """
+
+    def __init__(
+        self, obs_size: int, n_actions: int, config: LearnerConfig, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        if config.norm == "batch":
+            raise ValueError("agent.norm=batch is CrossQ's, for continuous actions; give none or layer")
+        super().__init__(obs_size, 0, n_actions, config, seed=seed, device=device)
+        self.obs_size, self.action_size = obs_size, n_actions
+        self.epsilon = torch.zeros((), device=self.device)
+
+    @torch.no_grad()
+    def sample(self, obs: Tensor) -> tuple[Tensor, None]:
+        """One-hot actions (B, n): the best, or with probability epsilon any; DQN has no log-densities."""
+        best = self._best(obs)
+        chance, choice = torch.rand(2, len(obs), generator=self.generator, device=self.device)
+        random = (choice * self.action_size).long().clamp_(max=self.action_size - 1)
+        return self._hot(torch.where(chance < self.epsilon, random, best)), None
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, deterministic: bool = False) -> Tensor:
+        """One-hot actions (B, n) to take; the best if deterministic."""
+        return self._hot(self._best(obs)) if deterministic else self.sample(obs)[0]
+
+    def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
+        """What each critic, or its target, says of (B, D) and one-hot (B, n): (K, B)."""
+        return (self.q_all(obs, target) * action).sum(-1)
+
+    def q_all(self, obs: Tensor, target: bool = False) -> Tensor:
+        """Values of all actions, (K, B, n)."""
+        return self.head.value(self._outputs(self.inputs(obs), target))
+
+    def next_value(self, next_obs: Tensor) -> Tensor:
+        """What the targets say of the action that the critics would choose, (B,)."""
+        return self.aggregate(self.q(next_obs, self._hot(self._best(next_obs)), target=True))
+
+    def update(self, rows: Batch) -> dict[str, Tensor]:
+        """One step of critics and targets. Returns numbers to log, still on the device."""
+        with torch.no_grad():
+            target = rows.reward + rows.discount * self.next_value(rows.next_obs)
+        return self.critic_step(rows.obs, rows.action, target, rows.reward)
+
+    def critic_step(
+        self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Move values of (B, D) and one-hot (B, n) towards targets (B,); `reward` (B,) bounds them, if asked for."""
+        if reward is not None and self.config.bounded_targets:
+            self.watch(reward)
+        index = action.argmax(-1)
+
+        def picked(outputs: Tensor) -> Tensor:
+            return torch.take_along_dim(outputs, index[None, :, None, None], 2)[..., 0, :]
+
+        x = self.inputs(obs)
+        return self.regress(x, self._outputs(x, generator=self.generator), target.detach(), picked)
+
+    def _best(self, obs: Tensor) -> Tensor:
+        return self.q_all(obs).mean(0).argmax(-1)
+
+    def _hot(self, index: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(index, self.action_size).float()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that moves, as tensors (copies)."""
+        return super().state_dict() | {"epsilon": self.epsilon.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, into the same memory."""
+        super().load_state_dict(state)
+        self.epsilon.copy_(torch.as_tensor(state["epsilon"]))

@@ -1,0 +1,94 @@
+"""Learning through a model: the policy ascends the return of a few imagined steps, gradients and all.
+
+From each of B states the policy and the model are unrolled for T steps that can be differentiated; a critic says what
+comes after. The policy climbs that sum directly, and the critic of the first state regresses it, so that an error of
+the critic counts with gamma^T only.
+
+    R = sum_t gamma^t (r_t - alpha log pi(a_t | s_t) [t >= 1]) + gamma^T (Q(s_T, a_T) - alpha log pi(a_T | s_T))
+    critic:  Q(s_0, a_0) -> R with the target's Q       policy:  maximise R - alpha log pi(a_0 | s_0)
+
+Sources: Heess et al. 2015, "Learning Continuous Control Policies by Stochastic Value Gradients", arXiv 1510.09142;
+Feinberg et al. 2018, MVE, arXiv 1803.00101, equation 3; Amos et al. 2021, SAC-SVG(H), arXiv 2008.12775, equation 8; two
+horizons, a long one for states and a short one for gradients: Kubo et al. 2025, "Double Horizon Model-Based Policy
+Optimization" (DHMBPO), arXiv 2512.15439.
+
+Differences from the sources:
+  - a rollout that is cut because it diverged goes on with the value of its last sound state;
+  - only the first state's Q is regressed, as DHMBPO does and MVE does not.
+
+When it fails: models whose gradients are wrong where their values are right: contacts, ends of episodes near the path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.dynamics import Dynamics
+from agents.dynamics.rollout import Ends, Imagined, Pay, imagine
+
+
+def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) -> Tensor:
+    """R of the file, (B,): the first action's entropy is left out.
+
+    A rollout of n <= T steps that was cut goes on with gamma^n V; one that terminated ends with its last reward.
+
+    Args:
+        imagined: T steps of B rollouts.
+        alpha: of the entropy, without axes.
+        gamma: discount in (0, 1].
+        last: (B,), the soft value of the state that each rollout reached.
+    """
+    reward = imagined.reward  # 0 where nothing was imagined
+    if imagined.log_prob is not None:
+        entropy = torch.cat([torch.zeros_like(reward[:1]), alpha * imagined.log_prob[1:]])
+        reward = reward - entropy.masked_fill(~imagined.alive, 0)
+    powers = gamma ** torch.arange(len(reward), device=reward.device, dtype=reward.dtype)
+    paid = (powers[:, None] * reward).sum(0)
+    steps, ended = imagined.alive.sum(0), imagined.terminated.any(0)
+    return paid + (gamma**steps * last).masked_fill(ended, 0)
+
+
+class Svg:
+    """Updates of a `agents.off_policy.sac.SoftActorCritic` through a model.
+
+    Args:
+        learner: actor and critics.
+        model: differentiable.
+        pay: differentiable; see `agents.dynamics.reward_source`.
+        ends: when episodes end, or None; see `agents.dynamics.rollout`.
+        gamma: discount in (0, 1].
+        horizon: T, at least 1.
+    """
+
+    def __init__(self, learner: Any, model: Dynamics, pay: Pay, ends: Ends | None, *, gamma: float, horizon: int):
+        self.learner, self.model, self.pay, self.ends = learner, model, pay, ends
+        self.gamma, self.horizon = gamma, horizon
+
+    def update(self, obs: Tensor, step: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+        """One step of actor, critics and alpha from B states.
+
+        Args:
+            obs: (B, D).
+            step: int64 (B,), within the episode.
+            bounds: as `agents.dynamics.rollout.imagine` takes them.
+        """
+        learner = self.learner
+        alpha = learner.alpha
+        imagined = imagine(
+            self.model, lambda x, t: learner.sample(x), self.pay, self.ends, obs, self.horizon, step=step, bounds=bounds
+        )
+        reached = imagined.next_obs[-1]
+        action, log_prob = learner.sample(reached)
+        value = learner.aggregate(learner.q(reached, action)) - alpha * log_prob
+        assert imagined.log_prob is not None
+        first = imagined.log_prob[0]
+        objective = model_return(imagined, alpha, self.gamma, value) - alpha * first
+        with torch.no_grad():
+            aimed = learner.aggregate(learner.q(reached, action, target=True)) - alpha * log_prob
+            target = model_return(imagined, alpha, self.gamma, aimed)
+        metrics = learner.actor_step(objective, first)
+        metrics |= learner.critic_step(obs, imagined.action[0].detach(), target, imagined.reward[0].detach())
+        return {**metrics, "diverged": imagined.diverged.float(), "model_return": target.mean()}

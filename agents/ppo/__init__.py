@@ -1,0 +1,1 @@
+"""PPO with a value for every reward stream; `agent.py` first."""

@@ -1,0 +1,277 @@
+"""Fills rollouts: the policy acts, the environments step, everything is written into arrays that are kept.
+
+A policy whose path is deferred (`agents.ppo.numpy_update`) only chooses actions here; its values and log-probabilities are
+computed for the whole rollout at once. A recurrent one remembers its state and where episodes begin.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from agents.ppo.learner import Batch
+from envs.finite import OnNan, refuse
+from envs.rollout import OneGroup, Rollout
+from envs.types import MEDIA, map_obs, put
+
+WINDOW = 100  # episodes that mean returns look back on
+
+
+class Collector:
+    """The environments' side of an on-policy agent.
+
+    Attributes:
+        rollout: what the environments said; vector: float32 (T + 1, N, D), what the policy read.
+        chosen: (T, N, choices), the policy's actions; values: (T + 1, N, K).
+        log_prob: (T, N); last_values: (T, N, K), of the last observation of an episode that was truncated.
+        starts: bool (T + 1, N), an episode begins at this observation.
+        episodes, successes: of the last 100 episodes.
+        seconds: where time went.
+    """
+
+    def __init__(
+        self, envs: Any, learner: Any, length: int, streams: int, requires: frozenset[str], seed: int, sequence: int
+    ) -> None:
+        self.envs, self.learner, self.seed, self.sequence = envs, learner, seed, sequence
+        self.inputs, self.actions = learner.net.inputs, learner.net.actions
+        self.recurrent = learner.net.gru is not None
+        self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
+        self.rollout = Rollout(length, envs, requires & set(MEDIA))
+        n = envs.num_envs
+        flat = self.inputs.vector(self.rollout.obs, 2)
+        self._shared = isinstance(self.rollout.obs, np.ndarray) and np.shares_memory(flat, self.rollout.obs)
+        self.vector: Any = flat  # the observations themselves, where they are flat float32 numbers
+        self.chosen = np.zeros((length, n, self.actions.choices), np.float32 if self.actions.gaussian else np.int64)
+        self.values = np.zeros((length + 1, n, streams), np.float32)
+        self.log_prob = np.zeros((length, n), np.float32)
+        self.last_values = np.zeros((length, n, streams), np.float32)
+        self.starts = np.zeros((length + 1, n), bool)
+        self.running = np.zeros((2, n))  # return and length of the running episodes
+        self.episodes: deque[dict[str, float]] = deque(maxlen=WINDOW)
+        self.successes: deque[float] = deque(maxlen=WINDOW)
+        self.seconds = dict.fromkeys(("environment", "inference", "reward", "update"), 0.0)
+        self.rng = np.random.default_rng([seed, 1])
+        self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
+        self.began = False
+        self.on_nan = OnNan()
+
+    def begin(self) -> bool:
+        """Reset the environments, the first time and after a rollout that was stopped; whether that was done."""
+        if self.began:
+            return False
+        obs, infos = self.envs.reset(seed=self.seed)
+        self.rollout.begin(obs, infos)
+        self.starts[0] = True
+        if self.recurrent:
+            self.learner.start(self.rollout.n)
+        self.running[:] = 0
+        self.began = True
+        return True
+
+    def collect(self, on_step: Callable[[int], bool]) -> bool:
+        """Fill the rollout; while one group of environments steps, the policy looks at the other.
+
+        Args:
+            on_step: called with the row in which all environments have just stepped; False stops.
+        """
+        rollout, stepper = self.rollout, self.stepper
+        groups, length = stepper.groups, rollout.length
+        noise = self.actions.draw(self.rng, length, rollout.n)
+        if self.recurrent:
+            self.hidden = [self.learner.hidden.clone() for _ in range(length // self.sequence)]
+        self._read(0, slice(0, rollout.n), map_obs(lambda x: x[0], rollout.obs))
+        now = time.perf_counter()
+        environment = inference = 0.0
+        for t in range(length + 1):
+            for number, group in enumerate(groups):
+                if t > 0:
+                    step = stepper.recv(number)
+                    rollout.write(t - 1, group, *step)
+                    self._read(t, group, step[0])
+                    if self.recurrent:
+                        self._mark(t, group)
+                    before, now = now, time.perf_counter()
+                    environment += now - before
+                if t < length:
+                    self._act(t, group, noise[t, group])
+                    before, now = now, time.perf_counter()
+                    inference += now - before
+                    stepper.send(rollout.action[t, group], number)
+            if t > 0 and not on_step(t - 1):
+                self._abandon(t)
+                return False
+        self.seconds["environment"] += environment
+        self.seconds["inference"] += inference
+        self._refuse()
+        self._count_episodes()
+        return True
+
+    def _refuse(self) -> None:
+        """Stop before a number that is none reaches a weight."""
+        rollout, length = self.rollout, self.rollout.length
+        reward = self.on_nan(rollout.reward)
+        if reward is not rollout.reward:
+            rollout.reward[:] = reward
+        given = {"reward": reward, "observation": self.vector, "action": rollout.action}
+        kept = {"obs": map_obs(lambda x: x[:length], rollout.obs), "action": rollout.action, "reward": reward}
+        refuse(given, rollout.steps, kept | {"next_obs": map_obs(lambda x: x[1:], rollout.obs)})
+
+    def refuse_finals(self) -> None:
+        """The same of the observations that episodes ended on, once something is known to be wrong."""
+        steps = self.rollout.steps()
+        for t, columns, last in self.rollout.finals:
+            wide = map_obs(lambda x: np.zeros((1, self.rollout.n, *x.shape[1:]), x.dtype), last)
+            put(wide, (0, columns), last)
+            refuse({"observation": wide}, steps[t : t + 1], {"next_obs": wide})
+
+    def _read(self, t: int, group: slice, obs: Any) -> None:
+        if not self._shared:
+            self.vector[t, group] = self.inputs.vector(obs)
+
+    def _act(self, t: int, group: slice, noise: np.ndarray) -> None:
+        pixels = self.inputs.pixels(map_obs(lambda x: x[t, group], self.rollout.obs)) if self.inputs.images else {}
+        vector = self.vector[t, group]
+        if self.recurrent and t % self.sequence == 0:
+            self.hidden[t // self.sequence][group] = self.learner.hidden[group]
+        if self.learner.deferred:
+            action = self.learner.act(vector, pixels, noise)
+        else:
+            action, values, log_prob = self.learner.act(vector, pixels, noise, group, self.starts[t, group])
+            self.values[t, group], self.log_prob[t, group] = values, log_prob
+        self.chosen[t, group] = action
+        self.rollout.action[t, group] = self.actions.to_env(action)
+
+    def _mark(self, t: int, group: slice) -> None:
+        """Where episodes begin; and the value of a last observation, which needs the state of this moment."""
+        rollout = self.rollout
+        ended = rollout.terminated[t - 1, group] | rollout.truncated[t - 1, group]
+        self.starts[t, group] = ended if rollout.same_step else ~rollout.valid[t - 1, group]
+        if ended.any() and rollout.finals and rollout.finals[-1][0] == t - 1:
+            _, columns, last = rollout.finals[-1]
+            values = self.learner.values(
+                self.inputs.vector(last), self.inputs.pixels(last), self.learner.hidden[columns]
+            )
+            self.last_values[t - 1, columns] = values
+
+    def _abandon(self, t: int) -> None:
+        """Stop in the middle: what was collected is dropped."""
+        for number in range(len(self.stepper.groups) if t < self.rollout.length else 0):
+            self.stepper.recv(number)  # already on its way
+        self.rollout.finals.clear()
+        self.rollout.valid[:] = self.rollout.same_step
+        self.began = False
+
+    def batch(self, numbers: np.ndarray) -> Batch:
+        """The rollout as rows to learn from; `numbers` (T, N, 2 + K) as in `Batch`."""
+        length, n = self.rollout.length, self.rollout.n
+        vector, chosen = self.vector[:length], self.chosen
+        pixels = self.inputs.pixels(map_obs(lambda x: x[:length], self.rollout.obs))
+        if self.recurrent:
+            cut = functools.partial(_sequences, length=self.sequence)
+            images = {key: cut(image) for key, image in pixels.items()}
+            batch = Batch(cut(vector), images, cut(chosen), cut(numbers))
+            batch.valid, batch.starts = cut(self.rollout.valid), cut(self.starts[:length])
+            batch.hidden = self.learner.tensor(torch.cat(self.hidden))
+            return batch
+        flat = [x.reshape(length * n, *x.shape[2:]) for x in (vector, chosen, numbers)]
+        images = {key: image.reshape(length * n, *image.shape[2:]) for key, image in pixels.items()}
+        return Batch(flat[0], images, flat[1], flat[2])
+
+    def evaluate(self) -> None:
+        """Values and log-probabilities that acting left out, and the values of the observations episodes ended on."""
+        rollout, learner = self.rollout, self.learner
+        length, n = rollout.length, rollout.n
+        if self.recurrent:
+            last = map_obs(lambda x: x[length], rollout.obs)
+            hidden = learner.hidden.clone()
+            hidden[learner.tensor(self.starts[length])] = 0
+            self.values[length] = learner.values(self.vector[length], self.inputs.pixels(last), hidden)
+            return
+        if learner.deferred:
+            rows = self.vector.reshape((length + 1) * n, -1)
+            values, log_prob = learner.evaluate(rows, {}, self.chosen.reshape(length * n, -1))
+            self.values[:], self.log_prob[:] = values.reshape(self.values.shape), log_prob.reshape(length, n)
+        else:
+            last = map_obs(lambda x: x[length], rollout.obs)
+            self.values[length] = learner.evaluate(self.vector[length], self.inputs.pixels(last), None)[0]
+        late = [f for f in rollout.finals if (rollout.truncated[f[0], f[1]] & ~rollout.terminated[f[0], f[1]]).any()]
+        if late:  # time ran out: all of them in one call
+            last = _concatenate([obs for _, _, obs in late])
+            values = learner.evaluate(self.inputs.vector(last), self.inputs.pixels(last), None)[0]
+            times = np.concatenate([np.full(len(columns), t) for t, columns, _ in late])
+            self.last_values[times, np.concatenate([columns for _, columns, _ in late])] = values
+
+    def _count_episodes(self) -> None:
+        """Returns and lengths of the episodes that ended in this rollout, in the order in which they ended."""
+        rollout = self.rollout
+        ended = rollout.ended
+        valid = rollout.valid
+        sums = np.cumsum([np.where(valid, rollout.reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
+        columns, times = np.nonzero(ended.T)
+        at_end = sums[:, times, columns]
+        before = np.zeros_like(at_end)
+        same = columns[1:] == columns[:-1]
+        before[:, 1:] = np.where(same, at_end[:, :-1], 0.0)
+        first = np.ones(len(columns), bool)
+        first[1:] = ~same
+        account = at_end - before + np.where(first, self.running[:, columns], 0.0)
+        for index in np.argsort(times, kind="stable"):
+            if not valid[times[index], columns[index]]:  # it was lost
+                continue
+            self.episodes.append({"r": float(account[0, index]), "l": int(account[1, index])})
+            success = rollout.success[times[index], columns[index]]
+            if not np.isnan(success):
+                self.successes.append(float(success))
+        seen = np.zeros((2, rollout.n))
+        seen[:, columns] = at_end  # ascending in time: the last one stays
+        self.running = sums[:, -1] - seen + np.where(ended.any(axis=0), 0.0, self.running)
+
+    def roll(self) -> None:
+        """Begin the next rollout where this one ended."""
+        self.rollout.roll()
+        self.starts[0] = self.starts[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments stand, between two rollouts."""
+        return {
+            "rollout": self.rollout.state_dict(),
+            "starts": self.starts[0],
+            "running": self.running,
+            "episodes": list(self.episodes),
+            "successes": list(self.successes),
+            "rng": self.rng.bit_generator.state,
+            "hidden": self.learner.hidden if self.recurrent else None,
+            "began": self.began,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rollout.load_state_dict(state["rollout"])
+        self.starts[0], self.running = state["starts"], np.array(state["running"])
+        self.episodes.clear()
+        self.episodes.extend(state["episodes"])
+        self.successes.clear()
+        self.successes.extend(state["successes"])
+        self.rng.bit_generator.state = state["rng"]
+        if self.recurrent:
+            self.learner.start(self.rollout.n)
+            self.learner.hidden.copy_(self.learner.tensor(state["hidden"]))
+        self.began = bool(state["began"])
+
+
+def _sequences(x: np.ndarray, length: int) -> np.ndarray:
+    """(T, N, ...) -> (length, T / length * N, ...): sequences side by side, those of the first steps first."""
+    count, n = len(x) // length, x.shape[1]
+    parts = x.reshape(count, length, *x.shape[1:]).swapaxes(0, 1)
+    return np.ascontiguousarray(parts).reshape(length, count * n, *x.shape[2:])
+
+
+def _concatenate(obs: list[Any]) -> Any:
+    if isinstance(obs[0], dict):
+        return {key: np.concatenate([o[key] for o in obs]) for key in obs[0]}
+    return np.concatenate(obs)

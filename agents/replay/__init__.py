@@ -1,0 +1,1 @@
+"""What happened, kept as rows: transitions, images once, and the ways to sample them."""

@@ -1,0 +1,356 @@
+"""What was lived through, as rows on the compute device: transitions, n-step returns, sequences, states to dream from.
+
+A reward that learns makes stored rewards wrong, so none is stored: a sampled row is paid at that moment, by the scorer
+as it stands, and an n-step return is the sum of what its rows are worth now. What cannot be told from a transition
+alone (the score of a reward that remembers the episode; frames, texts, signals) is kept as columns that the scorer
+names (`ReplayScorer.keep`), and weighed and scaled anew. How rows are drawn says `agents.replay.sampling`; what was imagined
+lies in `agents.replay.imagined`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.networks.space_encoding import Codec
+from agents.replay.images import Images
+from agents.replay.sampling import Sampler
+from envs.transitions import Chunk
+from envs.types import MEDIA, Transitions
+
+PENDING = 64  # steps after which the scorer is asked what to keep, even if nobody samples
+
+
+class Rows(NamedTuple):
+    """B transitions."""
+
+    obs: Tensor  # (B, D), in the environment's units
+    action: Tensor  # (B, A), in [-1, 1], or one-hot
+    reward: Tensor  # (B,), what the scorer pays now; of n steps the discounted sum
+    next_obs: Tensor  # (B, D), true successors, n steps later
+    discount: Tensor  # (B,), gamma^k (1 - terminated), k steps
+    step: Tensor  # int64 (B,), within the episode
+    index: Tensor  # type: ignore[assignment]  # int64 (B,), place in the replay
+
+
+class Sequences(NamedTuple):
+    """B stretches of L steps, time first; they may run across the ends of episodes."""
+
+    vector: Tensor  # (L, B, D), of obs_t
+    pixels: dict[str, Tensor]  # key -> uint8 (L, B, C, H, W), of obs_t
+    action: Tensor  # (L, B, A), taken at obs_t
+    reward: Tensor  # (L, B), what the scorer pays now for that action; 0 where not valid
+    task: Tensor  # (L, B), the task's own reward
+    terminated: Tensor  # float (L, B), by that action
+    first: Tensor  # bool (L, B), whether obs_t begins an episode
+    valid: Tensor  # bool (L, B), False where the step only reset the environment (NEXT_STEP), or lost it
+    index: Tensor  # type: ignore[assignment]  # int64 (L, B), place in the replay
+
+
+class Replay:
+    """Transitions of N environments, paid when they are sampled.
+
+    Args:
+        capacity: transitions, at least N.
+        n_envs: N.
+        codec: how observations and actions become vectors.
+        scorer: what pays, and learns from fresh transitions.
+        gamma: discount of n-step returns, in (0, 1].
+        device: as torch writes it.
+        seed: of what is sampled.
+        update_every: transitions between two updates of the scorer, which get them once and in time order.
+        sampling: `uniform`, `dfs` or `lap`.
+
+    Attributes:
+        added: rows ever added.
+        timesteps: environment steps so far, for schedules of weights; whoever drives it may set them.
+        metrics: of the scorer's newest update.
+
+    Raises:
+        ValueError: for a capacity without room for a step of every environment, and an unknown way of sampling.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        n_envs: int,
+        codec: Codec,
+        scorer: Any,
+        *,
+        gamma: float,
+        device: Any = "cpu",
+        seed: int = 0,
+        update_every: int = 1024,
+        sampling: str = "uniform",
+    ) -> None:
+        if capacity < n_envs:
+            raise ValueError(
+                f"a replay of capacity={capacity} has no room for a step of {n_envs} environments; give {n_envs} "
+                "transitions or more"
+            )
+        self.n_envs, self.codec, self.scorer, self.gamma = n_envs, codec, scorer, gamma
+        self.device = torch.device(device)
+        pays_images = bool(codec.images) and bool({"obs", "next_obs"} & scorer.requires)
+        self.length = int(capacity) // n_envs + pays_images  # where images are paid, one row waits for what follows
+        self.size = size = self.length * n_envs
+        self.images = Images(codec.images, self.length, n_envs, self.device, pays_images)
+        d, a = codec.obs_size, codec.action_size
+        self._widths, self._width = [d, a, d, 5], 2 * d + a + 5  # obs, action, next_obs, five numbers
+        self._obs, self._action, self._next = slice(0, d), slice(d, d + a), slice(d + a, 2 * d + a)
+        self._task, self._terminated, self._truncated, self._valid, self._step = range(2 * d + a, self._width)
+        self.table = torch.empty((size, self._width), device=self.device)  # what a row holds, side by side
+        self._fresh_rows = np.empty((n_envs, self._width), np.float32)
+        self.sampler = Sampler(self.length, n_envs, sampling, self.device, seed)
+        self.added = self.timesteps = self._pos = self._filled = 0  # _pos: time row that is written next
+        self._goes_on = np.zeros(n_envs, bool)  # the row before is a transition, and its episode has not ended
+        self._was_valid = np.zeros(n_envs, bool)
+        self._low, self._high = np.full(d, np.inf, np.float32), np.full(d, -np.inf, np.float32)
+        self.columns: dict[str, np.ndarray] = {}
+        self.metrics: dict[str, float] = {}
+        self._memory = scorer.initial_memory(n_envs)
+        self._pending = Chunk(min(PENDING, self.length))
+        self._update_rows = min(max(update_every // n_envs, 1), self.length - pays_images)
+        self._unlearnt = 0  # time rows since the scorer's last update
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled."""
+        return self.sampler.count
+
+    # ------------------------------------------------------------------ what comes in
+
+    def add(self, batch: Transitions) -> None:
+        """One step of all environments (N,), with true successors; rows that are no transitions keep their place."""
+        valid, codec, rows, pos = np.asarray(batch.valid, bool), self.codec, self._fresh_rows, self._pos
+        begins = (batch.step == 0) & valid
+        if (begins & self._goes_on).any():  # somebody has reset the environments
+            self.flush()
+            self._memory = self.scorer.initial_memory(self.n_envs)
+        rows[:, self._obs], rows[:, self._next] = codec.vector(batch.obs), codec.vector(batch.next_obs)
+        rows[:, self._action] = codec.encode(batch.action)
+        rows[:, self._task] = np.where(valid, batch.reward, 0)
+        rows[:, self._terminated], rows[:, self._truncated] = batch.terminated & valid, batch.truncated
+        rows[:, self._valid], rows[:, self._step] = valid, batch.step
+        self.images.write(pos, codec.pixels(batch.obs), codec.pixels(batch.next_obs), begins & self._was_valid)
+        here = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
+        self.table[here] = torch.from_numpy(rows)
+        if self.images.follows:
+            self.sampler.forget((pos + 1) % self.length)
+        self.sampler.add(pos, valid)
+        if valid.any():
+            for part in (rows[valid, self._obs], rows[valid, self._next]):
+                np.minimum(self._low, part.min(0), out=self._low)
+                np.maximum(self._high, part.max(0), out=self._high)
+        if self.scorer.keeps:
+            self._pending.add(batch)
+        self._pos, self._filled = (pos + 1) % self.length, min(self._filled + 1, self.length)
+        self._was_valid, self._goes_on = valid, valid & ~batch.ended
+        self.added += self.n_envs
+        self.timesteps += self.n_envs
+        self._unlearnt += 1
+        if self._pending.full:
+            self.flush()
+        if self._unlearnt >= self._update_rows:
+            self._learn()
+
+    def flush(self) -> None:
+        """Let the scorer keep what it needs of the rows that came since the last time."""
+        count = self._pending.count
+        if not count:
+            return
+        (batch,) = self._pending.take()
+        kept, self._memory = self.scorer.keep(batch, self._memory)
+        times = (self._pos - count + np.arange(count)) % self.length
+        for key, value in kept.items():
+            if key not in self.columns:
+                self.columns[key] = np.zeros((self.length, self.n_envs, *value.shape[2:]), value.dtype)
+            self.columns[key][times] = value
+
+    def _learn(self) -> None:
+        """Let the scorer learn from the rows that came since the last time."""
+        times = (self._pos - self._unlearnt + np.arange(self._unlearnt)) % self.length
+        index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
+        batch = self.transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
+        self.metrics = self.scorer.update(batch, self.scorer.again(batch), self.timesteps)
+        self._unlearnt = 0
+
+    # ------------------------------------------------------------------ what goes out
+
+    def sample(self, batch_size: int, n_step: int = 1) -> Rows:
+        """Transitions drawn with replacement.
+
+        Args:
+            batch_size: B.
+            n_step: rows a return is made of, fewer where the episode or the replay ends.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        index = self.sampler.draw(batch_size)
+        self.sampler.used(index)
+        return self.rows(index, n_step)
+
+    def newest(self, count: int) -> Rows:
+        """The `count` newest transitions in time order, or all."""
+        return self.rows(self.sampler.in_order(max(len(self) - count, 0)))
+
+    def rows(self, index: Tensor, n_step: int = 1) -> Rows:
+        """The transitions at `index` (B,)."""
+        if n_step > 1:
+            return self._several(index, n_step)
+        rows = self.table.index_select(0, index)
+        obs, action, next_obs, numbers = rows.split(self._widths, -1)
+        _, terminated, _, _, step = numbers.unbind(-1)
+        discount = terminated.mul(-self.gamma).add_(self.gamma)
+        return Rows(obs, action, self._paid(index, rows), next_obs, discount, step.long(), index)
+
+    def _several(self, index: Tensor, n: int) -> Rows:
+        """The same, n steps at once: each row is paid now, then they are added up."""
+        count, ahead = len(index), torch.arange(n, device=self.device)[:, None]
+        left = (self._pos - 1 - index // self.n_envs) % self.length  # time rows that follow
+        later = torch.where(ahead <= left, (index + ahead * self.n_envs) % self.size, index).reshape(-1)
+        flat = self.table.index_select(0, later)
+        rows, paid = flat.view(n, count, -1), self._paid(later, flat).view(n, count)
+        _, terminated, truncated, valid, step = rows[..., -5:].unbind(-1)
+        goes_on = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0) & (valid[1:] > 0)
+        weights = torch.cat([torch.ones_like(paid[:1]), (self.gamma * goes_on).cumprod(0)])
+        reached = (weights > 0).sum(0)
+        last = rows[reached - 1, torch.arange(count, device=self.device)]
+        discount = self.gamma**reached * (1 - last[:, self._terminated])
+        now = rows[0]
+        reward = (weights * paid).sum(0)
+        return Rows(
+            now[:, self._obs], now[:, self._action], reward, last[:, self._next], discount, step[0].long(), index
+        )
+
+    def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
+        """Stretches of time, none of which crosses the place where the ring is written.
+
+        Args:
+            batch_size: B.
+            length: L.
+            imagine: whether imagination will begin there, rather than the model learn (for `dfs`).
+
+        Raises:
+            ValueError: if the replay holds no stretch that long.
+        """
+        late = self.sampler.newest(self._pos, min(length - 1, self.length))
+        if length > self._filled or late >= len(self):
+            raise ValueError(
+                f"the replay holds {self._filled} steps of each environment, of {self.length} it has room for: no "
+                f"sequence of {length}; collect more first (agent.learning_starts), or give a larger capacity"
+            )
+        start = self.sampler.draw(batch_size, len(self) - late, imagine=imagine)
+        index = (start + self.n_envs * torch.arange(length, device=self.device)[:, None]) % self.size
+        flat = index.reshape(-1)
+        self.sampler.used(flat, 1 / length, imagine=imagine)
+        rows = self.table.index_select(0, flat)
+        paid = self._paid(flat, rows).view(length, batch_size)
+        rows = rows.view(length, batch_size, -1)
+        valid, pixels = rows[..., self._valid] > 0, {key: table[index] for key, table in self.images.table.items()}
+        task, terminated, first = rows[..., self._task], rows[..., self._terminated], rows[..., self._step] == 0
+        return Sequences(
+            rows[..., self._obs], pixels, rows[..., self._action], paid, task, terminated, first & valid, valid, index
+        )
+
+    def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Observations (B, D) that imagination may begin at, and their step (B,) within the episode."""
+        index = self.sampler.draw(batch_size, imagine=True)
+        self.sampler.used(index, imagine=True)
+        rows = self.table.index_select(0, index)
+        return rows[:, self._obs], rows[:, self._step].long()
+
+    def obs_of(self, index: Tensor) -> Tensor:
+        """Observations (B, D) at `index` (B,)."""
+        return self.table[:, self._obs].index_select(0, index)
+
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """All transitions for fitting a model: obs, action, next_obs, task (M,), terminated float (M,), step (M,).
+
+        In no order of time; views, where every row is a transition.
+        """
+        whole = len(self) == self._filled * self.n_envs
+        rows = self.table[: len(self)] if whole else self.table[self.sampler.in_order()]
+        numbers = rows[:, self._task], rows[:, self._terminated], rows[:, self._step]
+        return rows[:, self._obs], rows[:, self._action], rows[:, self._next], *numbers
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest value that each entry of an observation has had, both (D,)."""
+        return torch.tensor(self._low, device=self.device), torch.tensor(self._high, device=self.device)
+
+    def set_priority(self, index: Tensor, error: Tensor) -> None:
+        """For `lap`: how wrong the values of these rows (B,) were."""
+        self.sampler.set_priority(index, error)
+
+    def transitions(self, index: Tensor, rows: Tensor | None = None) -> Transitions:
+        """The rows at `index` (B,) as a scorer reads them: in NumPy, with the columns it had us keep."""
+        self.flush()
+        rows = self.table.index_select(0, index) if rows is None else rows
+        host, at, codec = rows.cpu().numpy(), index.cpu().numpy(), self.codec
+        obs, next_obs = host[:, self._obs], host[:, self._next]
+        if self.images.follows:
+            obs, next_obs = codec.obs(obs, self.images.at(at)), codec.obs(next_obs, self.images.after(at))
+        elif not codec.images:
+            obs, next_obs = codec.obs(obs), codec.obs(next_obs)
+        columns = {key: value.reshape(self.size, *value.shape[2:])[at] for key, value in self.columns.items()}
+        shown = {name: columns.pop(name) for name in (*MEDIA, *(f"obs_{m}" for m in MEDIA)) if name in columns}
+        return Transitions(
+            obs=obs,
+            action=codec.decode(host[:, self._action]),
+            reward=host[:, self._task],
+            next_obs=next_obs,
+            terminated=host[:, self._terminated] > 0,
+            truncated=host[:, self._truncated] > 0,
+            valid=host[:, self._valid] > 0,
+            step=host[:, self._step].astype(np.int64),
+            extras=columns,
+            **shown,
+        )
+
+    def _paid(self, index: Tensor, rows: Tensor) -> Tensor:
+        if self.scorer.is_task:
+            return rows[:, self._task]
+        batch = self.transitions(index, rows)
+        return torch.from_numpy(self.scorer.combine(self.scorer.again(batch), self.timesteps)).to(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, the filled part only; big arrays as views, to be written before the next `add`.
+
+        What is pending stays so: embedded with other neighbours it would differ in its last bit.
+        """
+        filled = self._filled
+        return {
+            "table": self.table[: filled * self.n_envs],
+            "images": self.images.state_dict(filled),
+            "sampler": self.sampler.state_dict(),
+            "columns": {k: v[:filled].tolist() if v.dtype == object else v[:filled] for k, v in self.columns.items()},
+            "memory": copy.deepcopy(self._memory),
+            "bounds": [self._low.copy(), self._high.copy()],
+            "envs": [self._goes_on, self._was_valid],
+            "counters": [self.added, self.timesteps, self._pos, filled, self._unlearnt],
+            "metrics": dict(self.metrics),
+            "pending": self._pending.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned into a replay of the same size."""
+        table = torch.as_tensor(state["table"])
+        self.table[: len(table)] = table.to(self.device)
+        self.images.load_state_dict(state["images"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.columns = {}
+        for key, saved in state["columns"].items():
+            value = np.array(saved, object) if isinstance(saved, list) else np.asarray(saved)
+            self.columns[key] = np.zeros((self.length, *value.shape[1:]), value.dtype)
+            self.columns[key][: len(value)] = value
+        self._memory = copy.deepcopy(state["memory"])
+        self._low, self._high = (np.array(x) for x in state["bounds"])
+        self._goes_on, self._was_valid = (np.array(x) for x in state["envs"])
+        self.added, self.timesteps, self._pos, self._filled, self._unlearnt = map(int, state["counters"])
+        self.metrics = dict(state["metrics"])
+        self._pending = Chunk(self._pending.length)
+        if "pending" in state:
+            self._pending.load_state_dict(state["pending"])

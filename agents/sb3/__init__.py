@@ -1,0 +1,1 @@
+"""Stable-Baselines3's agents under our settings; `agent.py` first."""

@@ -1,0 +1,282 @@
+"""Learning to act by dreaming: an actor and a critic that never see the world, only what its model imagines.
+
+From every moment that was replayed the model imagines `horizon` steps with the policy's actions; the policy ascends
+the lambda-returns of what is imagined there (REINFORCE, the critic as baseline), the critic regresses them. Rewards and
+ends are the world's heads, so that any learned reward is dreamt of as it is now.
+
+    R_t = r_t + gamma c_t ((1 - lambda) v_{t+1} + lambda R_{t+1})        R_H = v_H
+    actor  = -w_t (log pi(a_t) (R_t - v_t) / max(1, S) + eta H)          S: from the 5th to the 95th percentile of R
+    critic = w_t (two-hot(R_t) + two-hot(slow v_t))                      w_t = prod_{k<t} gamma c_k
+
+Source: Hafner et al. 2023, "Mastering diverse domains through world models", arXiv 2301.04104, section 3 (equations 4
+to 7); the value on replayed steps is that of its second version.
+
+Differences from the source:
+  - reward and end are read from (features_t, a_t), so that an episode's last step needs no observation after it;
+  - a part of the replayed states is enough to dream from (`imagine_starts`);
+  - Adam and a clipped gradient, not LaProp and adaptive clipping.
+
+When it fails: the model has not seen the reward yet (nothing to ascend but the entropy), or dreams of what is not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from agents.dynamics.cells import State, layer
+from agents.networks.actor_critic import Flat, linear
+from agents.networks.heads import TwoHot
+
+UNIFORM = 0.01  # share of a discrete policy that is uniform, so that no action dies out
+STD = (0.1, 1.0)  # range of a continuous policy's deviations
+SMOOTH = 0.01  # how fast the return's percentiles follow
+
+
+def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lambda_: float) -> Tensor:
+    """Returns (H, B) from reward (H, B), discount (H, B) = gamma * chance to go on, and values (H + 1, B)."""
+    returns = [value[-1]]
+    base = reward + (1 - lambda_) * discount * value[1:]
+    for t in reversed(range(len(reward))):
+        returns.append(base[t] + lambda_ * discount[t] * returns[-1])
+    return torch.stack(returns[:0:-1])
+
+
+class ReturnScale(nn.Module):
+    """What returns are divided by: the range from their 5th to their 95th percentile, smoothed, at least 1."""
+
+    low: Tensor
+    high: Tensor
+    known: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("low", "high", "known"):
+            self.register_buffer(name, torch.zeros(()))
+
+    def forward(self) -> Tensor:
+        return (self.high - self.low).clamp(min=1.0)
+
+    def watch(self, returns: Tensor) -> None:
+        """Follow a batch of returns; the first is taken as it is."""
+        quantiles = torch.quantile(returns.flatten(), returns.new_tensor([0.05, 0.95]))
+        speed = torch.where(self.known > 0, SMOOTH, 1.0)
+        self.low.lerp_(quantiles[0], speed)
+        self.high.lerp_(quantiles[1], speed)
+        self.known.fill_(1.0)
+
+
+class Policy(nn.Module):
+    """A distribution over actions: categorical with a uniform share, or a Gaussian with its mean in [-1, 1].
+
+    Args:
+        inputs: F, length of the features.
+        action_size: A.
+        discrete: one of A, as one-hot; else A numbers.
+        hidden: units of both hidden layers.
+    """
+
+    def __init__(self, inputs: int, action_size: int, discrete: bool, hidden: int) -> None:
+        super().__init__()
+        self.action_size, self.discrete = action_size, discrete
+        outputs = action_size if discrete else 2 * action_size
+        self.net = nn.Sequential(layer(inputs, hidden), layer(hidden, hidden), linear(hidden, outputs, 0.01))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(..., F) -> log-probabilities (..., A) and None; or mean and standard deviation, (..., A) each."""
+        out = self.net(features)
+        if self.discrete:
+            chances = (1 - UNIFORM) * torch.softmax(out, -1) + UNIFORM / self.action_size
+            return chances.log(), None
+        mean, std = out.chunk(2, -1)
+        return torch.tanh(mean), STD[0] + (STD[1] - STD[0]) * torch.sigmoid(std)
+
+    def sample(self, distribution: tuple[Tensor, Tensor | None], generator: torch.Generator) -> Tensor:
+        """A random action (..., A): one-hot, or numbers that may leave [-1, 1], differentiable."""
+        out, std = distribution
+        if std is not None:
+            return out + std * torch.empty_like(out).normal_(generator=generator)
+        waiting = torch.empty_like(out).exponential_(generator=generator).clamp_(min=1e-20)
+        return self._hot(out - waiting.log_())
+
+    def mode(self, distribution: tuple[Tensor, Tensor | None]) -> Tensor:
+        """The likeliest action (..., A)."""
+        out, std = distribution
+        return out if std is not None else self._hot(out)
+
+    def log_prob(self, distribution: tuple[Tensor, Tensor | None], action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of an action and the entropy, both (...,)."""
+        out, std = distribution
+        if std is None:
+            return (out * action).sum(-1), -(out.exp() * out).sum(-1)
+        constant = 0.5 * math.log(2 * math.pi)
+        log_prob = (-0.5 * ((action - out) / std).square() - std.log() - constant).sum(-1)
+        return log_prob, (std.log() + 0.5 + constant).sum(-1)
+
+    def _hot(self, scores: Tensor) -> Tensor:
+        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+
+
+class Replayed(NamedTuple):
+    """What a minibatch of sequences has become in the model: states and features detached, what was paid beside them.
+
+    Attributes:
+        states: parts (L, B, ...); features: (L, B, F).
+        action: (L, B, A); reward, terminated: (L, B) of that action's outcome.
+        first, valid: bool (L, B), as `agents.replay.replay.Sequences` has them.
+    """
+
+    states: State
+    features: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    first: Tensor
+    valid: Tensor
+
+
+class ImagActorCritic(nn.Module):
+    """The actor, the critic and the dreams that teach both.
+
+    Args:
+        config: a `WorldModelConfig`.
+        features: F.
+        action_size: A.
+        discrete: whether actions are one-hot.
+        generator: draws actions, on the weights' device.
+    """
+
+    updates = 0
+    joint = False  # whether this behaviour's losses shape the latent
+
+    def __init__(
+        self, config: Any, features: int, action_size: int, discrete: bool, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.config, self.generator = config, generator
+        self.policy = Policy(features, action_size, discrete, config.hidden)
+        self.head = TwoHot(low=-10.0, high=10.0)
+        self.critic, self.slow = (value_net(features, config.hidden, self.head.outputs) for _ in range(2))
+        self.slow.load_state_dict(self.critic.state_dict())
+        self.scale = ReturnScale()
+
+    def flats(self) -> dict[str, Flat]:
+        """Parameters as vectors by name, once they are on their device."""
+        self.actor_flat, self.critic_flat, self.slow_flat = (
+            Flat.over(list(net.parameters())) for net in (self.policy, self.critic, self.slow)
+        )
+        return {"actor": self.actor_flat, "critic": self.critic_flat, "slow": self.slow_flat}
+
+    def initial(self, n: int) -> State:
+        """What acting remembers beside the latent: nothing."""
+        return {}
+
+    def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
+        """Actions (N, A) in states (N, ...), and the memory as it was."""
+        distribution = self.policy(world.cell.features(state))
+        if deterministic:
+            return self.policy.mode(distribution), memory
+        return self.policy.sample(distribution, self.generator), memory
+
+    def value(self, features: Tensor) -> Tensor:
+        """(..., F) -> (...,)."""
+        return self.head.value(self.critic(features))
+
+    def update(self, world: Any, sequences: Any, replayed: Replayed, chosen: Tensor | None = None) -> dict[str, Tensor]:
+        """Dream from replayed states, ascend; returns metrics.
+
+        Args:
+            world: an `agents.world_model.world.World`.
+            sequences: a minibatch.
+            replayed: what it is in the world.
+            chosen: int64 (B,), which of its L * B rows to dream from; None for a random part.
+        """
+        config = self.config
+        starts = self._starts(replayed) if chosen is None else chosen
+        state = {name: part.flatten(0, 1)[starts] for name, part in replayed.states.items()}
+        features, action, reward, discount = self.dream(world, state)
+        with torch.no_grad():
+            value = self.value(features)
+            returns = lambda_returns(reward, discount, value, config.lambda_)
+            self.scale.watch(returns)
+            weight = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)
+            advantage = (returns - value[:-1]) / self.scale()
+        log_prob, entropy = self.policy.log_prob(self.policy(features[:-1]), action)
+        actor = -(weight * (log_prob * advantage + config.entropy_weight * entropy)).mean()
+        critic = (weight * self._value_loss(features[:-1], returns)).mean()
+        loss = actor + critic
+        if config.replay_value:
+            loss = loss + config.replay_value * self._replay_loss(replayed)
+        self.actor_flat.grad.zero_()
+        self.critic_flat.grad.zero_()
+        loss.backward()
+        self.actor_flat.step(config.actor_learning_rate, config.max_grad_norm)
+        self.critic_flat.step(config.critic_learning_rate, config.max_grad_norm)
+        self.slow_flat.value.lerp_(self.critic_flat.value, config.tau)
+        metrics = {"actor_loss": actor, "critic_loss": critic, "entropy": entropy.mean(), "imagined": reward.mean()}
+        metrics |= {"return": returns.mean(), "return_scale": self.scale(), "value": value.mean()}
+        return {name: x.detach() for name, x in metrics.items()}
+
+    @torch.no_grad()
+    def dream(self, world: Any, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`horizon` imagined steps: features (H + 1, B, F), actions (H, B, A), rewards and discounts (H, B)."""
+        features, actions = [world.cell.features(state)], []
+        for _ in range(self.config.horizon):
+            action = self.policy.sample(self.policy(features[-1]), self.generator)
+            state = world.cell.step(state, action if self.policy.discrete else action.clamp(-1, 1))
+            features.append(world.cell.features(state))
+            actions.append(action)
+        seen, taken = torch.stack(features), torch.stack(actions)
+        bounded = taken if self.policy.discrete else taken.clamp(-1, 1)
+        reward = world.reward(seen[:-1], bounded)
+        if self.config.empowerment_reward:
+            log_prob, _ = self.policy.log_prob(self.policy(seen[:-1]), taken)
+            known = world.empowerment.log_prob(seen[:-1], seen[1:], bounded)
+            reward = reward + self.config.empowerment_reward * (known - log_prob)
+        return seen, taken, reward, self.config.gamma * world.goes_on(seen[:-1], bounded)
+
+    def _starts(self, replayed: Replayed) -> Tensor:
+        """Rows to dream from, drawn among those that are valid."""
+        valid = replayed.valid.flatten().float()
+        most = self.config.imagine_starts or len(valid)
+        if most >= len(valid):
+            return torch.nonzero(valid).flatten()
+        return torch.multinomial(valid, most, replacement=True, generator=self.generator)
+
+    def _value_loss(self, features: Tensor, returns: Tensor) -> Tensor:
+        """Towards the returns, and towards what the slow critic says."""
+        out = self.critic(features)
+        with torch.no_grad():
+            slow = self.head.value(self.slow(features))
+        return self.head.loss(out, returns) + self.head.loss(out, slow)
+
+    def _replay_loss(self, replayed: Replayed) -> Tensor:
+        """The value of what really happened: of rewards that the model has not learnt to imagine."""
+        features = replayed.features
+        with torch.no_grad():
+            value = self.head.value(self.slow(features))
+            discount = self.config.gamma * (1 - replayed.terminated[:-1])
+            cut = replayed.first[1:] | ~replayed.valid[:-1]  # the successor is not in the sequence
+            known = ~cut | ((replayed.terminated[:-1] > 0) & replayed.valid[:-1])
+            returns = _replay_returns(replayed.reward[:-1], discount, value, known, self.config.lambda_)
+        loss = self._value_loss(features[:-1], returns)
+        return (loss * known).sum() / known.sum().clamp(min=1)
+
+
+def _replay_returns(reward: Tensor, discount: Tensor, value: Tensor, known: Tensor, lambda_: float) -> Tensor:
+    """As `lambda_returns`, but a row whose successor is unknown is worth what the critic says."""
+    returns = [value[-1]]
+    for t in reversed(range(len(reward))):
+        ahead = torch.lerp(value[t + 1], returns[-1], lambda_)
+        returns.append(torch.where(known[t], reward[t] + discount[t] * ahead, value[t]))
+    return torch.stack(returns[:0:-1])
+
+
+def value_net(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers; it begins by saying the same of everything."""
+    net = nn.Sequential(layer(inputs, hidden), layer(hidden, hidden), linear(hidden, outputs, 1.0))
+    nn.init.zeros_(net[-1].weight)  # type: ignore[arg-type]
+    return net

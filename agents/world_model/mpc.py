@@ -1,0 +1,203 @@
+"""Planning in a latent: sequences of actions are tried in the world's imagination, and the best are done.
+
+The world says where an action leads and what it pays, a value says what follows the last imagined step, and a policy
+proposes some of the plans; value and policy are learnt from replayed steps. The value's loss also shapes the latent.
+
+    plan: MPPI over z_{t+1} = f(z_t, a_t), sum_{i<H} gamma^i r_i + gamma^H Q(z_H, pi(z_H))
+    Q_k -> r_t + gamma (1 - end_t) min of two slow Q_j(z_{t+1}, pi(z_{t+1}))         pi ascends the mean of two Q_k
+
+Source: Hansen, Su & Wang 2024, "TD-MPC2: scalable, robust world models for continuous control", arXiv 2310.16828,
+section 3; the planner is `agents.dynamics.planners.MPPI`.
+
+Differences from the source:
+  - fewer plans, rounds and units: a plan costs milliseconds on a CPU core, not half a second;
+  - the policy is a Gaussian around a mean in [-1, 1], cut, with its own entropy; the source squashes;
+  - one learning rate for encoder and dynamics; ends are learnt and respected from the start.
+
+When it fails: discrete actions; rewards far beyond the horizon that the value has not met; partial observation.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agents.dynamics import Predicted
+from agents.dynamics.cells import State
+from agents.dynamics.planners import MPPI
+from agents.dynamics.rollout import imagine
+from agents.networks.actor_critic import Flat
+from agents.networks.heads import TwoHot
+from agents.networks.space_encoding import Codec
+from agents.networks.stacked import Stacked
+from agents.replay.replay import Sequences
+from agents.world_model.behaviour import Policy, Replayed, ReturnScale
+
+DECAY = 0.5  # weight of each further step
+ASKED = 2  # of the critics, drawn each time
+
+
+class Foresight:
+    """A world without memory as an `agents.dynamics.Dynamics`, whose observations are latents (B, Z)."""
+
+    members, differentiable = 1, True
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+
+    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+        """Nothing: the world learns by itself."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing of its own."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+        """Where an action leads, what the head pays for it, and the chance that it ends the episode."""
+        world = self.world
+        next_obs = world.cell.step({"z": obs}, action)["z"]
+        return Predicted(next_obs, world.reward(obs, action), 1 - world.goes_on(obs, action))
+
+
+class LatentMPC(nn.Module):
+    """The critics, the policy and the planner.
+
+    Args:
+        config: a `WorldModelConfig`.
+        codec: of the spaces.
+        features: Z, length of the latent.
+        generator: draws plans and actions, on the weights' device.
+        seed: of the first weights.
+
+    Raises:
+        ValueError: for actions that are chosen.
+    """
+
+    updates = 0
+    joint = True
+
+    def __init__(self, config: Any, codec: Codec, features: int, generator: torch.Generator, seed: int = 0) -> None:
+        super().__init__()
+        self.config, self.generator, self.action_size = config, generator, codec.action_size
+        self.head = TwoHot(low=-10.0, high=10.0)
+        hidden = [config.hidden, config.hidden]
+        self.q = Stacked(
+            config.critics,
+            features + self.action_size,
+            hidden,
+            self.head.outputs,
+            activation="mish",
+            norm="layer",
+            dropout=0.01,
+            last=0.0,
+            seed=seed,
+        )
+        self.slow_q = copy.deepcopy(self.q)
+        self.policy = Policy(features, self.action_size, False, config.hidden)
+        self.scale = ReturnScale()
+        self.planner = MPPI(
+            codec,
+            horizon=config.horizon,
+            samples=config.plan_samples + config.plan_policy,
+            policy_samples=config.plan_policy,
+            iterations=config.plan_iterations,
+            elites=config.plan_elites,
+            gamma=config.gamma,
+            device=generator.device,
+        )
+        self.planner.generator = generator
+
+    def flats(self) -> dict[str, Flat]:
+        """Parameters as vectors by name, once they are on their device."""
+        self._flats = {
+            name: Flat.over(list(net.parameters()))
+            for name, net in (("actor", self.policy), ("critic", self.q), ("slow", self.slow_q))
+        }
+        return self._flats
+
+    def initial(self, n: int) -> State:
+        """What acting remembers beside the latent: the last plan, (N, H, A)."""
+        like = next(self.policy.parameters())
+        return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
+
+    def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
+        """The first actions of plans for latents (N, Z), and the plans."""
+        dream = functools.partial(imagine, Foresight(world), pay=_task, ends=None)
+        self.planner.mean = memory["plan"]
+        action = self.planner.plan(
+            dream, state["z"], value=self._value, policy=self._propose, deterministic=deterministic
+        )
+        return action, {"plan": self.planner.mean}
+
+    def value_loss(self, seq: Sequences, ahead: Tensor, encoded: Tensor, weight: Tensor, linked: Tensor) -> Tensor:
+        """Temporal-difference loss on latents foreseen, through which gradients reach the world.
+
+        Args:
+            seq: the minibatch, (L, B).
+            ahead: (K + 1, B, Z), foreseen.
+            encoded: (L, B, Z), detached.
+            weight: (K, B), how much a step counts.
+            linked: bool (K, B), whether the next row's observation follows.
+        """
+        steps = len(weight)
+        terminated = seq.terminated[:steps]
+        with torch.no_grad():
+            after = encoded[1 : steps + 1]
+            both = torch.cat([after, self._sample(after)], -1)
+            ahead_value = self.head.value(self._asked(self.slow_q, both)).amin(0)
+            target = seq.reward[:steps] + self.config.gamma * (1 - terminated) * ahead_value
+        said = self.q(torch.cat([ahead[:-1], seq.action[:steps]], -1).flatten(0, 1), generator=self.generator)
+        loss = self.head.loss(said, target.flatten()).mean(0).view_as(target)
+        counts = weight * (linked | (terminated > 0))
+        return (loss * counts).sum() / counts.sum().clamp(min=1e-6)
+
+    def update(self, world: Any, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
+        """One step of the policy on replayed latents; returns metrics."""
+        z, config = replayed.features, self.config
+        decay = DECAY ** torch.arange(len(z), device=z.device, dtype=z.dtype)
+        weight = replayed.valid * decay[:, None]
+        distribution = self.policy(z)
+        action = _cut(self.policy.sample(distribution, self.generator))
+        entropy = self.policy.log_prob(distribution, action.detach())[1]
+        value = self.head.value(self._asked(self.q, torch.cat([z, action], -1))).mean(0)
+        self.scale.watch(value[0].detach())
+        loss = -((value / self.scale() + config.entropy_weight * entropy) * weight).sum() / weight.sum().clamp(min=1e-6)
+        self._flats["actor"].grad.zero_()
+        loss.backward()
+        self._flats["actor"].step(config.actor_learning_rate, config.max_grad_norm)
+        self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
+        metrics = {"actor_loss": loss, "entropy": entropy.mean(), "value": value.mean(), "return_scale": self.scale()}
+        return {name: x.detach() for name, x in metrics.items()}
+
+    def _asked(self, q: Stacked, both: Tensor) -> Tensor:
+        """Logits of two critics drawn at random, (2, ..., bins), without gradients to their weights."""
+        drawn = torch.randperm(self.config.critics, generator=self.generator, device=both.device)[:ASKED]
+        weights = [p.detach()[drawn] for p in q.weights()]
+        return q(both.flatten(0, -2), weights).unflatten(1, both.shape[:-1])
+
+    def _sample(self, z: Tensor) -> Tensor:
+        return self.policy.sample(self.policy(z), self.generator).clamp(-1, 1)
+
+    def _propose(self, z: Tensor, t: int) -> tuple[Tensor, None]:
+        return self._sample(z), None
+
+    def _value(self, z: Tensor) -> Tensor:
+        return self.head.value(self._asked(self.q, torch.cat([z, self._sample(z)], -1))).mean(0)
+
+
+def _task(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
+    """The head's word is what is paid."""
+    return task
+
+
+def _cut(action: Tensor) -> Tensor:
+    """Within [-1, 1]; gradients pass as if nothing were cut."""
+    return action + (action.clamp(-1, 1) - action).detach()

@@ -1,0 +1,209 @@
+"""TD3 on a representation that predicts itself: a model-based latent, no rollouts.
+
+The world model is trained to foresee its own latents, rewards and ends a few steps on, and then used for one thing: its
+hidden layer for (z, a) is what values read, its latent z what the policy reads. Cheap, and one set of settings serves
+vectors and images.
+
+    zsa = f(z, a)        Q_k(zsa) -> sum_{i<n} gamma^i r_i / s + gamma^n min_k Q'_k(zsa'(z', pi'(z') + noise))
+
+Source: Fujimoto et al. 2025, "Towards general-purpose model-free reinforcement learning" (MR.Q), arXiv 2501.16142;
+prioritised rows are those of Fujimoto, Meger & Precup 2020 (LAP), arXiv 2007.06049.
+
+Differences from the source:
+  - the latent is SimNorm's, and sizes are for a CPU;
+  - discrete actions are enumerated: the greedy one of the mean value acts and makes the target, there is no policy;
+  - rewards are divided by their root mean square, which is gentler to rare ones than the mean of their sizes;
+  - returns are cut at the last observation of a truncated episode, so that nothing is needed beside the sequence;
+  - the end is a probability (cross-entropy), its weight in place from the start.
+
+When it fails: partial observation (there is no memory); sparse rewards out of noise's reach.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from agents.dynamics.cells import State, layer
+from agents.networks.actor_critic import Flat, linear
+from agents.networks.stacked import Stacked
+from agents.replay.replay import Sequences
+from agents.world_model.behaviour import Replayed
+
+SMOOTHING = (0.2, 0.3)  # deviation of the noise on target actions, and where it is cut
+CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient alive
+
+
+def n_step(
+    reward: Tensor, terminated: Tensor, first: Tensor, valid: Tensor, n: int, gamma: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Discounted rewards from the first row of each sequence on, until an end or for n steps.
+
+    Args:
+        reward: (L, B) with L > n.
+        terminated: (L, B), by that action.
+        first: bool (L, B), whether a row begins an episode.
+        valid: bool (L, B), whether it is a transition.
+        n: steps, at least 1.
+        gamma: discount.
+
+    Returns:
+        The sum (B,), the discount of the value after it (0 after an end), the row (B,) whose observation has that
+        value, and bool (B,) whether anything is known: a row whose episode was cut after it has no successor.
+    """
+    linked = valid[:n] & ~first[1 : n + 1]  # the next row's observation follows this one
+    ended = valid[:n] & (terminated[:n] > 0)
+    goes_on = torch.cat([torch.ones_like(linked[:1]), linked[:-1] & ~ended[:-1]]).cumprod(0).bool()
+    taken = goes_on & (linked | ended)
+    powers = gamma ** torch.arange(n, device=reward.device, dtype=reward.dtype)
+    total = (taken * powers[:, None] * reward[:n]).sum(0)
+    count = taken.sum(0)
+    discount = gamma ** count.to(reward.dtype) * ~(taken & ended).any(0)
+    return total, discount, count, taken[0]
+
+
+class LatentTD3(nn.Module):
+    """Values on a world's hidden (z, a), and for continuous actions a policy on z.
+
+    Args:
+        config: a `WorldModelConfig`.
+        features: Z, length of the latent of a SimNorm.
+        action_size: A.
+        discrete: whether actions are one-hot.
+        generator: draws actions, on the weights' device.
+        seed: of the first weights.
+
+    Attributes:
+        errors: places in the replay and the largest error of any critic there, (B,) each, of the last update.
+    """
+
+    joint = False
+
+    def __init__(
+        self, config: Any, features: int, action_size: int, discrete: bool, generator: torch.Generator, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.config, self.discrete, self.action_size, self.generator = config, discrete, action_size, generator
+        self.hidden = config.hidden
+        sizes = (config.critics, self.hidden, [self.hidden, self.hidden], 1)
+        self.q = Stacked(*sizes, activation="elu", norm="layer", last=0.1, seed=seed)  # near 0, and no ties
+        self.slow_q = copy.deepcopy(self.q)
+        # nothing to learn where actions are enumerated, but a module has parameters
+        self.policy = nn.Sequential(
+            layer(features, self.hidden), layer(self.hidden, self.hidden), linear(self.hidden, action_size, 0.01)
+        )
+        self.slow_policy = copy.deepcopy(self.policy)
+        self.scale: Tensor
+        self.slow_scale: Tensor
+        self.count: Tensor
+        self.register_buffer("scale", torch.ones(()))  # what rewards are divided by
+        self.register_buffer("slow_scale", torch.ones(()))
+        self.updates = 0
+        self.errors: tuple[Tensor, Tensor] | None = None
+
+    def flats(self) -> dict[str, Flat]:
+        """Parameters as vectors by name, once they are on their device."""
+        nets = {"critic": self.q, "slow": self.slow_q, "actor": self.policy, "slow_actor": self.slow_policy}
+        self._flats = {name: Flat.over(list(net.parameters())) for name, net in nets.items()}
+        return self._flats
+
+    def initial(self, n: int) -> State:
+        """What acting remembers beside the latent: nothing."""
+        return {}
+
+    def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
+        """Actions (N, A), and the memory as it was."""
+        z, noise = state["z"], 0.0 if deterministic else self.config.exploration
+        if not self.discrete:
+            action = torch.tanh(self.policy(z))
+            return (action + noise * self._normal(action)).clamp(-1, 1), memory
+        action = self._greedy(self._values(world.cell, self.q, z).mean(0))
+        if noise:
+            chance = torch.rand(len(z), 1, generator=self.generator, device=z.device)
+            any_of_them = torch.randint(self.action_size, (len(z),), generator=self.generator, device=z.device)
+            action = torch.where(chance < noise / 2, F.one_hot(any_of_them, self.action_size).to(z.dtype), action)
+        return action, memory
+
+    def model_updates(self) -> int:
+        """The world learns in bursts, between which nothing that values rest on moves."""
+        return self.config.burst if self.updates % self.config.burst == 0 else 0
+
+    def begin_burst(self, world: Any, reward: Tensor) -> None:
+        """Let the slow networks catch up; measure rewards (...,), as they are paid now, anew."""
+        flats = self._flats
+        flats["slow"].value.copy_(flats["critic"].value)
+        flats["slow_actor"].value.copy_(flats["actor"].value)
+        world.catch_up()
+        self.slow_scale.copy_(self.scale)
+        size = reward.square().mean().sqrt()
+        self.scale.copy_(torch.where(size > 0, size, self.scale))  # nothing paid yet: keep the unit
+
+    def update(self, world: Any, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
+        """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
+        config, seq = self.config, sequences
+        total, discount, last, known = n_step(
+            seq.reward, seq.terminated, seq.first, seq.valid, config.n_step, config.gamma
+        )
+        rows = torch.arange(len(total), device=total.device)
+        with torch.no_grad():
+            z = world.encode(seq.vector[0], {key: image[0] for key, image in seq.pixels.items()})["z"]
+            ahead = {key: image[last, rows] for key, image in seq.pixels.items()}
+            next_z = world.encode(seq.vector[last, rows], ahead, slow=True)["z"]
+            target = (total + discount * self._next_value(world.slow["cell"], next_z) * self.slow_scale) / self.scale
+            zsa = joint(world.cell, z, seq.action[0])
+        q = self.q(zsa).squeeze(-1)
+        gap = (q - target).abs()
+        loss = (F.smooth_l1_loss(q, target.expand_as(q), reduction="none") * known).sum() / known.sum().clamp(min=1)
+        self._flats["critic"].grad.zero_()
+        loss.backward()
+        self._flats["critic"].step(config.critic_learning_rate, config.max_grad_norm)
+        self.errors = (seq.index[0], torch.where(known, gap.detach().amax(0), 0.0))
+        metrics = {"critic_loss": loss, "value": q.mean() * self.scale, "reward_scale": self.scale}
+        if not self.discrete:
+            metrics["actor_loss"] = self._improve(world.cell, z, known)
+        self.updates += 1
+        return {name: x.detach().clone() for name, x in metrics.items()}
+
+    def _improve(self, cell: Any, z: Tensor, known: Tensor) -> Tensor:
+        """The policy ascends the mean value."""
+        raw = self.policy(z)
+        zsa = joint(cell, z, torch.tanh(raw), frozen=True)
+        value = self.q(zsa, [p.detach() for p in self.q.weights()]).mean(0).squeeze(-1)
+        loss = ((CALM * raw.square().mean(-1) - value) * known).sum() / known.sum().clamp(min=1)
+        self._flats["actor"].grad.zero_()
+        loss.backward()
+        self._flats["actor"].step(self.config.actor_learning_rate, self.config.max_grad_norm)
+        return loss
+
+    def _next_value(self, cell: Any, z: Tensor) -> Tensor:
+        """What the slow networks expect of latents (B, Z): (B,)."""
+        if self.discrete:
+            values = self._values(cell, self.slow_q, z)
+            return (values.amin(0) * self._greedy(values.mean(0))).sum(-1)
+        action = torch.tanh(self.slow_policy(z))
+        noise = (SMOOTHING[0] * self._normal(action)).clamp(-SMOOTHING[1], SMOOTHING[1])
+        return self.slow_q(joint(cell, z, (action + noise).clamp(-1, 1))).amin(0).squeeze(-1)
+
+    def _values(self, cell: Any, q: Stacked, z: Tensor) -> Tensor:
+        """Values of all actions, (K, B, A)."""
+        every = torch.eye(self.action_size, device=z.device).repeat(len(z), 1)
+        return q(joint(cell, z.repeat_interleave(self.action_size, 0), every)).view(-1, len(z), self.action_size)
+
+    def _greedy(self, values: Tensor) -> Tensor:
+        return F.one_hot(values.argmax(-1), self.action_size).to(values.dtype)
+
+    def _normal(self, like: Tensor) -> Tensor:
+        return torch.empty_like(like).normal_(generator=self.generator)
+
+
+def joint(cell: Any, z: Tensor, action: Tensor, frozen: bool = False) -> Tensor:
+    """The last hidden layer on the way from (z, a) to the next latent: (B, hidden)."""
+    trunk, both = cell.next[:-1], torch.cat([z, action], -1)
+    if not frozen:
+        return trunk(both)
+    return functional_call(trunk, {name: p.detach() for name, p in trunk.named_parameters()}, (both,))

@@ -1,0 +1,179 @@
+"""Captions for the in-domain CLIP, from a lexicon of `assets.clip.train.worlds`, and how true they are of frames.
+
+A caption is made from simulator state, so every pair (caption, frame) has a graded truth in [0, 1]: fuzzy membership
+per attribute, product for "and", 1 - membership for "not", 0 for whatever the frame does not show. Random sentences and
+gibberish are captions too; their truth is 0 everywhere, so that a sentence without meaning pays the same for every
+frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from assets.clip.train.worlds.lexicon import Lexicon, States
+from assets.clip.train.worlds.templates import (
+    NEGATIONS,
+    NEGATIONS_HELD_OUT,
+    PAIRS,
+    TEMPLATES,
+    TEMPLATES_HELD_OUT,
+    THINGS,
+)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A sentence, the worlds it can be about, and what it claims: attributes and whether each is denied."""
+
+    text: str
+    worlds: tuple[int, ...]
+    claims: tuple[tuple[str, bool], ...] = ()  # (attribute, denied); none claims only that the subject is there
+
+
+def truth(lexicon: Lexicon, captions: Sequence[Caption], states: States) -> tuple[np.ndarray, np.ndarray]:
+    """How true each caption is of each frame, and whether it is about the frame's world at all.
+
+    Returns:
+        float32 in [0, 1] and bool, both (captions, frames).
+    """
+    table = {name: attribute.truth(states) for name, attribute in lexicon.attributes.items()}
+    meanings: dict[tuple[tuple[int, ...], tuple[tuple[str, bool], ...]], int] = {}  # many captions say the same
+    index = [meanings.setdefault((caption.worlds, caption.claims), len(meanings)) for caption in captions]
+    about = np.zeros((len(meanings), len(states)), bool)
+    value = np.zeros((len(meanings), len(states)), np.float32)
+    for row, (worlds, claims) in enumerate(meanings):
+        about[row] = np.isin(states.world, worlds)
+        value[row] = about[row]
+        for name, denied in claims:
+            value[row] *= 1 - table[name] if denied else table[name]
+    return value[index], about[index]
+
+
+class Grammar:
+    """Draws captions.
+
+    Args:
+        lexicon: what it speaks of.
+        rng: its random numbers.
+        vocabulary: words for the sentences without meaning; in-domain words and their neighbours must not be among
+            them.
+        held_out: None draws what training may see; "synonyms", "fresh", "phrasings" or "pairs" only what it may not.
+        attributes: what `draw` speaks about; None for all of the lexicon.
+    """
+
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        rng: np.random.Generator,
+        vocabulary: Sequence[str] = THINGS,
+        held_out: str | None = None,
+        attributes: Sequence[str] | None = None,
+    ) -> None:
+        self.lexicon = lexicon
+        self.rng = rng
+        self.attributes = tuple(lexicon.attributes if attributes is None else attributes)
+        self.vocabulary = list(vocabulary)
+        self.held_out = held_out
+
+    def pick(self, options: Sequence[str]) -> str:
+        """One of several, all alike."""
+        return options[int(self.rng.integers(len(options)))]
+
+    def subject(self, about: str) -> str:
+        """A name for a kind of thing."""
+        subject = self.lexicon.subjects[about]
+        return self.pick({"fresh": subject.fresh, "synonyms": subject.held_out}.get(self.held_out or "", subject.said))
+
+    def predicate(self, name: str) -> str:
+        """A way to say an attribute."""
+        attribute = self.lexicon.attributes[name]
+        choice = {"fresh": attribute.fresh, "synonyms": attribute.held_out}.get(self.held_out or "", attribute.said)
+        return self.pick(choice)
+
+    def clause(self, name: str, *, denied: bool = False) -> Caption:
+        """One claim about one subject."""
+        attribute = self.lexicon.attributes[name]
+        subject = self.lexicon.subjects[attribute.about]
+        s, p, t = self.subject(attribute.about), self.predicate(name), self.pick(subject.tails)
+        t = t if subject.takes_tail(name, s + p) else ""
+        unseen = self.held_out == "phrasings"
+        templates = (
+            (NEGATIONS_HELD_OUT if unseen else NEGATIONS) if denied else (TEMPLATES_HELD_OUT if unseen else TEMPLATES)
+        )
+        template = self.pick(templates)
+        if "{s}" not in template and not attribute.alone:
+            template = templates[0]  # "on the left" alone does not say what is there
+        said = s + p + t if "{s}" in template else p
+        return Caption(template.format(s=s, p=p, t=t), self.lexicon.worlds_of(name, said), ((name, denied),))
+
+    def pair(self) -> Caption:
+        """Two claims about one picture, such as CartPole's pole and its cart."""
+        groups, held_out = self.lexicon.pairs, self.lexicon.pairs_held_out
+        if self.held_out == "pairs":
+            first = self.pick(tuple(held_out))
+            second = held_out[first]
+        else:
+            firsts, seconds = groups[int(self.rng.integers(len(groups)))] if len(groups) > 1 else groups[0]
+            while True:
+                first, second = self.pick(firsts), self.pick(seconds)
+                if held_out.get(first) != second:
+                    break
+        attributes = self.lexicon.attributes
+        a, b = (f"the {self.subject(attributes[n].about)} is {self.predicate(n)}" for n in (first, second))
+        worlds = [self.lexicon.worlds_of(name, text) for name, text in ((first, a), (second, b))]
+        if self.rng.random() < 0.3:
+            a, b = b, a
+        both = tuple(world for world in worlds[0] if world in worlds[1])
+        return Caption(self.pick(PAIRS).format(a=a, b=b), both, ((first, False), (second, False)))
+
+    def baseline(self) -> Caption:
+        """A sentence that only says what kind of picture it is."""
+        about = self.pick(tuple(self.lexicon.baselines))
+        text = self.pick(self.lexicon.baselines[about])
+        return Caption(text, self.lexicon.numbers(self.lexicon.subjects[about].worlds(text)))
+
+    def nothing(self) -> Caption:
+        """A sentence that no frame of ours shows: gibberish, other topics, a wrong subject or a wrong predicate."""
+        kind, rng, lexicon = self.rng.random(), self.rng, self.lexicon
+        if kind < 0.25:
+            words = [
+                "".join(chr(97 + c) for c in rng.integers(26, size=rng.integers(2, 9)))
+                for _ in range(rng.integers(1, 6))
+            ]
+            text = " ".join(words)
+        elif kind < 0.5:
+            text = " ".join(self.pick(self.vocabulary) for _ in range(rng.integers(1, 8)))
+        elif kind < 0.75:
+            text = self.pick(TEMPLATES[:-4]).format(s=self.pick(lexicon.things), p=self.pick(lexicon.qualities), t="")
+        elif kind < 0.88:
+            text = self.pick(TEMPLATES[:4]).format(
+                s=self.pick(lexicon.things), p=self.predicate(self.pick(tuple(lexicon.attributes))), t=""
+            )
+        else:
+            text = self.pick(TEMPLATES[:4]).format(
+                s=self.subject(self.pick(tuple(lexicon.baselines))), p=self.pick(lexicon.qualities), t=""
+            )
+        return Caption(text, ())
+
+    def draw(self, count: int) -> list[Caption]:
+        """A training batch: claims with their opposites beside them, denials, pairs, baselines, nothing."""
+        captions: list[Caption] = []
+        while len(captions) < count:
+            kind, name = self.rng.random(), self.pick(self.attributes)
+            if kind < 0.48:
+                captions.append(self.clause(name))
+                opposite = self.lexicon.opposite(name)
+                if opposite in self.attributes and self.rng.random() < 0.5:
+                    captions.append(self.clause(str(opposite)))
+            elif kind < 0.63:
+                captions.append(self.clause(name, denied=True))
+            elif kind < 0.78:
+                captions.append(self.pair())
+            elif kind < 0.84:
+                captions.append(self.baseline())
+            else:
+                captions.append(self.nothing())
+        return captions[:count]

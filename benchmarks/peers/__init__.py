@@ -1,0 +1,1 @@
+"""Other libraries beside ours, each in a virtual environment of its own."""

@@ -1,0 +1,224 @@
+"""Our PPO beside Stable-Baselines3's: same network (64 x 64), minibatches (64), epochs (10), environments and task.
+
+    cpu_ratio_<task>       frames per CPU-second, one thread, the same 8 Gymnasium environments in this process
+    wall_ratio_<task>      frames per second on two cores: ours with worker processes where a step is dear
+    batched_ratio_<task>   64 environments, ours as an array program, Stable-Baselines3's as Gymnasium's
+    rnd_ratio, streams3_ratio   ours with RND, and with RND and counts, over ours without
+    rest_share             what is neither environment, inference, reward nor update, of our time; the worst task
+    bound_share_<task>     time of the bare environments and of the networks' matrix products alone, over all of ours;
+                           can pass 1 in worlds written one-hot, whose unused inputs ours leaves out
+
+Where time goes is written to ppo_shares.csv and drawn in figures/ppo_time.png.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import results
+from benchmarks.speed.measure import Measure, Rates, interleave, ratio
+from runners.run.malloc import keep_freed_memory
+
+TASKS = {"cartpole": "CartPole-v1", "minigrid": "MiniGrid-DoorKey-6x6-v0", "halfcheetah": "HalfCheetah-v5"}
+ROUNDS = 5
+PARTS = ("environment", "inference", "reward", "update")
+
+
+def run(folder: Path) -> dict[str, float]:
+    """Measure everything; about six minutes on two free cores."""
+    import torch
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    path = folder / "ppo.csv"
+    path.unlink(missing_ok=True)
+    figures: dict[str, float] = {}
+    shares: list[dict[str, Any]] = []
+    for task, env_id in TASKS.items():
+        many = "gym" if task == "cartpole" else "workers"
+        frames = 8_192
+        rates = interleave(
+            path,
+            task,
+            ROUNDS,
+            {
+                "sb3": _sb3(env_id, 8, frames, shares),
+                "ours": _ours(env_id, 8, frames, "gym", shares=shares),
+                f"ours, {many}": _ours(env_id, 8, frames, many),
+            },
+        )
+        figures[f"cpu_ratio_{task}"] = ratio(rates["cpu"], "ours", "sb3")
+        figures[f"wall_ratio_{task}"] = ratio(rates["wall"], f"ours, {many}", "sb3")
+        figures[f"bound_share_{task}"] = _bound(env_id, 8) * float(np.median(rates["cpu"]["ours"]))
+        if task != "halfcheetah":
+            rates = interleave(
+                path,
+                f"{task}, 64",
+                ROUNDS,
+                {"sb3": _sb3(env_id, 64, frames), "ours, batched": _ours(env_id, 64, 2 * frames, "batched")},
+            )
+            figures[f"batched_ratio_{task}"] = ratio(rates["wall"], "ours, batched", "sb3")
+    figures |= _streams(path)
+    figures["rest_share"] = max(row["rest"] for row in shares if row["agent"] == "ours")
+    _draw(folder, shares)
+    return figures
+
+
+def _streams(path: Path) -> dict[str, float]:
+    mixes = {"task": ["task"], "rnd": ["task", "rnd"], "streams3": ["task", "rnd", "count"]}
+    variants = {name: _ours("CartPole-v1", 8, 16_384, "gym", names) for name, names in mixes.items()}
+    rates: Rates = interleave(path, "streams", ROUNDS, variants)["cpu"]
+    return {f"{name}_ratio": ratio(rates, name, "task") for name in ("rnd", "streams3")}
+
+
+def _ours(
+    env_id: str, n: int, frames: int, backend: str, names: list[str] | None = None, shares: list[Any] | None = None
+) -> Measure:
+    def measure() -> tuple[int, Callable[[], Any]]:
+        import rewards
+        from agents.ppo.agent import PPO, PPOConfig
+        from envs.make import make_vec
+
+        envs = make_vec(env_id, n, seed=0, backend=backend)
+        mix = rewards.make(names, envs.single_observation_space, envs.single_action_space, seed=0) if names else None
+        model = PPO(envs, PPOConfig(n_steps=2048 // n), scorer=mix, seed=0)
+
+        def work() -> None:
+            clock = time.perf_counter()
+            model.learn(frames)
+            clock = time.perf_counter() - clock
+            envs.close()
+            if shares is not None:
+                shares.append({"task": env_id, "agent": "ours", **_share(model.seconds, clock)})
+
+        return frames, work
+
+    return measure
+
+
+def _sb3(env_id: str, n: int, frames: int, shares: list[Any] | None = None) -> Measure:
+    """Stable-Baselines3's, its parts timed from outside."""
+
+    def measure() -> tuple[int, Callable[[], Any]]:
+        from stable_baselines3 import PPO
+
+        from agents.sb3.agent import make_venv
+
+        venv = make_venv(env_id, n, 0)
+        model = PPO("MlpPolicy", venv, n_steps=2048 // n, batch_size=64, n_epochs=10, device="cpu", seed=0)
+        seconds = dict.fromkeys((*PARTS, "rollout"), 0.0)
+        _time(venv, "step_wait", seconds, "environment")
+        _time(model, "collect_rollouts", seconds, "rollout")
+        _time(model, "train", seconds, "update")
+
+        def work() -> None:
+            clock = time.perf_counter()
+            model.learn(frames)
+            clock = time.perf_counter() - clock
+            venv.close()
+            if shares is not None:
+                seconds["inference"] = seconds.pop("rollout") - seconds["environment"]
+                shares.append({"task": env_id, "agent": "sb3", **_share(seconds, clock)})
+
+        return frames, work
+
+    return measure
+
+
+def _time(owner: Any, name: str, seconds: dict[str, float], part: str) -> None:
+    call = getattr(owner, name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        clock = time.perf_counter()
+        result = call(*args, **kwargs)
+        seconds[part] += time.perf_counter() - clock
+        return result
+
+    setattr(owner, name, timed)
+
+
+def _share(seconds: dict[str, float], total: float) -> dict[str, float]:
+    """Shares of the time, and the whole in seconds."""
+    known = {part: round(seconds[part] / total, 4) for part in PARTS}
+    return {**known, "rest": round(1 - sum(known.values()), 4), "seconds": round(total, 4)}
+
+
+def _bound(env_id: str, n: int) -> float:
+    """Seconds a frame that no PPO of this shape can go below here: environments and matrix products, nothing else."""
+    from envs.make import make
+
+    env = make(env_id, seed=0)
+    actions = [env.action_space.sample() for _ in range(2_000)]
+    env.reset()
+    clock = time.process_time()
+    for action in actions:
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+    stepping = (time.process_time() - clock) / len(actions)
+    assert env.observation_space.shape is not None
+    width, rng = env.observation_space.shape[0], np.random.default_rng(0)
+    weights = [rng.normal(size=(64, size)).astype(np.float32) for size in (width, 64)]
+    acting = _products(weights, n, backward=False) / n
+    learning = 2 * (_products(weights, 2048, backward=False) / 2048 + 10 * _products(weights, 64, backward=True) / 64)
+    env.close()
+    return stepping + acting + learning
+
+
+def _products(weights: list[np.ndarray], rows: int, *, backward: bool) -> float:
+    """Seconds of the products of one network of two hidden layers, forward and, if asked for, back."""
+    rng = np.random.default_rng(1)
+    inputs = [rng.normal(size=(rows, w.shape[1])).astype(np.float32) for w in weights]
+    best = np.inf
+    for _ in range(20):
+        clock = time.perf_counter()
+        for _ in range(20):
+            for x, w in zip(inputs, weights):
+                y = x @ w.T
+                if backward:
+                    y.T @ x
+            if backward:
+                y @ weights[1]
+        best = min(best, (time.perf_counter() - clock) / 20)
+    return float(best)
+
+
+def _draw(folder: Path, shares: list[dict[str, Any]]) -> None:
+    """Medians of the shares, as a table and as bars in microseconds a frame."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows: list[dict[str, Any]] = []
+    for env_id in TASKS.values():
+        for agent in ("sb3", "ours"):
+            some = [row for row in shares if (row["task"], row["agent"]) == (env_id, agent)][1:]
+            row = {key: float(np.median([r[key] for r in some])) for key in (*PARTS, "rest", "seconds")}
+            rows.append({"task": env_id, "agent": agent, **{key: round(value, 4) for key, value in row.items()}})
+    (folder / "ppo_shares.csv").unlink(missing_ok=True)
+    results.append_rows(folder / "ppo_shares.csv", rows)
+    figure, axes = plt.subplots(1, len(TASKS), figsize=(9, 2.6), layout="constrained")
+    colours = dict(zip((*PARTS, "rest"), ("#4c956c", "#2c6e9b", "#c44536", "#e09f3e", "#b0b0b0")))
+    for axis, env_id in zip(axes, TASKS.values()):
+        for place, agent in enumerate(("ours", "sb3")):
+            row = next(r for r in rows if (r["task"], r["agent"]) == (env_id, agent))
+            left = 0.0
+            for part, colour in colours.items():
+                width = row[part] * row["seconds"] / 8_192 * 1e6
+                axis.barh(place, width, left=left, color=colour, label=part if place == 0 else None)
+                left += width
+        axis.set_yticks([0, 1], ["ours", "SB3"])
+        axis.set_title(env_id, fontsize=9)
+        axis.set_xlabel("microseconds a frame", fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=5, fontsize=8, frameon=False)
+    picture = folder.parent / "figures" / "ppo_time.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=150)
+    plt.close(figure)

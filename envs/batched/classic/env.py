@@ -1,0 +1,355 @@
+"""Classic control as array programs: Gymnasium's equations, once for all environments.
+
+The constants are read from the originals. States are float64 as theirs are (MountainCarContinuous: float32), and each
+line computes in their order, so that trajectories agree to the last bits that cosines leave.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from envs.batched.arrays import Arrays
+from envs.batched.base import BatchedEnv
+from envs.classic.captions import teller
+from envs.classic.family import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT
+from envs.classic.swingup import pay, pay_sparsely
+from envs.types import Array
+
+
+class Classic(BatchedEnv):
+    """What all of them have in common: a state vector, `state["x"]` (N, D), that begins uniformly within `START`."""
+
+    START: tuple[tuple[float, ...], tuple[float, ...]]  # low, high
+    DTYPE: type = np.float64
+
+    def __init__(
+        self,
+        original: gym.Env,
+        n: int,
+        seed: int,
+        arrays: Arrays,
+        frame_size: int | None = None,
+        text: bool = False,
+    ) -> None:
+        super().__init__(original, n, seed, arrays)
+        self._zeros = arrays.array(np.zeros(n))
+        if frame_size is not None:
+            from envs.batched.classic.view import View
+
+            self._view = View(self.world, frame_size)
+            self.shown["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
+        self._tell: Any = teller(type(self.world))
+        if text:
+            self.shown["text"] = np.full(n, "", object)
+
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        low, high = self.START
+        return {"x": rng.uniform(low, high, (count, len(low))).astype(self.DTYPE)}
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        out[...] = state["x"]
+
+    def _read(self, original: Any) -> dict[str, Any]:
+        return {"x": np.asarray(original.state, self.DTYPE)}
+
+    def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What one step leads to from the states that `obs` (B, D) shows, for any B; NumPy arrays only.
+
+        Returns:
+            Next observations (B, D) in the precision of `obs`, rewards (B,), terminations bool (B,). Episodes of its
+            own are forgotten.
+        """
+        self.state = {"x": np.array(self._state_of(obs), self.DTYPE)}
+        self._zeros = np.zeros(len(obs))
+        rewards, terminated = self._advance(actions)
+        next_obs = np.empty_like(obs)
+        self._observe(self.state, next_obs)
+        return next_obs, rewards, terminated
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        """The inverse of `_observe`, (B, ...)."""
+        return obs
+
+    def _show(self, rows: Array) -> None:
+        index = self.arrays.numpy(rows)
+        state = self.arrays.numpy(self.state["x"])[index]
+        if "frame" in self.shown:
+            self.shown["frame"][index] = self._view.draw(state)
+        if "text" in self.shown:
+            self.shown["text"][index] = self._tell(state)
+
+
+class CartPole(Classic):
+    """Gymnasium's CartPole with Euler steps; the state is its position, velocity, angle and angular velocity."""
+
+    START = ((-0.05,) * 4, (0.05,) * 4)
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        w = self.world
+        x, _, theta, _ = self._euler(actions)
+        return self._zeros + 1.0, (abs(x) > w.x_threshold) | (abs(theta) > w.theta_threshold_radians)
+
+    def _euler(self, actions: Array) -> Array:
+        """One step of the dynamics; returns the state's four columns, as views."""
+        w, xp = self.world, self.xp
+        columns = x, x_dot, theta, theta_dot = self.state["x"].T
+        cos, sin = xp.cos(theta), xp.sin(theta)
+        force = self._force(actions)
+        temp = (force + w.polemass_length * xp.square(theta_dot) * sin) / w.total_mass
+        angular = (w.gravity * sin - cos * temp) / (w.length * (4.0 / 3.0 - w.masspole * xp.square(cos) / w.total_mass))
+        linear = temp - w.polemass_length * angular * cos / w.total_mass
+        x += w.tau * x_dot
+        x_dot += w.tau * linear
+        theta += w.tau * theta_dot
+        theta_dot += w.tau * angular
+        return columns
+
+    def _force(self, actions: Array) -> Array:
+        return actions * (2 * self.world.force_mag) - self.world.force_mag
+
+    def _success(self, terminated: Array) -> Array:
+        return ~terminated
+
+
+class CartPoleUpright(CartPole):
+    """`envs.classic.family.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, nothing terminates."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        w, xp = self.world, self.xp
+        x, x_dot, theta, theta_dot = self._euler(actions)
+        hit = abs(x) > w.wall
+        theta_dot += hit * (3.0 / (4.0 * w.length) * xp.cos(theta) * x_dot)
+        x_dot *= ~hit
+        x[...] = xp.clip(x, -w.wall, w.wall)
+        theta[...] = xp.remainder(theta + math.pi, 2 * math.pi) - math.pi
+        return 1.0 * (abs(theta) < UPRIGHT), self._zeros > 0
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        x, x_dot, theta, theta_dot = state["x"].T
+        columns = (x, x_dot, self.xp.cos(theta), self.xp.sin(theta), theta_dot)
+        for number, column in enumerate(columns):
+            out[:, number] = column
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        # Rounded to float32, a cart that stands at a wall would be behind it.
+        x = np.clip(obs[:, 0].astype(np.float64), -self.world.wall, self.world.wall)
+        return np.stack([x, obs[:, 1], np.arctan2(obs[:, 3], obs[:, 2]), obs[:, 4]], -1)
+
+    def _success(self, terminated: Array) -> Array:
+        return self._returns >= self.world.SOLVED
+
+
+class CartPoleSwingUp(CartPoleUpright):
+    """`envs.classic.swingup.CartPoleSwingUp`: starts hanging, is pushed as hard as wanted."""
+
+    START = ((-0.05, -0.05, math.pi - 0.05, -0.05), (0.05, 0.05, math.pi + 0.05, 0.05))
+
+    def _force(self, actions: Array) -> Array:
+        return self._push(actions) * self.world.force_mag
+
+    def _push(self, actions: Array) -> Array:
+        return self.xp.clip(actions[:, 0] + self._zeros, -1.0, 1.0)
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, never = super()._advance(actions)
+        x, _, theta, theta_dot = self.state["x"].T
+        return pay(x, self.xp.cos(theta), theta_dot, self._push(actions)), never
+
+
+class CartPoleSwingUpSparse(CartPoleSwingUp):
+    """`envs.classic.swingup.CartPoleSwingUpSparse`: 1 while upright near the middle."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, never = super()._advance(actions)
+        return 1.0 * pay_sparsely(self.state["x"][:, 0], self.xp.cos(self.state["x"][:, 2])), never
+
+
+class MountainCar(Classic):
+    """Gymnasium's MountainCar; the state is position and velocity, and so is the observation."""
+
+    START = ((-0.6, 0.0), (-0.4, 0.0))
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        position, _ = self.state["x"].T
+        push = (actions - 1) * self.world.force + self.xp.cos(3 * position) * (-self.world.gravity)
+        return self._zeros - 1.0, self._move(push)
+
+    def _move(self, push: Array) -> Array:
+        """Push the car along its track; returns which cars have arrived."""
+        w, xp = self.world, self.xp
+        position, velocity = self.state["x"].T
+        velocity[...] = xp.clip(velocity + push, -w.max_speed, w.max_speed)
+        position[...] = xp.clip(position + velocity, w.min_position, w.max_position)
+        velocity *= ~((position <= w.min_position) & (velocity < 0))
+        return (position >= w.goal_position) & (velocity >= w.goal_velocity)
+
+    def _success(self, terminated: Array) -> Array:
+        return self.state["x"][:, 0] >= FLAG
+
+
+class MountainCarGoal(MountainCar):
+    """`envs.classic.family.MountainCarGoal`: a car that arrives stays; 1 for every step there."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        xp, x = self.xp, self.state["x"]
+        before = x.copy() if not self.arrays.is_torch else x.clone()
+        super()._advance(actions)
+        x[...] = xp.where((before[:, 0] >= FLAG)[:, None], before, x)
+        there = x[:, 0] >= FLAG
+        x[:, 1] *= ~there
+        return 1.0 * there, self._zeros > 0
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        out[:, 0], out[:, 1] = state["x"][:, 0], state["x"][:, 1] / self.world.max_speed
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        return obs * [1.0, self.world.max_speed]
+
+
+class MountainCarSparse(MountainCar):
+    """`envs.classic.family.MountainCarSparse`: 1 for the step that arrives."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, arrived = super()._advance(actions)
+        return 1.0 * arrived, arrived
+
+    def _success(self, terminated: Array) -> Array:
+        return terminated
+
+
+class MountainCarContinuous(MountainCar):
+    """Gymnasium's MountainCarContinuous, where fuel is paid for by the action as it was given.
+
+    The state is float32 from the first step on, as in the original; here the start already is.
+    """
+
+    DTYPE = np.float32
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        w, xp = self.world, self.xp
+        position, _ = self.state["x"].T
+        action = actions[:, 0]
+        pull = self.arrays.like(0.0025 * xp.cos(3 * position + self._zeros), position)  # a float64 cosine, rounded
+        arrived = self._move(xp.clip(action, w.min_action, w.max_action) * w.power - pull)
+        return 100.0 * arrived - xp.square(action + self._zeros) * 0.1, arrived
+
+
+class Pendulum(Classic):
+    """Gymnasium's Pendulum; the state is angle and angular velocity, the observation holds cosine and sine instead."""
+
+    START = ((-math.pi, -1.0), (math.pi, 1.0))
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        w, xp = self.world, self.xp
+        theta, theta_dot = self.state["x"].T
+        torque = xp.clip(actions[:, 0], -w.max_torque, w.max_torque)
+        angle = self._wrapped()
+        costs = xp.square(angle) + 0.1 * xp.square(theta_dot) + 0.001 * xp.square(torque)
+        push = 3 * w.g / (2 * w.l) * xp.sin(theta) + 3.0 / (w.m * w.l**2) * torque
+        theta_dot[...] = xp.clip(theta_dot + push * w.dt, -w.max_speed, w.max_speed)
+        theta += theta_dot * w.dt
+        return -costs, self._zeros > 0
+
+    def _wrapped(self) -> Array:
+        return self.xp.remainder(self.state["x"][:, 0] + math.pi, 2 * math.pi) - math.pi
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        theta, theta_dot = state["x"].T
+        out[:, 0], out[:, 1], out[:, 2] = self.xp.cos(theta), self.xp.sin(theta), theta_dot
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        return np.stack([np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]], -1)
+
+    def _success(self, terminated: Array) -> Array:
+        return abs(self._wrapped()) < UPRIGHT
+
+
+class PendulumUpright(Pendulum):
+    """`envs.classic.family.PendulumUpright`: 1 while upright; with `torques`, the action is the number of one."""
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        if self.world.torques is not None:
+            actions = self.arrays.array(self.world.torques)[actions][:, None]
+        _, never = super()._advance(actions)
+        return 1.0 * (abs(self._wrapped()) < UPRIGHT), never
+
+
+class PendulumSparse(Pendulum):
+    """`envs.classic.family.PendulumSparse`: starts hanging still, 1 while nearly upright and slow."""
+
+    START = ((math.pi - NEARLY_DOWN, -NEARLY_DOWN), (math.pi + NEARLY_DOWN, NEARLY_DOWN))
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        _, never = super()._advance(actions)
+        theta, theta_dot = self.state["x"].T
+        return 1.0 * ((self.xp.cos(theta) > NEARLY_UP) & (abs(theta_dot) < SLOW)), never
+
+    def _success(self, terminated: Array) -> Array:
+        return self._returns >= HELD
+
+
+class Acrobot(Classic):
+    """Gymnasium's Acrobot (the book's version); the state is two angles and their velocities."""
+
+    START = ((-0.1,) * 4, (0.1,) * 4)
+
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        start = super()._generate(rng, count)["x"]
+        return {"x": start.astype(np.float32).astype(np.float64)}  # the original rounds where an episode begins
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        w, xp, state = self.world, self.xp, self.state["x"]
+        torque, dt = actions - 1.0, w.dt
+        before = xp.stack(tuple(state.T))
+        k1 = self._slope(before, torque)
+        k2 = self._slope(before + dt / 2.0 * k1, torque)
+        k3 = self._slope(before + dt / 2.0 * k2, torque)
+        k4 = self._slope(before + dt * k3, torque)
+        after = before + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+        # One turn is enough: no link turns further in a step.
+        angles = after[:2]
+        angles = xp.where(angles > math.pi, angles - 2 * math.pi, angles)
+        state[:, :2] = xp.where(angles < -math.pi, angles + 2 * math.pi, angles).T
+        state[:, 2] = xp.clip(after[2], -w.MAX_VEL_1, w.MAX_VEL_1)
+        state[:, 3] = xp.clip(after[3], -w.MAX_VEL_2, w.MAX_VEL_2)
+        first, second = state[:, 0], state[:, 1]
+        arrived = -xp.cos(first) - xp.cos(second + first) > 1.0
+        return 1.0 * arrived - 1.0, arrived
+
+    def _slope(self, x: Array, torque: Array) -> Array:
+        """d/dt of the four state variables, (4, N)."""
+        w, cos, sin, g = self.world, self.xp.cos, self.xp.sin, 9.8
+        m1, m2, l1, lc1, lc2 = w.LINK_MASS_1, w.LINK_MASS_2, w.LINK_LENGTH_1, w.LINK_COM_POS_1, w.LINK_COM_POS_2
+        inertia = w.LINK_MOI
+        theta1, theta2, dtheta1, dtheta2 = x
+        cos2, sin2 = cos(theta2), sin(theta2)
+        d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cos2) + inertia + inertia
+        d2 = m2 * (lc2**2 + l1 * lc2 * cos2) + inertia
+        phi2 = m2 * lc2 * g * cos(theta1 + theta2 - math.pi / 2.0)
+        phi1 = (
+            -m2 * l1 * lc2 * dtheta2**2 * sin2
+            - 2 * m2 * l1 * lc2 * dtheta2 * dtheta1 * sin2
+            + (m1 * lc1 + m2 * l1) * g * cos(theta1 - math.pi / 2)
+            + phi2
+        )
+        ddtheta2 = (torque + d2 / d1 * phi1 - m2 * l1 * lc2 * dtheta1**2 * sin2 - phi2) / (
+            m2 * lc2**2 + inertia - d2**2 / d1
+        )
+        return self.xp.stack((dtheta1, dtheta2, -(d2 * ddtheta2 + phi1) / d1, ddtheta2))
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        first, second, first_dot, second_dot = state["x"].T
+        out[:, 0], out[:, 1] = self.xp.cos(first), self.xp.sin(first)
+        out[:, 2], out[:, 3] = self.xp.cos(second), self.xp.sin(second)
+        out[:, 4], out[:, 5] = first_dot, second_dot
+
+    def _state_of(self, obs: np.ndarray) -> np.ndarray:
+        angles = np.arctan2(obs[:, [1, 3]], obs[:, [0, 2]])
+        return np.concatenate([angles, obs[:, 4:]], -1)
+
+    def _success(self, terminated: Array) -> Array:
+        return terminated

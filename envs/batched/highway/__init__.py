@@ -1,0 +1,1 @@
+"""Straight roads of highway-env as array programs."""

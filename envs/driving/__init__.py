@@ -1,0 +1,1 @@
+"""Driving: highway-env, CarRacing, CARLA-style environments, and the signals they share."""

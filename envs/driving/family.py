@@ -1,0 +1,307 @@
+"""Driving: highway-env's roads seen as numbers, and CarRacing seen as pixels.
+
+Observations:
+    highway-env    its kinematics table, flat float32: (25,) for 5 vehicles of 5 features; parking's dict stays a dict
+    CarRacing-v3   (3, 96, 96) uint8, channel-first; `continuous=False` gives 5 discrete actions
+
+Options, where the environment's own `config` has them; None leaves it as it is:
+    vehicles_count   other vehicles, 0 or more (highway 50, highway-fast 20, intersection 10, racetrack 1)
+    lanes_count      lanes, 1 or more (highway 4, highway-fast 3)
+    duration         seconds after which an episode is truncated
+
+Signals are those of `envs.driving.vehicle`; `envs.driving.sensors` says how each is read. A caption is one of
+    the car has crashed
+    the car is off the road
+    the car {stands | drives slowly | drives steadily | drives fast} {in the left lane | in the middle lane |
+        in the right lane | on the road}[, turning left | , turning right], {the road ahead is clear |
+        another car is close ahead}
+where slow is below 0.73 of the speed limit, fast above 0.9; a road turns that bends by more than 0.25 rad within 10 m;
+close is less than 20 m. CarRacing has no other cars, and its road is always clear.
+
+Success: highway and racetrack to their end, merge to the end of its road, roundabout and intersection to the exit of
+the planned route, all without a crash and on the road; CarRacing, a return of 900; the rest as far as a crash tells.
+
+What is slow: policy steps a second of one core at the defaults, without frames and with 96 pixels, profiled:
+    highway         2     2    half in finding the vehicles around every other one, a third in collisions of all pairs
+    highway-fast   18    17    a third in finding vehicles, a quarter in the observation, which is a pandas table
+    merge          27    20    two fifths in that table, a fifth in finding the lane nearest to each vehicle
+    roundabout     16    11    half in finding that lane
+    intersection   10     8    a third in finding that lane, a quarter in the rules of way
+    racetrack      33    20    four fifths in its occupancy grid, whatever the traffic
+    CarRacing      80    32    all in drawing its observation; a frame is drawn on top of that
+`vehicles_count` helps where vehicles cost: highway-fast makes 41 with 5, highway 14 with 10, intersection 17 with 3.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import RecordConstructorArgs
+
+from envs.driving.metrics import Driving
+from envs.driving.sensors import bend, has_route, is_racing, lanes, names, seconds, sense
+from envs.driving.states import axis, scatter
+from envs.driving.vehicle import read
+from envs.family import Family, Goal, entry
+from envs.wrappers import PlainObservation, plain_space
+
+CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
+SLOW, FAST = 0.73, 0.9  # of the speed limit
+BENT = 0.25  # rad
+COUNTS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")  # what highway-env calls the other vehicles
+
+# highway-env's IDMVehicle as it comes: m, m/s^2, m/s^2.
+MANNERS = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5.0}
+
+
+class OneFrame(gym.Wrapper, RecordConstructorArgs):
+    """Draws one frame when asked for one, and keeps the action space and the manners of other drivers.
+
+    highway-env draws nothing at all, black, where SDL has no screen, and after the first frame it draws one at every
+    simulation step, 5 to 15 for each frame anybody sees. At every reset it makes a new action space, which knows
+    nothing of the seed that the old one was given. An intersection changes how the vehicles of all other environments
+    in the process drive: here each has its own manners, whatever was made beside it.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self.action_space = env.action_space
+        self._manners: dict[str, float] = {}  # what the environment made of MANNERS
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        drivers = self._drivers()
+        for name, value in MANNERS.items():
+            setattr(drivers, name, value)
+        result = self.env.reset(seed=seed, options=options)
+        self._manners = {name: getattr(drivers, name) for name in MANNERS}
+        return result
+
+    def step(self, action: Any) -> Any:
+        drivers = self._drivers()
+        for name, value in self._manners.items():
+            setattr(drivers, name, value)
+        return self.env.step(action)
+
+    def _drivers(self) -> Any:
+        """highway-env's class of other drivers, or for other environments something of no consequence."""
+        if not hasattr(self.unwrapped, "road"):
+            return SimpleNamespace()
+        from highway_env.vehicle.behavior import IDMVehicle
+
+        return IDMVehicle
+
+    def render(self) -> Any:
+        inner: Any = self.unwrapped
+        image: Any = self.env.render()
+        if self.render_mode != "rgb_array" or not hasattr(inner, "viewer"):
+            return image
+        if inner.viewer is not None and not getattr(inner.viewer, "enabled", True):
+            inner.viewer.enabled = True
+            image = self.env.render()
+        if getattr(inner, "_record_video_wrapper", None) is None:
+            inner.enable_auto_render = False
+        return image
+
+
+class Configured(gym.Wrapper, RecordConstructorArgs):
+    """highway-env's `config` by the names that its environments share.
+
+    Args:
+        env: of highway-env, with a `config` that has these.
+        vehicles_count: other vehicles, 0 or more.
+        lanes_count: lanes, 1 or more.
+        duration: seconds of an episode, above 0.
+
+    Raises:
+        ValueError: if a value is out of range, or the environment has no such thing to set.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env,
+        vehicles_count: int | None = None,
+        lanes_count: int | None = None,
+        duration: float | None = None,
+    ) -> None:
+        asked: dict[str, Any] = {"vehicles_count": vehicles_count, "lanes_count": lanes_count, "duration": duration}
+        RecordConstructorArgs.__init__(self, **asked)
+        super().__init__(env)
+        inner: Any = env.unwrapped
+        config = getattr(inner, "config", {})
+        for name, value in asked.items():
+            if value is None:
+                continue
+            low = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}[name]
+            if value < low:
+                raise ValueError(f"{name}={value} is out of range; give {low} or more, or leave it out")
+            key = next((key for key in (COUNTS if name == "vehicles_count" else (name,)) if key in config), None)
+            if key is None:
+                made = env.spec.id if env.spec is not None else type(inner).__name__
+                raise ValueError(f"{name}={value} cannot be set: {made} has no such option; leave it out")
+            config[key] = value
+
+
+def adapt(
+    env: gym.Env,
+    vehicles_count: int | None = None,
+    lanes_count: int | None = None,
+    duration: float | None = None,
+) -> gym.Env:
+    """Plain observations, of a road with the traffic that was asked for."""
+    if (vehicles_count, lanes_count, duration) != (None, None, None):
+        env = Configured(env, vehicles_count, lanes_count, duration)
+    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
+
+
+def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
+    """A caption.
+
+    Args:
+        signals: of one state, (9,), as `envs.driving.vehicle.VEHICLE` names them.
+        lanes: how many the road has.
+        bent: how far the road turns within the next metres, rad, to the right positive.
+    """
+    car = read(signals)
+    if car.crashed:
+        return "the car has crashed"
+    if not car.on_road:
+        return "the car is off the road"
+    slow, fast = SLOW * car.speed_limit, FAST * car.speed_limit
+    drives = "drives fast" if car.speed > fast else "drives slowly" if car.speed < slow else "drives steadily"
+    if abs(car.speed) < 0.5:
+        drives = "stands"
+    side = "right" if car.lane == 1 else "left" if car.lane == 0 else "middle"
+    where = f"in the {side} lane" if lanes > 1 else "on the road"
+    turning = f", turning {'right' if bent > 0 else 'left'}" if abs(bent) > BENT else ""
+    ahead = "the road ahead is clear" if car.gap > CLOSE else "another car is close ahead"
+    return f"the car {drives} {where}{turning}, {ahead}"
+
+
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    signals = sense(env)
+    if not _is_road(env.spec):
+        return "the car has crashed" if read(signals).crashed else ""
+    return words(signals, lanes(env), bend(env))
+
+
+def _is_road(spec: EnvSpec | None) -> bool:
+    return spec is not None and bool(names(spec))
+
+
+def _is_clear(env: gym.Env) -> bool:
+    car = read(sense(env))
+    return not car.crashed and bool(car.gap > CLOSE)
+
+
+def _is_safe(env: gym.Env) -> bool:
+    return not read(sense(env)).crashed
+
+
+def _is_rightmost(env: gym.Env) -> bool:
+    return bool(read(sense(env)).lane == 1)
+
+
+def _is_on_road(env: gym.Env) -> bool:
+    return bool(read(sense(env)).on_road)
+
+
+# The two sentences of VLM-RL (Huang et al., 2024, arXiv 2412.15544); the baseline is VLM-RM's in its comparison.
+SAFE = Goal(
+    "safe",
+    "The road is clear with no car accidents",
+    "A car",
+    _is_safe,
+    "Two cars have collided with each other on the road",
+)
+_CLEAR = Goal(
+    "clear",
+    "a green car with no car close ahead of it",
+    "a green car on a road",
+    _is_clear,
+    "a green car with another car close ahead of it",
+)
+_RIGHTMOST = Goal(
+    "rightmost",
+    "a green car in the lowest lane of the road",
+    "a green car on a road",
+    _is_rightmost,
+    "a green car in the highest lane of the road",
+)
+_TRACK = Goal("on_track", "a red car on the grey track", "a red car", _is_on_road, "a red car on the green grass")
+_ON_ROAD = Goal("on_road", "a green car on the road", "a green car", _is_on_road, "a green car off the road")
+
+
+def _goals(spec: EnvSpec) -> list[Goal]:
+    if is_racing(spec):
+        return [_TRACK]
+    if spec.name.startswith(("highway", "merge")):  # straight roads, where lanes have a plain meaning
+        return [_CLEAR, _RIGHTMOST, SAFE]
+    if spec.name.startswith("racetrack"):
+        return [_ON_ROAD, _CLEAR, SAFE]
+    return [SAFE, _CLEAR] if names(spec) else []
+
+
+_AIMS = {
+    "highway": "drive fast along the highway, in the right lane where it is free, and crash into nobody",
+    "merge": "drive on to the end of the road, let cars merge from the side and crash into nobody",
+    "roundabout": "go round the roundabout, leave it at the planned exit and crash into nobody",
+    "intersection": "cross the intersection as planned and crash into nobody",
+    "racetrack": "drive on along the track, stay on it and crash into nobody",
+    "parking": "park the car in the marked place, in the right direction, without a crash",
+    "CarRacing": "drive fast round the track and stay on it",
+}
+
+
+def _aim(spec: EnvSpec) -> str:
+    return next((aim for name, aim in _AIMS.items() if spec.name.startswith(name)), "drive on and crash into nobody")
+
+
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+    if is_racing(env.spec):
+        return episode_return >= 900
+    if "is_success" in info:
+        return bool(info["is_success"])
+    car = read(sense(env))
+    arrived = not has_route(env.spec) or car.completion == 1
+    return bool(arrived and car.on_road and not car.crashed)
+
+
+def _metrics(env: gym.Env) -> Driving | None:
+    return Driving(seconds(env)) if _is_road(env.spec) else None
+
+
+FAMILY = Family(
+    name="driving",
+    description="driving: highway-env's traffic, and CarRacing from pixels",
+    ids=(
+        "highway-v0",
+        "highway-fast-v0",
+        "merge-v0",
+        "roundabout-v0",
+        "intersection-v0",
+        "racetrack-v0",
+        "parking-v0",
+        "CarRacing-v3",
+    ),
+    knows=lambda spec: (
+        entry(spec).startswith("highway_env.") or entry(spec).startswith("gymnasium.envs.box2d.car_racing")
+    ),
+    module="highway_env",
+    repair=OneFrame,
+    adapt=adapt,
+    options=frozenset({"vehicles_count", "lanes_count", "duration"}),
+    caption=_caption,
+    goals=_goals,
+    aim=_aim,
+    signals=names,
+    sense=sense,
+    scatter=scatter,
+    axis=axis,
+    metrics=_metrics,
+    success=_success,
+)

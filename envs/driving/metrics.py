@@ -1,0 +1,69 @@
+"""How a policy drives, from the signals of its evaluation episodes: what VLM-RL's tables report, and comfort.
+
+Source: Huang et al., "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for Safe Autonomous
+Driving", 2024, arXiv 2412.15544: average speed, route completion, distance, collision speed, success rate; each is
+taken per episode and averaged over episodes.
+
+Differences: distance is that of one episode, not the sum over ten routes. Collision speed is the higher one of the step
+of the collision and of the step before: highway-env's cars brake within the step that they crash in. As in the source
+an episode without a collision counts 0, so the figure falls with the collision rate too. Comfort is ours: accelerations
+between steps of the policy, the same forwards and backwards, and their change.
+
+When it fails: at one step a second, highway-env's default, what happens within a second is not seen; a car that brakes
+and speeds up again within it is comfortable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from envs.driving.vehicle import read
+
+KMH = 3.6  # km/h in a m/s
+
+
+@dataclass
+class Driving:
+    """Counts whole episodes, one step after the other.
+
+    Args:
+        seconds: that one step takes.
+    """
+
+    seconds: float
+    _episodes: list[list[np.ndarray]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds} is out of range; give the time of one step, above 0")
+
+    def begin(self, signals: np.ndarray) -> None:
+        """An episode begins in a state with these signals, (9,)."""
+        self._episodes.append([signals])
+
+    def step(self, signals: np.ndarray) -> None:
+        """One step on; the signals are those of the state reached."""
+        self._episodes[-1].append(signals)
+
+    def summary(self) -> dict[str, float]:
+        """Name with unit -> mean over the episodes so far; empty before the first."""
+        rows = [self._account(np.stack(episode)) for episode in self._episodes]
+        return {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else ())}
+
+    def _account(self, signals: np.ndarray) -> dict[str, float]:
+        """One episode of T steps, from signals (T + 1, 9)."""
+        car, dt = read(signals), self.seconds
+        speed = np.abs(car.speed)
+        acceleration = np.diff(car.speed) / dt
+        hit = np.flatnonzero(car.crashed > 0)
+        return {
+            "speed, km/h": KMH * float(speed[1:].mean()) if len(speed) > 1 else 0.0,
+            "route completion": float(car.completion[-1]),
+            "distance, m": float((speed[1:] + speed[:-1]).sum()) * dt / 2,
+            "collision rate": float(len(hit) > 0),
+            "collision speed, km/h": KMH * float(speed[max(hit[0] - 1, 0) : hit[0] + 1].max()) if len(hit) else 0.0,
+            "acceleration, m/s2": float(np.abs(acceleration).mean()) if len(acceleration) else 0.0,
+            "jerk, m/s3": float(np.abs(np.diff(acceleration)).mean()) / dt if len(acceleration) > 1 else 0.0,
+        }

@@ -1,0 +1,1 @@
+"""Worlds that tell methods of exploration and model learning apart."""

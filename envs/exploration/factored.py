@@ -1,0 +1,266 @@
+"""Worlds whose parts change by rules of their own, so that what was learnt of one episode holds in every other.
+
+    lodestar/ProcMaze-v0     a new maze, start and goal in every episode: find the way
+    lodestar/ButtonGrid-v0   three buttons in new places in every episode: light all of them
+
+What they test: whether a model helps. The same few facts (a wall stops, a press turns a light) hold in more worlds than
+anyone will see; an agent that learns the facts can practise in imagination, one that only replays what happened has to
+learn the value of every combination. With enough data for every combination, both should end alike.
+
+Source: after the descriptions of ProcMaze and ButtonGrid in Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of
+Model-Based Generalization in Reinforcement Learning", arXiv 2211.02222.
+
+Differences from it:
+    - walls are thin, between cells, and mazes are drawn uniformly from all spanning trees;
+    - a button is pressed by an action of its own, not by stepping on it;
+    - only the end is paid, with 1.
+
+Observations are planes of cells, row by row, float32 of 0 and 1, one plane after another. The best return is known:
+`shortest()` is the least number of steps to the end, so it is 1, or gamma^(shortest - 1) discounted.
+
+Limits: flat planes tell a network nothing about which cells are neighbours, unless it convolves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL, at_least, enlarged, one_of_modes
+from envs.family import Family, entry
+
+LEFT, RIGHT, UP, DOWN, PRESS = range(5)
+DARK = (170, 120, 110)  # a button that is off, in pictures
+
+Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+
+
+class ProcMaze(gym.Env):
+    """A maze of size x size cells without loops; start and goal are two different cells.
+
+    Reaching the goal pays 1 and terminates; every other step pays 0. An episode lasts 100 steps at most, and succeeds
+    if the goal was reached.
+
+    Actions: 0 left, 1 right, 2 up, 3 down; a wall stops the agent.
+
+    Observation, float32 (4 * size * size,): wall to the right of each cell, wall below it, the agent, the goal.
+
+    Args:
+        size: cells along a side, at least 2.
+        render_mode: None, or "rgb_array".
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, size: int = 5, render_mode: str | None = None) -> None:
+        at_least("size", size, 2)
+        self.size, self.render_mode = size, one_of_modes(render_mode)
+        self.observation_space = spaces.Box(0.0, 1.0, (4 * size * size,), np.float32)
+        self.action_space = spaces.Discrete(4)
+        self.walls = np.ones((2, size * size), bool)  # to the right of each cell, below it
+        self.agent = self.goal = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.walls = maze(self.size, self.np_random)
+        self.agent, self.goal = self.np_random.choice(self.size**2, 2, replace=False).tolist()
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Step:
+        back = (1, 0, self.size, 0)[action]  # the wall on this side belongs to the cell before; index -1 is at the edge
+        if not self.walls[int(action >= UP), self.agent - back]:
+            self.agent += (-1, 1, -self.size, self.size)[action]
+        arrived = self.agent == self.goal
+        return self._obs(), float(arrived), arrived, False, {}
+
+    def shortest(self) -> int:
+        """The least number of steps from here to the goal."""
+        return int(distances(leads(self.walls), [self.goal])[self.agent])
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        if self.render_mode is None:
+            return None
+        n = self.size
+        plan = np.full((2 * n + 1, 2 * n + 1, 3), WALL, np.uint8)
+        open_right, open_below = ~self.walls.reshape(2, n, n)
+        plan[1::2, 1::2] = FLOOR
+        plan[1::2, 2::2][open_right] = FLOOR
+        plan[2::2, 1::2][open_below] = FLOOR
+        for cell, colour in ((self.goal, TREASURE), (self.agent, AGENT)):
+            y, x = divmod(cell, n)
+            plan[2 * y + 1, 2 * x + 1] = colour
+        return enlarged(plan)
+
+    def _obs(self) -> np.ndarray:
+        obs = np.zeros((4, self.size**2), np.float32)
+        obs[:2] = self.walls
+        obs[2, self.agent] = obs[3, self.goal] = 1.0
+        return obs.ravel()
+
+
+class ButtonGrid(gym.Env):
+    """Buttons in different cells of a grid, all dark at first; a press turns the light of the button underfoot.
+
+    The step after which every button is lit pays 1 and terminates; every other one pays 0. An episode lasts 100 steps
+    at most, and succeeds if all were lit. A lit button that is pressed is dark again.
+
+    Actions: 0 left, 1 right, 2 up, 3 down, 4 press; at the edge the agent stays, where no button is a press does
+    nothing.
+
+    Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit.
+
+    Args:
+        size: cells along a side, at least 2.
+        buttons: how many, from 1 to one less than the cells: none is where the agent starts.
+        render_mode: None, or "rgb_array".
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, size: int = 5, buttons: int = 3, render_mode: str | None = None) -> None:
+        at_least("size", size, 2)
+        at_least("buttons", buttons, 1)
+        if buttons >= size**2:
+            raise ValueError(f"buttons={buttons} leave no cell to start from; give at most {size**2 - 1}")
+        self.size, self.render_mode = size, one_of_modes(render_mode)
+        self.observation_space = spaces.Box(0.0, 1.0, (3 * size * size,), np.float32)
+        self.action_space = spaces.Discrete(5)
+        self.leads = leads(edges(size))
+        self.agent = 0
+        self.buttons, self.lit = np.arange(1, buttons + 1), np.zeros(buttons, bool)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        cells = self.np_random.choice(self.size**2, len(self.buttons) + 1, replace=False)
+        self.agent, self.buttons, self.lit = int(cells[0]), cells[1:], np.zeros(len(self.buttons), bool)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Step:
+        if action == PRESS:
+            self.lit = self.lit ^ (self.buttons == self.agent)
+        else:
+            self.agent = int(self.leads[self.agent, action])
+        finished = bool(self.lit.all())
+        return self._obs(), float(finished), finished, False, {}
+
+    def shortest(self) -> int:
+        """The least number of steps until all are lit: breadth first over cells and lights."""
+        cells, count = self.size**2, len(self.buttons)
+        lights = np.arange(2**count)[:, None]
+        walk = lights[:, :, None] * cells + self.leads  # state = lights * cells + cell
+        turns = np.zeros(cells, np.int64)
+        turns[self.buttons] = 1 << np.arange(count)
+        press = (lights ^ turns) * cells + np.arange(cells)
+        states = np.concatenate([walk, press[:, :, None]], -1).reshape(-1, 5)
+        ends = (2**count - 1) * cells + np.arange(cells)
+        here = int(self.lit @ (1 << np.arange(count))) * cells + self.agent
+        return int(distances(states, ends)[here])
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        if self.render_mode is None:
+            return None
+        plan = np.full((self.size**2, 3), FLOOR, np.uint8)
+        plan[self.buttons] = np.where(self.lit[:, None], TREASURE, DARK)
+        picture = enlarged(plan.reshape(self.size, self.size, 3))
+        side = len(picture) // self.size
+        y, x = (side * i + side // 4 for i in divmod(self.agent, self.size))
+        picture[y : y + side // 2, x : x + side // 2] = AGENT  # the button underfoot stays in sight
+        return picture
+
+    def _obs(self) -> np.ndarray:
+        obs = np.zeros((3, self.size**2), np.float32)
+        obs[0, self.agent] = 1.0
+        obs[1, self.buttons] = 1.0
+        obs[2, self.buttons] = self.lit
+        return obs.ravel()
+
+
+def edges(size: int) -> np.ndarray:
+    """Walls around a grid and nowhere in it, bool (2, size * size): to the right of each cell, below it."""
+    walls = np.zeros((2, size, size), bool)
+    walls[0, :, -1] = walls[1, -1] = True
+    return walls.reshape(2, -1)
+
+
+def maze(size: int, rng: np.random.Generator) -> np.ndarray:
+    """Walls of a maze with one way between any two cells, uniform among all: a random walk opens where it comes first.
+
+    The walk is that of Aldous 1990 and Broder 1989. Returns bool (2, size * size), as `edges`.
+    """
+    walls, ways = np.ones((2, size * size), bool), leads(edges(size))
+    cell, seen = 0, {0}
+    while len(seen) < size * size:
+        for action in rng.integers(4, size=16 * size * size).tolist():
+            there = int(ways[cell, action])
+            if there not in seen:
+                seen.add(there)
+                walls[int(action >= UP), min(cell, there)] = False
+            cell = there
+    return walls
+
+
+def leads(walls: np.ndarray) -> np.ndarray:
+    """(cell, action) -> cell, int64 (size * size, 4), for walls (2, size * size) that include the edges."""
+    right, below = walls
+    cells = np.arange(len(right))
+    size = round(len(right) ** 0.5)
+    # Index -1 wraps around to a cell at the edge, whose wall stops the agent as it should.
+    blocked = np.stack([right[cells - 1], right, below[cells - size], below], 1)
+    return np.where(blocked, cells[:, None], cells[:, None] + [-1, 1, -size, size])
+
+
+def distances(ways: np.ndarray, ends: Any) -> np.ndarray:
+    """Least number of steps from every state to the nearest of `ends`, int64 (S,); `ways` (S, A) leads from s to s'.
+
+    States without a way have -1.
+    """
+    far = np.full(len(ways), -1)
+    far[ends] = 0
+    step = 0
+    while True:
+        step += 1
+        new = (far < 0) & ((far[ways] >= 0) & (far[ways] < step)).any(1)
+        if not new.any():
+            return far
+        far[new] = step
+
+
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    inner: Any = env.unwrapped
+    row, column = (i + 1 for i in divmod(inner.agent, inner.size))
+    here = f"the agent is in row {row}, column {column} of {inner.size}"
+    if isinstance(inner, ProcMaze):
+        row, column = (i + 1 for i in divmod(inner.goal, inner.size))
+        return f"{here}; the goal is in row {row}, column {column}"
+    return f"{here}; {int(inner.lit.sum())} of {len(inner.lit)} buttons are lit"
+
+
+def _aim(spec: EnvSpec) -> str:
+    if entry(spec).endswith(":ProcMaze"):
+        return "walk through the maze to the goal"
+    return "press every button that is not lit, until all are"
+
+
+FAMILY = Family(
+    name="factored",
+    description="mazes and buttons in ever new places, where a model of the world should help",
+    ids=("lodestar/ProcMaze-v0", "lodestar/ButtonGrid-v0"),
+    knows=lambda spec: entry(spec).startswith("envs.exploration.factored:"),
+    caption=_caption,
+    aim=_aim,
+    success=lambda env, episode_return, terminated, info: terminated,
+)

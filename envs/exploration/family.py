@@ -1,0 +1,330 @@
+"""Worlds that tell methods of exploration apart: rooms with a noise that never ends, and a dive with one way to go.
+
+    lodestar/NoisyRooms-v0   a row of rooms and no task: what is explored, and what is stared at?
+    lodestar/DeepSea-v0      one treasure among 2^size ways down, each step towards it costs: does exploration go deep?
+
+Sources:
+    NoisyRooms   the mazes with a noisy television of Burda et al. 2018, "Large-Scale Study of Curiosity-Driven
+                 Learning" (arXiv 1808.04355), and of Jarrett et al. 2023, "Curiosity in Hindsight" (arXiv 2211.10515).
+    DeepSea      Osband et al. 2019, "Behaviour Suite for Reinforcement Learning" (arXiv 1908.03568): `deep_sea`.
+
+Differences from them:
+    - NoisyRooms is a grid with a flat observation, not a picture of a maze: its cells can be counted, so coverage is
+      known exactly. The noise is a few numbers beside the code of the cell, seen from everywhere.
+    - DeepSea's last observation is the column where the dive ended, in the bottom row once more; bsuite shows zeros,
+      which would hide from a novelty bonus what the last action did. The map of its actions comes from another
+      generator, so `mapping_seed` names other maps than bsuite's.
+
+What a world of cells offers to a study: `n_cells`, and `info["cell"]`, an int in [0, n_cells), at every reset and step.
+
+Their pictures are drawn with NumPy: the agent is blue, rooms are set row by row as words are in lines of text.
+
+Limits: a one-hot cell tells a network nothing about which cells are neighbours. A picture of many cells has less than
+a pixel for each of them in a small frame.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from envs.family import Family, entry
+from envs.types import Array
+
+SIDE = 5  # cells along a room
+PERIOD = SIDE * SIDE + 1  # cells from a room to the next: the room's own, row by row, and the door to its right
+START = SIDE * SIDE // 2  # the centre of the first room
+MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # action -> (right, down): stay, left, right, up, down
+STAY = 0
+LEVELS = 7  # a walking noise number is a multiple of 1 / 7
+NOISES = ("off", "brownian", "pixels", "on_demand")
+CODES = ("one_hot", "dense")
+PIXELS = 16  # of a picture, along a cell
+WALL, FLOOR, AGENT, TREASURE = (120, 126, 136), (238, 238, 232), (36, 96, 200), (250, 190, 20)
+
+Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+
+
+class NoisyRooms(gym.Env):
+    """A corridor of rooms of 5 x 5 cells, joined by doors of one cell, and numbers that change without end.
+
+    The agent starts in the centre of the first room. Nothing is ever paid and nothing terminates; an episode lasts 200
+    steps and succeeds if the last room was entered. Cells are numbered room by room: 25 of a room, then the door to
+    its right.
+
+    Actions: 0 stays, 1 left, 2 right, 3 up, 4 down; a wall stops the agent.
+
+    Observation, float32 (D + bits,): the code of the cell, then the noise, each number in [0, 1].
+
+    Args:
+        rooms: how many, at least 1.
+        noise: "off": zeros. "brownian": each number walks up or down by 1/7 at every step, reflected at 0 and 1.
+            "pixels": each number becomes a fresh random bit with probability 1/4 at every step. "on_demand": fresh
+            random bits whenever the agent stays, zeros whenever it moves.
+        bits: how many noise numbers, at least 0.
+        code: "one_hot" (D = n_cells), or "dense": D = `dense_size` numbers in [-1, 1], the same in every run.
+        dense_size: at least 1.
+        render_mode: None, or "rgb_array": the rooms, and below them the noise from black (0) to white (1).
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(
+        self,
+        rooms: int = 8,
+        noise: str = "off",
+        bits: int = 8,
+        code: str = "one_hot",
+        dense_size: int = 8,
+        render_mode: str | None = None,
+    ) -> None:
+        at_least("rooms", rooms, 1)
+        at_least("bits", bits, 0)
+        at_least("dense_size", dense_size, 1)
+        for name, value, known in (("noise", noise, NOISES), ("code", code, CODES)):
+            if value not in known:
+                raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
+        self.render_mode = one_of_modes(render_mode)
+        self.rooms, self.kind, self.bits = rooms, noise, bits
+        self.leads = corridor(rooms)
+        self.n_cells = len(self.leads)
+        self.codes = dense_codes(self.n_cells, dense_size) if code == "dense" else None
+        width = (self.n_cells if self.codes is None else dense_size) + bits
+        self.observation_space = spaces.Box(0.0 if self.codes is None else -1.0, 1.0, (width,), np.float32)
+        self.action_space = spaces.Discrete(len(MOVES))
+        self.cell, self.arrived = START, False
+        self.noise = np.zeros(bits, np.float32)
+
+    def room_of(self, cell: Any) -> Any:
+        """The room of a cell, from 0; a door counts to the room on its left. Takes and gives an int or an array."""
+        return cell // PERIOD
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell, self.arrived = START, self.rooms == 1
+        self.noise = first_noise(self.kind, self.np_random, (self.bits,))
+        return self._obs(), {"cell": self.cell}
+
+    def step(self, action: Any) -> Step:
+        self.cell = int(self.leads[self.cell, action])
+        self.arrived |= self.room_of(self.cell) == self.rooms - 1
+        if self.kind != "off":
+            chance = self.np_random.random(self.bits, np.float32)
+            self.noise[:] = next_noise(self.kind, self.noise, chance, action == STAY)
+        return self._obs(), 0.0, False, False, {"cell": self.cell}
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return None if self.render_mode is None else draw_rooms(self.rooms, self.cell, self.noise)
+
+    def _obs(self) -> np.ndarray:
+        code = one_hot(self.cell, self.n_cells) if self.codes is None else self.codes[self.cell]
+        return np.concatenate([code, self.noise])
+
+
+class DeepSea(gym.Env):
+    """A dive through size x size cells from the top left: a row a step, a column to the left or right.
+
+    Which of the actions 0 and 1 means right differs from cell to cell. Each move to the right costs 0.01 / size; moving
+    right in the bottom right cell pays 1, the treasure. Only the one way straight to the right leads there, for a
+    return of 0.99. An episode terminates after `size` steps, and succeeds if the treasure was paid.
+
+    Observation, float32 (size * size,): one-hot of the cell, row by row.
+
+    Args:
+        size: rows and columns, at least 2.
+        stochastic: whether a move to the right leaves the column as it is with probability 1 / size, and whether
+            N(0, 1) is added to what the two corner cells of the bottom row pay.
+        mapping_seed: of the map that says which action means right.
+        render_mode: None, or "rgb_array": the cells that can be reached, and the treasure in the last.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(
+        self, size: int = 10, stochastic: bool = False, mapping_seed: int = 0, render_mode: str | None = None
+    ) -> None:
+        at_least("size", size, 2)
+        at_least("mapping_seed", mapping_seed, 0)
+        self.render_mode = one_of_modes(render_mode)
+        self.size, self.stochastic = size, stochastic
+        self.n_cells = size * size
+        self.bottom = self.n_cells - size  # the first cell of the bottom row
+        self.pays = np.tile([0.0, -0.01 / size], (self.n_cells, 1))  # (cell, moves right)
+        self.pays[-1, 1] += 1.0
+        self.right = np.random.default_rng(mapping_seed).integers(2, size=self.n_cells)  # the action that means it
+        self.leads = descent(size)
+        self.observation_space = spaces.Box(0.0, 1.0, (self.n_cells,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.cell, self.treasure = 0, False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell, self.treasure = 0, False
+        return one_hot(self.cell, self.n_cells), {"cell": self.cell}
+
+    def step(self, action: Any) -> Step:
+        cell, right = self.cell, bool(action == self.right[self.cell])
+        self.treasure = right and cell == self.n_cells - 1
+        reward, drift = float(self.pays[cell, int(right)]), 2 * right
+        if self.stochastic:
+            if cell in (self.bottom, self.n_cells - 1):
+                reward += self.np_random.normal()
+            drift -= right and self.np_random.random() < 1 / self.size
+        self.cell = int(self.leads[cell, drift])
+        return one_hot(self.cell, self.n_cells), reward, cell >= self.bottom, False, {"cell": self.cell}
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return None if self.render_mode is None else draw_sea(self.size, self.cell)
+
+
+def corridor(rooms: int) -> np.ndarray:
+    """NoisyRooms: (cell, action) -> cell, int64 (n_cells, 5)."""
+    wide = SIDE + 1
+    plan = np.full((SIDE + 2, rooms * wide + 1), -1)  # walls, also all around
+    for room in range(rooms):
+        left = room * wide + 1
+        plan[1:-1, left : left + SIDE] = room * PERIOD + np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
+        if room < rooms - 1:
+            plan[1 + SIDE // 2, left + SIDE] = room * PERIOD + SIDE * SIDE
+    y, x = np.nonzero(plan >= 0)
+    here = plan[y, x]
+    leads = np.empty((len(here), len(MOVES)), np.int64)
+    for action, (right, down) in enumerate(MOVES):
+        there = plan[y + down, x + right]
+        leads[here, action] = np.where(there < 0, here, there)
+    return leads
+
+
+def descent(size: int) -> np.ndarray:
+    """DeepSea: (cell, drift 0 left, 1 straight down, 2 right) -> cell, int64 (size * size, 3)."""
+    row, column = np.divmod(np.arange(size * size), size)
+    below = np.minimum(row + 1, size - 1)
+    return np.stack([below * size + np.clip(column + drift, 0, size - 1) for drift in (-1, 0, 1)], axis=1)
+
+
+def dense_codes(count: int, width: int) -> np.ndarray:
+    """float32 (count, width), uniform in [-1, 1]: part of the world, so the same in every run."""
+    return np.random.default_rng(0).uniform(-1.0, 1.0, (count, width)).astype(np.float32)
+
+
+def first_noise(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """The noise at the start of an episode, float32: as it is in the long run, or zeros before anybody asks for it."""
+    if kind == "brownian":
+        # A reflected walk is at an end half as often as at each level between.
+        return (rng.integers(1, 2 * LEVELS + 1, shape) // 2 / np.float32(LEVELS)).astype(np.float32)
+    return rng.integers(0, 2 if kind == "pixels" else 1, shape).astype(np.float32)
+
+
+def next_noise(kind: str, noise: Array, chance: Array, stayed: Any) -> Array:
+    """What follows `noise` (..., bits), NumPy or torch.
+
+    Args:
+        kind: "brownian", "pixels" or "on_demand".
+        noise: float32 in [0, 1].
+        chance: float32 uniform in [0, 1), of the same shape.
+        stayed: whether the agent did not move, a bool or (..., 1).
+    """
+    if kind == "brownian":
+        # Whole levels, so that a number comes back to exactly where it was.
+        level = abs((noise * LEVELS).round() + 1.0 - 2.0 * (chance < 0.5))
+        return (LEVELS - abs(LEVELS - level)) / LEVELS
+    if kind == "pixels":  # the lower half of the quarter draws a one, its upper half a zero
+        return noise * (chance >= 0.25) + (chance < 0.125)
+    return (chance < 0.5) & stayed
+
+
+def one_hot(cell: int, count: int) -> np.ndarray:
+    """float32 (count,)."""
+    out = np.zeros(count, np.float32)
+    out[cell] = 1.0
+    return out
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Refuses a number below `least`."""
+    if value < least:
+        raise ValueError(f"{name}={value} is out of range; give at least {least}")
+
+
+def one_of_modes(render_mode: str | None) -> str | None:
+    """The mode itself; refuses what these worlds cannot be drawn as."""
+    if render_mode not in (None, "rgb_array"):
+        raise ValueError(f'render_mode={render_mode!r} is unknown to worlds of cells; give "rgb_array" or None')
+    return render_mode
+
+
+def draw_rooms(rooms: int, cell: int, noise: np.ndarray) -> np.ndarray:
+    """NoisyRooms as a picture, uint8 (H, W, 3); the noise, (bits,) in [0, 1], fills the last lines."""
+    wide, columns = SIDE + 1, math.isqrt(rooms - 1) + 1  # as near to a square as rooms allow
+    room, place = np.divmod(np.arange(rooms * PERIOD - 1), PERIOD)
+    y, x = np.divmod(place, SIDE)
+    door = place == PERIOD - 1
+    y[door], x[door] = SIDE // 2, SIDE
+    y, x = y + room // columns * wide + 1, x + room % columns * wide + 1
+    plan = np.full((y.max() + 2, columns * wide + 1, 3), WALL, np.uint8)
+    plan[y, x] = FLOOR
+    plan[y[cell], x[cell]] = AGENT
+    lines = np.full((-(-len(noise) // plan.shape[1]), plan.shape[1], 3), WALL, np.uint8)
+    lines.reshape(-1, 3)[: len(noise)] = 255 * noise[:, None]
+    return enlarged(np.concatenate([plan, lines]))
+
+
+def draw_sea(size: int, cell: int) -> np.ndarray:
+    """DeepSea as a picture, uint8 (H, W, 3): a column further to the right can be reached with every row."""
+    plan = np.where(np.tri(size, dtype=bool)[:, :, None], FLOOR, WALL).astype(np.uint8)
+    plan[-1, -1] = TREASURE
+    plan[divmod(cell, size)] = AGENT
+    return enlarged(plan)
+
+
+def enlarged(plan: np.ndarray) -> np.ndarray:
+    """uint8 (H, W, 3), PIXELS times as high and as wide."""
+    return plan.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
+
+
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    inner: Any = env.unwrapped
+    if isinstance(inner, DeepSea):
+        row, column = divmod(inner.cell, inner.size)
+        return f"the diver is in row {row + 1} and column {column + 1} of {inner.size}"
+    room = inner.room_of(inner.cell) + 1
+    if inner.cell % PERIOD == PERIOD - 1:
+        return f"the agent is in the door between rooms {room} and {room + 1}"
+    return f"the agent is in room {room} of {inner.rooms}"
+
+
+def _aim(spec: EnvSpec) -> str:
+    if entry(spec).endswith(":DeepSea"):
+        return "dive to the treasure, which lies in the last row and the last column"
+    return "go through the doors from room to room and reach the last room"
+
+
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+    inner: Any = env.unwrapped
+    return bool(inner.treasure if isinstance(inner, DeepSea) else inner.arrived)
+
+
+FAMILY = Family(
+    name="exploration",
+    description="rooms with endless noise, and a treasure that only deep exploration finds",
+    ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"),
+    knows=lambda spec: entry(spec).startswith("envs.exploration.family:"),
+    caption=_caption,
+    aim=_aim,
+    success=_success,
+)

@@ -1,0 +1,90 @@
+"""Five tiny worlds that each isolate one thing an agent must get right; the first that fails says where to look.
+
+    lodestar/ProbeValue-v0         one step, reward 1: the value of the only observation becomes 1
+    lodestar/ProbeObservation-v0   one step, reward = observation, +1 or -1: the value must tell two observations apart
+    lodestar/ProbeDiscount-v0      two steps, reward 1 at the end: values become gamma at obs 0 and 1 at obs 1
+    lodestar/ProbePolicy-v0        one step, two actions, reward 1 for action 1, else -1: the policy becomes action 1
+    lodestar/ProbeJoint-v0         one step, reward 1 iff the action is 1 at obs +1 or 0 at obs -1, else -1
+
+Observations are Box(-1, 1, (1,)) float32, episodes terminate. The first three have a single action, so that nothing but
+the value can go wrong. The idea is folklore among people who debug deep reinforcement learning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from envs import terminations
+from envs.family import Family, entry
+
+Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+
+
+class Probe(gym.Env):
+    """One world per `kind`; see the module.
+
+    Args:
+        kind: "value", "observation", "discount", "policy" or "joint".
+        render_mode: None; there is nothing to see.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+    KINDS = ("value", "observation", "discount", "policy", "joint")
+
+    def __init__(self, kind: str, render_mode: str | None = None) -> None:
+        if kind not in self.KINDS:
+            raise ValueError(f"kind={kind!r} is no probe; give one of {', '.join(self.KINDS)}")
+        if render_mode is not None:
+            raise ValueError(f"probes have nothing to render; leave render_mode={render_mode!r} and frames out")
+        self.kind, self.render_mode = kind, render_mode
+        self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Discrete(2 if kind in ("policy", "joint") else 1)
+        self._value, self._step = 0.0, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        self._value = 0.0
+        if self.kind in ("observation", "joint"):
+            self._value = float(self.np_random.choice([-1.0, 1.0]))
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Step:
+        self._step += 1
+        if self.kind == "discount" and self._step == 1:
+            self._value = 1.0
+            return self._obs(), 0.0, False, False, {}
+        return self._obs(), self._reward(int(action)), True, False, {}
+
+    def _reward(self, action: int) -> float:
+        if self.kind == "observation":
+            return self._value
+        if self.kind == "policy":
+            return 1.0 if action == 1 else -1.0
+        if self.kind == "joint":
+            return 1.0 if (action == 1) == (self._value > 0) else -1.0
+        return 1.0
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._value], dtype=np.float32)
+
+
+FAMILY = Family(
+    name="probe",
+    description="probes: five tiny worlds to debug an agent with",
+    ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),
+    knows=lambda spec: entry(spec).startswith("envs.exploration.probe:"),
+    aim=lambda spec: "take the action that is paid",
+    terminates=terminations.probe,
+    success=lambda env, episode_return, terminated, info: episode_return > 0 if _has_choice(env) else None,
+)
+
+
+def _has_choice(env: gym.Env) -> bool:
+    return isinstance(env.action_space, spaces.Discrete) and bool(env.action_space.n > 1)

@@ -1,0 +1,1 @@
+"""NetHack: the NetHack Learning Environment and our tasks in it."""

@@ -1,0 +1,165 @@
+"""NetHack: the NetHack Learning Environment, seeded and truncated for real; our tasks in it; captions of the game.
+
+Observations and the options `crop`, `message` and `leak` of the adapter: `envs.nethack.view`. Tasks of ours, with 28
+actions: `envs.nethack.tasks`. NLE's own ids keep NLE's 23 actions and its rules. MiniHack's levels, with MiniHack
+installed, are `minihack:MiniHack-Room-5x5-v0` and so on.
+
+`info["text"]` is the game's message, "" when there is none; with the adapter's option `status=True` the status line
+follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence that is said several times in a row is given
+once, with "(x2)". What players have written, on the floor or as a name, reads "(written)": an agent that could write
+"You find the Oracle" would otherwise tell its judge what to think.
+
+What is repaired, with adapted observations or without:
+    seeds     NLE ignores `reset(seed=)`; here the game's seeds are drawn from `np_random` at every reset, and what the
+              game takes from the clock (moon phase, Friday 13th) comes from the seed too
+    screens   adapted, a game writes only what is read; NLE's `screen_descriptions`, written otherwise, take random
+              numbers from the game, so that the same seed and actions may lead elsewhere
+    the cap   NLE ends an episode at 5000 steps as terminated; here any cap truncates
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import RecordConstructorArgs, seeding
+from gymnasium.wrappers import TimeLimit
+
+from envs.family import Family, entry
+from envs.nethack.metrics import SIGNALS, Delving, sense
+from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, GameObservation
+
+CAP = 5000  # NLE's own episode length
+_NEVER = 2**31 - 1
+_AIMS = {
+    "Score": "Make the score grow: go down deeper, fight and kill monsters, gain experience levels and find gold.",
+    "Oracle": "Find the Oracle and stand next to her: go down stairs to her level, between 5 and 9, and stay alive.",
+    "Staircase": "Explore to find the stairs down and descend them to the next deeper level, alive.",
+    "Gold": "Find and pick up as much gold as possible.",
+    "Eat": "Find food and eat it, so as never to be hungry.",
+    "Scout": "Explore: see as much of the dungeon as possible that has not been seen before.",
+}
+
+
+class RealSeeds(gym.Wrapper, RecordConstructorArgs):
+    """Seeds each game from `np_random`, and leaves the episode's length to Gymnasium's TimeLimit."""
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        inner: Any = env.unwrapped
+        if env.spec is not None and env.spec.name == "NetHackChallenge":
+            raise ValueError("NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0")
+        inner._max_episode_steps = _NEVER
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        inner: Any = self.unwrapped
+        if seed is not None:
+            inner.np_random = seeding.np_random(seed)[0]
+        draw_game(inner)
+        return self.env.reset(options=options)
+
+
+def draw_game(inner: Any) -> None:
+    """Draw the seeds of the game that the next reset of an NLE environment begins."""
+    core, disp = (int(s) for s in inner.np_random.integers(1, 2**31 - 1, size=2))
+    inner.seed(core, disp, reseed=False)
+
+
+@functools.lru_cache(maxsize=4096)
+def caption(message: bytes) -> str:
+    """A message of the game in the words that judges are given; see the module."""
+    text = " ".join(message.decode("latin-1").split())
+    text = re.sub(r'You read: ".*"', 'You read: "(written)"', text)
+    text = re.sub(r"\b(called|named) [^.!?]*[^.!?\s]", r"\1 (written)", text)
+    told: list[list[Any]] = []
+    for part in re.split(r"(?<=[.!?]) ", text):
+        if told and told[-1][0] == part:
+            told[-1][1] += 1
+        else:
+            told.append([part, 1])
+    return " ".join(part if times == 1 else f"{part} (x{times})" for part, times in told)
+
+
+def with_status(text: str, numbers: np.ndarray) -> str:
+    """A caption and the status line, from `blstats` (27,); only the caption once the game is over."""
+    if not numbers[DEPTH]:
+        return text
+    line = f"[Dlvl {numbers[DEPTH]}, HP {numbers[HP]}, XP {numbers[LEVEL]}, $ {numbers[GOLD]}]"
+    return f"{text} {line}" if text else line
+
+
+def _repair(env: gym.Env) -> gym.Env:
+    inner: Any = env.unwrapped
+    cap = inner._max_episode_steps
+    env = RealSeeds(env)
+    # MiniHack's registrations have no limit; each class has one of its own.
+    return TimeLimit(env, cap) if env.spec is not None and env.spec.max_episode_steps is None else env
+
+
+def _is_minihack(spec: EnvSpec) -> bool:
+    return entry(spec).startswith("minihack.")
+
+
+def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
+    cap = {} if _is_minihack(spec) else {"max_episode_steps": CAP}
+    arguments = {"fix_moon_phase": True, "render_mode": None, **cap, **arguments}
+    if arguments["render_mode"] == "rgb_array":
+        arguments["render_mode"] = "pixel"  # NLE's name for an array of tiles
+    return arguments
+
+
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    inner: Any = env.unwrapped
+    text = caption(bytes(inner.last_observation[inner._message_index]).split(b"\0", 1)[0])
+    status = env.has_wrapper_attr("status") and env.get_wrapper_attr("status")
+    return with_status(text, inner.last_observation[inner._blstats_index]) if status else text
+
+
+def _aim(spec: EnvSpec) -> str:
+    if _is_minihack(spec):
+        return "Do what the level asks: as a rule, reach the stairs down alive."
+    return next((aim for name, aim in _AIMS.items() if spec.name.startswith(f"NetHack{name}")), _AIMS["Score"])
+
+
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+    if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack"):
+        return None  # a score has no finish
+    return getattr(info.get("end_status"), "name", "").startswith("TASK_SUCCESS")
+
+
+FAMILY = Family(
+    name="nethack",
+    description="NetHack: the game, through the NetHack Learning Environment",
+    ids=(
+        "lodestar/NetHackScore-v0",
+        "lodestar/NetHackOracle-v0",
+        "lodestar/NetHackOracleSober-v0",
+        "lodestar/NetHackStaircase3-v0",
+        "lodestar/NetHackStaircase4-v0",
+        "NetHackScore-v0",
+        "NetHackStaircase-v0",
+        "NetHackStaircasePet-v0",
+        "NetHackOracle-v0",
+        "NetHackGold-v0",
+        "NetHackEat-v0",
+        "NetHackScout-v0",
+    ),
+    knows=lambda spec: entry(spec).startswith(("nle.", "minihack.", "envs.nethack.tasks")),
+    module="nle",
+    arguments=_arguments,
+    repair=_repair,
+    adapt=GameObservation,
+    options=frozenset({"crop", "message", "leak", "status"}),
+    caption=_caption,
+    aim=_aim,
+    signals=lambda spec: SIGNALS,
+    sense=sense,
+    metrics=lambda env: Delving(),
+    sampled=True,
+    success=_success,
+)

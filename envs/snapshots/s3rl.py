@@ -1,0 +1,242 @@
+"""S3RL: a student begins its first episodes in states that a teacher came through, then learns as if nothing had been.
+
+Only resets and lengths of episodes change, so any agent can be the student. Status Classification: the teacher's
+states are clustered, and a reset draws a cluster first and a state from it second, so that what the teacher did seldom
+is seen as often as what it did all the time. Student Trajectory Truncation: an episode that began in a snapshot is cut
+short, so that many of them fit into the early phase.
+
+Source: Zhao, Qian, Wang, Shan, Qin 2024, "Snapshot Reinforcement Learning: Leveraging Prior Trajectories for
+    Efficiency" (arXiv 2403.00673).
+
+Differences from it:
+    - The phase is counted in steps of this environment, not of the training run: n environments side by side have
+      n times `until` steps of it together.
+    - Clusters are of observations scaled to unit variance, found once, with a fixed seed; k-means++ and Lloyd's rounds.
+    - `probability` mixes ordinary resets into the phase; the source has none, and neither has the default.
+
+When it fails: a teacher that never met the reward shows the student nothing. States from late in an episode keep the
+time that has passed, so the time limit may end them before `truncate` does.
+
+    teacher = make("Pendulum-v1", seed=0)
+    snapshots = record(teacher, policy, episodes=10)
+    student = SnapshotReset(make("Pendulum-v1", seed=1), snapshots)
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from envs.snapshots.snapshots import (
+    State,
+    check_same,
+    from_json,
+    get_state,
+    layers,
+    remembers,
+    set_state,
+    supported,
+    to_json,
+)
+from envs.wrappers import Observer, Step
+
+ROUNDS = 100  # of Lloyd's algorithm at most
+
+
+@dataclass
+class Snapshots:
+    """States of one environment, and what was observed in them.
+
+    Attributes:
+        states: N of them, as `envs.snapshots.snapshots.get_state` gives them.
+        observations: float32 (N, D), flattened.
+    """
+
+    states: list[State]
+    observations: np.ndarray
+    _clusters: dict[int, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
+
+    def clusters(self, k: int) -> list[np.ndarray]:
+        """The numbers of the states in each of at most `k` clusters of observations; always the same ones."""
+        if k not in self._clusters:
+            points = self.observations - self.observations.mean(axis=0)
+            spread = points.std(axis=0)
+            labels = kmeans(points / np.where(spread > 0, spread, 1.0), k)
+            self._clusters[k] = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        return self._clusters[k]
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file: the observations, and the states as compressed JSON."""
+        from safetensors.numpy import save_file
+
+        states = np.frombuffer(zlib.compress(to_json(self.states).encode()), np.uint8)
+        save_file({"observations": np.ascontiguousarray(self.observations), "states": states}, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Snapshots:
+        """Read what `save` wrote; nothing in the file is run as code.
+
+        Raises:
+            ValueError: if it is another file.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            arrays = load_file(path)
+            states = from_json(zlib.decompress(arrays["states"].tobytes()).decode())
+            return cls(states, arrays["observations"])
+        except (SafetensorError, KeyError, zlib.error, ValueError) as error:
+            raise ValueError(f"{path} holds no snapshots ({error}); write it with Snapshots.save") from None
+
+
+def record(
+    env: gym.Env, policy: Callable[[Any], Any], episodes: int, every: int = 1, seed: int | None = None
+) -> Snapshots:
+    """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included.
+
+    Args:
+        env: a supported environment; see `envs.snapshots.snapshots`.
+        policy: observation -> action.
+        episodes: how many, at least 1.
+        every: steps from one snapshot to the next, at least 1.
+        seed: of the first reset.
+
+    Raises:
+        ValueError: if an argument is out of range or the environment is not supported.
+    """
+    for name, value in (("episodes", episodes), ("every", every)):
+        if value < 1:
+            raise ValueError(f"{name}={value} is out of range; give at least 1")
+    supported(env)
+    states, seen = [], []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=seed if episode == 0 else None)
+        age, ended = 0, False
+        while not ended:
+            if age % every == 0:
+                states.append(get_state(env))
+                seen.append(np.asarray(spaces.flatten(env.observation_space, obs), np.float32))
+            obs, _, terminated, truncated, _ = env.step(policy(obs))
+            ended = terminated or truncated
+            age += 1
+    return Snapshots(states, np.stack(seen))
+
+
+@remembers("steps", "_borrowed", "_age", "_return")
+class SnapshotReset(gym.Wrapper):
+    """Early resets lead into snapshots, evenly over their clusters; later ones are the environment's own.
+
+    Everything is drawn from the environment's `np_random`, so a seed fixes it. `info["episode"]` of an episode that
+    began in a snapshot counts only the student's own steps and reward. An `Observer` goes around this wrapper.
+
+    Args:
+        env: a supported environment, of the id that the snapshots are of.
+        snapshots: what `record` returned.
+        clusters: how many, from 1 to the number of snapshots; 1 draws evenly over states.
+        until: steps of this environment after which no episode begins in a snapshot; 0 or more.
+        truncate: steps after which an episode that began in a snapshot is truncated, at least 1.
+        probability: of a snapshot at each early reset, in [0, 1].
+
+    Raises:
+        ValueError: if an argument is out of range, or the environment is not supported or another one.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env,
+        snapshots: Snapshots,
+        *,
+        clusters: int = 6,
+        until: int = 100_000,
+        truncate: int = 100,
+        probability: float = 1.0,
+    ) -> None:
+        super().__init__(env)
+        supported(env)
+        count = len(snapshots.states)
+        if not 1 <= clusters <= count:
+            raise ValueError(f"clusters={clusters} is out of range; {count} snapshots make 1 to {count} clusters")
+        if until < 0:
+            raise ValueError(f"until={until} is out of range; give 0 steps or more")
+        if truncate < 1:
+            raise ValueError(f"truncate={truncate} is out of range; give at least 1 step")
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability={probability} is out of range; give a number in [0, 1]")
+        if any(isinstance(wrapper, Observer) for wrapper in layers(env)):
+            raise ValueError(
+                "an Observer inside would show the state before the snapshot; put the Observer around this"
+            )
+        check_same(env, snapshots.states[0])
+        self.until, self.truncate, self.probability = until, truncate, probability
+        self.steps = 0  # of this environment so far
+        self._states, self._clusters = snapshots.states, snapshots.clusters(clusters)
+        self._start = time.perf_counter()
+        self._borrowed, self._age, self._return = False, 0, 0.0  # of the running episode: began in a snapshot, ...
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._age, self._return = 0, 0.0
+        self._borrowed = self.steps < self.until and self.np_random.random() < self.probability
+        if not self._borrowed:
+            return obs, info
+        members = self._clusters[self.np_random.integers(len(self._clusters))]
+        return set_state(self.env, self._states[members[self.np_random.integers(len(members))]]), {}
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        if self._borrowed:
+            self._age += 1
+            self._return += float(reward)
+            truncated = truncated or (self._age >= self.truncate and not terminated)
+            if terminated or truncated:
+                elapsed = round(time.perf_counter() - self._start, 6)
+                info["episode"] = {"r": self._return, "l": self._age, "t": elapsed}
+        return obs, reward, terminated, truncated, info
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything `restore` needs, ready for JSON; instead of the `Journal`'s, which knows only its own resets."""
+        return {"state": to_json(get_state(self, rng=True))}
+
+    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Come to the state in which `snapshot` was taken; returns that state's observation and an empty info."""
+        return set_state(self, from_json(state["state"])), {}
+
+
+def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
+    """Cluster by k-means: k-means++ for the first centres, then Lloyd's rounds until nothing moves.
+
+    Args:
+        points: (N, D).
+        k: how many clusters; fewer come out where fewer points differ.
+        seed: of the first centres.
+
+    Returns:
+        int64 (N,): the cluster of each point, in [0, k).
+    """
+    rng = np.random.default_rng(seed)
+    centres = points[[rng.integers(len(points))]]
+    near = np.full(len(points), np.inf)  # squared distance to the nearest centre
+    while len(centres) < k:
+        near = np.minimum(near, np.square(points - centres[-1]).sum(axis=1))
+        if near.sum() == 0:
+            break
+        centres = np.concatenate([centres, points[[rng.choice(len(points), p=near / near.sum())]]])
+    for _ in range(ROUNDS):
+        # Squared distances without the point's own square, which is the same for every centre.
+        labels = (np.square(centres).sum(axis=1) - 2.0 * points @ centres.T).argmin(axis=1)
+        members = [points[labels == label] for label in range(len(centres))]
+        moved = np.stack([own.mean(axis=0) if len(own) else old for own, old in zip(members, centres)])
+        if (moved == centres).all():
+            break
+        centres = moved
+    return labels

@@ -1,0 +1,389 @@
+"""Snapshots: the state of a simulator as plain data, and a copy brought to exactly that state without playing to it.
+
+    get_state, set_state   one environment's state: numbers, strings, lists, dicts and NumPy arrays, nothing else
+    supported              refuses, in a sentence, what cannot be snapshot exactly
+
+Supported: classic control (Gymnasium's five and ours), our worlds of cells, MuJoCo (Gymnasium's robots) and MiniGrid,
+inside the wrappers of `make`, `NoisyTV`, sticky actions and Gymnasium's wrappers without memory. After `set_state`, the
+same actions bring the same observations, rewards and ends, bit by bit; where the world itself draws random numbers,
+only if the snapshot was taken with `rng=True`. The constructor's arguments are not part of a state.
+
+What decides, family by family:
+    classic, cells   the variables listed in `_SIMPLE`
+    MuJoCo           what MuJoCo calls the integration state, with the solver's warm start, and the quantities it
+                     computed on the way: after a step these are one substep older than the positions, and observations
+                     and rewards read them
+    MiniGrid         every variable of the environment that no constructor takes; things and rooms keep their identity,
+                     because a task may hold on to the very ball that lies in the grid
+
+Refused rather than silently wrong: BabyAI, whose instructions are programs with a memory; NetHack and highway-env,
+whose state nobody hands out; wrappers that remember what this file does not know. The `Journal` replays from a reset,
+which leads elsewhere: after `set_state` it takes no snapshot until the next reset.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import inspect
+import json
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, StickyAction, TimeLimit
+
+from envs.classic.canvas import Canvas
+from envs.disturb import NoisyTV
+from envs.minigrid.family import GridObservation
+from envs.mujoco.family import OwnContext
+from envs.wrappers import EpisodeStatistics, Journal, Observer, PlainObservation
+
+State = dict[str, Any]
+
+_SIMPLE: dict[str, tuple[str, ...]] = {  # class -> the variables that make its state
+    "CartPoleEnv": ("state", "steps_beyond_terminated"),
+    "CartPoleUpright": ("state", "steps_beyond_terminated"),
+    "CartPoleSwingUp": ("state",),
+    "CartPoleSwingUpSparse": ("state",),
+    "MountainCarEnv": ("state",),
+    "MountainCarGoal": ("state",),
+    "MountainCarSparse": ("state",),
+    "Continuous_MountainCarEnv": ("state",),
+    "PendulumEnv": ("state", "last_u"),
+    "PendulumUpright": ("state", "last_u"),
+    "PendulumSparse": ("state", "last_u"),
+    "PixelPendulum": ("state", "last_u", "time", "waves"),
+    "AcrobotEnv": ("state",),
+    "NoisyRooms": ("cell", "arrived", "noise"),
+    "DeepSea": ("cell", "treasure"),
+    "ProcMaze": ("walls", "agent", "goal"),
+    "ButtonGrid": ("agent", "buttons", "lit"),
+}
+_SIMPLE_MODULES = (
+    "gymnasium.envs.classic_control.",
+    "envs.classic.family",
+    "envs.classic.swingup",
+    "envs.classic.pixels",
+    "envs.exploration.family",
+    "envs.exploration.factored",
+)
+
+_WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode
+    TimeLimit: ("_elapsed_steps",),
+    OrderEnforcing: ("_has_reset",),
+    PassiveEnvChecker: (),
+    PlainObservation: (),
+    GridObservation: (),
+    OwnContext: (),
+    Canvas: (),
+    StickyAction: ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
+    NoisyTV: ("screen",),
+    EpisodeStatistics: ("_return", "_length"),
+    Journal: (),
+    Observer: (),
+}
+_FORGETFUL = "gymnasium.wrappers.transform_"  # modules of wrappers without memory
+
+_DERIVED = (  # quantities of MjData that observations, rewards, captions and pictures read
+    *(
+        "xpos",
+        "xquat",
+        "xmat",
+        "xipos",
+        "ximat",
+        "xanchor",
+        "xaxis",
+        "geom_xpos",
+        "geom_xmat",
+        "site_xpos",
+        "site_xmat",
+    ),
+    *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int"),
+    *("cfrc_ext", "qacc", "qfrc_actuator", "qfrc_constraint", "actuator_force", "ten_length", "ten_velocity"),
+    "sensordata",
+)
+
+# Variables of every MiniGrid that are state, and that are none; for the rest see `_variables`.
+_MOVING = {"agent_pos", "agent_dir", "grid", "carrying", "mission", "step_count"}
+_FIXED = {"_np_random", "_np_random_seed", "spec", "actions", "action_space", "observation_space", "reward_range"}
+_FIXED |= {"render_size", "window", "clock"}
+
+
+def supported(env: gym.Env) -> None:
+    """Refuses what cannot be snapshot.
+
+    Raises:
+        ValueError: if the environment or one of its wrappers is not supported.
+    """
+    if _family(env.unwrapped) is None:
+        raise ValueError(
+            f"{_name(env)} has no state that can be taken and given back exactly; supported are classic control, "
+            "worlds of cells, MuJoCo and MiniGrid without BabyAI"
+        )
+    for wrapper in layers(env):
+        _remembered(wrapper)
+
+
+def get_state(env: gym.Env, rng: bool = False) -> State:
+    """The state an environment is in now, as plain data that later steps do not change.
+
+    Args:
+        env: a supported environment, wrapped or not, in an episode.
+        rng: whether the state of its `np_random` belongs to it.
+
+    Raises:
+        ValueError: if the environment or one of its wrappers is not supported.
+        RuntimeError: before the first reset.
+    """
+    supported(env)
+    inner: Any = env.unwrapped
+    things = Things()
+    state: State = {"env": _name(env), "wrappers": {}}
+    for wrapper in layers(env):
+        if isinstance(wrapper, OrderEnforcing) and not wrapper.has_reset:
+            raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
+        if names := _remembered(wrapper):
+            values = {name: things.flatten(getattr(wrapper, name)) for name in names}
+            state["wrappers"].setdefault(type(wrapper).__name__, []).append(values)
+    names = _variables(inner)
+    state["variables"] = {name: things.flatten(getattr(inner, name)) for name in names}
+    state["things"] = things.flat
+    if _family(inner) == "mujoco":
+        state["physics"] = _physics(inner)
+    if rng:
+        state["rng"] = inner.np_random.bit_generator.state
+    return state
+
+
+def set_state(env: gym.Env, state: State) -> Any:
+    """Bring an environment, reset before or not, to a state; returns the observation there, through all wrappers.
+
+    A wrapper that was not there when the snapshot was taken stays as it is.
+
+    Raises:
+        ValueError: if the environment is not supported, or the state is another environment's.
+    """
+    supported(env)
+    check_same(env, state)
+    inner: Any = env.unwrapped
+    things = Things(state["things"])
+    for name, value in state["variables"].items():
+        setattr(inner, name, things.restore(value))
+    if "physics" in state:
+        _set_physics(inner, state["physics"])
+    if "rng" in state:
+        inner.np_random.bit_generator.state = state["rng"]
+    remembered = {name: iter(values) for name, values in state["wrappers"].items()}
+    for wrapper in layers(env):
+        for name, value in next(remembered.get(type(wrapper).__name__, iter(())), {}).items():
+            setattr(wrapper, name, things.restore(value))
+        if isinstance(wrapper, Journal):
+            wrapper._origin, wrapper._actions = None, []
+        if isinstance(wrapper, Observer):
+            wrapper._memory.clear()
+    obs = _observe(inner)
+    for wrapper in reversed(layers(env)):
+        if hasattr(type(wrapper), "observation"):
+            obs = wrapper.observation(obs)
+    return obs
+
+
+def check_same(env: gym.Env, state: State) -> None:
+    """Refuses a state of another environment."""
+    if state["env"] != _name(env):
+        raise ValueError(f"the snapshot is of {state['env']}, not of {_name(env)}; make {state['env']}")
+
+
+def to_json(value: Any) -> str:
+    """States and lists of them as text; arrays as their bytes, so nothing is rounded."""
+    return json.dumps(value, default=_pack, separators=(",", ":"))
+
+
+def from_json(text: str) -> Any:
+    """The inverse of `to_json`."""
+    return json.loads(text, object_hook=_unpack)
+
+
+def layers(env: gym.Env) -> list[Any]:
+    """The wrappers of an environment, outermost first."""
+    found = []
+    while isinstance(env, gym.Wrapper):
+        found.append(env)
+        env = env.env
+    return found
+
+
+def _pack(value: Any) -> dict[str, Any]:
+    data = base64.b64encode(value.tobytes()).decode("ascii")
+    return {"bytes": data, "dtype": value.dtype.str, "shape": list(value.shape)}
+
+
+def _unpack(value: dict[str, Any]) -> Any:
+    if "bytes" not in value:
+        return value
+    raw = np.frombuffer(base64.b64decode(value["bytes"]), np.dtype(value["dtype"]))
+    return raw.reshape(value["shape"]).copy()
+
+
+def _name(env: gym.Env) -> str:
+    inner = env.unwrapped
+    return inner.spec.id if inner.spec is not None else type(inner).__name__
+
+
+def _family(inner: Any) -> str | None:
+    module, name = type(inner).__module__, type(inner).__name__
+    if name in _SIMPLE and module.startswith(_SIMPLE_MODULES):
+        return "simple"
+    if module.startswith("gymnasium.envs.mujoco."):
+        return "mujoco"
+    if module.startswith("minigrid.") and not module.startswith("minigrid.envs.babyai."):
+        return "minigrid"
+    return None
+
+
+def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:
+    kind = type(wrapper)
+    if kind in _WRAPPERS:
+        return _WRAPPERS[kind]
+    if kind.__module__.startswith(_FORGETFUL):
+        return ()
+    raise ValueError(f"what the wrapper {kind.__name__} remembers is unknown; take snapshots of what it wraps")
+
+
+def remembers(*names: str) -> Any:
+    """Decorates a wrapper class: these are its variables that belong to a state."""
+
+    def register(kind: type) -> type:
+        _WRAPPERS[kind] = names
+        return kind
+
+    return register
+
+
+def _variables(inner: Any) -> tuple[str, ...]:
+    family = _family(inner)
+    if family == "simple":
+        return _SIMPLE[type(inner).__name__]
+    if family == "mujoco":
+        return ()
+    kind: Any = type(inner)
+    fixed = (_FIXED | _arguments(kind)) - _MOVING  # FourRooms takes the agent's first place under the name of its place
+    return tuple(name for name in vars(inner) if name not in fixed)
+
+
+@functools.cache
+def _arguments(kind: Any) -> frozenset[str]:
+    """What constructors of a class take; MiniGrid keeps them under the same names."""
+    return frozenset(name for base in kind.mro()[:-1] for name in inspect.signature(base.__init__).parameters)
+
+
+def _observe(inner: Any) -> Any:
+    """The observation of an environment without wrappers."""
+    for name in ("_obs", "_get_obs", "_get_ob", "gen_obs"):
+        if hasattr(inner, name):
+            return getattr(inner, name)()
+    if hasattr(inner, "cell"):
+        from envs.exploration.family import one_hot
+
+        return one_hot(inner.cell, inner.n_cells)
+    return np.array(inner.state, dtype=np.float32)
+
+
+def _physics(inner: Any) -> dict[str, np.ndarray]:
+    import mujoco
+
+    kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    whole = np.empty(mujoco.mj_stateSize(inner.model, kind))
+    mujoco.mj_getState(inner.model, inner.data, whole, kind)
+    derived = {name: np.array(getattr(inner.data, name)) for name in _DERIVED}
+    return {"integration": whole, **{name: value for name, value in derived.items() if value.size}}
+
+
+def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
+    import mujoco
+
+    kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    for compute in (True, False):  # before MuJoCo 3.3.6 computing moved the warm start: the state is set again after it
+        mujoco.mj_setState(inner.model, inner.data, physics["integration"], kind)
+        if compute:
+            mujoco.mj_forward(inner.model, inner.data)
+    for name, value in physics.items():
+        if name != "integration":
+            getattr(inner.data, name)[...] = value
+
+
+class Things:
+    """Values with MiniGrid's things in them, to plain data and back; each thing once, however often it is named.
+
+    None, booleans, numbers, strings and lists stay; NumPy scalars become arrays of no dimension; a tuple, a dict or a
+    thing becomes a dict with one key that says so.
+    """
+
+    def __init__(self, flat: list[Any] | None = None) -> None:
+        self.flat: list[Any] = [] if flat is None else flat  # number -> {"class", "variables"}
+        self._numbers: dict[int, int] = {}  # id of a thing -> its number
+        self._restored: dict[int, Any] = {}  # number -> thing
+
+    def flatten(self, value: Any) -> Any:
+        """Plain data, independent of `value`.
+
+        Raises:
+            ValueError: if there is something in it whose state is unknown.
+        """
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+            return np.array(value)
+        if kind is list:
+            return [self.flatten(one) for one in value]
+        if kind is tuple:
+            return {"tuple": [self.flatten(one) for one in value]}
+        if kind is dict:
+            return {"dict": [[self.flatten(key), self.flatten(one)] for key, one in value.items()]}
+        if _classes().get(kind.__name__) is not kind:
+            name = kind.__name__
+            raise ValueError(f"the state holds a {name}, neither plain data nor a thing of MiniGrid's; drop it first")
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self.flat)
+            self.flat.append({"class": kind.__name__})  # known before its variables, which may lead back to it
+            self.flat[number]["variables"] = {name: self.flatten(one) for name, one in vars(value).items()}
+        return {"thing": number}
+
+    def restore(self, flat: Any) -> Any:
+        """The value that was flattened, sharing nothing with `flat`."""
+        if isinstance(flat, np.ndarray):
+            return flat.copy() if flat.ndim else flat[()]
+        if isinstance(flat, list):
+            return [self.restore(one) for one in flat]
+        if not isinstance(flat, dict):
+            return flat
+        if "tuple" in flat:
+            return tuple(self.restore(one) for one in flat["tuple"])
+        if "dict" in flat:
+            return {self.restore(key): self.restore(one) for key, one in flat["dict"]}
+        number = flat["thing"]
+        if number not in self._restored:
+            kind: Any = _classes()[self.flat[number]["class"]]
+            thing = self._restored[number] = kind.__new__(kind)
+            for name, one in self.flat[number]["variables"].items():
+                setattr(thing, name, self.restore(one))
+        return self._restored[number]
+
+
+@functools.cache
+def _classes() -> dict[str, type]:
+    """What may lie in a MiniGrid or divide it; names in a file lead to these classes and no others."""
+    try:
+        from minigrid.core import world_object
+        from minigrid.core.grid import Grid
+        from minigrid.core.roomgrid import Room
+        from minigrid.envs.lockedroom import LockedRoom
+        from minigrid.envs.multiroom import MultiRoom
+    except ImportError:
+        return {}
+    found = [kind for kind in vars(world_object).values() if inspect.isclass(kind)]
+    found = [kind for kind in found if issubclass(kind, world_object.WorldObj)]
+    return {kind.__name__: kind for kind in (*found, Grid, Room, LockedRoom, MultiRoom)}

@@ -1,0 +1,1 @@
+"""Gymnasium environments side by side, in this process or in watched workers."""

@@ -1,0 +1,242 @@
+"""Between a ledger of texts and a judge in a process of its own: a thread that waits so that nobody else does.
+
+    offer, take  <->  ledger  <->  this thread  <->  process of the judge  <->  server
+                                   cache, breaker
+
+A judge that fails is left alone by a breaker and probed; a process that dies is seen at once and started again, five
+times in ten minutes; what it was asked waits again. Nothing that waits is lost meanwhile, and training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rewards.llm.annotation.queue import Item, Ledger
+from rewards.llm.annotation.worker import JudgeProcess
+from rewards.llm.breaker import Breaker
+from rewards.llm.store import Label, LabelCache
+
+TRIES = 3  # of a text that a judge in good health has no usable answer to
+BATCH = 64  # texts that a local judge gets together
+DEATHS, SPAN = 5, 600.0  # so many in so many seconds
+PATIENCE = 900.0  # seconds without an answer after which a process is taken for stuck
+TICK = 1.0  # seconds after which the thread looks round though nothing came
+
+
+class Asker:
+    """The thread, its process, its cache.
+
+    Args:
+        ledger: what waits, and where answers go.
+        judge: its name.
+        options: its options, as JSON.
+        concurrency: questions side by side, for a judge that is not local.
+        cache: path of a cache, or "".
+        probe: seconds until a judge that fails is tried again.
+        say: gets sentences for the user.
+
+    Attributes:
+        identity: whose answers these are, "" until the judge has started.
+        notes: what the judge says of itself.
+        trouble: why there will never be an answer; None while all is well.
+        restarts: how often the process was started again.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        judge: str,
+        options: dict[str, Any],
+        concurrency: int,
+        cache: str,
+        probe: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.ledger, self.say = ledger, say
+        self.identity = ""
+        self.notes: list[str] = []
+        self.trouble: Exception | None = None
+        self.restarts = 0
+        self.breaker = Breaker(probe)
+        self._job = {"judge": judge, "options": options, "concurrency": concurrency}
+        self._concurrency, self._cache_path = concurrency, cache
+        self._local = False  # a local judge gets many texts together, one batch at a time, and never changes its mind
+        self._cache: LabelCache | None = None
+        self._worker: JudgeProcess | None = None
+        self._ready = False  # the worker has greeted
+        self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self._restart = 0.0  # not before this time
+        self._flight: dict[int, tuple[list[Item], float]] = {}
+        self._questions = 0
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stopping = False
+        self._owner = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="annotator", daemon=True)
+        self._thread.start()
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process of the judge, None while there is none."""
+        worker = self._worker
+        return None if worker is None else worker.pid
+
+    def wake(self) -> None:
+        """There may be something to ask."""
+        if self._inbox.empty():
+            self._inbox.put(None)
+
+    def stop(self) -> None:
+        """End the thread and the process of the judge."""
+        if os.getpid() != self._owner:  # a fork has neither
+            return
+        self._stopping = True
+        self._inbox.put(None)
+        worker = self._worker
+        if worker is not None:
+            worker.kill()  # the thread may be waiting for it
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            if self._cache_path:
+                self._cache = LabelCache(self._cache_path, say=self.say)
+            while not self._stopping and self.trouble is None:
+                self._turn()
+        except Exception as error:  # training must not go on for days without labels because of a mistake in here
+            self.trouble = error
+        finally:
+            if self._worker is not None:
+                self._worker.end()
+            if self._cache is not None:
+                self._cache.close()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if self._worker is None and now >= self._restart:
+            self._start(now)
+        if self._worker is not None and self._ready:
+            self._look_up_fresh()
+            self._put_questions(now)
+            if any(now - sent > PATIENCE for _, sent in self._flight.values()):
+                self._worker.kill()
+        wait = self.breaker.until - now if self.breaker.open else 0.0  # below 0 there was nothing to probe with
+        try:
+            message = self._inbox.get(timeout=min(wait, TICK) if wait > 0 else TICK)
+        except queue.Empty:
+            return
+        while message is not None:
+            self._hear(*message)
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+
+    def _start(self, now: float) -> None:
+        try:
+            self._worker, self._ready = JudgeProcess(self._job, self._inbox), False
+        except OSError as error:
+            self._died(f"could not be started ({error})", now)
+
+    def _look_up_fresh(self) -> None:
+        with self.ledger.lock:
+            fresh = [item for item in self.ledger.fresh if item in self.ledger.waiting]
+            self.ledger.fresh.clear()
+        self._look_up(fresh)
+
+    def _look_up(self, items: Sequence[Item]) -> list[Item]:
+        """Answer what the cache knows; the others."""
+        if self._cache is None or not items:
+            return list(items)
+        found = self._cache.get(self.identity, items)
+        with self.ledger.lock:
+            for item, value in found.items():
+                self.ledger.answer(item, value, cached=True)
+        return [item for item in items if item not in found]
+
+    def _put_questions(self, now: float) -> None:
+        slots, batch = (1, BATCH) if self._local else (self._concurrency, 1)
+        while len(self._flight) < slots:
+            room = self.breaker.room(now)
+            with self.ledger.lock:
+                drawn = self.ledger.draw(batch if room is None else room)
+            if not drawn:
+                return
+            items = self._look_up(drawn)  # another run may have asked since they came
+            if not items:
+                continue
+            with self.ledger.lock:
+                self.ledger.sent(items)
+            self.breaker.asked()
+            self._questions += 1
+            self._flight[self._questions] = (items, now)
+            assert self._worker is not None
+            self._worker.send({"id": self._questions, "items": items})
+
+    def _hear(self, worker: JudgeProcess, message: dict[str, Any] | None) -> None:
+        if worker is not self._worker:
+            return
+        if message is None:
+            self._worker = None
+            self._died(worker.end(), time.monotonic())
+        elif "refused" in message:
+            if self.identity:  # it was well before; say so and start it again
+                self.say(message["refused"])
+            else:
+                self.trouble = ValueError(message["refused"])
+        elif "identity" in message:
+            self.identity, self.notes, self._ready = message["identity"], message["notes"], True
+            self._local = message["local"]
+        elif message["id"] in self._flight:
+            self._answered(self._flight.pop(message["id"])[0], message, time.monotonic())
+
+    def _answered(self, items: list[Item], reply: dict[str, Any], now: float) -> None:
+        labels = []
+        share = 1 / len(items)
+        raw = reply["raw"] if len(reply["raw"]) == len(items) else [""] * len(items)
+        ended = begun = False
+        if not all(reply["failed"]):
+            ended = self.breaker.succeeded(now)
+        elif not self._local:
+            begun = self.breaker.failed(now)
+        with self.ledger.lock:
+            self.ledger.counts["tokens"] += reply["tokens"]
+            for i, (item, value, failed) in enumerate(zip(items, reply["value"], reply["failed"])):
+                if failed:
+                    # A failure tells of the text only if the judge is well: it said something, or just answered others.
+                    blame = bool(raw[i]) or self.breaker.streak <= 1
+                    self.ledger.fail(item, 1 if self._local else TRIES, blame)
+                else:
+                    value = float("nan") if value is None else value
+                    labels.append(Label(item, value, raw[i], reply["seconds"] * share, round(reply["tokens"] * share)))
+                    self.ledger.counts["seconds"] += reply["seconds"] * share
+                    self.ledger.answer(item, value)
+            spent, waiting = self.ledger.spent(), len(self.ledger.waiting)
+        if begun:
+            self.say(f"{reply['failure']}; trying again in {self.breaker.probe:g} s")
+        if ended:
+            self.say(f"the judge answers again, {waiting:,} texts wait")
+        if spent:
+            self.say(spent)
+        if self._cache is not None and labels:
+            self._cache.put(self.identity, labels)
+
+    def _died(self, how: str, now: float) -> None:
+        with self.ledger.lock:
+            for items, _ in self._flight.values():
+                for item in items:
+                    self.ledger.fail(item, TRIES)
+        self._flight.clear()
+        if self.breaker.probing:
+            self.breaker.failed(now)
+        self._restart = max(now, self._deaths[0] + SPAN) if len(self._deaths) == DEATHS else now
+        self._deaths.append(now)
+        self.restarts += 1
+        when = f"in {self._restart - now:.0f} s" if self._restart > now else "now"
+        if not self._stopping:
+            self.say(f"the process of the judge {how}; it is started again {when}")

@@ -1,0 +1,119 @@
+"""What a judge said to a run, label by label: written as it is delivered, and delivered again by a replay.
+
+One JSON object a line, in the order of delivery:
+
+    {"now": 2048, "text": "You kill the newt!", "other": null, "value": 1.0, "judge": "rules nethack 1"}
+
+`now` is the environment step at which the run got it, `other` the second text of a pair, a `value` of null unsure.
+A file whose last line was cut off by a crash is read up to that line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from rewards.llm.annotation.queue import Item
+
+
+class Transcript:
+    """The file that a run writes.
+
+    Args:
+        path: the file; its folder is made. What stands there from another run is moved to `path.1`, `path.2` ...
+        say: gets a sentence when something is wrong with the file; the run goes on without it.
+
+    Attributes:
+        lines: how many lines of it belong to this run; set it before the first line to go on from a checkpoint, and
+            what was written after that is cut off.
+    """
+
+    def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:
+        self.path, self.lines = Path(path), 0
+        self._say = say
+        self._file: IO[str] | None = None
+        self._broken = False
+
+    def write(self, now: int, delivered: Sequence[tuple[Item, float]], judge: str) -> None:
+        """Append what was delivered at step `now`, and hand it to the operating system."""
+        if self._broken or not delivered:
+            return
+        try:
+            if self._file is None:
+                self._file = self._open()
+            for item, value in delivered:
+                text, other = (item, None) if isinstance(item, str) else item
+                line = {"now": int(now), "text": text, "other": other, "value": None if value != value else value}
+                self._file.write(json.dumps({**line, "judge": judge}) + "\n")
+            self._file.flush()
+            self.lines += len(delivered)
+        except OSError as error:
+            self._broken = True
+            self._say(f"the transcript {self.path} cannot be written ({error}); the run goes on without it")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> IO[str]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.lines:
+            self._cut()
+        elif self.path.exists() and self.path.stat().st_size:
+            number = 1
+            while (aside := Path(f"{self.path}.{number}")).exists():
+                number += 1
+            os.rename(self.path, aside)
+            self._say(f"the transcript of an earlier run was moved to {aside}")
+        return open(self.path, "a", encoding="ascii")
+
+    def _cut(self) -> None:
+        """Leave only the lines that the checkpoint knows of."""
+        whole = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        kept = [line for line in whole[: self.lines] if line.endswith(b"\n")]
+        if len(kept) < self.lines:
+            self._say(
+                f"the transcript {self.path} holds {len(kept)} of the {self.lines} labels that the run has had; "
+                "a replay of it will differ from the run"
+            )
+            self.lines = len(kept)
+        if self.path.exists():
+            os.truncate(self.path, sum(map(len, kept)))
+
+
+def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, Item, float]]:
+    """The lines of a transcript: (now, item, value), NaN for unsure.
+
+    Args:
+        path: the file.
+        pairs: whether it must hold pairs; otherwise it must hold single texts.
+
+    Raises:
+        ValueError: if there is no such file, or a line other than a torn last one cannot be used, naming it.
+    """
+    try:
+        raw = Path(path).read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise ValueError(
+            f"the transcript {path} cannot be read: {error.strerror}; give a file that a run wrote"
+        ) from None
+    if raw and not raw[-1].endswith(b"\n"):
+        raw.pop()
+    delivered: list[tuple[int, Item, float]] = []
+    for number, line in enumerate(raw, 1):
+        try:
+            said = json.loads(line)
+            now, text, other = int(said["now"]), said["text"], said.get("other")
+            value = float("nan") if said["value"] is None else float(said["value"])
+            well = isinstance(text, str) and (isinstance(other, str) if pairs else other is None)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            well = False
+        if not well or value < 0 or value > 1:
+            kind = "a pair (now, text, other, value)" if pairs else "a text (now, text, value)"
+            raise ValueError(f"{path}, line {number}: {line[:80]!r} is no label of {kind}; repair or delete the line")
+        delivered.append((now, (text, other) if pairs else text, value))
+    return delivered

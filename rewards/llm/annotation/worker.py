@@ -1,0 +1,165 @@
+"""A judge in a process of its own, `python -m rewards.llm.annotation.worker`, and the line to it.
+
+One JSON object a line. To the process: first the job, then questions; from it: first a greeting, then answers, each as
+soon as it is there. A question is some texts or pairs that go to the judge together.
+
+    {"judge": "openai", "class": "module:Class", "options": {...}, "concurrency": 8, "parent": 4242}
+    {"identity": "...", "local": false, "notes": [...]}       or {"refused": "what the judge says to its options"}
+    {"id": 7, "items": ["You kill the newt!"]}
+    {"id": 7, "value": [1.0], "failed": [false], "failure": "", "tokens": 312, "raw": ["..."], "seconds": 0.8}
+
+It is no fork of the trainer and does not import the program. What the trainer can import it can; the environment,
+with it an API key, is inherited. It ends when its standard input does, or when its parent is gone, whatever its threads
+wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import IO, Any
+
+from rewards.llm.annotation.queue import Item
+from rewards.llm.judges.base import JUDGES, Answers, Judge, make_judge
+
+
+def put(judge: Judge, items: Sequence[Item]) -> Answers:
+    """What a judge says to texts, or to pairs of them."""
+    texts: Any = items
+    return judge.label(texts) if isinstance(items[0], str) else judge.compare(*zip(*texts))
+
+
+class JudgeProcess:
+    """The trainer's end.
+
+    Args:
+        job: judge, options and concurrency.
+        inbox: gets (this, message) for each line that comes, and (this, None) when the process is gone.
+
+    Raises:
+        OSError: if no process can be started.
+    """
+
+    def __init__(self, job: dict[str, Any], inbox: queue.SimpleQueue[Any]) -> None:
+        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+        # One thread for numerics, unless somebody says otherwise: the cores are the trainer's.
+        env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+        command = [sys.executable, "-P", "-m", "rewards.llm.annotation.worker"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self.pid = self._process.pid
+        self._inbox = inbox
+        self._listener = threading.Thread(target=self._listen, name="annotator-listener", daemon=True)
+        self._listener.start()
+        self.send({**job, "class": JUDGES[job["judge"]], "parent": os.getpid()})
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write a line; the process may be gone, of which the inbox is told."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """End it at once; it holds nothing that is not known here."""
+        self._process.kill()
+
+    def end(self) -> str:
+        """End it, give everything back, and say how it had ended, as half a sentence."""
+        self._process.kill()
+        code = self._process.wait()
+        self._listener.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # there may be something that could not be written any more
+                pipe.close()
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            for line in self._process.stdout:
+                self._inbox.put((self, json.loads(line)))
+        except ValueError:  # the last line was torn
+            self.kill()
+        self._inbox.put((self, None))
+
+
+class _Lines:
+    """Standard output for messages alone; what libraries print there goes to standard error."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] = os.fdopen(os.dup(1), "w", encoding="ascii")
+        self._lock = threading.Lock()
+        os.dup2(2, 1)
+
+    def write(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message) + "\n"
+        with self._lock:
+            try:
+                self._file.write(line)
+                self._file.flush()
+            except OSError:
+                os._exit(0)
+
+
+def main() -> None:
+    """Be the judge until standard input ends."""
+    # Whoever sent these to the whole process group means the parent, which may still want to save its state.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lines = _Lines()
+    first = sys.stdin.buffer.readline()
+    if not first:
+        return
+    job = json.loads(first)
+    threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
+    try:
+        JUDGES[job["judge"]] = job["class"]  # somebody may have added it to the trainer's table
+        judge = make_judge(job["judge"], **job["options"])
+        lines.write({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
+    except Exception as error:
+        sentence = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        lines.write({"refused": sentence})
+        return
+    pool = ThreadPoolExecutor(1 if judge.local else job["concurrency"])
+    for line in sys.stdin.buffer:
+        pool.submit(_reply, judge, json.loads(line), lines)
+    os._exit(0)  # at once, though threads may still wait for a server
+
+
+def _reply(judge: Judge, question: dict[str, Any], lines: _Lines) -> None:
+    items: list[Item] = [item if isinstance(item, str) else tuple(item) for item in question["items"]]
+    began = time.monotonic()
+    reply: dict[str, Any] = {"id": question["id"], "tokens": 0, "raw": []}
+    try:
+        answers = put(judge, items)
+        if answers.value.shape != (len(items),) or answers.failed.shape != (len(items),):
+            raise ValueError(f"{answers.value.shape} answers to {len(items)} questions")
+        value = [None if one != one else one for one in answers.value.tolist()]
+        reply |= {"value": value, "failed": answers.failed.tolist(), "failure": answers.failure}
+        reply |= {"tokens": int(answers.tokens), "raw": list(answers.raw)}
+    except Exception as error:  # a judge never raises, but somebody wrote it
+        failure = f"the judge raised {type(error).__name__}: {error}"
+        nothing = {"value": [None] * len(items), "failed": [True] * len(items), "raw": [failure] * len(items)}
+        reply |= {**nothing, "failure": failure}
+    lines.write({**reply, "seconds": time.monotonic() - began})
+
+
+def _watch(parent: int) -> None:
+    """Another process may hold the parent's end of the pipe open after it: look for the parent itself as well."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

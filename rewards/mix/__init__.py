@@ -1,0 +1,1 @@
+"""A mix of reward streams: weights, scales, shaping, discounts and their metrics."""

@@ -1,0 +1,268 @@
+"""The mix: several rewards, each a stream with its own weight, scale, shape and discount, and the books about them.
+
+    score    what each stream says about the transitions, shaped               pure
+    combine  sum of weight(t) * score / scale                                  pure
+    update   the rewards learn, the scales move, the ledger is written         the only place where anything moves
+    keep     what a replay has to store so that it can ask `again`             pure
+
+Scores are divided by the statistics of the last update, so a stream that has a scale pays nothing until it has
+watched `warmup` transitions: that is what makes the wrapper, the rollout and the replay pay the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from envs.finite import OnNan
+from envs.types import MEDIA, Memory, Transitions
+from rewards.base import Reward, merge_memory
+from rewards.mix.metrics import Ledger
+from rewards.mix.stream import Stream
+from rewards.task import Task
+
+__all__ = ["Mix", "Stream"]
+
+
+class Mix:
+    """Streams added up. It is a `Scorer`: agents that imagine or relabel ask `total`."""
+
+    def __init__(self, streams: list[Stream]) -> None:
+        self.streams = {stream.name: stream for stream in streams}
+        self.requires = frozenset().union(*(stream.requires for stream in streams))
+        self.relabelable = all(stream.reward.relabelable for stream in streams)
+        self.differentiable = all(stream.reward.differentiable for stream in streams)
+        sizes = {stream.reward.frame_size for stream in streams if "frame" in stream.requires}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix can render only one size"
+            )
+        self.frame_size: int | None = next(iter(sizes), None)
+        self._lasting = [stream for stream in streams if stream.has_memory or not stream.reward.relabelable]
+        self.keeps = bool(self._lasting) or any(name in self.requires for name in MEDIA)
+        self._ledger = Ledger()
+        self.on_nan = OnNan()
+
+    @property
+    def on_nan(self) -> OnNan:
+        """What becomes of rewards that are no numbers, the task's and the learned ones; agents read it, too."""
+        return self._on_nan
+
+    @on_nan.setter
+    def on_nan(self, value: OnNan) -> None:
+        self._on_nan = value
+        for stream in self.streams.values():
+            stream.on_nan = value
+
+    @property
+    def replaces_task(self) -> bool:
+        """True when the task's own reward is not part of the mix."""
+        return "task" not in self.streams
+
+    @property
+    def is_task(self) -> bool:
+        """True when the task's own reward is paid as it is, and nothing else."""
+        return self.describe() == "task" and isinstance(self.streams["task"].reward, Task)
+
+    def describe(self) -> str:
+        """The composed reward, as one line."""
+        return " + ".join(map(str, self.streams.values()))
+
+    def notes(self) -> list[str]:
+        """What a user should know before training, stream by stream."""
+        return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.reward.notes()]
+
+    def initial_memory(self, n: int) -> Memory:
+        """Memories of the streams that have one, for `n` fresh episodes."""
+        return {name: s.initial_memory(n) for name, s in self.streams.items() if s.has_memory}
+
+    def reset_memory(self, memory: Memory, mask: np.ndarray) -> Memory:
+        """The memory with the rows of `mask` (N,) as at the start of an episode."""
+        fresh = self.initial_memory(len(mask))
+        return {name: merge_memory(memory[name], fresh[name], mask) for name in memory}
+
+    def embed(self, batch: Transitions) -> Transitions:
+        """Replace frames by the embeddings that stand for them; a batch without frames is returned as it is."""
+        if batch.frame is None:
+            return batch
+        extras = dict(batch.extras)
+        keeps_frame = False
+        for stream in self.streams.values():
+            key = stream.reward.embedding
+            if "frame" not in stream.requires:
+                continue
+            if key is None:
+                keeps_frame = True
+                continue
+            keeps_frame = keeps_frame or stream.reward.keeps_frames
+            if key not in extras:
+                extras[key] = _embed(stream.reward, batch, batch.frame)
+            if "obs_frame" in stream.requires and f"obs_{key}" not in extras:
+                extras[f"obs_{key}"] = _embed_obs(stream.reward, batch, extras[key])
+        batch = batch.replace(extras=extras)
+        return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
+        """What every stream says about a batch, shape (N,) or (T, N); pure.
+
+        Args:
+            batch: transitions, in time order if the shape is (T, N).
+            memory: from `initial_memory` or the previous call; rows of ended episodes come back reset.
+
+        Returns:
+            name -> float32 scores with the batch's leading shape, unweighted and unscaled; and the memory for the
+            next step.
+        """
+        memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
+        raw: dict[str, np.ndarray] = {}
+        after: dict[str, Any] = {}
+        for name, stream in self.streams.items():
+            raw[name], kept = stream.score(batch, memory.get(name))
+            if stream.has_memory:
+                after[name] = kept
+        return raw, after
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
+        """What a replay keeps beside transitions, so that `again` can pay them later and in any order.
+
+        Embeddings of frames, and frames, texts and signals that are read as they are. A reward with a memory of the
+        episode cannot be computed from a transition alone: its score is kept, to be weighed and scaled anew; or, where
+        one number a row can stand for the memory (`Reward.recalls`), that number.
+
+        Args:
+            batch: (T, N) in time order, each transition handed in once.
+            memory: from `initial_memory` or the previous call.
+
+        Returns:
+            name -> column (T, N, ...); and the memory for the next call.
+        """
+        batch = self.embed(batch)
+        columns = dict(batch.extras)
+        for name in (*MEDIA, *(f"obs_{name}" for name in MEDIA)):
+            if name in self.requires and getattr(batch, name) is not None:
+                columns[name] = getattr(batch, name)
+        memory = dict(memory)
+        for stream in self._lasting:
+            if stream.reward.relabelable and stream.reward.recalls:
+                key = stream.reward.recalls
+                columns[key], memory[stream.name] = stream.reward.recall(batch, memory[stream.name])
+            elif not stream.reward.relabelable:
+                columns[f"score/{stream.name}"], after = stream.score(batch, memory.get(stream.name))
+                if stream.has_memory:
+                    memory[stream.name] = after
+        return columns, memory
+
+    def again(self, batch: Transitions) -> dict[str, np.ndarray]:
+        """Raw scores by stream, as the rewards stand now, of transitions that lie in a replay; pure.
+
+        Args:
+            batch: any leading shape, in any order, with the columns of `keep` as its fields and extras.
+        """
+        flat = batch.flatten()  # rows need not follow one another
+        raw = {}
+        for name, stream in self.streams.items():
+            if stream.reward.relabelable:
+                raw[name] = stream.score(flat, None, again=True)[0].reshape(batch.shape)
+            else:
+                raw[name] = batch.extras[f"score/{name}"]
+        return raw
+
+    def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
+        return {name: stream.scaled(raw[name]) for name, stream in self.streams.items()}
+
+    def weights(self, timesteps: Any) -> dict[str, Any]:
+        """Each stream's weight after `timesteps` environment steps; an array gives arrays."""
+        return {name: stream.weight(timesteps) for name, stream in self.streams.items()}
+
+    def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
+        """Each stream's weighted, scaled reward."""
+        return {name: stream.weighted(raw[name], timesteps) for name, stream in self.streams.items()}
+
+    def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
+        """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
+        total = None
+        for name, stream in self.streams.items():
+            part = stream.weighted(raw[name], timesteps)
+            total = part if total is None else total + part
+        return np.asarray(total, np.float32)
+
+    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[np.ndarray, Memory]:
+        """Score and combine in one call: the `Scorer` protocol."""
+        raw, memory = self.score(self.embed(batch), memory)
+        return self.combine(raw, timesteps), memory
+
+    def update(self, batch: Transitions, raw: dict[str, np.ndarray], timesteps: Any = 0) -> dict[str, float]:
+        """Learn from fresh transitions and write the ledger.
+
+        Args:
+            batch: (T, N) in time order, each transition handed in once.
+            raw: what `score` said about it.
+            timesteps: environment steps at the batch's first row, or an array that broadcasts to (T, N).
+
+        Returns:
+            Metrics by tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
+        """
+        parts = self.parts(raw, timesteps)
+        metrics = self._ledger.write(batch, raw, parts)
+        for name, stream in self.streams.items():
+            for key, value in stream.update(batch, raw[name]).items():
+                metrics[f"{name}/{key}"] = float(value)
+            if stream.has_scale:
+                metrics[f"reward/{name}_scale"] = stream.scale.value
+        if self.on_nan.what == "zero":
+            metrics["reward/nan"] = float(self.on_nan.zeroed)
+        return metrics
+
+    def close(self) -> None:
+        """Close every reward."""
+        for stream in self.streams.values():
+            stream.reward.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rewards, scales and the ledger, nested."""
+        state: dict[str, Any] = {
+            name: {
+                "reward": stream.reward.state_dict(),
+                "scale": stream.scale.state_dict(),
+                "learning": stream.learning.state_dict(),
+            }
+            for name, stream in self.streams.items()
+        }
+        return {"streams": state, "ledger": self._ledger.state_dict(), "zeroed": self.on_nan.zeroed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: if it was saved by a mix of other rewards.
+        """
+        if set(state["streams"]) != set(self.streams):
+            raise ValueError(f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}")
+        for name, stream in self.streams.items():
+            stream.reward.load_state_dict(state["streams"][name]["reward"])
+            stream.scale.load_state_dict(state["streams"][name]["scale"])
+            if "learning" in state["streams"][name]:
+                stream.learning.load_state_dict(state["streams"][name]["learning"])
+        self._ledger.load_state_dict(state["ledger"])
+        self.on_nan.zeroed = int(state.get("zeroed", 0))
+
+
+def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:
+    flat = batch.replace(frame=frame).flatten()
+    embedded = reward.embed(flat)
+    return embedded.reshape(*batch.shape, *embedded.shape[1:])
+
+
+def _embed_obs(reward: Reward, batch: Transitions, embedded: np.ndarray) -> np.ndarray:
+    """Embeddings of `obs_frame`: along a rollout the previous row's, so only first rows are encoded."""
+    before = np.empty_like(embedded)
+    fresh = np.ones(batch.shape, bool)
+    if len(batch.shape) == 2:
+        before[1:] = embedded[:-1]
+        fresh[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
+    if fresh.any():
+        rows = batch[fresh]
+        before[fresh] = reward.embed(rows.replace(frame=rows.obs_frame))
+    return before

@@ -1,0 +1,1 @@
+"""Label recordings with a judge, and audit judges."""

@@ -1,1 +1,0 @@
-"""Benchmarks and studies behind every number of the README; `python -m runners.bench NAME` runs one."""

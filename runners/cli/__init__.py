@@ -1,0 +1,1 @@
+"""The command line: grammar, presets, and what every command shares."""

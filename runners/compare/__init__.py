@@ -1,0 +1,1 @@
+"""The report card of a reward before any training."""

@@ -1,0 +1,1 @@
+"""One run: its configuration, folder, checkpoints, log and ways to end."""

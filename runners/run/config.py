@@ -1,0 +1,202 @@
+"""What a run is: `TrainConfig`, checked when it is made, written to config.yaml and read back.
+
+`runners.cli.command` turns a command line into one; a script can make one by hand:
+
+    TrainConfig(env="CartPole-v1", reward={"rnd": RNDConfig()}, agent_name="ppo", agent=PPOConfig())
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+
+class UsageError(ValueError):
+    """What the user asked for cannot be done; the sentence says what would be."""
+
+
+@dataclass
+class TrainConfig:
+    """One run. Its fields are the keys of the command line; the comments are what `--help` prints.
+
+    There, `agent_name` is `agent`, and `env_options` are written one by one, as `env.<name>`.
+    """
+
+    env: str = ""  # any Gymnasium id, or module:Id-v0 for your own; its options are env.<name>, as in env.sticky=0.25
+    env_options: dict[str, Any] = field(default_factory=dict)  # what env.<name> says, for envs.make.make
+    reward: Any = field(default_factory=dict)  # a name (bonuses are added to the task), or a list: 'reward=[task,clip]'
+    agent: Any = None  # a name; its options are agent.<field>
+    agent_name: str = "ppo"
+    preset: str = "auto"  # a name, auto (the one made for this env and reward, if any) or none
+    seed: int = 0  # 0 or more: environments, agent and rewards
+    total_timesteps: float = 100_000  # environment steps, summed over environments; 1e6 is fine
+    max_episode_steps: int | None = None  # truncate episodes here; null keeps the environment's own limit
+    n_envs: int = 0  # environments side by side; 0 takes the agent's own number
+    backend: str = "auto"  # what steps them: batched (array programs of ours), gym (this process), workers, auto
+    step_timeout: float = (
+        60  # seconds that a step may take before its worker is replaced (backend=workers); 0: no limit
+    )
+    on_env_error: str = "stop"  # or restart: what follows when an environment raises (backend=workers)
+    device: str = "auto"  # as torch writes it; auto takes a GPU if there is one
+    num_threads: int = 1  # of torch; small networks get slower with more
+    root: str = "runs"  # folder that runs are written to
+    run_dir: str = ""  # exactly this folder instead of root/env/agent-reward/time-seed
+    resume: str = "auto"  # auto (the same command goes on where it stopped), never, or must
+    checkpoint_every: float = 20_000  # environment steps between two checkpoints; 0 saves only at the end
+    log_every: float = 0  # environment steps between two rows of the log; 0 leaves it to the agent
+    eval_episodes: int = 20  # episodes of the final evaluation; 0 skips it
+    eval_steps: float = 20_000  # no further evaluation episode begins after so many environment steps
+    video: bool = True  # film one episode at the end, learned reward drawn over it
+    on_nan: str = "stop"  # what a reward that is no number does: stop (exit code 4), or zero (0 is paid, and counted)
+    control: str = "auto"  # auto (run the reward's own control beside it, up to 200,000 steps) or none
+
+    def __post_init__(self) -> None:
+        if not self.env:
+            raise UsageError("env= is missing, as in env=CartPole-v1; `python -m runners.list` names the environments")
+        for name in ("total_timesteps", "checkpoint_every", "log_every", "eval_steps"):
+            setattr(self, name, _whole(name, getattr(self, name), 1 if name == "total_timesteps" else 0))
+        for name, low in (("seed", 0), ("n_envs", 0), ("eval_episodes", 0), ("num_threads", 1)):
+            value = getattr(self, name)
+            if value < low:
+                raise UsageError(f"{name}={value} is out of range; give {low} or more")
+        if self.seed >= 2**31:
+            raise UsageError(f"seed={self.seed} is out of range; give less than 2147483648")
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise UsageError(f"max_episode_steps={self.max_episode_steps} is out of range; give 1 or more, or null")
+        backends = ("auto", "batched", "gym", "workers")
+        if not 0 <= self.step_timeout < math.inf:
+            raise UsageError(f"step_timeout={self.step_timeout:g} is out of range; give seconds, or 0 for no limit")
+        choice = {
+            "on_env_error": ("stop", "restart"),
+            "on_nan": ("stop", "zero"),
+            "resume": ("auto", "never", "must"),
+            "control": ("auto", "none"),
+            "backend": backends,
+        }
+        for name, choices in choice.items():
+            if getattr(self, name) not in choices:
+                raise UsageError(unknown(name, getattr(self, name), choices))
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise UsageError(f"device={self.device} is no device; give auto, cpu, cuda, cuda:N or mps")
+        for name in ("root", "run_dir"):
+            if ".." in PurePath(getattr(self, name)).parts:
+                raise UsageError(f"{name}={getattr(self, name)} leaves its folder by '..'; give the folder itself")
+
+    @property
+    def world(self) -> str:
+        """The environment and what was set of it, as in `CartPole-v1 (sticky=0.25)`."""
+        options = ", ".join(f"{name}={value}" for name, value in self.env_options.items())
+        return f"{self.env} ({options})" if options else self.env
+
+    @property
+    def rewards(self) -> str:
+        """The rewards' names, as in `task+rnd`."""
+        return "+".join(self.reward)
+
+    def folder(self) -> Path:
+        """Where runs with this environment, agent and reward are kept."""
+        env = re.sub(r"[^\w.-]+", "-", self.env).strip("-.")
+        return Path(self.root) / env / f"{self.agent_name}-{self.rewards}"
+
+    def key(self) -> str:
+        """Equal for two configurations whose runs would have the same numbers."""
+        values = {name: value for name, value in to_dict(self).items() if name not in _MANAGEMENT}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# Where a run is kept and what it reports does not change what it learns.
+_MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
+_MANAGEMENT |= {"control", "preset", "step_timeout", "on_env_error"}
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """Plain data: what config.yaml holds."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
+    values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
+    if not config.env_options:  # as in runs from before there were any, which can go on
+        del values["env_options"]
+    if config.on_nan == "stop":  # likewise
+        del values["on_nan"]
+    return values
+
+
+def from_dict(values: dict[str, Any]) -> TrainConfig:
+    """The inverse of `to_dict`; classes come from the tables, never from the data.
+
+    Raises:
+        UsageError: if the data asks for something this installation does not have.
+    """
+    import agents
+    import rewards
+
+    try:
+        options = dict(values["agent"])
+        name = options.pop("name")
+        made = {key: rewards.get(key).Config(**value) for key, value in values["reward"].items()}
+        rest = {key: value for key, value in values.items() if key not in ("agent", "reward")}
+        return TrainConfig(agent_name=name, agent=agents.get(name).Config(**options), reward=made, **rest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the saved configuration does not fit this version of lodestar-rl ({error})") from None
+
+
+def save(config: TrainConfig, path: Path) -> None:
+    """Write config.yaml."""
+    import yaml
+
+    from runners.run.checkpoint import write_atomically
+
+    write_atomically(path, yaml.safe_dump(json.loads(json.dumps(to_dict(config))), sort_keys=False))
+
+
+def load(path: Path) -> TrainConfig:
+    """Read a config.yaml."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); is it a run's folder?") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} holds no configuration; is it a run's folder?")
+    return from_dict(values)
+
+
+def unknown(what: str, given: Any, names: Iterable[str]) -> str:
+    """The sentence about a name that is not one of `names`, with the nearest one."""
+    near = nearest(str(given), names)
+    hint = f"did you mean {near}?" if near else f"give one of {', '.join(names)}"
+    return f"{what}={given} is unknown; {hint}"
+
+
+def nearest(given: str, names: Iterable[str]) -> str | None:
+    """The name somebody who typed `given` may have meant: by letters, by last part, or by initials (lr)."""
+    best, best_score = None, 0.6
+    word = given.lower()
+    for name in names:
+        last = name.rsplit(".", 1)[-1]
+        score = difflib.SequenceMatcher(None, word, name.lower()).ratio()
+        score = max(score, 0.98 * difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last.lower()).ratio())
+        if word == last.lower():
+            score = 1.0
+        elif len(word) > 1 and word == "".join(part[0] for part in last.split("_") if part):
+            score = 0.95
+        if score > best_score:
+            best, best_score = name, score
+    return best
+
+
+def _whole(name: str, value: Any, low: int) -> int:
+    if not math.isfinite(value) or value != int(value) or value < low:
+        raise UsageError(
+            f"{name}={value:g} is no number of steps; give a whole number, {low} or more, such as 100000 or 1e5"
+        )
+    return int(value)

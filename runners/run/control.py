@@ -1,0 +1,90 @@
+"""The control run: the same command paid by a reward without meaning, in a second process at the same time.
+
+A reward names the change that makes it meaningless (`Reward.control`, such as CLIP with untrained weights). If the
+control does as well, the reward did not teach anything. Whatever happens to the control, the run itself goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from runners.run.config import TrainConfig
+
+LIMIT = 200_000  # environment steps up to which `control=auto` pays for a second run
+
+
+class Control:
+    """The process of a control run."""
+
+    def __init__(self, config: TrainConfig, argv: list[str], folder: Path) -> None:
+        changes = changes_of(config)
+        self.label = "control: " + ", ".join(f"{key.split('.', 1)[1]}={value}" for key, value in changes.items())
+        self.folder = folder / "control"
+        self.folder.mkdir(exist_ok=True)
+        extra = [f"{key}={value}" for key, value in changes.items()]
+        extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.folder / 'run'}"]
+        environment = {**os.environ, "LODESTAR_PARENT": str(os.getpid())}
+        self.log = self.folder / "log.txt"
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "runners.train", *argv, *extra],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches it through us, not through the terminal
+            )
+
+    @property
+    def run(self) -> Path:
+        """The folder of the control run."""
+        return self.folder / "run"
+
+    def result(self, patience_s: float = 600.0) -> dict[str, Any] | None:
+        """Wait for the control's evaluation; None if it failed or took too long."""
+        try:
+            code = self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return None
+        if code != 0:
+            return None
+        try:
+            return json.loads((self.run / "result.json").read_text())["this run"]
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def stop(self) -> None:
+        """Ask it to save and go; it has five seconds."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def changes_of(config: TrainConfig) -> dict[str, Any]:
+    """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward says how."""
+    import rewards
+
+    changes = {}
+    for name in config.reward:
+        for key, value in (rewards.get(name).control or {}).items():
+            changes[f"reward.{name}.{key}"] = value
+    return changes
+
+
+def wanted(config: TrainConfig) -> bool:
+    """Whether this run should have a control beside it."""
+    changes = changes_of(config)
+    already = all(
+        getattr(config.reward[key.split(".")[1]], key.split(".")[2], None) == value for key, value in changes.items()
+    )
+    return config.control == "auto" and bool(changes) and not already and config.total_timesteps <= LIMIT

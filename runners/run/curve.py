@@ -1,0 +1,115 @@
+"""The picture of a run's log: learning curve, learned return against the task's, and what each stream contributed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runners.run.alarm import apart
+from runners.run.log import LEARNED_RETURN, TASK_RETURN, read_csv
+
+if TYPE_CHECKING:
+    from runners.run.control import Control
+
+COLOURS = ("#4c9be8", "#f2a541", "#5fbf77", "#d9607c", "#9d7fe0", "#8c8c8c")
+GREY, ALARM = "#9aa0aa", "#d9607c"
+
+
+def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, control: Control | None = None) -> Path:
+    """Draw `curve.png` into a run's folder.
+
+    The first panel has the task's and the learned return over environment steps; where they part, it is shaded. If the
+    agent is not paid by the task alone, a second sets one against the other, a point a row of the log, and with several
+    streams a third shows their shares of the reward.
+
+    Args:
+        folder: of the run.
+        title: what was run.
+        scores: of the final evaluation; the random policy's is drawn as a line.
+        control: the control run, whose task return is drawn too.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = read_csv(folder / "metrics.csv")
+    steps, task = _columns(rows, TASK_RETURN)
+    both, proxy, truth = _columns(rows, LEARNED_RETURN, TASK_RETURN)
+    learned = len(proxy) > 0 and not np.allclose(proxy, truth)
+    shares = _shares(rows)
+    panels = 1 + learned + (len(shares) > 1)
+    figure, axes = pyplot.subplots(1, panels, figsize=(7 + 3.6 * (panels - 1), 4), layout="constrained", squeeze=False)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    axis = axes[0, 0]
+    axis.plot(steps, task, color=COLOURS[0], linewidth=2, label="task return")
+    if control is not None and (control.run / "metrics.csv").exists():
+        other = _columns(read_csv(control.run / "metrics.csv"), TASK_RETURN)
+        axis.plot(*other, color=GREY, linewidth=1.5, label=f"task return, {control.label}")
+    if scores:
+        axis.axhline(
+            scores["random"]["task_return"], color="#606670", linestyle=":", label="task return, random policy"
+        )
+    axis.set(xlabel="environment steps")
+    axis.set_ylabel("task return", color=COLOURS[0])
+    handles, labels = axis.get_legend_handles_labels()
+    if learned:
+        more = _second_scale(axis, both, proxy, truth)
+        handles, labels = handles + more[0], labels + more[1]
+        _against(axes[0, 1], both, proxy, truth)
+    if len(shares) > 1:
+        _stack(axes[0, -1], shares)
+    for one in figure.axes:
+        one.spines["top"].set_visible(False)
+    figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    path = folder / "curve.png"
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return path
+
+
+def _second_scale(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.ndarray) -> tuple[list[Any], list[str]]:
+    """The learned return on a scale of its own, and shades where the two part; returns what the legend gets."""
+    other = axis.twinx()
+    other.plot(steps, proxy, color=COLOURS[1], linewidth=1.5, label="learned return")
+    other.set_ylabel("learned return", color=COLOURS[1])
+    alarm = apart(truth, proxy)
+    if alarm.any():
+        other.fill_between(
+            steps, 0, 1, where=alarm, transform=other.get_xaxis_transform(), color=ALARM, alpha=0.15, label="alarm"
+        )
+    return other.get_legend_handles_labels()
+
+
+def _against(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.ndarray) -> None:
+    """One point a row of the log, early ones pale: a reward that leads where it should climbs to the upper right."""
+    axis.plot(proxy, truth, color=GREY, linewidth=0.6, alpha=0.6)
+    points = axis.scatter(proxy, truth, c=steps, s=16, cmap="viridis_r", zorder=2)
+    axis.get_figure().colorbar(points, ax=axis, label="environment steps", pad=0.02)
+    axis.set(xlabel="learned return", ylabel="task return")
+    if len(proxy) > 2 and np.std(proxy) > 0 and np.std(truth) > 0:
+        axis.set_title(f"correlation {np.corrcoef(proxy, truth)[0, 1]:.2f}", fontsize=9, loc="left")
+
+
+def _stack(axis: Any, shares: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    for number, (name, (steps, values)) in enumerate(shares.items()):
+        axis.plot(steps, values, color=COLOURS[number % len(COLOURS)], linewidth=1.5, label=name)
+    axis.set(xlabel="environment steps", ylabel="share of the reward", ylim=(0, 1))
+    axis.legend(frameon=False, fontsize=9)
+
+
+def _shares(rows: list[dict[str, str]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Stream -> (steps, its share of the mean absolute reward)."""
+    names = {
+        found[1] for row in rows for tag in row if row[tag] and (found := re.fullmatch(r"reward/(\w+)_share", tag))
+    }
+    return {name: _columns(rows, f"reward/{name}_share") for name in sorted(names)}  # type: ignore[misc]
+
+
+def _columns(rows: list[dict[str, str]], *tags: str) -> tuple[np.ndarray, ...]:
+    """Steps, and the values of the tags, of the rows that have all of them."""
+    whole = [row for row in rows if all(row.get(tag) for tag in tags)]
+    return tuple(np.array([float(row[name]) for row in whole]) for name in ("step", *tags))

@@ -1,0 +1,154 @@
+"""How a run ends: exit codes, signals that wait for a safe point, and one sentence for every expected error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from envs.vector.watchdog import WorkerError
+from runners.run.checkpoint import CheckpointError, VersionError
+from runners.run.config import UsageError
+from runners.run.secrets import masked
+
+OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD = 0, 1, 2, 3, 4, 5, 6, 7
+INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
+
+
+class Stopped(BaseException):
+    """A signal asked the run to stop; like KeyboardInterrupt it is no `Exception`, so nothing swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return 128 + self.number
+
+
+class Signals:
+    """Ctrl-C and SIGTERM: at once where nothing can be lost, at the next safe point while `deferred`.
+
+    The handler itself only sets a flag or raises: writing files inside a handler could meet a write that is going on.
+    A second Ctrl-C while the first is waiting exits at once.
+    """
+
+    def __init__(self) -> None:
+        self.deferred = False
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def release(self) -> None:
+        """No longer wait; a signal that came meanwhile is raised now."""
+        self.deferred = False
+        if self.received is not None:
+            self.deferred = True  # further signals must not interrupt the tidying up
+            raise Stopped(self.received)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            os._exit(INTERRUPTED)
+        again, self.received = self.received is not None, number
+        if not self.deferred:
+            self.deferred = True  # further signals must not interrupt the tidying up
+            raise Stopped(number)
+        if again:
+            return
+        with suppress(OSError):  # not through sys.stderr, in the middle of whose own writing this may be
+            os.write(2, b"\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
+
+
+def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
+    """The exit code of an error and the sentence for the user; an empty sentence asks for the traceback.
+
+    Args:
+        error: what was raised.
+        phase: "set-up", "training" or "report".
+        step: environment steps so far.
+    """
+    sentence = masked(" ".join(str(error).split()))
+    if isinstance(error, (UsageError, VersionError)):
+        return USAGE, sentence
+    if isinstance(error, ImportError):
+        plain = isinstance(error, ModuleNotFoundError) and sentence == f"No module named {error.name!r}"
+        return MISSING, f"{sentence}; {_install(str(error.name))}" if plain else sentence
+    if isinstance(error, FloatingPointError):
+        return NUMERICAL, sentence
+    if isinstance(error, ValueError) and sentence.startswith("Expected parameter "):  # torch.distributions
+        return NUMERICAL, (
+            f"the policy's outputs stopped being finite at step {step:,}: training diverged; lower agent.learning_rate "
+            "or scale the reward (reward.<name>.scale=return)"
+        )
+    if isinstance(error, CheckpointError):
+        return STORAGE, sentence
+    if isinstance(error, WorkerError):
+        return ENVIRONMENT, f"{sentence}, after {step:,} steps"
+    if isinstance(error, ValueError) and phase == "set-up":
+        return USAGE, sentence
+    if isinstance(error, OSError) and phase == "set-up":
+        wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+        return (USAGE if wrong_path else STORAGE), sentence
+    owner = _owner(error)
+    if owner is not None:
+        code, words = owner
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{last.filename}:{last.lineno}"
+        return code, f"{words} failed after {step:,} steps: {type(error).__name__}: {sentence} ({place})"
+    if isinstance(error, OSError):
+        return STORAGE, sentence
+    return FAILED, ""
+
+
+def _install(module: str) -> str:
+    """The command that brings a module: one of our requirements, one that an extra brings, or another."""
+    from runners.doctor.packages import DISTRIBUTION, IMPORTS, distribution, wanted
+
+    module = module.partition(".")[0]
+    package = {imported: name for name, imported in IMPORTS.items()}.get(module, module.replace("_", "-"))
+    core, extras = wanted()
+    wishes = [line.partition(";")[0].strip() for line in core if distribution(line) == package]
+    wishes += [f"{DISTRIBUTION}[{name}]" for name, lines in extras.items() if package in map(distribution, lines)]
+    return f"pip install '{wishes[0] if wishes else package}'"
+
+
+def kept(error: BaseException, folder: Any) -> str:
+    """Write what an error brought with it to nan.npz of a run's folder; what the sentence ends with."""
+    found = getattr(error, "kept", None)
+    if not found or folder is None:
+        return ""
+    import numpy as np
+
+    try:
+        np.savez(folder.path / "nan.npz", **found)
+    except (OSError, ValueError):
+        return ""
+    return f" (the step is in {folder.path / 'nan.npz'})"
+
+
+_STEPS = ("step", "reset", "render", "frame", "send", "recv")
+
+
+def _owner(error: BaseException) -> tuple[int, str] | None:
+    """Whose code raised: the innermost call that was a reward's or an environment's."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(("envs.", "gymnasium.")) and frame.f_code.co_name in _STEPS:
+            found = (ENVIRONMENT, "the environment")
+        elif module.startswith("rewards.") and frame.f_code.co_name in ("score", "update", "embed"):
+            found = (REWARD, "the reward")
+    return found

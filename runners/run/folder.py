@@ -1,0 +1,185 @@
+"""The folder of a run: which one a command means, who is working in it, and how far it came.
+
+runs/<env>/<agent>-<reward>/<time>-s<seed>/
+    config.yaml command.txt versions.json status.json metrics.csv result.json
+    tensorboard/ checkpoints/ video.mp4 curve.png control/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from runners.run.checkpoint import versions, write_atomically
+from runners.run.config import TrainConfig, UsageError, load, save, to_dict
+from runners.run.exits import NUMERICAL
+
+STATUS = "status.json"
+LOG = "log.txt"  # what a run prints, where a sweep started it
+BEGUN = {".lock", LOG, "config.yaml", "versions.json", "command.txt", STATUS}  # there before there is a status
+
+
+class RunFolder:
+    """A run's folder, locked by this process until `close`."""
+
+    def __init__(self, path: Path, lock: FileLock, new: bool) -> None:
+        self.path = path
+        self.new = new
+        self._lock = lock
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoints"
+
+    def status(self) -> dict[str, Any]:
+        """What status.json says; empty for a new run."""
+        return read_status(self.path) or {}
+
+    def write_status(self, **changes: Any) -> None:
+        """Update status.json: `state` (running, stopped, failed, finished), `step`, `error`, `exit_code`, ..."""
+        status = {**self.status(), **changes, "pid": os.getpid(), "host": socket.gethostname(), "time": _now()}
+        write_atomically(self.path / STATUS, json.dumps(status, indent=1) + "\n")
+
+    def begin(self, config: TrainConfig, command: str) -> None:
+        """Write down what is about to run."""
+        if self.new:
+            save(config, self.path / "config.yaml")
+            write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
+        with (self.path / "command.txt").open("a") as file:
+            file.write(f"{command}\n")
+        self.write_status(state="running", key=config.key(), total=config.total_timesteps, error=None, exit_code=None)
+
+    def close(self) -> None:
+        """Let others in."""
+        self._lock.release()
+
+    def discard(self) -> None:
+        """Remove a folder in which nothing has happened yet; what was printed stays."""
+        self._lock.release()
+        if self.new and not (self.path / LOG).exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def open_folder(config: TrainConfig) -> RunFolder:
+    """The folder this command works in: an unfinished run of the same configuration, or a new one.
+
+    A run that failed numerically is not taken up again: it would fail at the same step.
+
+    Raises:
+        UsageError: if `run_dir` holds another run, is in use, or `resume` rules it out.
+        OSError: if the folder cannot be written.
+    """
+    if config.run_dir:
+        return _open_named(config, Path(config.run_dir))
+    if config.resume != "never":
+        for path in _unfinished(config):
+            folder = _lock(path, new=False)
+            if folder is not None:
+                return folder
+        if config.resume == "must":
+            raise UsageError(
+                f"resume=must, but {config.folder()} has no unfinished run with this configuration; "
+                "resume=auto starts a new one"
+            )
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
+    for number in range(1, 1000):
+        path = config.folder() / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        folder = _lock(path, new=True)
+        assert folder is not None
+        return folder
+    raise UsageError(f"{config.folder()} has a thousand runs of this second; give run_dir=")
+
+
+def _open_named(config: TrainConfig, path: Path) -> RunFolder:
+    status = read_status(path)
+    if status is None:
+        if path.is_dir() and not _untouched(path):
+            raise UsageError(f"run_dir={path} is not empty and holds no run; give a new folder")
+        if config.resume == "must":
+            raise UsageError(f"resume=must, but run_dir={path} holds no run; resume=auto starts one")
+        path.mkdir(parents=True, exist_ok=True)
+    folder = _lock(path, new=status is None)
+    if folder is None:
+        pid = (read_status(path) or {}).get("pid", "unknown")
+        raise UsageError(f"run_dir={path} is in use by process {pid}; wait for it, or give another run_dir")
+    try:
+        if status is not None and status.get("key") != config.key():
+            raise UsageError(
+                f"run_dir={path} holds another run (it differs in {_differences(config, path)}); give another run_dir"
+            )
+        if status is not None and config.resume == "never":
+            raise UsageError(f"run_dir={path} holds a run already and resume=never; give another run_dir")
+    except UsageError:
+        folder.close()
+        raise
+    return folder
+
+
+def _untouched(path: Path) -> bool:
+    """Whether nothing is in a folder, or only what a run of ours writes before it is known to have begun."""
+    names = {child.name.split(".tmp-")[0] for child in path.iterdir()}
+    return names <= {".lock", LOG} or (".lock" in names and names <= BEGUN)
+
+
+def _differences(config: TrainConfig, path: Path) -> str:
+    try:
+        other = to_dict(load(path / "config.yaml"))
+    except UsageError:
+        return "a configuration that cannot be read"
+    mine, theirs = _flat(to_dict(config)), _flat(other)
+    ignored = {"run_dir", "root", "resume"}
+    keys = [key for key in sorted({*mine, *theirs} - ignored) if mine.get(key) != theirs.get(key)]
+    return ", ".join(f"{key}={theirs.get(key)}" for key in keys[:4]) or "its version"
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
+
+
+def _unfinished(config: TrainConfig) -> list[Path]:
+    """Runs of the same configuration that can go on, newest first."""
+    found = []
+    for path in config.folder().glob("*/"):
+        status = read_status(path)
+        if not status or status.get("key") != config.key():
+            continue
+        if status.get("state") != "finished" and status.get("exit_code") != NUMERICAL:
+            found.append(path)
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def read_status(path: Path) -> dict[str, Any] | None:
+    """status.json of a run's folder, or None where there is none that can be read."""
+    try:
+        status = json.loads((path / STATUS).read_text())
+    except (OSError, ValueError):
+        return None
+    return status if isinstance(status, dict) else None
+
+
+def _lock(path: Path, new: bool) -> RunFolder | None:
+    lock = FileLock(path / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    return RunFolder(path, lock, new)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,260 @@
+"""Where numbers go: TensorBoard, metrics.csv and the live line, all through Stable-Baselines3's Logger.
+
+`TAGS` is the glossary of every tag a run may write. A log is never worth a run: a writer that meets a full disk is
+switched off with one warning, and training goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
+
+from runners.run.alarm import Alarm
+from runners.run.checkpoint import write_atomically
+
+TASK_RETURN = "rollout/ep_rew_mean"
+LEARNED_RETURN = "rollout/ep_learned_mean"
+
+TAGS: dict[str, str] = {
+    TASK_RETURN: "task return of an episode, mean of the last 100; never touched by a learned reward",
+    "rollout/ep_len_mean": "steps in an episode, mean of the last 100",
+    LEARNED_RETURN: "return of an episode in the reward the agent is paid, mean of the last 100",
+    "rollout/success_rate": "share of the last 100 episodes that met the task's goal, where the environment says so",
+    "rollout/exploration_rate": "share of random actions (DQN, QR-DQN)",
+    "reward/<name>": "mean score of a stream over the last batch, before weight and scale",
+    "reward/<name>_share": "share of the stream in the mean absolute reward, 0 to 1",
+    "reward/<name>_corr": "correlation of the stream with the task's reward over the batch, -1 to 1",
+    "reward/<name>_scale": "what the stream is divided by",
+    "reward/alarm": "1 while the learned return rises and the task's falls, else 0",
+    "reward/total": "mean reward per step that the agent is paid",
+    "reward/nan": "rewards so far that were no number and were paid as 0 (on_nan=zero)",
+    "env/restarts": "worker processes replaced so far, written when one was",
+    "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
+    "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
+    "time/fps": "environment steps per second since the start of this process",
+    "time/episodes": "episodes so far (off-policy agents)",
+    "time/time_elapsed": "seconds since the start of this process",
+    "time/total_timesteps": "environment steps so far, summed over environments",
+}
+
+
+def explain(tag: str) -> str | None:
+    """The glossary's sentence for a tag, or None for a tag it does not know; the most literal entry wins."""
+    for pattern in sorted(TAGS, key=lambda pattern: (pattern.count("<"), -len(pattern))):
+        expression = re.escape(pattern).replace("<name>", r"\w+").replace("<metric>", r"[\w/]+")
+        if re.fullmatch(expression, tag):
+            return TAGS[pattern]
+    return None
+
+
+def make_logger(folder: Path, live: Live, *, step: int = 0, warn: Callable[[str], None] = print) -> Logger:
+    """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped."""
+    path = folder / "metrics.csv"
+    earlier = [row for row in read_csv(path) if int(row["step"]) <= step] if step and path.exists() else []
+    writers: list[KVWriter] = [
+        Alarm(TASK_RETURN, LEARNED_RETURN, live.say, earlier),  # first: what it adds is written by the others
+        Guarded("metrics.csv", lambda: CSVLog(path, step), warn),
+        Guarded("tensorboard", lambda: TensorBoardLog(folder / "tensorboard", step), warn),
+        live,
+    ]
+    return Logger(str(folder), writers)
+
+
+class Guarded(KVWriter):
+    """A writer that is switched off, with one warning, at its first error from the disk."""
+
+    def __init__(self, name: str, make: Callable[[], Any], warn: Callable[[str], None] = print) -> None:
+        self.name, self.warn = name, warn
+        self.writer: Any = None
+        self._try(lambda: setattr(self, "writer", make()))
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        if self.writer is not None:
+            self._try(lambda: self.writer.write(key_values, key_excluded, step))
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self._try(lambda: self.writer.close())
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            self.writer = None
+            self.warn(f"{self.name} is switched off for the rest of this run ({error}); training goes on")
+
+
+class CSVLog(KVWriter):
+    """One row per dump, one column per tag; a new tag adds a column. Continues an existing file at `step`."""
+
+    def __init__(self, path: Path, step: int = 0) -> None:
+        self.path = path
+        self.columns = ["step"]
+        rows: list[dict[str, str]] = []
+        if path.exists() and step > 0:
+            rows = [row for row in read_csv(path) if int(row["step"]) <= step]
+            self.columns = list(rows[0]) if rows else ["step"]
+        self._rewrite(rows)
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        row = {"step": step, **{k: f"{v:.8g}" for k, v in sorted(_scalars(key_values).items())}}
+        new = [key for key in row if key not in self.columns]
+        if new:
+            self.file.close()
+            rows = read_csv(self.path)
+            self.columns += new
+            self._rewrite(rows)
+        csv.DictWriter(self.file, self.columns, restval="").writerow(row)
+        self.file.flush()
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        lines = [",".join(self.columns), *(",".join(row.get(c, "") for c in self.columns) for row in rows)]
+        write_atomically(self.path, "\r\n".join(lines) + "\r\n")
+        self.file = self.path.open("a", newline="")
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows of a metrics.csv; a last line that a kill cut short is left out."""
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    if not rows:
+        return []
+    header = rows[0]
+    whole = [row for row in rows[1:] if len(row) == len(header) and row[0].isdigit()]
+    return [dict(zip(header, row)) for row in whole]
+
+
+class TensorBoardLog(KVWriter):
+    """Scalars for TensorBoard; a run that continues at `step` hides what a killed process wrote after it.
+
+    It writes in the caller's thread: the usual SummaryWriter has a thread of its own, which loses rows to `kill -9` and
+    dies with a traceback on a full disk.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        # The counter keeps the order of a run's files for a reader that sorts them by name.
+        name = f"events.out.tfevents.{int(time.time()):010d}.{len(list(folder.iterdir())):04d}.{os.getpid()}"
+        self.file = RecordWriter((folder / name).open("wb"))
+        self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        if step > 0:  # "forget the steps from here on in the files before this one"
+            start = SessionLog(status=SessionLog.START)
+            self._add(self._event(wall_time=time.time(), step=step + 1, session_log=start))
+        self.file.flush()
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        shown = _scalars(filter_excluded_keys(key_values, key_excluded, "tensorboard"))
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in sorted(shown.items())]
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        self.file.flush()
+
+    def _add(self, event: Any) -> None:
+        self.file.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _scalars(values: dict[str, Any]) -> dict[str, float]:
+    numbers = (int, float, np.integer, np.floating)
+    found = {key: float(value) for key, value in values.items() if isinstance(value, numbers)}
+    for key, value in values.items():
+        if key not in found and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+            found[key] = float(value.item())
+    return found
+
+
+class Live(KVWriter):
+    """The line that moves: progress with the time left, task return, learned return, frames per second.
+
+    On a terminal it is a bar; elsewhere it is one plain line every `every_s` seconds.
+    """
+
+    def __init__(self, total: int, start: int = 0, *, stream: TextIO | None = None, every_s: float = 10.0) -> None:
+        self.total, self.start = total, start
+        self.stream = sys.stdout if stream is None else stream
+        self.began = time.monotonic()
+        self.every_s = every_s
+        self.last = self.began
+        self.learned: float | None = None
+        self.bar: Any = None
+        self.wants_bar = self.stream.isatty()
+        if self.wants_bar:
+            self.every_s = 0.2
+
+    def _open_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self.wants_bar = False
+        self.bar = Progress(
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.description}"),
+            console=Console(file=self.stream),
+            refresh_per_second=4,
+        )
+        self.task = self.bar.add_task("", total=self.total, completed=self.start)
+        self.bar.start()
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.learned = key_values.get(LEARNED_RETURN, self.learned)
+
+    def update(self, step: int, task_return: Callable[[], float | None], *, force: bool = False) -> None:
+        """Show `step`; asks for the task return only when it is time to show it, or `force` says so."""
+        now = time.monotonic()
+        if now - self.last < self.every_s and not force:
+            return
+        self.last = now
+        if self.wants_bar:
+            self._open_bar()
+        rate = (step - self.start) / max(now - self.began, 1e-9)
+        words = self._words(task_return(), rate)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=min(step, self.total), description=words)
+            return
+        left = max(self.total - step, 0) / rate if rate > 0 else float("inf")
+        share = min(100 * step // self.total, 100)
+        print(f"{share:3d} %  step {step:,}  {_clock(left)} left  {words}", file=self.stream, flush=True)
+
+    def _words(self, task_return: float | None, rate: float) -> str:
+        task = "-" if task_return is None else f"{task_return:.4g}"
+        learned = "-" if self.learned is None else f"{self.learned:.4g}"
+        return f"task return {task}  learned return {learned}  {rate:,.0f} frames/s"
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(sentence, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def _clock(seconds: float) -> str:
+    if seconds == float("inf"):
+        return "?:??"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -1,0 +1,267 @@
+"""A run's episodes as pictures, with the learned reward drawn below them as it is paid.
+
+`film` writes one episode at the end of training; `runners.watch` shows and writes as many as are asked for. What the
+reward reads, a caption or a small frame, stands between the picture and the rewards.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from runners.evaluate import SEED, Act, policy
+from runners.run.config import TrainConfig
+from runners.run.curve import COLOURS
+
+if TYPE_CHECKING:
+    from envs.types import Transitions
+    from rewards.mix.mix import Mix
+
+BACKGROUND, INK = "#16181d", "#c8ccd4"
+SIDE = 448  # pixels of the film's picture
+LANE = 64  # pixels of a stream's plot below it
+PANEL = 112  # pixels of what the reward reads, if it reads something
+STEPS = 1000  # of an episode that are shown at most
+
+
+class Episode(NamedTuple):
+    """What is shown of T steps.
+
+    Attributes:
+        images: T pictures (SIDE, SIDE, 3), after each step.
+        streams: name -> float32 (T,), what each stream paid; and the task, if it did not pay.
+        texts: the caption after each step; empty if no reward reads it.
+        seen: the frame that rewards read after each step, (side, side, 3); empty if none does.
+        ending: "terminated", "truncated", or "cut" at the limit of steps.
+    """
+
+    images: list[np.ndarray]
+    streams: dict[str, np.ndarray]
+    texts: list[str] = []
+    seen: list[np.ndarray] = []
+    ending: str = "cut"
+
+
+def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0, steps: int = STEPS) -> str:
+    """Film one episode of a trained policy; what each stream pays is drawn below the picture as it happens.
+
+    Args:
+        config: of the run.
+        model: the SB3 model.
+        mix: what paid it, as it stands after training.
+        path: of the mp4.
+        seed: which evaluation episode.
+        steps: at most so many are filmed.
+
+    Returns:
+        Where the film is, or why there is none.
+    """
+    if not can_be_drawn(config.env):
+        return "none (this environment cannot be drawn)"
+    episode = play(config, policy(model, config.env), mix, SEED + 1000 * seed, steps)
+    fps = max(10, min(30, len(episode.images) // 8))  # short episodes in slow motion
+    write(path, [episode], fps)
+    return str(path)
+
+
+def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
+    """Write episodes one after the other, as mp4, or gif if the name says so; returns how many frames there are."""
+    import imageio.v2 as imageio
+
+    moving: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 16}
+    if path.suffix == ".gif":
+        moving = {"duration": 1000 / fps, "loop": 0}
+    writer: Any = imageio.get_writer(path, **moving)
+    count = 0
+    with writer:
+        for episode in episodes:
+            for t in range(len(episode.images)):
+                writer.append_data(draw(episode, t))
+                count += 1
+    return count
+
+
+def can_be_drawn(env_id: str) -> bool:
+    """Whether an environment says that it draws pictures; one that says nothing about it is believed to."""
+    from envs.family import family_of
+    from envs.make import spec_of
+    from envs.options import creator
+
+    spec = spec_of(env_id)
+    mode = family_of(spec).arguments(spec, {"render_mode": "rgb_array"}, None)["render_mode"]  # as the family calls it
+    return mode in getattr(creator(env_id), "metadata", {}).get("render_modes", [mode])
+
+
+def opened(config: TrainConfig, mix: Mix, shown: bool = True) -> Any:
+    """The environment of a run, showing what its rewards read; text stands in for pictures unless `shown`."""
+    from envs.make import make
+    from rewards.adapters.guided import guided
+
+    reads: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")}
+    env = make(
+        config.env,
+        render_mode="rgb_array" if shown else _text_mode(config.env),
+        frame_size=mix.frame_size,
+        max_episode_steps=config.max_episode_steps,
+        **reads,
+        **config.env_options,
+    )
+    return guided(env, mix)
+
+
+def play(
+    config: TrainConfig,
+    act: Act | None,
+    mix: Mix,
+    seed: int,
+    steps: int = STEPS,
+    *,
+    shown: bool = True,
+    world: Any = None,
+) -> Episode:
+    """One episode, and what every stream paid for it.
+
+    Args:
+        config: of the run.
+        act: the policy; None acts at random.
+        mix: what pays.
+        seed: of the episode.
+        steps: at most so many are played.
+        shown: whether the environment draws pictures.
+        world: what `opened` gave, to be used again; None for one that is closed at the end.
+    """
+    from envs.transitions import Cursor, from_gym_step, shown_by_one
+    from envs.types import stack
+
+    env = opened(config, mix, shown) if world is None else world
+    env.action_space.seed(seed)
+    try:
+        cursor = Cursor(1)
+        obs, info = env.reset(seed=seed)
+        cursor.begin(shown_by_one(info))
+        images: list[np.ndarray] = []
+        texts: list[str] = []
+        rows: list[Transitions] = []
+        ending = "cut"
+        while ending == "cut" and len(rows) < steps:
+            action = env.action_space.sample() if act is None else act(obs, not rows)
+            next_obs, reward, terminated, truncated, info = env.step(action)
+            rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
+            images.append(_picture(env, next_obs, shown))
+            texts += [str(info["text"])] if "text" in mix.requires else []
+            obs, ending = next_obs, "terminated" if terminated else "truncated" if truncated else "cut"
+    finally:
+        if world is None:
+            env.close()
+    batch = stack(rows)
+    seen = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
+    batch = mix.embed(batch)
+    raw, _ = mix.score(batch)
+    paid = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
+    if "task" not in paid:
+        paid["task (not paid)"] = batch.reward[:, 0]
+    return Episode(images, paid, texts, seen, ending)
+
+
+def _text_mode(env_id: str) -> str | None:
+    """How an environment that draws nothing describes itself, if it does."""
+    from envs.options import creator
+
+    return "ansi" if "ansi" in getattr(creator(env_id), "metadata", {}).get("render_modes", []) else None
+
+
+def _picture(env: Any, obs: Any, shown: bool) -> np.ndarray:
+    """The environment's picture (SIDE, SIDE, 3); of one that draws none, its text or its observation."""
+    if shown:
+        from envs import render
+
+        return render.frame(env, SIDE)
+    text = str(env.render()) if env.render_mode == "ansi" else f"observation\n{obs}"
+    return written(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
+
+
+def written(text: str) -> np.ndarray:
+    """Text as a picture (SIDE, SIDE, 3), in letters of one width that are as large as fits."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    lines = text.splitlines() or [""]
+    width = max(map(len, lines))
+    size = int(max(6, min(20, (SIDE - 20) / max(0.61 * width, 1), (SIDE - 20) / (1.25 * len(lines)))))
+    canvas = Image.new("RGB", (SIDE, SIDE), BACKGROUND)
+    font = ImageFont.truetype(str(_fonts() / "DejaVuSansMono.ttf"), size)
+    for number, line in enumerate(lines):
+        ImageDraw.Draw(canvas).text((10, 10 + 1.25 * size * number), line, fill=INK, font=font)
+    return np.asarray(canvas)
+
+
+def _fonts() -> Path:
+    import matplotlib
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+def draw(episode: Episode, t: int) -> np.ndarray:
+    """Step t of an episode: the picture, what the rewards read of it, a lane per stream."""
+    picture = episode.images[t]
+    text = episode.texts[t] if episode.texts else None
+    seen = episode.seen[t] if episode.seen else None
+    return _draw(picture, episode.streams, t, text, seen)
+
+
+def _draw(
+    image: np.ndarray,
+    streams: dict[str, np.ndarray],
+    t: int,
+    text: str | None = None,
+    seen: np.ndarray | None = None,
+) -> np.ndarray:
+    """The picture of step t; below it what is read, and a lane per stream with what it has paid so far."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    below = SIDE + (PANEL if text is not None or seen is not None else 0)
+    # H.264 wants multiples of 16.
+    canvas = Image.new("RGB", (SIDE, -(-(below + LANE * len(streams) + 8) // 16) * 16), BACKGROUND)
+    canvas.paste(Image.fromarray(image), (0, 0))
+    pen = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(13)
+    if below > SIDE:
+        _draw_read(canvas, pen, font, text, seen)
+    left, width = 10, SIDE - 20
+    for number, (name, values) in enumerate(streams.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        top = below + 6 + LANE * number
+        words = f"{name} {values[t]:+.4f}    sum {values[: t + 1].sum():+.2f}    step {t + 1}"
+        pen.text((left, top), words, fill=colour, font=font)
+        low, high = float(values.min()), float(values.max())
+        height = LANE - 28
+        unit = (values[: t + 1] - low) / (high - low) if high > low else np.full(t + 1, 0.5)
+        x = left + width * np.arange(t + 1) / max(len(values) - 1, 1)
+        y = top + 20 + height * (1 - unit)
+        points = list(zip(x.tolist(), y.tolist()))
+        if len(points) > 1:
+            pen.line(points, fill=colour, width=1)
+        last_x, last_y = points[-1]
+        pen.ellipse([last_x - 3, last_y - 3, last_x + 3, last_y + 3], fill=colour)
+    return np.asarray(canvas)
+
+
+def _draw_read(canvas: Any, pen: Any, font: Any, text: str | None, seen: np.ndarray | None) -> None:
+    """What the rewards read: the frame, pixel by pixel, and the caption beside it."""
+    from PIL import Image
+
+    left = 10
+    if seen is not None:
+        side = PANEL - 12
+        small = Image.fromarray(np.asarray(seen, np.uint8)).resize((side, side), resample=0)  # 0: nearest
+        canvas.paste(small, (left, SIDE + 8))
+        pen.text((left + side + 10, SIDE + 8), f"read by the reward, {len(seen)} x {len(seen)}", fill=INK, font=font)
+        left += side + 10
+    if text is not None:
+        room = (SIDE - 10 - left) // 7  # letters of about 7 pixels
+        lines = textwrap.wrap(text, room)[:4] or ["(no text)"]
+        pen.text((left, SIDE + (28 if seen is not None else 8)), "\n".join(lines), fill=INK, font=font)

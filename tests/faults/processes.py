@@ -1,0 +1,342 @@
+"""Signals, machines that lack something, clocks that jump, and runs that go on for long."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tests.faults import Fault, Found
+from tests.faults.child import TINY, Child, run, sentence, train, until, warm
+from tests.faults.storage import loaded, status
+
+SLEEPER = "tests.faults.processes:Sleeper-v0"
+
+
+class Sleeper(gym.Env):
+    """Sleeps for a minute in its 300th step."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.total += 1
+        if self.total == 300:
+            time.sleep(60)
+        return np.zeros(3, np.float32), 1.0, False, self.total % 40 == 0, {}
+
+
+class Raiser(Sleeper):
+    """Raises in its 50th step."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.total == 49:
+            raise KeyError("the door")
+        return super().step(action)
+
+
+gym.register("Sleeper-v0", f"{__name__}:Sleeper")
+gym.register("Raiser-v0", f"{__name__}:Raiser")
+
+
+def terminated(folder: Path, quick: bool) -> Found:
+    """SIGTERM at a random time: in the set-up, at once after it, in training; the same command then goes on."""
+    warm()
+    rng = np.random.default_rng(3)
+    trials, failed, saved, slowest = 3 if quick else 50, 0, 0, 0.0
+    for trial in range(trials):
+        place = folder / str(trial)
+        options = {"run_dir": place, "total_timesteps": 1e7, "reward": "rnd"}
+        with Child(lambda options=options: train(**options), folder / "out.txt") as child:  # type: ignore[misc]
+            if trial % 3:
+                until((place / "checkpoints" / "LATEST").exists)
+            time.sleep(0.7 * rng.random() + 0.05)
+            began = time.monotonic()
+            os.kill(child.pid, signal.SIGTERM)
+            code = child.wait(60)
+        slowest = max(slowest, time.monotonic() - began)
+        _, step, said = loaded(place / "checkpoints")
+        state = status(place)
+        trained = state.get("step", 0) > 0
+        saved += step > 0
+        kept = code == 143 and not said and (step > 0) == trained == (trial % 3 > 0 or trained)
+        kept &= not state or (state["state"], state["exit_code"], state["step"]) == ("stopped", 143, max(step, 0))
+        failed += not kept
+    words = f"{trials - failed} of {trials} ended with 143, {saved} with a checkpoint (the others had not begun); "
+    words += f"the slowest after {slowest:.1f} s"
+    return Found(trials, failed + (slowest > 10), {"slowest_s": slowest, "saved": saved}, words)
+
+
+def interrupted_twice(folder: Path, quick: bool) -> Found:
+    """Ctrl-C while an environment is stuck in a step, and once more 0.2 s later."""
+    warm()
+    place = folder / "run"
+    with Child(lambda: train(env=SLEEPER, run_dir=place, total_timesteps=1e5), folder / "out.txt") as child:
+        until((place / "checkpoints" / "step_000000000576").exists)
+        time.sleep(1.0)  # by now it sleeps inside a step
+        os.kill(child.pid, signal.SIGINT)
+        time.sleep(0.2)
+        waited = child.alive
+        began = time.monotonic()
+        os.kill(child.pid, signal.SIGINT)
+        code = child.wait(30)
+        seconds = time.monotonic() - began
+    _, step, said = loaded(place / "checkpoints")
+    kept = code == 130 and waited and seconds <= 2 and step == 576 and not said
+    return Found(
+        1, int(not kept), {"second_s": seconds}, f"code {code} {seconds:.2f} s after the second, step {step} kept"
+    )
+
+
+def no_gpu(folder: Path, quick: bool) -> Found:
+    """CUDA hidden from the process; asked for, and left to device=auto."""
+    warm()
+
+    def action(device: str) -> Callable[[], int]:
+        def training() -> int:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            return train(run_dir=folder / device, total_timesteps=64, device=device)
+
+        return training
+
+    refused, words = run(action("cuda"), folder / "cuda.txt")
+    went, printed = run(action("auto"), folder / "auto.txt")
+    kept = refused == 2 and sentence(words) and not (folder / "cuda").exists()
+    fell_back = went == 0 and "seed 0, cpu" in printed
+    line = next((line for line in words.splitlines() if line.startswith("error: ")), "nothing")
+    return Found(
+        2, (not kept) + (not fell_back), {}, f"cuda: code {refused}, {line[7:]}; auto: code {went}, on the CPU"
+    )
+
+
+def no_renderer(folder: Path, quick: bool) -> Found:
+    """MuJoCo is told to draw with a library that is not there, with a word that is none, and not at all."""
+    warm()
+    codes, failed = [], 0
+    cases = [("osmesa", "clip", 3), ("nonsense", "task", 3), ("disable", "clip", 3), ("disable", "task", 0)]
+    for choice, reward, wanted in cases[1:] if quick else cases:
+
+        def action(choice: str = choice, reward: str = reward) -> int:
+            os.environ["MUJOCO_GL"] = choice
+            if choice == "osmesa":
+                sys.meta_path.insert(0, Block("OpenGL"))
+            return train(
+                env="HalfCheetah-v5", reward=reward, run_dir=folder / choice, total_timesteps=64, control="none"
+            )
+
+        code, printed = run(action, folder / "out.txt")
+        codes.append(code)
+        failed += code != wanted or (wanted > 0 and not (sentence(printed) and "MUJOCO_GL=disable" in printed))
+    words = f"codes {codes} for {', '.join(f'{c} with {r}' for c, r, _ in cases[-len(codes) :])}"
+    return Found(len(codes), failed, {}, words)
+
+
+class Block:
+    """An import hook for which a package is not installed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Refuse the package and what is in it."""
+        if name.partition(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+LLM = '{url: "http://127.0.0.1:9/v1", model: any}'
+LACKING: dict[str, dict[str, Any]] = {
+    "minigrid": {"env": "MiniGrid-Empty-5x5-v0"},
+    "nle": {"env": "NetHackScore-v0"},
+    "highway_env": {"env": "highway-fast-v0"},
+    "crafter": {"env": "lodestar/Crafter-v0"},
+    "mujoco": {"env": "HalfCheetah-v5"},
+    "open_clip": {"reward": "clip"},
+    "sb3_contrib": {"agent": "qrdqn"},
+    "httpx2": {"reward": "oni", "reward.oni.judge": "openai", "reward.oni.judge_options": LLM},
+}
+
+
+def lacking(folder: Path, quick: bool) -> Found:
+    """Every package of an environment, a reward or an agent, hidden from Python as if it had not been installed."""
+    warm()
+    failed, broken = 0, []
+    names = list(LACKING)[-3:] if quick else list(LACKING)
+    for package in names:
+
+        def action(package: str = package) -> int:
+            for module in [m for m in sys.modules if m.partition(".")[0] == package]:
+                del sys.modules[module]
+            sys.meta_path.insert(0, Block(package))
+            from runners.train import main
+
+            options = {"env": "CartPole-v1", **LACKING[package], "run_dir": folder / package, "total_timesteps": 64}
+            return main([f"{key}={value}" for key, value in options.items()])
+
+        code, printed = run(action, folder / "out.txt")
+        if code != 3 or not sentence(printed) or "pip install" not in printed or (folder / package).exists():
+            failed += 1
+            broken.append(f"{package} (code {code})")
+    return Found(
+        len(names), failed, {}, f"{', '.join(names)}: code 3, one line{'; not ' if broken else ''}{', '.join(broken)}"
+    )
+
+
+def clock_jump(folder: Path, quick: bool) -> Found:
+    """The wall clock goes back by an hour in the middle of a run, and forward by a day; then the run goes on."""
+    warm()
+    from runners.run.log import read_csv
+
+    trials, failed, lowest = 0, 0, float("inf")
+    for agent, jump in itertools.product(("ppo", "dqn")[: 1 if quick else 2], (-3600.0, 86400.0)):
+        place = folder / f"{agent}{jump:+.0f}"
+        options: dict[str, Any] = {"run_dir": place, "env": "CartPole-v1", "agent": agent, "total_timesteps": 512}
+        options |= {"eval_episodes": 0, "video": "false", "log_every": 64, "checkpoint_every": 64}
+        if agent == "ppo":
+            options |= {"n_envs": 2, "agent.n_steps": 32, "agent.n_epochs": 1}
+        argv = [f"{key}={value}" for key, value in options.items()]
+
+        def action(argv: list[str] = argv, jump: float = jump, place: Path = place) -> int:
+            """Until the middle, where the clock jumps; then SIGTERM."""
+            from runners.run import checkpoint
+            from runners.train import main
+
+            clock, clock_ns, save, count = time.time, time.time_ns, checkpoint.save, itertools.count(1)
+
+            def saving(*arguments: Any, **keywords: Any) -> Any:
+                made = next(count)
+                if made == 2:
+                    time.time = lambda: clock() + jump
+                    time.time_ns = lambda: clock_ns() + int(jump * 1e9)
+                if made == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return save(*arguments, **keywords)
+
+            checkpoint.save = saving
+            return main(argv)
+
+        def again(argv: list[str] = argv) -> int:
+            from runners.train import main
+
+            return main(argv)
+
+        codes = [run(action, folder / "out.txt")[0], run(again, folder / "out.txt")[0]]
+        rows = read_csv(place / "metrics.csv") if (place / "metrics.csv").exists() else []
+        times = [float(row[key]) for row in rows for key in row if key.startswith("time/") and row[key]]
+        lowest = min([lowest, *times])
+        trials += 1
+        failed += codes != [143, 0] or not times or min(times) < 0 or max(float(r["time/fps"]) for r in rows) > 1e6
+    return Found(
+        trials,
+        failed,
+        {"lowest_time": lowest},
+        f"{trials - failed} of {trials} runs: no negative time, and they went on",
+    )
+
+
+def sweep_killed(folder: Path, quick: bool) -> Found:
+    """A sweep in which every other job fails is killed, when some have finished; then the same command again."""
+    warm()
+    from runners.sweep.job_log import Ledger
+
+    seeds = 2 if quick else 5
+    worlds = f"CartPole-v1,{SLEEPER.replace('Sleeper', 'Raiser')}"
+    options = {
+        **TINY,
+        "env": worlds,
+        "seed": f"range({seeds})",
+        "total_timesteps": 6400,
+        "root": folder,
+        "name": "night",
+    }
+    argv = [f"{key}={value}" for key, value in {**options, "attempts": 2, "slots": 1, "report": "false"}.items()]
+
+    def action() -> int:
+        from runners.sweep.__main__ import main
+
+        return main(argv)
+
+    def finished() -> list[Path]:
+        found = (folder / "sweeps" / "night" / "jobs").glob("*/*/*/status.json")  # no deeper: folders come and go there
+        return [path.parent for path in found if status(path.parent).get("state") == "finished"]
+
+    with Child(action, folder / "first.txt") as child:
+        came = until(finished, 240)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(10)
+    early = {path: (path / "command.txt").read_text() for path in finished()}
+    code, _ = run(action, folder / "second.txt", 400)
+    again = sum((path / "command.txt").read_text() != text for path, text in early.items())
+    with closing(Ledger(folder / "sweeps" / "night")) as ledger:
+        entries = ledger.entries
+    states = [entry.state for entry in entries.values()]
+    tried = {entry.attempts for entry in entries.values() if entry.state == "failed"}
+    kept = came and code == 1 and again == 0 and states.count("finished") == states.count("failed") == seeds
+    words = (
+        f"{states.count('finished')} finished, {states.count('failed')} failed after {tried} attempts, code {code}; "
+    )
+    words += f"{again} of {len(early)} that had finished before the kill ran again"
+    return Found(1, int(not (kept and tried <= {2, 3})), {"ran_again": again, "jobs": len(states)}, words)
+
+
+def soak(folder: Path, quick: bool) -> Found:
+    """CartPole with RND for five minutes (20 s when quick), memory and open files looked at every second."""
+    warm()
+    seconds, lead = (20.0, 8.0) if quick else (300.0, 60.0)
+    options = {"run_dir": folder / "run", "total_timesteps": 1e8, "reward": "[task,rnd]", "checkpoint_every": 2048}
+    rows: list[tuple[float, float, int]] = []
+    with Child(lambda: train(**{**options, "agent.n_steps": 128, "log_every": 512}), folder / "out.txt") as child:
+        until((folder / "run" / "checkpoints" / "LATEST").exists)
+        began = time.monotonic()
+        while child.alive and time.monotonic() - began < seconds:
+            time.sleep(1)
+            resident = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            rows.append((time.monotonic() - began, resident / 2**20, len(os.listdir(f"/proc/{child.pid}/fd"))))
+        alive = child.alive
+        os.kill(child.pid, signal.SIGTERM)
+        code = child.wait(60)
+    late = np.array([row for row in rows if row[0] > lead])
+    slope = float(np.polyfit(late[:, 0] / 60, late[:, 1], 1)[0])
+    files = int(late[:, 2].max() - late[:, 2].min())
+    # A save opens up to two files for a moment.
+    kept = alive and code == 143 and files <= 2 and (slope < 1 or quick)
+    step = status(folder / "run").get("step", 0)
+    words = f"{seconds:.0f} s, {step:,} steps: memory {slope:+.2f} MiB a minute, open files {late[:, 2].min():.0f}"
+    return Found(1, int(not kept), {"slope_mib_per_minute": slope, "files_more": files, "minutes": seconds / 60}, words)
+
+
+FAULTS = [
+    Fault("terminated", "SIGTERM at any time", "Saved and out within 10 s with code 143, 50 of 50.", terminated),
+    Fault(
+        "interrupted-twice",
+        "Ctrl-C twice",
+        "The first waits for the step, the second ends it at once.",
+        interrupted_twice,
+    ),
+    Fault("no-gpu", "CUDA is absent", "device=cuda is refused in a sentence; auto takes the CPU.", no_gpu),
+    Fault("no-renderer", "OpenGL is absent", "One sentence, code 3; without pictures the run goes.", no_renderer),
+    Fault("lacking-package", "a package is missing", "One line that installs it, code 3.", lacking),
+    Fault("clock-jump", "the clock jumps", "No time is negative, and the run can go on.", clock_jump),
+    Fault(
+        "sweep-killed",
+        "jobs fail, and the sweep is killed",
+        "The rest goes on; no finished job runs again.",
+        sweep_killed,
+    ),
+    Fault("soak", "a long run", "Memory grows by less than 1 MiB a minute, open files stay.", soak),
+]

@@ -1,0 +1,119 @@
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results
+from tests.faults import Fault, Found, storage
+from tests.faults import __main__ as command
+from tests.faults.child import Child, run
+
+
+def _found(name):
+    return next(row for row in storage.FAULTS if row.name == name)
+
+
+@pytest.mark.parametrize("name", ["killed-in-save", "flush-order", "cut-file", "flipped-bit"])
+def test_a_promise_about_checkpoints_is_kept(name, tmp_path):
+    found = _found(name).run(tmp_path, True)
+    assert found.failed == 0, found.words
+    assert found.trials == {"killed-in-save": 10, "flush-order": 2, "cut-file": 12, "flipped-bit": 200}[name]
+
+
+def test_a_kill_that_loses_a_checkpoint_would_be_noticed(tmp_path, monkeypatch):
+    from runners.run import checkpoint
+
+    def in_place(folder, state, step):
+        (folder / "step_000000000001").mkdir(parents=True, exist_ok=True)
+        (folder / "step_000000000001" / checkpoint.MANIFEST).write_text("{")
+
+    monkeypatch.setattr(checkpoint, "save", in_place)
+    found = _found("killed-in-save").run(tmp_path, True)
+    assert found.failed >= 9 and found.figures["kills_lost"] == found.failed
+
+
+def test_every_fault_has_a_name_of_its_own_and_says_what_is_promised():
+    table = command.faults()
+    assert {"killed-in-save", "terminated", "strangers", "leaks", "soak", "two-runs"} <= set(table)
+    for name, row in table.items():
+        assert name == row.name == name.lower() and " " not in name
+        assert row.fault and row.promise, name
+
+
+def _row(name, action):
+    return Fault(name, "a fault", "A promise.", action)
+
+
+def _crash(folder, quick):
+    raise KeyError("the door")
+
+
+def test_a_row_that_crashes_dies_or_hangs_is_a_broken_promise_and_not_the_end():
+    assert command.bring_about(_row("kept", lambda folder, quick: Found(3, 0, {"a": 1.0}, "well")), True, 20) == (
+        3, 0, {"a": 1.0}, "well",
+    )  # fmt: skip
+    crashed = command.bring_about(_row("crash", _crash), True, 20)
+    assert (crashed.failed, crashed.words.startswith("it crashed: KeyError: 'the door' (test_faults.py:")) == (1, True)
+    died = command.bring_about(_row("dies", lambda folder, quick: os._exit(9)), True, 20)
+    assert died == (1, 1, {}, "its process ended with code 9")
+    hung = command.bring_about(_row("hangs", lambda folder, quick: time.sleep(60)), True, 0.5)
+    assert hung == (1, 1, {}, "it hung and was killed after 0.5 s")
+
+
+def test_rows_and_headlines_are_written_and_a_later_run_replaces_its_own_rows(tmp_path):
+    table = {name: _row(name, None) for name in ("a-b", "c")}
+    command.write(tmp_path, table, {"c": Found(200, 1, {"kills_lost": 1, "inside": 7.5}, "x, y")}, "one")
+    command.write(tmp_path, table, {"a-b": Found(2, 0, {"slow_s": 0.25}, "z")}, "two")
+    command.write(tmp_path, table, {"c": Found(200, 0, {"kills_lost": 0, "inside": 8}, "x, y")}, "three")
+    rows = results.read_rows(tmp_path / "faults.csv")
+    assert [(row["name"], row["trials"], row["failed"], row["words"], row["figures"]) for row in rows] == [
+        ("a-b", "2", "0", "z", "slow_s=0.25"),
+        ("c", "200", "0", "x, y", "kills_lost=0 inside=8"),
+    ]
+    figures = json.loads((tmp_path / "faults.json").read_text())["figures"]
+    assert figures == {
+        "a_b_slow_s": 0.25, "c_inside": 8.0, "kills_lost": 0.0, "faults": 2.0, "faults_failed": 0.0,
+        "fault_trials": 202.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["killed-in-sav"], "fault=killed-in-sav is unknown; did you mean killed-in-save?"),
+        (["quik=true"], "key=quik is unknown; did you mean quick?"),
+        (["quick=perhaps"], "quick=perhaps is neither true nor false"),
+        (["limit=long"], "limit=long is no number of seconds; give one above 0"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(argv, sentence, capsys):
+    assert command.main(argv) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
+def test_the_command_ends_with_0_only_if_every_promise_was_kept(tmp_path, capsys, monkeypatch):
+    rows = {
+        "good": _row("good", lambda folder, quick: Found(1, 0, {}, "as promised")),
+        "bad": _row("bad", lambda folder, quick: Found(4, 2, {}, "not so")),
+    }
+    monkeypatch.setattr(command, "faults", lambda: rows)
+    assert command.main(["good", "quick=true"]) == 0
+    assert command.main([f"out={tmp_path}"]) == 1
+    printed = capsys.readouterr().out
+    assert "BROKEN in 2 (4 trials" in printed and "2 faults, 1 promises broken: bad" in printed
+    assert [row["name"] for row in results.read_rows(tmp_path / "faults.csv")] == ["good", "bad"]
+
+
+def test_a_child_tells_its_code_its_signal_and_its_words(tmp_path):
+    assert run(lambda: print("hello") or 7, tmp_path / "out") == (7, "hello\n")
+    code, printed = run(lambda: [][0], tmp_path / "out")
+    assert code == 1 and "IndexError" in printed
+    with Child(lambda: time.sleep(60) or 0, tmp_path / "out") as child:
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.wait(20) == -signal.SIGTERM
+    with Child(lambda: time.sleep(60) or 0, tmp_path / "out") as child:
+        assert child.wait(0.2) is None
+    assert not Path(f"/proc/{child.pid}").exists()
