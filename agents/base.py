@@ -25,7 +25,7 @@ class OwnAgent:
     """
 
     Config: ClassVar[type[Any]]
-    heals: ClassVar[bool] = False  # whether it goes back to sound weights by itself
+    recovers: ClassVar[bool] = False  # whether it goes back to sound weights by itself
     envs: Any
     config: Any
     scorer: Any

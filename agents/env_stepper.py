@@ -14,9 +14,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from envs.finite import OnNan, refuse
-from envs.transitions import Cursor, from_vector_step, shown_by
+from envs.transitions import Cursor, from_vector_step, modalities_of
 from envs.types import Obs, Transitions, map_obs
 
 WINDOW = 100  # episodes that mean returns look back on
@@ -71,16 +71,16 @@ class Steps:
             return False
         obs, infos = self.envs.reset(seed=self.seed)
         self.obs = map_obs(np.array, obs)
-        self.cursor.begin(shown_by(infos))
+        self.cursor.begin(modalities_of(infos))
         return True
 
-    def step(self, actions: Tensor, codec: Codec) -> Transitions:
-        """One step with actions (N, A), as `codec` encodes them.
+    def step(self, actions: Tensor, encoding: SpaceEncoding) -> Transitions:
+        """One step with actions (N, A), as `encoding` encodes them.
 
         Raises:
             FloatingPointError: if an environment gives a number that is none, or the policy an action.
         """
-        taken = codec.decode(actions.detach().cpu().numpy())
+        taken = encoding.decode(actions.detach().cpu().numpy())
         refuse({"action": taken}, self.cursor.step, {"obs": self.obs, "action": taken})
         obs, rewards, terminations, truncations, infos = self.envs.step(taken)
         before, self.obs = self.obs, map_obs(np.array, obs)

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from agents.base import is_single
 from agents.networks.actor_critic import CLIP, Flat, Inputs
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from envs.types import Obs, Transitions
 
 AHEAD = 256  # minibatches drawn at once
@@ -134,7 +134,7 @@ class IQL:
             raise ValueError(
                 f"IQL cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
             )
-        self.codec = Codec(observation_space, action_space)
+        self.encoding = SpaceEncoding(observation_space, action_space)
         self.device = torch.device(device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
         actions = int(action_space.n) if self.discrete else int(np.prod(action_space.shape or ()))  # type: ignore[attr-defined]
@@ -210,12 +210,12 @@ class IQL:
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         """One minibatch: equations 5, 6 and 7, each on what the networks said before."""
         config, net, width = self.config, self.net, self.inputs.size
-        obs, next_obs, action, reward, goes_on = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
+        obs, next_obs, action, reward, continues = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
         inputs = net.inputs(obs, action)
         with torch.no_grad():
             target = net.q(_run(self._target, inputs[Q]), action).amin(0)
             next_value = _run(net.layers(V), net.inputs(next_obs, action, V))[0, :, :1]
-            bootstrapped = reward + config.gamma * goes_on * next_value
+            bootstrapped = reward + config.gamma * continues * next_value
         outputs = _run(net.layers(), inputs)
         gap = target - outputs[2, :, :1]
         weight = imitation_weights(gap.detach(), config.beta, config.max_weight)
@@ -257,7 +257,7 @@ class IQL:
         whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
         table = [
             *whitened,
-            torch.tensor(self.codec.encode(data.action), device=self.device),
+            torch.tensor(self.encoding.encode(data.action), device=self.device),
             torch.tensor(numbers, dtype=torch.float32, device=self.device),
         ]
         return torch.cat(table, -1)
@@ -274,7 +274,7 @@ class IQL:
         return outputs + self.net.log_std.clamp(*LOG_STD).exp() * noise
 
     def _to_env(self, chosen: np.ndarray) -> np.ndarray:
-        return chosen + self.codec.action_space.start if self.discrete else self.codec.decode(chosen)
+        return chosen + self.encoding.action_space.start if self.discrete else self.encoding.decode(chosen)
 
 
 class _Networks(nn.Module):

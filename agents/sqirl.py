@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from agents.base import OwnAgent, is_single
 from agents.env_stepper import Steps
 from agents.networks.actor_critic import Flat
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.task_reward import TaskScorer, checked
 from envs.transitions import Chunk
@@ -160,20 +160,20 @@ class SQIRL(OwnAgent):
         self.envs, self.config, self.device = envs, config, torch.device(device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.check(self.observation_space, self.action_space)
-        self.codec = Codec(self.observation_space, self.action_space)
+        self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         if config.episodes < envs.num_envs:
             raise ValueError(
                 f"agent.episodes={config.episodes} are fewer than n_envs={envs.num_envs}; give {envs.num_envs} or more"
             )
         self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer)
-        inputs = self.codec.obs_size + 1
+        inputs = self.encoding.obs_size + 1
         made = [
-            Stacked(1, inputs, config.net_arch, self.codec.action_size, activation="relu", seed=seed + depth)
+            Stacked(1, inputs, config.net_arch, self.encoding.action_size, activation="relu", seed=seed + depth)
             for depth in range(config.k)
         ]
         self.nets = nn.ModuleList(made).to(self.device)
         self.flats = [Flat.over(list(net.parameters())) for net in made]
-        last = Stacked(1, inputs, config.net_arch, self.codec.action_size, activation="relu", seed=seed)
+        last = Stacked(1, inputs, config.net_arch, self.encoding.action_size, activation="relu", seed=seed)
         self.policy = Stages(last, inputs).to(self.device)
         self.steps = Steps(envs, seed, self.scorer)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
@@ -193,10 +193,10 @@ class SQIRL(OwnAgent):
         Raises:
             ValueError: naming the space and the agents that can.
         """
-        codec = Codec(observation_space, action_space)
-        if not codec.discrete:
+        encoding = SpaceEncoding(observation_space, action_space)
+        if not encoding.discrete:
             raise ValueError(f"SQIRL tries every action, and {action_space} has no number of them; use agent=dyna")
-        if codec.images:
+        if encoding.images:
             raise ValueError(f"SQIRL cannot read images, and {observation_space} has some; use agent=world_model")
 
     def learn(
@@ -236,7 +236,7 @@ class SQIRL(OwnAgent):
             steps.begin()
         chunk, played = Chunk(10**7), np.zeros(n, int)
         while (played < quota).any():
-            batch = steps.step(self._act(), self.codec)
+            batch = steps.step(self._act(), self.encoding)
             batch = batch.replace(valid=batch.valid & (played < quota))
             chunk.add(batch)
             played += batch.ended
@@ -248,10 +248,10 @@ class SQIRL(OwnAgent):
 
     def _act(self) -> Tensor:
         """One-hot (N, A): greedy before the stage's step, random from there on."""
-        n, size = self.steps.n, self.codec.action_size
+        n, size = self.steps.n, self.encoding.action_size
         chosen = torch.as_tensor(self.rng.integers(size, size=n), device=self.device)
         if self.stage:
-            vector = torch.as_tensor(self.codec.vector(self.steps.obs), device=self.device)
+            vector = torch.as_tensor(self.encoding.vector(self.steps.obs), device=self.device)
             step = torch.as_tensor(self.steps.step_index, device=self.device)
             with torch.no_grad():
                 greedy = self.policy.greedy(self.policy.inputs(vector, step), step)
@@ -282,21 +282,21 @@ class SQIRL(OwnAgent):
         """Fit Q of random play and its k - 1 backups; the stage's step acts on the last. Returns its loss."""
         tensor = functools.partial(torch.as_tensor, device=self.device)
         step = tensor(rows.step)
-        vector, after = tensor(self.codec.vector(rows.obs)), tensor(self.codec.vector(rows.next_obs))
+        vector, after = tensor(self.encoding.vector(rows.obs)), tensor(self.encoding.vector(rows.next_obs))
         if not self.policy.ready:
             everything = torch.cat([vector, torch.log1p(step.float())[:, None]], -1)
             self.policy.mean.copy_(everything.mean(0))
             self.policy.std.copy_(everything.std(0, correction=0).clamp(min=1e-2))
         x, following = self.policy.inputs(vector, step), self.policy.inputs(after, step + 1)
-        action = tensor(self.codec.encode(rows.action)).argmax(-1)
-        reward, goes_on = tensor(paid).float(), tensor(~rows.ended).float()
+        action = tensor(self.encoding.encode(rows.action)).argmax(-1)
+        reward, continues = tensor(paid).float(), tensor(~rows.ended).float()
         target, loss = tensor(go).float(), 0.0
         for depth in range(self.config.k):
             middle, spread = target.mean(), target.std(correction=0).clamp(min=1e-6)
             loss = self._fit(depth, x, action, (target - middle) / spread)
             with torch.no_grad():
                 value = self.nets[depth](following)[0].amax(-1) * spread + middle
-            target = reward + self.config.gamma * goes_on * value
+            target = reward + self.config.gamma * continues * value
         self.policy.put(self.stage, list(self.nets[-1].parameters()))
         return loss
 
@@ -322,8 +322,8 @@ class SQIRL(OwnAgent):
         `episode_start`, bool (B,), sets that clock back.
         """
         single = is_single(observation, self.observation_space)
-        vector = torch.as_tensor(self.codec.vector(observation, 0 if single else 1), device=self.device)
-        vector = vector.reshape(-1, self.codec.obs_size)
+        vector = torch.as_tensor(self.encoding.vector(observation, 0 if single else 1), device=self.device)
+        vector = vector.reshape(-1, self.encoding.obs_size)
         clock = np.zeros(len(vector), np.int64) if state is None else np.asarray(state)
         if episode_start is not None:
             clock = np.where(np.asarray(episode_start, bool), 0, clock)
@@ -332,7 +332,7 @@ class SQIRL(OwnAgent):
             with torch.no_grad():
                 chosen = self.policy.greedy(self.policy.inputs(vector, step), step).cpu().numpy()
         else:
-            chosen = self.rng.integers(self.codec.action_size, size=len(vector))
+            chosen = self.rng.integers(self.encoding.action_size, size=len(vector))
         actions = chosen + self.action_space.start
         return (actions[0] if single else actions), clock + 1
 

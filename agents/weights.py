@@ -39,12 +39,12 @@ class Weights:
                 raise RuntimeError(f"there is no {missing}") from None
 
 
-def is_sound(state: Any) -> bool:
+def all_finite(state: Any) -> bool:
     """Whether all numbers of a nested state are numbers."""
     if isinstance(state, dict):
-        return all(map(is_sound, state.values()))
+        return all(map(all_finite, state.values()))
     if isinstance(state, list | tuple):
-        return all(map(is_sound, state))
+        return all(map(all_finite, state))
     return not (isinstance(state, Tensor) and state.is_floating_point()) or bool(state.isfinite().all())
 
 

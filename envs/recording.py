@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.rollout import Rollout
-from envs.types import MEDIA, Array, Obs, Transitions, concatenate, map_obs
+from envs.types import MODALITIES, Array, Obs, Transitions, concatenate, map_obs
 from envs.wrappers import _plain
 
 Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
@@ -53,8 +53,8 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
     envs: Any = env if isinstance(env, VectorEnv) else SyncVectorEnv([lambda: env], autoreset_mode=same)
     envs.action_space.seed(seed)
     obs, infos = envs.reset(seed=seed)
-    media = frozenset(MEDIA) & set(infos)
-    rollout = Rollout(-(-steps // envs.num_envs), envs, media)
+    modality_names = frozenset(MODALITIES) & set(infos)
+    rollout = Rollout(-(-steps // envs.num_envs), envs, modality_names)
     rollout.begin(obs, infos)
     begins = np.ones(envs.num_envs, bool)
     for t in range(rollout.length):
@@ -63,7 +63,7 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
         rollout.write(t, slice(0, envs.num_envs), *step)
         obs = step[0]
         begins = rollout.ended[t] if rollout.same_step else ~rollout.valid[t]
-    return by_environment(rollout.transitions(frozenset({"next_obs", *(f"obs_{name}" for name in media)})))
+    return by_environment(rollout.transitions(frozenset({"next_obs", *(f"obs_{name}" for name in modality_names)})))
 
 
 def by_environment(batch: Transitions) -> Transitions:
@@ -102,10 +102,10 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
         if name in arrays:
             arrays[name] = np.array([codes[str(text)] for text in arrays[name]], np.int32)
     starts = _starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
-    goes_on = np.setdiff1d(np.arange(batch.shape[0]), starts)
+    continues = np.setdiff1d(np.arange(batch.shape[0]), starts)
     for name in list(arrays):
         before = arrays.get(_before(name))
-        if before is not None and np.array_equal(before[goes_on], arrays[name][goes_on - 1]):
+        if before is not None and np.array_equal(before[continues], arrays[name][continues - 1]):
             arrays[_before(name)] = before[starts]
     partial = Path(f"{path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class Rollout:
         ValueError: for an environment that leaves resets to its caller, or does not say when it resets.
     """
 
-    def __init__(self, length: int, envs: Any, media: frozenset[str] = frozenset()) -> None:
+    def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
         mode = envs.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(
@@ -46,7 +46,7 @@ class Rollout:
             )
         n = envs.num_envs
         self.length, self.n, self.same_step = length, n, mode == AutoresetMode.SAME_STEP
-        self.media = tuple(sorted(media))
+        self.modality_names = tuple(sorted(modality_names))
         self.obs = _allocate((length + 1, n), envs.single_observation_space)
         self.action = _allocate((length, n), envs.single_action_space)
         self.reward = np.zeros((length, n), np.float32)
@@ -58,8 +58,10 @@ class Rollout:
         self.resetting = np.zeros(n, bool)  # NEXT_STEP: the coming step only resets
         self.first_step = np.zeros(n, np.int64)
         self.finals: list[Final] = []
-        self.shown: dict[str, Any] = {}  # frame, text, signals: (T + 1, N, ...), of the observation in the same row
-        self.shown_finals: list[tuple[str, int, np.ndarray, Array]] = []
+        self.modalities: dict[
+            str, Any
+        ] = {}  # frame, text, signals: (T + 1, N, ...), of the observation in the same row
+        self.final_modalities: list[tuple[str, int, np.ndarray, Array]] = []
         self._next_obs: Any = None
 
     def begin(self, obs: Obs, infos: Mapping[str, Any]) -> None:
@@ -84,7 +86,7 @@ class Rollout:
         self.reward[t, group] = rewards
         self.terminated[t, group] = terminations
         self.truncated[t, group] = truncations
-        if self.media:
+        if self.modality_names:
             self._show(t + 1, group, infos)
         if self.same_step:
             if "final_obs" in infos:
@@ -103,9 +105,9 @@ class Rollout:
         columns = ended + group.start
         self.finals.append((t, columns, _rows(infos["final_obs"], ended)))
         last = infos.get("final_info", {})
-        for name in self.media:
+        for name in self.modality_names:
             if name in last:
-                self.shown_finals.append((name, t, columns, np.asarray(last[name])[ended]))
+                self.final_modalities.append((name, t, columns, np.asarray(last[name])[ended]))
         if "is_success" in last:
             self.success[t, columns] = np.asarray(last["is_success"], np.float32)[ended]
 
@@ -119,15 +121,15 @@ class Rollout:
             self.finals.append((t, rows + group.start, map_obs(lambda x: np.array(x[rows]), obs)))
 
     def _show(self, row: int, group: slice, infos: Mapping[str, Any]) -> None:
-        for name in self.media:
+        for name in self.modality_names:
             if name not in infos:
                 option = "frame_size=..." if name == "frame" else f"{name}=True"
                 raise ValueError(f'the reward reads {name}, but infos["{name}"] is missing; make them with {option}')
             value = np.asarray(infos[name], object) if name == "text" else np.asarray(infos[name])
-            if name not in self.shown:
+            if name not in self.modalities:
                 shape = (self.length + 1, self.n, *value.shape[1:])
-                self.shown[name] = np.empty(shape, value.dtype)
-            self.shown[name][row, group] = value
+                self.modalities[name] = np.empty(shape, value.dtype)
+            self.modalities[name][row, group] = value
 
     @property
     def ended(self) -> np.ndarray:
@@ -153,13 +155,13 @@ class Rollout:
             next_obs = self._next_obs
             for t, columns, last in self.finals:
                 put(next_obs, (t, columns), last)
-        shown: dict[str, Any] = {}
-        for name, value in self.shown.items():
-            shown[name] = value[1:].copy()
+        modalities: dict[str, Any] = {}
+        for name, value in self.modalities.items():
+            modalities[name] = value[1:].copy()
             if f"obs_{name}" in requires:
-                shown[f"obs_{name}"] = value[:-1]
-        for name, t, columns, last in self.shown_finals:
-            shown[name][t, columns] = last
+                modalities[f"obs_{name}"] = value[:-1]
+        for name, t, columns, last in self.final_modalities:
+            modalities[name][t, columns] = last
         return Transitions(
             obs=map_obs(lambda x: x[:-1], self.obs),
             action=self.action,
@@ -169,7 +171,7 @@ class Rollout:
             truncated=self.truncated,
             valid=self.valid,
             step=self.steps(),
-            **shown,
+            **modalities,
         )
 
     def roll(self) -> None:
@@ -178,10 +180,10 @@ class Rollout:
         reset = self.ended[-1] if self.same_step else ~self.valid[-1]
         self.first_step = np.where(reset, 0, steps)
         put(self.obs, 0, map_obs(lambda x: x[-1], self.obs))
-        for value in self.shown.values():
+        for value in self.modalities.values():
             value[0] = value[-1]
         self.finals.clear()
-        self.shown_finals.clear()
+        self.final_modalities.clear()
         self.valid[:] = self.same_step
         self.success[:] = np.nan
 
@@ -191,7 +193,9 @@ class Rollout:
             "obs": map_obs(lambda x: x[0].copy(), self.obs),
             "first_step": self.first_step,
             "resetting": self.resetting,
-            "shown": {name: value[0].tolist() if name == "text" else value[0] for name, value in self.shown.items()},
+            "shown": {
+                name: value[0].tolist() if name == "text" else value[0] for name, value in self.modalities.items()
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from envs.types import MEDIA, Array, Obs, Transitions, map_obs, put
+from envs.types import MODALITIES, Array, Obs, Transitions, map_obs, put
 
 
 class Cursor:
@@ -26,37 +26,37 @@ class Cursor:
 
     def __init__(self, n: int) -> None:
         self.step = np.zeros(n, np.int64)
-        self.shown: dict[str, np.ndarray] = {}  # frame, text, signals: (N, ...)
+        self.modalities: dict[str, np.ndarray] = {}  # frame, text, signals: (N, ...)
         self.resetting = np.zeros(n, bool)  # NEXT_STEP: the coming step only resets
 
-    def begin(self, shown: Mapping[str, Array], mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`; `shown` is what `shown_by` returned."""
+    def begin(self, modalities: Mapping[str, Array], mask: np.ndarray | None = None) -> None:
+        """Episodes begin, in all environments or those of `mask`; `modalities` is what `modalities_of` returned."""
         mask = np.ones(len(self.step), bool) if mask is None else mask
         self.step[mask] = 0
         self.resetting[mask] = False
-        self.show(shown, mask)
+        self.show(modalities, mask)
 
     def advance(self, batch: Transitions) -> None:
         """Move past `batch` (N,): its successors become current."""
         self.step = np.where(batch.valid, batch.step + 1, self.step)
-        self.show({name: value for name in MEDIA if (value := getattr(batch, name)) is not None}, batch.valid)
+        self.show({name: value for name in MODALITIES if (value := getattr(batch, name)) is not None}, batch.valid)
 
-    def show(self, shown: Mapping[str, Array], mask: np.ndarray) -> None:
+    def show(self, modalities: Mapping[str, Array], mask: np.ndarray) -> None:
         """Rows of `mask` are now shown like this."""
-        for name, value in shown.items():
-            self.shown[name] = _merge(self.shown.get(name), value, mask)
+        for name, value in modalities.items():
+            self.modalities[name] = _merge(self.modalities.get(name), value, mask)
 
     def of_obs(self) -> dict[str, Any]:
         """What was shown with the current observation, as fields of `Transitions`: `obs_frame`, ..."""
-        return {f"obs_{name}": value for name, value in self.shown.items()}
+        return {f"obs_{name}": value for name, value in self.modalities.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        shown = {name: value.tolist() if name == "text" else value for name, value in self.shown.items()}
-        return {"step": self.step, "shown": shown, "resetting": self.resetting}
+        modalities = {name: value.tolist() if name == "text" else value for name, value in self.modalities.items()}
+        return {"step": self.step, "shown": modalities, "resetting": self.resetting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.resetting = np.array(state["step"]), np.array(state["resetting"])
-        self.shown = {
+        self.modalities = {
             name: np.array(value, object if name == "text" else None) for name, value in state["shown"].items()
         }
 
@@ -81,7 +81,7 @@ def from_gym_step(
         truncated=np.array([truncated]),
         valid=np.ones(1, bool),
         step=cursor.step.copy(),
-        **shown_by_one(info),
+        **modalities_of_one(info),
         **cursor.of_obs(),
     )
     cursor.advance(batch)
@@ -109,7 +109,7 @@ def from_vector_step(
     valid = ~cursor.resetting
     if "lost" in infos:
         valid &= ~infos["lost"]
-    shown = after = shown_by(infos)  # `after` belongs to the observation to act on next
+    modalities = after = modalities_of(infos)  # `after` belongs to the observation to act on next
     successor = next_obs
     if mode == AutoresetMode.SAME_STEP and ended.any():
         rows = np.flatnonzero(ended)
@@ -117,7 +117,7 @@ def from_vector_step(
         for row in map(int, rows):  # only where an episode ended: rare
             put(successor, row, _entry(infos["final_obs"], row))
         final = infos.get("final_info", {})
-        shown = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
+        modalities = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
     batch = Transitions(
         obs=obs,
         action=np.asarray(actions),
@@ -127,7 +127,7 @@ def from_vector_step(
         truncated=np.asarray(truncations, bool) & ~cursor.resetting,
         valid=valid,
         step=cursor.step.copy(),
-        **shown,
+        **modalities,
         **cursor.of_obs(),
     )
     cursor.advance(batch)
@@ -172,12 +172,12 @@ def from_sb3_step(
         truncated=truncated,
         valid=~lost_in(infos),
         step=cursor.step.copy(),
-        **shown_in(infos),
+        **modalities_in(infos),
         **cursor.of_obs(),
     )
     cursor.advance(batch)
     if dones.any():
-        cursor.begin(shown_in(reset_infos, dones), dones)
+        cursor.begin(modalities_in(reset_infos, dones), dones)
     return batch
 
 
@@ -294,32 +294,32 @@ class Chunk:
         self._capacity = self.count
 
 
-def shown_by(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """What the infos of a vector environment show: some of `MEDIA`, each (N, ...)."""
-    return {name: _plain(name, infos[name]) for name in MEDIA if infos.get(name) is not None}
+def modalities_of(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """What the infos of a vector environment show: some of `MODALITIES`, each (N, ...)."""
+    return {name: _plain(name, infos[name]) for name in MODALITIES if infos.get(name) is not None}
 
 
-def shown_by_one(info: Mapping[str, Any]) -> dict[str, Any]:
+def modalities_of_one(info: Mapping[str, Any]) -> dict[str, Any]:
     """What the info of a single environment shows, with leading shape (1,)."""
-    return {name: _plain(name, [info[name]]) for name in MEDIA if info.get(name) is not None}
+    return {name: _plain(name, [info[name]]) for name in MODALITIES if info.get(name) is not None}
 
 
-def shown_in(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> dict[str, Any]:
+def modalities_in(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> dict[str, Any]:
     """What a list of infos shows, each (N, ...); rows outside `mask` mean nothing."""
-    shown = {}
-    for name in MEDIA:
+    modalities = {}
+    for name in MODALITIES:
         some = next((info[name] for info in infos if name in info), None)
         if some is None:
             continue
         if mask is None:
-            shown[name] = _plain(name, [info[name] for info in infos])
+            modalities[name] = _plain(name, [info[name] for info in infos])
             continue
-        shown[name] = (
+        modalities[name] = (
             np.full(len(infos), "", object) if name == "text" else np.zeros((len(infos), *some.shape), some.dtype)
         )
         for row in map(int, np.flatnonzero(mask)):
-            shown[name][row] = infos[row][name]
-    return shown
+            modalities[name][row] = infos[row][name]
+    return modalities
 
 
 def lost_in(infos: Sequence[Mapping[str, Any]]) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 Array = Any  # numpy.ndarray, or torch.Tensor inside a model-based agent
-MEDIA = ("frame", "text", "signals")  # what an environment shows beside its observations, in its info
+MODALITIES = ("frame", "text", "signals")  # what an environment shows beside its observations, in its info
 Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
 Memory = Any  # a dict of arrays with leading axis N, or None
 

@@ -38,7 +38,7 @@ LOG_EVERY = 1000  # environment steps between two rows of the log, unless the us
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    stranger = intruder()
+    stranger = name_collision()
     if stranger:
         print(f"error: {stranger}", file=sys.stderr)
         return 2
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             work.close()
 
 
-def intruder() -> str | None:
+def name_collision() -> str | None:
     """One sentence if one of our package names belongs to somebody else (`openai-agents` installs an `agents`)."""
     home = Path(__file__).resolve().parent.parent
     for name in PACKAGES:

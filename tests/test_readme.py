@@ -51,9 +51,9 @@ def test_the_files_it_shows_exist():
 def test_the_numbers_are_those_of_the_results():
     rows = [(file, row) for file, text in figured() for row in re.findall(r"`([\w-]+)` \| ([-\d.]+) (?=\|)", text)]
     assert len(rows) >= 12
-    for file, (key, shown) in rows:
-        digits = len(shown.partition(".")[2])
-        assert float(shown) == pytest.approx(file[key], abs=0.51 * 10**-digits), key
+    for file, (key, modalities) in rows:
+        digits = len(modalities.partition(".")[2])
+        assert float(modalities) == pytest.approx(file[key], abs=0.51 * 10**-digits), key
 
 
 def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
@@ -61,7 +61,7 @@ def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
     section = README.partition("## Exploration")[2].partition("\n## ")[0]
     head, _, *rows = re.search(r"^\| paid by \| `keycorridor`.*(?:\n\|.*)+", section, re.MULTILINE)[0].splitlines()
     tasks = re.findall(r"`(\w+)`", head)
-    shown = 0
+    modalities = 0
     for row in rows:
         arm, *cells = [cell.strip() for cell in row.strip("|").split("|")]
         for task, cell in zip(tasks, cells, strict=True):
@@ -72,8 +72,8 @@ def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
                 if steps:
                     known = f"{figures[key + '_steps'] / 1000:.0f}k" if key + "_steps" in figures else "–"
                     assert steps == known, key
-                shown += 1
-    assert shown > 80
+                modalities += 1
+    assert modalities > 80
 
 
 def figured():

@@ -39,14 +39,14 @@ from agents.dyna.imagination import Imagination
 from agents.dynamics.reward_source import Payer
 from agents.env_stepper import Steps
 from agents.networks.cuda_graphs import captured
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.off_policy.critics import LearnerConfig
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
-from agents.replay.frozen_reward import Stale
+from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay, Rows
 from agents.task_reward import TaskScorer, checked
-from agents.weights import Weights, is_sound
+from agents.weights import Weights, all_finite
 from envs.types import Obs, ReplayScorer, map_obs
 
 GIVE_UP = 3  # restored snapshots in a row
@@ -71,7 +71,7 @@ class Dyna(OwnAgent):
 
     Config: ClassVar[type[DynaConfig]] = DynaConfig
     driver: ClassVar[str] = "scorer"
-    heals: ClassVar[bool] = True
+    recovers: ClassVar[bool] = True
     n_envs: ClassVar[int] = 1
 
     def __init__(
@@ -83,30 +83,30 @@ class Dyna(OwnAgent):
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.check(self.observation_space, self.action_space)
-        self.codec = codec = Codec(self.observation_space, self.action_space)
+        self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
         self._refuse_discrete()
         self.scorer = TaskScorer(settings.gamma) if scorer is None else checked(scorer, ReplayScorer)
-        self.paying = self.scorer if settings.relabel else Stale(self.scorer)
+        self.paying = self.scorer if settings.relabel else FrozenReward(self.scorer)
         self.steps = Steps(envs, seed, self.scorer)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
         self.replay = Replay(
             settings.buffer_size,
             envs.num_envs,
-            codec,
+            encoding,
             self.paying,
             gamma=settings.gamma,
             device=str(self.device),
             seed=seed,
         )
-        kind: Any = DeepQ if codec.discrete else SoftActorCritic
+        kind: Any = DeepQ if encoding.discrete else SoftActorCritic
         learner_config = settings.part(LearnerConfig)
-        self.learner = kind(codec.obs_size, codec.action_size, learner_config, seed=seed, device=str(self.device))
+        self.learner = kind(encoding.obs_size, encoding.action_size, learner_config, seed=seed, device=str(self.device))
         generators = [self.learner.generator]
         self._learn = captured(self.learner.update, device=self.device, mode=settings.compile, generators=generators)
-        if codec.discrete:
+        if encoding.discrete:
             self.learner.epsilon.fill_(settings.epsilon)
         self.imagination = (
-            Imagination(settings, codec, self.scorer, self.learner, _spec(envs), seed=seed, device=str(self.device))
+            Imagination(settings, encoding, self.scorer, self.learner, _spec(envs), seed=seed, device=str(self.device))
             if settings.uses_model
             else None
         )
@@ -136,14 +136,14 @@ class Dyna(OwnAgent):
         Raises:
             ValueError: naming the space, and the agent that can.
         """
-        codec = Codec(observation_space, action_space)
-        if codec.images:
+        encoding = SpaceEncoding(observation_space, action_space)
+        if encoding.images:
             raise ValueError(
                 f"agent=dyna predicts numbers, and {observation_space} holds images; use agent=world_model or agent=ppo"
             )
 
     def _refuse_discrete(self) -> None:
-        if not self.codec.discrete:
+        if not self.encoding.discrete:
             return
         for switch, asked in (
             ("update=svg", self.config.update == "svg"),
@@ -186,9 +186,9 @@ class Dyna(OwnAgent):
 
     def _step(self, callback: Any) -> bool:
         """One step of every environment, and what is learnt from it; whether to go on."""
-        batch = self.steps.step(self._act(), self.codec)
+        batch = self.steps.step(self._act(), self.encoding)
         for pays in (self.paying, self.imagination and self.imagination.payer):
-            if isinstance(pays, Stale | Payer):  # weights follow schedules
+            if isinstance(pays, FrozenReward | Payer):  # weights follow schedules
                 pays.timesteps = self.num_timesteps
         self.replay.add(batch)
         self.num_timesteps += self.steps.n
@@ -199,13 +199,13 @@ class Dyna(OwnAgent):
 
     def _act(self) -> Tensor:
         """Actions (N, A): random ones at first, then those of the policy or of the planner."""
-        n, size, codec = self.steps.n, self.codec.action_size, self.codec
+        n, size, encoding = self.steps.n, self.encoding.action_size, self.encoding
         random = torch.from_numpy(self.rng.uniform(-1, 1, (n, size)).astype(np.float32))
-        if codec.discrete:
+        if encoding.discrete:
             random = torch.nn.functional.one_hot(random.argmax(-1), size).float()
         if self._fitted_at is None:
             return random
-        obs = torch.from_numpy(codec.vector(self.steps.obs)).to(self.device)
+        obs = torch.from_numpy(encoding.vector(self.steps.obs)).to(self.device)
         chosen = self._chosen(obs, False, self.steps.step_index).cpu()
         if not bool(chosen.isfinite().all()):
             self._restore()
@@ -289,7 +289,7 @@ class Dyna(OwnAgent):
 
     def _keep_or_restore(self) -> None:
         """Copy weights that are sound; of others go back to the last copy."""
-        if is_sound(self.learner.state_dict()):
+        if all_finite(self.learner.state_dict()):
             self._good, self._restored_in_row = copy.deepcopy(self.learner.state_dict()), 0
         else:
             self._restore()
@@ -313,8 +313,8 @@ class Dyna(OwnAgent):
         """Actions for one observation or a batch (B, ...); `state` and `episode_start` are for recurrent policies."""
         single = is_single(observation, self.observation_space)
         rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
-        obs = torch.as_tensor(self.codec.vector(rows), device=self.device)
-        actions = self.codec.decode(self._chosen(obs, deterministic).cpu().numpy())
+        obs = torch.as_tensor(self.encoding.vector(rows), device=self.device)
+        actions = self.encoding.decode(self._chosen(obs, deterministic).cpu().numpy())
         return (actions[0] if single else actions), None
 
     def get_state(self) -> dict[str, Any]:

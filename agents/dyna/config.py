@@ -239,7 +239,7 @@ class DynaConfig:
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
-        asks = self.opinions
+        asks = self.member_predictions
         clashes = {
             "update=svg needs a model that gradients flow through, and model=factored has none; use update=buffer": (
                 self.update == "svg" and self.model == "factored"
@@ -278,7 +278,7 @@ class DynaConfig:
                 raise ValueError(f"agent: {sentence}")
 
     @property
-    def opinions(self) -> str:
+    def member_predictions(self) -> str:
         """The switch that compares members, if one does."""
         if self.planner == "upmpc":
             return "planner=upmpc"

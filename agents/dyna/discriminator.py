@@ -32,7 +32,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from agents.dynamics import Dynamics
 from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, Flat
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 
 MOST = 1 - 1e-4  # a judge is never surer than this, so that the reward stays finite
@@ -92,16 +92,18 @@ class Discriminator:
         threshold: 0-d tensor, reward below which `choose` does not keep an outcome.
 
     Args:
-        codec: the spaces.
+        encoding: the spaces.
         config: its settings.
         seed: of the weights, the minibatches and the drawn outcomes.
         device: as torch writes it.
     """
 
-    def __init__(self, codec: Codec, config: DiscriminatorConfig, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, encoding: SpaceEncoding, config: DiscriminatorConfig, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
         self.config, self.device = config, torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        width = 2 * codec.obs_size + codec.action_size
+        width = 2 * encoding.obs_size + encoding.action_size
         self.judge = Stacked(1, width, config.hidden, 1, activation="silu", seed=seed).to(self.device)
         self.panel = Stacked(config.snapshots, width, config.hidden, 1, activation="silu").to(self.device)
         self.panel.requires_grad_(False)

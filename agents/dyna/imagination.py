@@ -29,7 +29,7 @@ from agents.dynamics.rollout import Adaptive, Ends, Imagined, imagine
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.cuda_graphs import captured
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.off_policy.svg import Svg
 from agents.replay.imagined import Dreams
 from agents.replay.replay import Replay
@@ -43,7 +43,7 @@ class Imagination:
 
     Args:
         config: a `DynaConfig` that uses a model.
-        codec: the spaces.
+        encoding: the spaces.
         scorer: what pays.
         learner: the actor and the critics.
         spec: the environment's registration, or None.
@@ -56,21 +56,21 @@ class Imagination:
     """
 
     def __init__(
-        self, config: Any, codec: Codec, scorer: Any, learner: Any, spec: Any, *, seed: int, device: str
+        self, config: Any, encoding: SpaceEncoding, scorer: Any, learner: Any, spec: Any, *, seed: int, device: str
     ) -> None:
-        self.config, self.codec, self.learner = config, codec, learner
+        self.config, self.encoding, self.learner = config, encoding, learner
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.ends = ending(spec, codec, self.device)
-        self.model: Any = _model(config, codec, spec, self.ends is None, seed, device)
+        self.ends = ending(spec, encoding, self.device)
+        self.model: Any = _model(config, encoding, spec, self.ends is None, seed, device)
         # Without relabelling imagination pays as other libraries do: by a network fitted to the rewards in the replay.
         distilled = config.update == "svg" or config.reward_in_dreams == "head" or not config.relabel
-        self.payer = Payer(scorer, codec, differentiable=distilled, device=device, seed=seed)
+        self.payer = Payer(scorer, encoding, differentiable=distilled, device=device, seed=seed)
         self.notes = [self.payer.reason] if self.payer.how == "head" and config.relabel else []
         self.horizon = Horizon(config.horizon)
         self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
-        self.discriminator = _discriminator(config, codec, seed, device) if config.filter == "morec" else None
-        self.planner = _planner(config, codec, seed, device)
+        self.discriminator = _discriminator(config, encoding, seed, device) if config.filter == "morec" else None
+        self.planner = _planner(config, encoding, seed, device)
         imagines = config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0
         counts = (config.plan_candidates, config.plan_horizon)
         self.careful = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
@@ -81,7 +81,7 @@ class Imagination:
         self._states: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.retain)
         if config.update == "buffer":
             capacity = config.retain * per_fit * self.horizon.longest
-            self.dreams = Dreams(capacity, codec, self.payer, retain=config.retain, device=device, seed=seed)
+            self.dreams = Dreams(capacity, encoding, self.payer, retain=config.retain, device=device, seed=seed)
         elif config.update == "svg":
             self.svg = Svg(
                 learner, self.model, self.payer, self.ends, gamma=config.gamma, horizon=config.training_horizon
@@ -230,8 +230,8 @@ class Imagination:
         self._all = [torch.cat(column) for column in zip(*self._states)]
 
 
-def ending(spec: Any, codec: Codec, device: torch.device) -> Ends | None:
-    """When episodes of a registered environment end, for actions as `codec` has them; None where nobody knows.
+def ending(spec: Any, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
+    """When episodes of a registered environment end, for actions as `encoding` has them; None where nobody knows.
 
     Wrappers that are not ours may show something else than the rule reads; then the model has to learn it.
     """
@@ -244,8 +244,8 @@ def ending(spec: Any, codec: Codec, device: torch.device) -> Ends | None:
         return None
     if rule is None:
         return None
-    space: Any = codec.action_space
-    if codec.discrete:
+    space: Any = encoding.action_space
+    if encoding.discrete:
         return lambda obs, action, next_obs: rule(obs, action.argmax(-1) + int(space.start), next_obs)
     low, high = (
         torch.as_tensor(bound, dtype=torch.float32, device=device).ravel() for bound in (space.low, space.high)
@@ -253,10 +253,10 @@ def ending(spec: Any, codec: Codec, device: torch.device) -> Ends | None:
     return lambda obs, action, next_obs: rule(obs, low + (action.clamp(-1, 1) + 1) / 2 * (high - low), next_obs)
 
 
-def _model(config: Any, codec: Codec, spec: Any, terminations: bool, seed: int, device: str) -> Any:
+def _model(config: Any, encoding: SpaceEncoding, spec: Any, terminations: bool, seed: int, device: str) -> Any:
     """The model that `config.model` names."""
     if config.model == "sindy":
-        return Sindy(codec, SindyConfig(members=config.members), seed=seed, device=device)
+        return Sindy(encoding, SindyConfig(members=config.members), seed=seed, device=device)
     if config.model in ("ensemble", "factored"):
         settings: dict[str, Any] = {
             "members": config.members,
@@ -268,19 +268,19 @@ def _model(config: Any, codec: Codec, spec: Any, terminations: bool, seed: int, 
             "max_steps": config.model_steps,
         }
         if config.model == "factored":
-            return Factored(codec, FactoredConfig(**settings), seed=seed, device=device)
-        return Ensemble(codec, EnsembleConfig(kind=config.model_kind, **settings), seed=seed, device=device)
+            return Factored(encoding, FactoredConfig(**settings), seed=seed, device=device)
+        return Ensemble(encoding, EnsembleConfig(kind=config.model_kind, **settings), seed=seed, device=device)
     if spec is None:
         raise ValueError("agent.model=true asks the simulator, and this environment is not registered; use ensemble")
-    return TrueModel(spec.id, codec, **spec.kwargs)
+    return TrueModel(spec.id, encoding, **spec.kwargs)
 
 
-def _discriminator(config: Any, codec: Codec, seed: int, device: str) -> Discriminator:
+def _discriminator(config: Any, encoding: SpaceEncoding, seed: int, device: str) -> Discriminator:
     threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
-    return Discriminator(codec, DiscriminatorConfig(threshold=threshold), seed=seed, device=device)
+    return Discriminator(encoding, DiscriminatorConfig(threshold=threshold), seed=seed, device=device)
 
 
-def _planner(config: Any, codec: Codec, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
+def _planner(config: Any, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
     """What chooses actions in the environment; None for the policy."""
     count, horizon = config.plan_candidates, config.plan_horizon
     if config.planner == "upmpc":
@@ -290,7 +290,7 @@ def _planner(config: Any, codec: Codec, seed: int, device: str) -> CEM | MPPI | 
     kind = CEM if config.planner == "cem" else MPPI
     options: dict[str, Any] = {"policy_samples": 0} if kind is MPPI else {}
     return kind(
-        codec,
+        encoding,
         horizon=horizon,
         samples=count,
         elites=max(count // 10, 1),

@@ -48,7 +48,7 @@ class Dynamics(Protocol):
     members: int
     differentiable: bool
 
-    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """One transition for each row.
 
         Args:
@@ -56,7 +56,7 @@ class Dynamics(Protocol):
             action: (B, A).
             sample: a random outcome of a random member, each member for an equal share of the rows; otherwise the mean
                 of the members' means.
-            opinions: also `means` and `stds` of every member.
+            member_predictions: also `means` and `stds` of every member.
         """
 
     def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:

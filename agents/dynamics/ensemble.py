@@ -37,7 +37,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
@@ -144,7 +144,7 @@ class Ensemble:
         failures: fits that came to nothing.
 
     Args:
-        codec: the spaces.
+        encoding: the spaces.
         config: its settings.
         seed: of the weights, the minibatches and the sampled outcomes.
         device: as torch writes it.
@@ -152,10 +152,10 @@ class Ensemble:
 
     differentiable = True
 
-    def __init__(self, codec: Codec, config: EnsembleConfig, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, encoding: SpaceEncoding, config: EnsembleConfig, *, seed: int = 0, device: str = "cpu") -> None:
         self.config, self.members, self.device = config, config.members, torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.net: Any = self._networks(codec, seed).to(self.device)
+        self.net: Any = self._networks(encoding, seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
         self._scaled_at = self._scalings = self.failures = 0  # scaled_at: rows there were when the scalers were set
@@ -163,16 +163,16 @@ class Ensemble:
         few = len(self.elites) < self.members
         self._elite = [p[: len(self.elites)].clone() for p in self._weights] if few else self._weights
 
-    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """See `Dynamics.step`; differentiable in obs and action."""
         net = self.net
         means = stds = std = None
         x = net.inputs(torch.cat([obs, action], -1))
-        if sample and not opinions and len(self.elites) > 1:
+        if sample and not member_predictions and len(self.elites) > 1:
             mean, std, ends = net.read(self._shared(x))
         else:
-            out = net(x, self._weights if opinions else self._elite)
-            if opinions:
+            out = net(x, self._weights if member_predictions else self._elite)
+            if member_predictions:
                 means, stds, _ = net.read(out)
                 means, stds = means[..., :-1], stds if stds is None else stds[..., :-1]
                 out = out.index_select(0, self.elites)
@@ -229,8 +229,8 @@ class Ensemble:
         self.generator.set_state(state["generator"])
         self._elect(state["elites"])
 
-    def _networks(self, codec: Codec, seed: int) -> nn.Module:
-        return _Members(codec.obs_size, codec.action_size, self.config, seed)
+    def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
+        return _Members(encoding.obs_size, encoding.action_size, self.config, seed)
 
     def _error(self, judged: Tensor) -> float:
         inputs, targets, _ = self.net.columns(judged)

@@ -30,7 +30,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, o
 
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import Ensemble, EnsembleConfig
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 
 STAYS = 6.0  # logit with which an entry stays at first: what never changes needs no word from a network that overfits
@@ -60,7 +60,7 @@ class Factored(Ensemble):
     a ValueError when it is to be fitted.
 
     Args:
-        codec: the spaces.
+        encoding: the spaces.
         config: its settings.
         seed: of the weights, the minibatches and the sampled outcomes.
         device: as torch writes it.
@@ -72,16 +72,16 @@ class Factored(Ensemble):
     differentiable = False
 
     def __init__(
-        self, codec: Codec, config: FactoredConfig | None = None, *, seed: int = 0, device: str = "cpu"
+        self, encoding: SpaceEncoding, config: FactoredConfig | None = None, *, seed: int = 0, device: str = "cpu"
     ) -> None:
-        super().__init__(codec, config or FactoredConfig(), seed=seed, device=device)
+        super().__init__(encoding, config or FactoredConfig(), seed=seed, device=device)
 
     @torch.no_grad()
-    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """See `Dynamics.step`. Without `sample` every entry takes its likeliest value."""
         net, x = self.net, torch.cat([obs, action], -1)
         means = stds = None
-        if opinions:
+        if member_predictions:
             means = net.entries.probabilities(net(x, self._weights))
             stds = (means * (1 - means)).sqrt()
         if sample:
@@ -91,8 +91,8 @@ class Factored(Ensemble):
         reward, ends = net.outcome(torch.cat([x, next_obs], -1), self._elite)
         return Predicted(next_obs, reward.mean(0), None if ends is None else ends.sigmoid().mean(0), means, stds)
 
-    def _networks(self, codec: Codec, seed: int) -> nn.Module:
-        return _Entries(codec, self.config, seed)
+    def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
+        return _Entries(encoding, self.config, seed)
 
     def _error(self, judged: Tensor) -> float:
         obs, action, next_obs, _, _ = self.net.columns(judged)
@@ -123,11 +123,11 @@ class _Entries(nn.Module):
 
     unit: Tensor
 
-    def __init__(self, codec: Codec, config: EnsembleConfig, seed: int) -> None:
+    def __init__(self, encoding: SpaceEncoding, config: EnsembleConfig, seed: int) -> None:
         super().__init__()
-        self.entries = Entries(codec)
-        self.width, self.actions, self.terminations = codec.obs_size, codec.action_size, config.terminations
-        k, d, inputs = config.members, codec.obs_size, codec.obs_size + codec.action_size
+        self.entries = Entries(encoding)
+        self.width, self.actions, self.terminations = encoding.obs_size, encoding.action_size, config.terminations
+        k, d, inputs = config.members, encoding.obs_size, encoding.obs_size + encoding.action_size
         make: Any = {"activation": "elu", "norm": config.norm, "seed": seed}
         self.stays = nn.Parameter(torch.full((k, 1, d), STAYS))
         self.next = Stacked(k, inputs, config.hidden, d, last=0.1, **make)
@@ -175,17 +175,17 @@ class Entries(nn.Module):
 
     bits: Tensor
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, encoding: SpaceEncoding) -> None:
         super().__init__()
-        if codec.images:
+        if encoding.images:
             raise ValueError(
-                f"model=factored cannot predict images, and {codec.observation_space} has some; use agent=world_model"
+                f"model=factored cannot predict images, and {encoding.observation_space} has some; use agent=world_model"
             )
         bits: list[int] = []
         hots: dict[int, list[list[int]]] = {}  # how many values -> the columns of every one-hot with so many
         begin = 0
-        for key, (kind, sizes, length) in codec.inputs.flat.items():
-            space = codec.observation_space if codec.inputs.bare else codec.observation_space[key]
+        for key, (kind, sizes, length) in encoding.inputs.flat.items():
+            space = encoding.observation_space if encoding.inputs.bare else encoding.observation_space[key]
             if kind == "one-hot":
                 for size, end in zip(sizes.tolist(), (begin + np.cumsum(sizes)).tolist()):
                     hots.setdefault(size, []).append(list(range(end - size, end)))

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import Act, Imagined, disagreement
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 
 Dream = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
 Value = Callable[[Tensor], Tensor]  # observations (B, D) -> what follows from there (B,)
@@ -71,7 +71,7 @@ class _Sequences:
 
     def __init__(
         self,
-        codec: Codec,
+        encoding: SpaceEncoding,
         *,
         horizon: int,
         samples: int,
@@ -84,15 +84,15 @@ class _Sequences:
     ) -> None:
         _positive(horizon=horizon, samples=samples, iterations=iterations, elites=elites, particles=particles)
         name = type(self).__name__
-        if codec.discrete:
+        if encoding.discrete:
             raise ValueError(
-                f"{name} plans with numbers, and one of {codec.action_size} actions is to be chosen; use "
+                f"{name} plans with numbers, and one of {encoding.action_size} actions is to be chosen; use "
                 "planner=upmpc, or an environment whose actions are a Box"
             )
         if elites > samples:
             raise ValueError(f"elites={elites} are the best of samples={samples}; give at most as many")
         self.horizon, self.samples, self.iterations, self.elites = horizon, samples, iterations, elites
-        self.gamma, self.particles, self.action_size = gamma, particles, codec.action_size
+        self.gamma, self.particles, self.action_size = gamma, particles, encoding.action_size
         self.mean: Tensor | None = None
         self.generator = torch.Generator(device).manual_seed(seed)
 
@@ -184,7 +184,7 @@ class CEM(_Sequences):
     """The cross-entropy method: mean and variance become those of the elites.
 
     Args:
-        codec: spaces; actions are numbers.
+        encoding: spaces; actions are numbers.
         horizon: H, steps looked ahead.
         samples: N, sequences for each state.
         iterations: how often the Gaussian is refitted.
@@ -199,9 +199,9 @@ class CEM(_Sequences):
         ValueError: for actions that are chosen, and for counts that make no search.
     """
 
-    def __init__(self, codec: Codec, *, momentum: float = 0.1, **options: Any) -> None:
+    def __init__(self, encoding: SpaceEncoding, *, momentum: float = 0.1, **options: Any) -> None:
         defaults = {"horizon": 15, "samples": 200, "iterations": 5, "elites": 20, "gamma": 0.99}
-        super().__init__(codec, **{**defaults, **options})
+        super().__init__(encoding, **{**defaults, **options})
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum} is out of range; give a share in [0, 1)")
         self.momentum = momentum
@@ -220,7 +220,7 @@ class MPPI(_Sequences):
     """Model-predictive path integral: elites count by exp(temperature * (return - best return)).
 
     Args:
-        codec, horizon, samples, iterations, elites, gamma, particles, seed, device: as `CEM`.
+        encoding, horizon, samples, iterations, elites, gamma, particles, seed, device: as `CEM`.
         temperature: above 0, per unit of return; the larger, the fewer sequences count.
         policy_samples: how many of the `samples` the policy proposes, where there is one.
         lowest, widest: limits of the standard deviation, which begins at the widest.
@@ -231,7 +231,7 @@ class MPPI(_Sequences):
 
     def __init__(
         self,
-        codec: Codec,
+        encoding: SpaceEncoding,
         *,
         temperature: float = 0.5,
         policy_samples: int = 24,
@@ -240,7 +240,7 @@ class MPPI(_Sequences):
         **options: Any,
     ) -> None:
         defaults = {"horizon": 3, "samples": 512, "iterations": 6, "elites": 64, "gamma": 0.99}
-        super().__init__(codec, **{**defaults, **options})
+        super().__init__(encoding, **{**defaults, **options})
         if not (temperature > 0 and 0 < lowest <= widest and 0 <= policy_samples < self.samples):
             raise ValueError(
                 f"temperature={temperature}, lowest={lowest}, widest={widest}, policy_samples={policy_samples} make no "

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.networks.actor_critic import CLIP, Flat
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from envs.types import Transitions
 
 IMAGINED = frozenset({"obs", "action", "next_obs", "reward", "terminated", "truncated", "step"})
@@ -134,7 +134,7 @@ class Payer:
 
     Args:
         scorer: what pays real ones.
-        codec: the spaces.
+        encoding: the spaces.
         differentiable: whether gradients of the reward are wanted.
         refit: steps that the head takes at once, beside those it is given, when the gap has jumped.
         seed: of the head.
@@ -150,19 +150,19 @@ class Payer:
     def __init__(
         self,
         scorer: Any,
-        codec: Codec,
+        encoding: SpaceEncoding,
         *,
         differentiable: bool = False,
         refit: int = 200,
         seed: int = 0,
         device: Any = "cpu",
     ) -> None:
-        self.scorer, self.codec, self.refit, self.device = scorer, codec, refit, torch.device(device)
-        self.how, self.reason = _how(scorer, codec, differentiable)
+        self.scorer, self.encoding, self.refit, self.device = scorer, encoding, refit, torch.device(device)
+        self.how, self.reason = _how(scorer, encoding, differentiable)
         self.timesteps = 0
         self.head: Head | None = None
         if self.how == "head":
-            self.head = Head(2 * codec.obs_size + codec.action_size + 1, seed=seed, device=device)
+            self.head = Head(2 * encoding.obs_size + encoding.action_size + 1, seed=seed, device=device)
         self._seen = 0  # rows the replay had when the head was fitted
         self._usual: float | None = None  # running gap: falls at once, rises slowly
 
@@ -185,10 +185,10 @@ class Payer:
             return self.head.predict(_features(obs, action, next_obs, terminated))
         arrays = [x.detach().cpu().numpy() for x in (obs, action, next_obs, task, terminated, step)]
         batch = Transitions(
-            obs=self.codec.obs(arrays[0]),
-            action=self.codec.decode(arrays[1]),
+            obs=self.encoding.obs(arrays[0]),
+            action=self.encoding.decode(arrays[1]),
             reward=arrays[3],
-            next_obs=self.codec.obs(arrays[2]),
+            next_obs=self.encoding.obs(arrays[2]),
             terminated=arrays[4],
             truncated=np.zeros(len(obs), bool),
             valid=np.ones(len(obs), bool),
@@ -235,7 +235,7 @@ def _features(obs: Tensor, action: Tensor, next_obs: Tensor, terminated: Tensor)
     return torch.cat([obs, action, next_obs, terminated.to(obs.dtype).unsqueeze(-1)], -1)
 
 
-def _how(scorer: Any, codec: Codec, differentiable: bool) -> tuple[str, str]:
+def _how(scorer: Any, encoding: SpaceEncoding, differentiable: bool) -> tuple[str, str]:
     """How imagined transitions are paid, and why."""
     if scorer.is_task:
         return "model", "the task's own reward is paid: the model of the world predicts it"
@@ -243,7 +243,7 @@ def _how(scorer: Any, codec: Codec, differentiable: bool) -> tuple[str, str]:
     foreign = sorted(scorer.requires - IMAGINED)
     if foreign:
         why = f"the reward reads {', '.join(foreign)}, which no model imagines"
-    elif codec.images and {"obs", "next_obs"} & scorer.requires:
+    elif encoding.images and {"obs", "next_obs"} & scorer.requires:
         why = "the reward reads images, which no model imagines"
     elif not scorer.relabelable or scorer.initial_memory(1):
         why = "the reward remembers the episode, which an imagined transition lacks"

@@ -170,7 +170,7 @@ def imagine(
     """
     if horizon < 1:
         raise ValueError(f"horizon={horizon} imagines nothing; give at least 1 step")
-    opinions = penalty is not None or cut is not None
+    member_predictions = penalty is not None or cut is not None
     record = _Record(horizon)
     began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
     alive = torch.ones_like(began, dtype=torch.bool)
@@ -181,7 +181,9 @@ def imagine(
             alive = alive & (t < lengths)
         action, log_prob = act(obs, t)
         sound = [alive]  # which rows turn out to be sound; gradients pass through no others
-        outcome, keep = _outcome(model, _guard(obs, sound), _guard(action, sound), choose, candidates, sample, opinions)
+        outcome, keep = _outcome(
+            model, _guard(obs, sound), _guard(action, sound), choose, candidates, sample, member_predictions
+        )
         taken = None if penalty is None else penalty(outcome)
         inside, held, far = _contain(outcome.next_obs, box)
         doubtful = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
@@ -242,13 +244,21 @@ def _guard(x: Tensor, sound: list[Tensor]) -> Tensor:
 
 
 def _outcome(
-    model: Dynamics, obs: Tensor, action: Tensor, choose: Choose | None, candidates: int, sample: bool, opinions: bool
+    model: Dynamics,
+    obs: Tensor,
+    action: Tensor,
+    choose: Choose | None,
+    candidates: int,
+    sample: bool,
+    member_predictions: bool,
 ) -> tuple[Predicted, Tensor | None]:
     """What happens, and whether to keep it, bool (B,) or None for all."""
     if choose is None:
-        return model.step(obs, action, sample=sample, opinions=opinions), None
+        return model.step(obs, action, sample=sample, member_predictions=member_predictions), None
     rows = torch.arange(len(obs), device=obs.device)
-    many = model.step(obs.repeat(candidates, 1), action.repeat(candidates, 1), sample=sample, opinions=opinions)
+    many = model.step(
+        obs.repeat(candidates, 1), action.repeat(candidates, 1), sample=sample, member_predictions=member_predictions
+    )
     index, keep = choose(obs, action, many.next_obs.unflatten(0, (candidates, -1)))
     picked = index * len(obs) + rows
 

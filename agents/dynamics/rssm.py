@@ -75,7 +75,7 @@ class RSSM(Cell):
     ) -> tuple[State, dict[str, Any]]:
         length, batch = first.shape
         h = self._begin(first[0], state)["h"]
-        goes_on = (~first)[..., None].to(embed.dtype)
+        continues = (~first)[..., None].to(embed.dtype)
         uniforms = self.latent.uniforms(self.generator, length, batch) if sample else [None] * length
         # What does not wait for the loop. `unbind`, since the gradient of an index is as long as the sequence.
         seen, pushed = self.from_embed(embed).unbind(), self.from_action(action[:-1]).unbind()
@@ -88,7 +88,7 @@ class RSSM(Cell):
             posteriors.append(self.latent.probabilities(self.seen(known + seen[t])))
             latents.append(self.latent.sample(posteriors[t], uniforms[t]))
             if t + 1 < length:
-                h = self._remember(h, gates, latents[t], pushed[t]) * goes_on[t + 1]
+                h = self._remember(h, gates, latents[t], pushed[t]) * continues[t + 1]
         states = {"h": torch.stack(memories), "z": torch.stack(latents)}
         prior = self.latent.probabilities(self.prior(states["h"]))
         return states, {"posterior": torch.stack(posteriors), "prior": prior}

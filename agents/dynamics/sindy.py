@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from agents.dynamics import Predicted
 from agents.dynamics.polynomials import Library, stlsq
 from agents.networks.actor_critic import Flat
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 
 BLOCKS = 64  # of rows, which bootstraps draw from
 REWARD_R2 = 0.99  # below it a network predicts the reward
@@ -89,7 +89,7 @@ class Sindy:
     """A `Dynamics` of sparse polynomials.
 
     Args:
-        codec: of the environment.
+        encoding: of the environment.
         config: its settings.
         seed: of bootstraps, samples and the reward's network.
         device: as torch writes it.
@@ -100,13 +100,15 @@ class Sindy:
 
     differentiable = True
 
-    def __init__(self, codec: Codec, config: SindyConfig | None = None, *, seed: int = 0, device: Any = "cpu") -> None:
-        if codec.images or not codec.obs_size:
-            raise ValueError(f"SINDy cannot predict images, and {codec.observation_space} has some; use world_model")
+    def __init__(
+        self, encoding: SpaceEncoding, config: SindyConfig | None = None, *, seed: int = 0, device: Any = "cpu"
+    ) -> None:
+        if encoding.images or not encoding.obs_size:
+            raise ValueError(f"SINDy cannot predict images, and {encoding.observation_space} has some; use world_model")
         self.config, self.device = config or SindyConfig(), torch.device(device)
-        self.members, self.size = self.config.members, codec.obs_size
-        actions = codec.action_size
-        affine = self.config.affine or codec.discrete
+        self.members, self.size = self.config.members, encoding.obs_size
+        actions = encoding.action_size
+        affine = self.config.affine or encoding.discrete
         self.library = Library(self.size + actions, actions, self.config.degree, affine).to(self.device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
         d, p = self.size, len(self.library.terms)
@@ -132,7 +134,7 @@ class Sindy:
         self.use_head, self.failures = False, 0
         self.circles: list[tuple[int, int]] = []  # pairs of obs that were a sine and a cosine in all data
 
-    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """One transition for each row; see `Dynamics`. Without `sample`, by the members' median (or mean)."""
         known = self._state
         variables = self._variables(obs, action)
@@ -143,7 +145,7 @@ class Sindy:
         next_obs = self._on_circles((obs + out[:-1].T).clamp(known["low"], known["high"]))
         reward = self._by_head(obs, action, next_obs) if self.use_head else out[-1]
         means = None
-        if opinions:
+        if member_predictions:
             changes = known["coefficients"][:, :-1] @ self.library(variables)  # (K, D, B)
             means = changes.transpose(1, 2) / known["change"]
         return Predicted(next_obs, reward, means=means)

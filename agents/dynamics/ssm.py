@@ -74,17 +74,17 @@ class SSM(Cell):
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
     ) -> tuple[State, dict[str, Any]]:
         begin = self._begin(first[0], state)
-        goes_on = (~first)[..., None].to(embed.dtype)
+        continues = (~first)[..., None].to(embed.dtype)
         posterior = self.latent.probabilities(self.seen(embed))
         z = self.latent.sample(posterior, self.latent.uniforms(self.generator, *first.shape) if sample else None)
         x, sums = self.enter(torch.cat([z[:-1], action[:-1]], -1)), []
         for recurrence, s in zip(self.layers, begin["s"].chunk(len(self.layers), -1)):
-            x, after = recurrence(x, s, goes_on[:-1])
+            x, after = recurrence(x, s, continues[:-1])
             sums.append(torch.cat([s[None], after]))
         states = {
-            "h": torch.cat([begin["h"][None], x]) * goes_on,
+            "h": torch.cat([begin["h"][None], x]) * continues,
             "z": z,
-            "s": torch.cat(sums, -1) * goes_on,
+            "s": torch.cat(sums, -1) * continues,
         }
         return states, {"posterior": posterior, "prior": self.latent.probabilities(self.prior(states["h"]))}
 
@@ -112,11 +112,11 @@ class _Recurrence(nn.Module):
         slowest = -torch.linspace(0.9, 0.999, width).log() / SHARPNESS  # with an open gate, as in Griffin
         self.rate = nn.Parameter(torch.log(torch.expm1(slowest)))
 
-    def forward(self, x: Tensor, s: Tensor, goes_on: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
         value, gate, decay, leaves = self.enter(self.norm(x)).chunk(4, -1)
         log_a = -SHARPNESS * F.softplus(self.rate) * torch.sigmoid(decay)
         kept = (-torch.expm1(2 * log_a)).clamp(min=1e-6).sqrt()  # the sum keeps its variance; below, the root is steep
-        sums = scan(log_a.exp() * goes_on, kept * torch.sigmoid(gate) * value, s)
+        sums = scan(log_a.exp() * continues, kept * torch.sigmoid(gate) * value, s)
         return x + self.leave(sums * F.silu(leaves)), sums
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from agents.dynamics import Predicted
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from envs import batched
 from envs.family import family_of
 from envs.make import make, spec_of
@@ -37,7 +37,7 @@ class TrueModel:
     Args:
         env_id: classic control, Gymnasium's or ours, or a robot of MuJoCo (v4, v5; not Pusher, whose observations show
             positions of bodies, not of joints).
-        codec: its spaces.
+        encoding: its spaces.
         **options: those of the environment.
 
     Raises:
@@ -47,18 +47,18 @@ class TrueModel:
     members = 1
     differentiable = False
 
-    def __init__(self, env_id: str, codec: Codec, **options: Any) -> None:
-        self._codec = codec
+    def __init__(self, env_id: str, encoding: SpaceEncoding, **options: Any) -> None:
+        self._encoding = encoding
         self._outcome = _simulator(env_id, options)
 
-    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """See `agents.dynamics.Dynamics.step`; nothing is random, and the one opinion is what happens."""
         state = obs.detach().cpu().numpy()
-        next_obs, reward, terminated = self._outcome(state, self._codec.decode(action.detach().cpu().numpy()))
+        next_obs, reward, terminated = self._outcome(state, self._encoding.decode(action.detach().cpu().numpy()))
         after, paid, ends = (
             torch.as_tensor(np.asarray(x, state.dtype), device=obs.device) for x in (next_obs, reward, terminated)
         )
-        return Predicted(after, paid, ends, after[None] if opinions else None)
+        return Predicted(after, paid, ends, after[None] if member_predictions else None)
 
     def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
         """Nothing is left to learn."""

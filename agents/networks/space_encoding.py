@@ -19,7 +19,7 @@ from agents.networks.actor_critic import Inputs
 from envs.types import Obs
 
 
-class Codec:
+class SpaceEncoding:
     """How an agent that predicts sees its environment.
 
     Attributes:

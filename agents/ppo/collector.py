@@ -18,7 +18,7 @@ import torch
 from agents.ppo.learner import Batch
 from envs.finite import OnNan, refuse
 from envs.rollout import OneGroup, Rollout
-from envs.types import MEDIA, map_obs, put
+from envs.types import MODALITIES, map_obs, put
 
 WINDOW = 100  # episodes that mean returns look back on
 
@@ -42,7 +42,7 @@ class Collector:
         self.inputs, self.actions = learner.net.inputs, learner.net.actions
         self.recurrent = learner.net.gru is not None
         self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
-        self.rollout = Rollout(length, envs, requires & set(MEDIA))
+        self.rollout = Rollout(length, envs, requires & set(MODALITIES))
         n = envs.num_envs
         flat = self.inputs.vector(self.rollout.obs, 2)
         self._shared = isinstance(self.rollout.obs, np.ndarray) and np.shares_memory(flat, self.rollout.obs)

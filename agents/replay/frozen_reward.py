@@ -13,7 +13,7 @@ from envs.types import Memory, Transitions
 PAID = "paid"  # the column
 
 
-class Stale:
+class FrozenReward:
     """A `ReplayScorer` around another: kept transitions are paid once, with the weights and scales of that moment.
 
     Args:

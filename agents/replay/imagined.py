@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from agents.dynamics.rollout import Imagined, Pay
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Rows
 
 
@@ -18,7 +18,7 @@ class Dreams:
 
     Args:
         capacity: transitions, 1 or more; newer ones take the place of older ones.
-        codec: the spaces.
+        encoding: the spaces.
         pay: what a transition is worth, see `agents.dynamics.reward_source`; asked when it is sampled.
         retain: how many fits of the model dreams outlive, 1 or more: see `refitted`.
         device: as torch writes it.
@@ -29,12 +29,12 @@ class Dreams:
     """
 
     def __init__(
-        self, capacity: int, codec: Codec, pay: Pay, *, retain: int = 1, device: Any = "cpu", seed: int = 0
+        self, capacity: int, encoding: SpaceEncoding, pay: Pay, *, retain: int = 1, device: Any = "cpu", seed: int = 0
     ) -> None:
         if capacity < 1 or retain < 1:
             raise ValueError(f"dreams with capacity={capacity}, retain={retain} hold nothing; give 1 or more of each")
         self.capacity, self.pay, self.device = int(capacity), pay, torch.device(device)
-        d, a = codec.obs_size, codec.action_size
+        d, a = encoding.obs_size, encoding.action_size
         self._widths = [d, a, d, 1, 1, 1, 1]  # obs, action, next_obs, task, penalty, terminated, step
         self.table = torch.empty((self.capacity, sum(self._widths)), device=self.device)
         self.written = 0  # ever

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.images import Images
 from agents.replay.sampling import Sampler
 from envs.transitions import Chunk
-from envs.types import MEDIA, Transitions
+from envs.types import MODALITIES, Transitions
 
 PENDING = 64  # steps after which the scorer is asked what to keep, even if nobody samples
 
@@ -57,7 +57,7 @@ class Replay:
     Args:
         capacity: transitions, at least N.
         n_envs: N.
-        codec: how observations and actions become vectors.
+        encoding: how observations and actions become vectors.
         scorer: what pays, and learns from fresh transitions.
         gamma: discount of n-step returns, in (0, 1].
         device: as torch writes it.
@@ -78,7 +78,7 @@ class Replay:
         self,
         capacity: int,
         n_envs: int,
-        codec: Codec,
+        encoding: SpaceEncoding,
         scorer: Any,
         *,
         gamma: float,
@@ -92,13 +92,13 @@ class Replay:
                 f"a replay of capacity={capacity} has no room for a step of {n_envs} environments; give {n_envs} "
                 "transitions or more"
             )
-        self.n_envs, self.codec, self.scorer, self.gamma = n_envs, codec, scorer, gamma
+        self.n_envs, self.encoding, self.scorer, self.gamma = n_envs, encoding, scorer, gamma
         self.device = torch.device(device)
-        pays_images = bool(codec.images) and bool({"obs", "next_obs"} & scorer.requires)
+        pays_images = bool(encoding.images) and bool({"obs", "next_obs"} & scorer.requires)
         self.length = int(capacity) // n_envs + pays_images  # where images are paid, one row waits for what follows
         self.size = size = self.length * n_envs
-        self.images = Images(codec.images, self.length, n_envs, self.device, pays_images)
-        d, a = codec.obs_size, codec.action_size
+        self.images = Images(encoding.images, self.length, n_envs, self.device, pays_images)
+        d, a = encoding.obs_size, encoding.action_size
         self._widths, self._width = [d, a, d, 5], 2 * d + a + 5  # obs, action, next_obs, five numbers
         self._obs, self._action, self._next = slice(0, d), slice(d, d + a), slice(d + a, 2 * d + a)
         self._task, self._terminated, self._truncated, self._valid, self._step = range(2 * d + a, self._width)
@@ -124,17 +124,17 @@ class Replay:
 
     def add(self, batch: Transitions) -> None:
         """One step of all environments (N,), with true successors; rows that are no transitions keep their place."""
-        valid, codec, rows, pos = np.asarray(batch.valid, bool), self.codec, self._fresh_rows, self._pos
+        valid, encoding, rows, pos = np.asarray(batch.valid, bool), self.encoding, self._fresh_rows, self._pos
         begins = (batch.step == 0) & valid
         if (begins & self._goes_on).any():  # somebody has reset the environments
             self.flush()
             self._memory = self.scorer.initial_memory(self.n_envs)
-        rows[:, self._obs], rows[:, self._next] = codec.vector(batch.obs), codec.vector(batch.next_obs)
-        rows[:, self._action] = codec.encode(batch.action)
+        rows[:, self._obs], rows[:, self._next] = encoding.vector(batch.obs), encoding.vector(batch.next_obs)
+        rows[:, self._action] = encoding.encode(batch.action)
         rows[:, self._task] = np.where(valid, batch.reward, 0)
         rows[:, self._terminated], rows[:, self._truncated] = batch.terminated & valid, batch.truncated
         rows[:, self._valid], rows[:, self._step] = valid, batch.step
-        self.images.write(pos, codec.pixels(batch.obs), codec.pixels(batch.next_obs), begins & self._was_valid)
+        self.images.write(pos, encoding.pixels(batch.obs), encoding.pixels(batch.next_obs), begins & self._was_valid)
         here = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
         self.table[here] = torch.from_numpy(rows)
         if self.images.follows:
@@ -215,8 +215,8 @@ class Replay:
         flat = self.table.index_select(0, later)
         rows, paid = flat.view(n, count, -1), self._paid(later, flat).view(n, count)
         _, terminated, truncated, valid, step = rows[..., -5:].unbind(-1)
-        goes_on = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0) & (valid[1:] > 0)
-        weights = torch.cat([torch.ones_like(paid[:1]), (self.gamma * goes_on).cumprod(0)])
+        continues = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0) & (valid[1:] > 0)
+        weights = torch.cat([torch.ones_like(paid[:1]), (self.gamma * continues).cumprod(0)])
         reached = (weights > 0).sum(0)
         last = rows[reached - 1, torch.arange(count, device=self.device)]
         discount = self.gamma**reached * (1 - last[:, self._terminated])
@@ -289,17 +289,19 @@ class Replay:
         """The rows at `index` (B,) as a scorer reads them: in NumPy, with the columns it had us keep."""
         self.flush()
         rows = self.table.index_select(0, index) if rows is None else rows
-        host, at, codec = rows.cpu().numpy(), index.cpu().numpy(), self.codec
+        host, at, encoding = rows.cpu().numpy(), index.cpu().numpy(), self.encoding
         obs, next_obs = host[:, self._obs], host[:, self._next]
         if self.images.follows:
-            obs, next_obs = codec.obs(obs, self.images.at(at)), codec.obs(next_obs, self.images.after(at))
-        elif not codec.images:
-            obs, next_obs = codec.obs(obs), codec.obs(next_obs)
+            obs, next_obs = encoding.obs(obs, self.images.at(at)), encoding.obs(next_obs, self.images.after(at))
+        elif not encoding.images:
+            obs, next_obs = encoding.obs(obs), encoding.obs(next_obs)
         columns = {key: value.reshape(self.size, *value.shape[2:])[at] for key, value in self.columns.items()}
-        shown = {name: columns.pop(name) for name in (*MEDIA, *(f"obs_{m}" for m in MEDIA)) if name in columns}
+        modalities = {
+            name: columns.pop(name) for name in (*MODALITIES, *(f"obs_{m}" for m in MODALITIES)) if name in columns
+        }
         return Transitions(
             obs=obs,
-            action=codec.decode(host[:, self._action]),
+            action=encoding.decode(host[:, self._action]),
             reward=host[:, self._task],
             next_obs=next_obs,
             terminated=host[:, self._terminated] > 0,
@@ -307,7 +309,7 @@ class Replay:
             valid=host[:, self._valid] > 0,
             step=host[:, self._step].astype(np.int64),
             extras=columns,
-            **shown,
+            **modalities,
         )
 
     def _paid(self, index: Tensor, rows: Tensor) -> Tensor:

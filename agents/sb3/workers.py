@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.types import MEDIA, map_obs
+from envs.types import MODALITIES, map_obs
 from envs.vector.in_process import Maker
 from envs.vector.workers import Workers
 
@@ -64,8 +64,8 @@ class WorkerVecEnv(VecEnv):
     def reset(self) -> Any:
         if any(options != self._options[0] for options in self._options):
             raise ValueError("environments in workers are reset with the same options; give set_options one dict")
-        obs, shown = self.workers.reset(seed=self._seeds, options=self._options[0] or None)
-        self.reset_infos = self._rows(shown, range(self.num_envs))
+        obs, modalities = self.workers.reset(seed=self._seeds, options=self._options[0] or None)
+        self.reset_infos = self._rows(modalities, range(self.num_envs))
         self._reset_seeds()
         self._reset_options()
         return map_obs(np.copy, obs)
@@ -82,19 +82,19 @@ class WorkerVecEnv(VecEnv):
         for info, truncated in zip(rows, late.tolist()):
             info["TimeLimit.truncated"] = truncated
         for row in np.flatnonzero(ended).tolist():
-            self.reset_infos[row] = {name: value for name, value in rows[row].items() if name in MEDIA}
+            self.reset_infos[row] = {name: value for name, value in rows[row].items() if name in MODALITIES}
             rows[row] |= self._last(infos, row)
         return map_obs(np.copy, obs), rewards.copy(), ended, rows
 
     def _rows(self, infos: Mapping[str, Any], rows: Iterable[int]) -> list[dict[str, Any]]:
         """What the environments show, copied, a dict each."""
-        shown = {name: np.copy(infos[name]) for name in MEDIA if name in infos}
-        return [{name: value[row] for name, value in shown.items()} for row in rows]
+        modalities = {name: np.copy(infos[name]) for name in MODALITIES if name in infos}
+        return [{name: value[row] for name, value in modalities.items()} for row in rows]
 
     def _last(self, infos: Mapping[str, Any], row: int) -> dict[str, Any]:
         """What an episode's end adds to, or exchanges in, the info of its row."""
         final = infos["final_info"]
-        last = {name: copy.copy(final[name][row]) for name in MEDIA if name in final}
+        last = {name: copy.copy(final[name][row]) for name in MODALITIES if name in final}
         last["terminal_observation"] = map_obs(lambda x: np.copy(x[row]), infos["final_obs"])
         if "lost" in infos and infos["lost"][row]:
             return {**last, "lost": True}

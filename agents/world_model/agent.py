@@ -27,8 +27,8 @@ from torch import Tensor
 from agents.base import OwnAgent, is_single
 from agents.dynamics.cells import State
 from agents.env_stepper import Steps
-from agents.networks.space_encoding import Codec
-from agents.replay.frozen_reward import Stale
+from agents.networks.space_encoding import SpaceEncoding
+from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer, checked
 from agents.world_model.config import WorldModelConfig
@@ -60,7 +60,7 @@ class WorldModel(OwnAgent):
 
     Config: ClassVar[type[WorldModelConfig]] = WorldModelConfig
     driver: ClassVar[str] = "scorer"
-    heals: ClassVar[bool] = True
+    recovers: ClassVar[bool] = True
     n_envs: ClassVar[int] = 4
 
     def __init__(
@@ -76,17 +76,17 @@ class WorldModel(OwnAgent):
         self.config = config = WorldModelConfig() if config is None else config
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
-        self.codec = codec = Codec(self.observation_space, self.action_space)
+        self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
         self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer, ReplayScorer)  # type: ignore[arg-type]
         self.notes = _notes(self.scorer)
-        self._stale = None if config.relabel else Stale(self.scorer)
-        self.policy = self.learner = WorldLearner(config, codec, seed=seed, device=self.device)
+        self._stale = None if config.relabel else FrozenReward(self.scorer)
+        self.policy = self.learner = WorldLearner(config, encoding, seed=seed, device=self.device)
         self.steps = Steps(envs, seed, self.scorer)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
         self.replay = Replay(
             config.buffer_size,
             envs.num_envs,
-            codec,
+            encoding,
             self._stale or self.scorer,
             gamma=config.gamma,  # type: ignore[arg-type]
             device=self.device,
@@ -112,7 +112,7 @@ class WorldModel(OwnAgent):
         Raises:
             ValueError: naming the space.
         """
-        Codec(observation_space, action_space)
+        SpaceEncoding(observation_space, action_space)
 
     # ------------------------------------------------------------------ learning
 
@@ -152,7 +152,7 @@ class WorldModel(OwnAgent):
         config, n = self.config, self.steps.n
         for _ in range(config.rollout):
             action = self._act()
-            batch = self.steps.step(action, self.codec)
+            batch = self.steps.step(action, self.encoding)
             self._recent.append((batch, action))
             if self._stale is not None:
                 self._stale.timesteps = self.num_timesteps
@@ -179,7 +179,7 @@ class WorldModel(OwnAgent):
         if len(self.replay) >= self.config.learning_starts:
             return action
         uniform = torch.rand(action.shape, generator=self.learner.generator, device=self.device)
-        if self.codec.discrete:
+        if self.encoding.discrete:
             uniform = torch.zeros_like(uniform).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
         else:
             uniform = 2 * uniform - 1
@@ -187,8 +187,8 @@ class WorldModel(OwnAgent):
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False) -> Any:
         to = functools.partial(torch.as_tensor, device=self.device)
-        pixels = {key: to(image) for key, image in self.codec.pixels(obs).items()}
-        return self.learner.think(to(self.codec.vector(obs)), pixels, to(began), state, deterministic)
+        pixels = {key: to(image) for key, image in self.encoding.pixels(obs).items()}
+        return self.learner.think(to(self.encoding.vector(obs)), pixels, to(began), state, deterministic)
 
     # ------------------------------------------------------------------ the reward's head
 
@@ -197,10 +197,10 @@ class WorldModel(OwnAgent):
         if not self._recent:
             return 0.0
         to, batches = functools.partial(torch.as_tensor, device=self.device), [batch for batch, _ in self._recent]
-        images = [self.codec.pixels(batch.obs) for batch in batches]
+        images = [self.encoding.pixels(batch.obs) for batch in batches]
         valid = np.stack([batch.valid for batch in batches])
         seen = Seen(
-            to(np.stack([self.codec.vector(batch.obs) for batch in batches])),
+            to(np.stack([self.encoding.vector(batch.obs) for batch in batches])),
             {key: to(np.stack([image[key] for image in images])) for key in images[0]},
             torch.stack([action for _, action in self._recent]),
             to(np.stack([(batch.step == 0) & batch.valid for batch in batches])),
@@ -270,7 +270,7 @@ class WorldModel(OwnAgent):
             state_parts = {name: x.reshape(state_parts[name].shape) for name, x in zip(state_parts, pieces)}
         action, after = self._think(rows, starts, state_parts, deterministic)
         memory = torch.cat([after[name].reshape(n, -1) for name in state_parts], -1).cpu().numpy()
-        taken = self.codec.decode(action.cpu().numpy())
+        taken = self.encoding.decode(action.cpu().numpy())
         return (taken[0] if single else taken), memory
 
     def get_state(self) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class ImagActorCritic(nn.Module):
             log_prob, _ = self.policy.log_prob(self.policy(seen[:-1]), taken)
             known = world.empowerment.log_prob(seen[:-1], seen[1:], bounded)
             reward = reward + self.config.empowerment_reward * (known - log_prob)
-        return seen, taken, reward, self.config.gamma * world.goes_on(seen[:-1], bounded)
+        return seen, taken, reward, self.config.gamma * world.continues(seen[:-1], bounded)
 
     def _starts(self, replayed: Replayed) -> Tensor:
         """Rows to dream from, drawn among those that are valid."""

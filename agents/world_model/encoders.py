@@ -23,7 +23,7 @@ from agents.dynamics.cells import layer
 from agents.networks.actor_critic import linear
 from agents.networks.glyphs import Glyphs
 from agents.networks.heads import symlog
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.world_model.representation import recon_pixels, recon_vector
 
 CHANNELS, MOST = 32, 64  # after the first convolution, and then
@@ -34,7 +34,7 @@ class Encoder(nn.Module):
     """(..., D) numbers and {key: (..., C, H, W)} uint8 images -> (..., E).
 
     Args:
-        codec: of the spaces.
+        encoding: of the spaces.
         size: E.
         net_arch: units of the layers that the numbers pass.
         net: "mlp", or "glyphs" for observations in parts, as NetHack gives them.
@@ -43,21 +43,23 @@ class Encoder(nn.Module):
         ValueError: for an unknown `net`, or "glyphs" for observations without parts.
     """
 
-    def __init__(self, codec: Codec, size: int = 128, net_arch: tuple[int, ...] = (128,), net: str = "mlp") -> None:
+    def __init__(
+        self, encoding: SpaceEncoding, size: int = 128, net_arch: tuple[int, ...] = (128,), net: str = "mlp"
+    ) -> None:
         super().__init__()
         if net not in ("mlp", "glyphs"):
             raise ValueError(f"net={net!r} is unknown; give mlp or glyphs")
-        self.size, self.numbers, self.trunk = size, codec.obs_size, None
+        self.size, self.numbers, self.trunk = size, encoding.obs_size, None
         width = 0
         if net == "glyphs":
-            self.trunk = Glyphs(codec.observation_space)
+            self.trunk = Glyphs(encoding.observation_space)
             width = self.trunk.width
-        elif codec.obs_size:
-            widths = (codec.obs_size, *net_arch)
+        elif encoding.obs_size:
+            widths = (encoding.obs_size, *net_arch)
             self.mlp = nn.Sequential(*(layer(a, b) for a, b in itertools.pairwise(widths)))
             width = widths[-1]
-        self.convolutions = nn.ModuleDict({f"image_{key}": _seeing(shape) for key, shape in codec.images.items()})
-        width += sum(math.prod(_sizes(shape)[-1]) for shape in codec.images.values())
+        self.convolutions = nn.ModuleDict({f"image_{key}": _seeing(shape) for key, shape in encoding.images.items()})
+        width += sum(math.prod(_sizes(shape)[-1]) for shape in encoding.images.values())
         self.join = layer(width, size)
 
     def forward(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
@@ -77,19 +79,19 @@ class Decoder(nn.Module):
     """(..., F) -> (..., D) in symlog's space, and {key: (..., C, H, W)} in [0, 1].
 
     Args:
-        codec: of the spaces.
+        encoding: of the spaces.
         features: F.
         net_arch: units of the layers in front of the numbers.
     """
 
-    def __init__(self, codec: Codec, features: int, net_arch: tuple[int, ...] = (128,)) -> None:
+    def __init__(self, encoding: SpaceEncoding, features: int, net_arch: tuple[int, ...] = (128,)) -> None:
         super().__init__()
-        self.numbers = codec.obs_size
-        if codec.obs_size:
+        self.numbers = encoding.obs_size
+        if encoding.obs_size:
             widths = (features, *net_arch)
             layers = [layer(a, b) for a, b in itertools.pairwise(widths)]
-            self.mlp = nn.Sequential(*layers, linear(widths[-1], codec.obs_size, 1.0))
-        self.pictures = nn.ModuleDict({f"image_{k}": _drawing(features, shape) for k, shape in codec.images.items()})
+            self.mlp = nn.Sequential(*layers, linear(widths[-1], encoding.obs_size, 1.0))
+        self.pictures = nn.ModuleDict({f"image_{k}": _drawing(features, shape) for k, shape in encoding.images.items()})
 
     def forward(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         leading, flat = features.shape[:-1], features.reshape(-1, features.shape[-1])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from agents.dynamics.cells import State
 from agents.networks.actor_critic import Flat
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay, Sequences
 from agents.world_model.behaviour import ImagActorCritic, Replayed
 from agents.world_model.mpc import LatentMPC
@@ -38,7 +38,7 @@ class WorldLearner(nn.Module):
 
     Args:
         config: a `WorldModelConfig`.
-        codec: of the spaces.
+        encoding: of the spaces.
         seed: of the weights and of all that is drawn.
         device: where they lie.
 
@@ -52,14 +52,14 @@ class WorldLearner(nn.Module):
         ValueError: for a behaviour that cannot choose such actions.
     """
 
-    def __init__(self, config: Any, codec: Codec, *, seed: int, device: torch.device) -> None:
+    def __init__(self, config: Any, encoding: SpaceEncoding, *, seed: int, device: torch.device) -> None:
         super().__init__()
         self.config = config
         self.generator = torch.Generator(device).manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.world = World(codec, config, self.generator)
-            self.behaviour: Any = self._behaviour(codec, seed)
+            self.world = World(encoding, config, self.generator)
+            self.behaviour: Any = self._behaviour(encoding, seed)
         self.to(device)
         self.flats: dict[str, Flat] = {**self.world.flats(), **self.behaviour.flats()}
         self.length = config.batch_length + config.unroll
@@ -68,18 +68,18 @@ class WorldLearner(nn.Module):
         self.counts: dict[str, int] = {}
         self.good = self._copied()
 
-    def _behaviour(self, codec: Codec, seed: int) -> Any:
-        config, features, discrete = self.config, self.world.cell.size, codec.discrete
+    def _behaviour(self, encoding: SpaceEncoding, seed: int) -> Any:
+        config, features, discrete = self.config, self.world.cell.size, encoding.discrete
         if config.behaviour == "imag_ac":
-            return ImagActorCritic(config, features, codec.action_size, discrete, self.generator)
+            return ImagActorCritic(config, features, encoding.action_size, discrete, self.generator)
         if config.behaviour == "td3":
-            return LatentTD3(config, features, codec.action_size, discrete, self.generator, seed)
+            return LatentTD3(config, features, encoding.action_size, discrete, self.generator, seed)
         if discrete:
             raise ValueError(
-                f'agent.behaviour="mppi" plans with numbers and cannot choose from {codec.action_space}; give '
+                f'agent.behaviour="mppi" plans with numbers and cannot choose from {encoding.action_space}; give '
                 "agent.preset=mrq or agent.preset=r2dreamer"
             )
-        return LatentMPC(config, codec, features, self.generator, seed)
+        return LatentMPC(config, encoding, features, self.generator, seed)
 
     def initial(self, n: int) -> State:
         """What N environments remember before their episodes: parts (N, ...)."""
@@ -104,7 +104,7 @@ class WorldLearner(nn.Module):
         """
         cell = self.world.cell
         embed = self.world.encoder(vector, pixels)[None]
-        unread = embed.new_zeros(1, len(first), self.world.codec.action_size)
+        unread = embed.new_zeros(1, len(first), self.world.encoding.action_size)
         expected = {name: state[name] for name in cell.sizes}
         states, _ = cell.observe(embed, unread, first[None], expected, sample=not deterministic)
         now = {name: part[0] for name, part in states.items()}

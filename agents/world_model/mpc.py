@@ -32,7 +32,7 @@ from agents.dynamics.planners import MPPI
 from agents.dynamics.rollout import imagine
 from agents.networks.actor_critic import Flat
 from agents.networks.heads import TwoHot
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.behaviour import Policy, Replayed, ReturnScale
@@ -60,11 +60,11 @@ class Foresight:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to restore."""
 
-    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, opinions: bool = False) -> Predicted:
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """Where an action leads, what the head pays for it, and the chance that it ends the episode."""
         world = self.world
         next_obs = world.cell.step({"z": obs}, action)["z"]
-        return Predicted(next_obs, world.reward(obs, action), 1 - world.goes_on(obs, action))
+        return Predicted(next_obs, world.reward(obs, action), 1 - world.continues(obs, action))
 
 
 class LatentMPC(nn.Module):
@@ -72,7 +72,7 @@ class LatentMPC(nn.Module):
 
     Args:
         config: a `WorldModelConfig`.
-        codec: of the spaces.
+        encoding: of the spaces.
         features: Z, length of the latent.
         generator: draws plans and actions, on the weights' device.
         seed: of the first weights.
@@ -84,9 +84,11 @@ class LatentMPC(nn.Module):
     updates = 0
     joint = True
 
-    def __init__(self, config: Any, codec: Codec, features: int, generator: torch.Generator, seed: int = 0) -> None:
+    def __init__(
+        self, config: Any, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int = 0
+    ) -> None:
         super().__init__()
-        self.config, self.generator, self.action_size = config, generator, codec.action_size
+        self.config, self.generator, self.action_size = config, generator, encoding.action_size
         self.head = TwoHot(low=-10.0, high=10.0)
         hidden = [config.hidden, config.hidden]
         self.q = Stacked(
@@ -104,7 +106,7 @@ class LatentMPC(nn.Module):
         self.policy = Policy(features, self.action_size, False, config.hidden)
         self.scale = ReturnScale()
         self.planner = MPPI(
-            codec,
+            encoding,
             horizon=config.horizon,
             samples=config.plan_samples + config.plan_policy,
             policy_samples=config.plan_policy,

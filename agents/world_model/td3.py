@@ -58,8 +58,8 @@ def n_step(
     """
     linked = valid[:n] & ~first[1 : n + 1]  # the next row's observation follows this one
     ended = valid[:n] & (terminated[:n] > 0)
-    goes_on = torch.cat([torch.ones_like(linked[:1]), linked[:-1] & ~ended[:-1]]).cumprod(0).bool()
-    taken = goes_on & (linked | ended)
+    continues = torch.cat([torch.ones_like(linked[:1]), linked[:-1] & ~ended[:-1]]).cumprod(0).bool()
+    taken = continues & (linked | ended)
     powers = gamma ** torch.arange(n, device=reward.device, dtype=reward.dtype)
     total = (taken * powers[:, None] * reward[:n]).sum(0)
     count = taken.sum(0)

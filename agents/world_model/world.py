@@ -25,7 +25,7 @@ from agents.dynamics.simnorm import SimNorm
 from agents.dynamics.ssm import SSM
 from agents.networks.actor_critic import Flat, linear
 from agents.networks.heads import TwoHot
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.behaviour import Replayed, value_net
 from agents.world_model.encoders import Decoder, Encoder
@@ -39,7 +39,7 @@ class World(nn.Module):
     """See the file.
 
     Args:
-        codec: of the spaces.
+        encoding: of the spaces.
         config: a `WorldModelConfig`.
         generator: draws latents, on the weights' device.
 
@@ -48,20 +48,20 @@ class World(nn.Module):
         metrics: detached losses of the last `loss`.
     """
 
-    def __init__(self, codec: Codec, config: Any, generator: torch.Generator) -> None:
+    def __init__(self, encoding: SpaceEncoding, config: Any, generator: torch.Generator) -> None:
         super().__init__()
-        self.codec, self.config = codec, config
-        self.encoder = Encoder(codec, config.embed, (config.hidden,), config.net)
-        self.cell = _cell(codec, config, generator)
-        both = self.cell.size + codec.action_size
+        self.encoding, self.config = encoding, config
+        self.encoder = Encoder(encoding, config.embed, (config.hidden,), config.net)
+        self.cell = _cell(encoding, config, generator)
+        both = self.cell.size + encoding.action_size
         self.head = TwoHot(low=-10.0, high=10.0)
         self.reward_net = value_net(both, config.hidden, self.head.outputs)
         self.end_net = nn.Sequential(layer(both, config.hidden), linear(config.hidden, 1, 0.01))
-        self.decoder = Decoder(codec, self._decoded, (config.hidden,)) if config.recon else None
+        self.decoder = Decoder(encoding, self._decoded, (config.hidden,)) if config.recon else None
         self.project = nn.Linear(self.cell.size, config.embed) if config.barlow or config.infonce else None
         self.empowerment = None
         if config.empowerment:
-            self.empowerment = Empowerment(self.cell.size, codec.action_size, codec.discrete, config.hidden)
+            self.empowerment = Empowerment(self.cell.size, encoding.action_size, encoding.discrete, config.hidden)
         self.budget = KLBudget(config.kl_budget, config.dual_lr, config.kl_balance) if config.kl == "repo" else None
         self.slow = None
         if config.behaviour == "td3":
@@ -94,7 +94,7 @@ class World(nn.Module):
         if slow and self.slow is not None:
             nets = self.slow
         embed = nets["encoder"](vector, pixels)[None]
-        nothing = embed.new_zeros(1, embed.shape[1], self.codec.action_size)
+        nothing = embed.new_zeros(1, embed.shape[1], self.encoding.action_size)
         states, _ = nets["cell"].observe(embed, nothing, nothing[..., 0] > 0)
         return {name: part[0] for name, part in states.items()}
 
@@ -102,7 +102,7 @@ class World(nn.Module):
         """(..., F), (..., A) -> (...,)."""
         return self.head.value(self.reward_net(torch.cat([features, action], -1)))
 
-    def goes_on(self, features: Tensor, action: Tensor) -> Tensor:
+    def continues(self, features: Tensor, action: Tensor) -> Tensor:
         """(..., F), (..., A) -> (...,), in [0, 1]."""
         return torch.sigmoid(self.end_net(torch.cat([features, action], -1)).squeeze(-1))
 
@@ -219,9 +219,9 @@ def _mean(value: Tensor, weight: Tensor) -> Tensor:
     return (value * weight).sum() / weight.sum().clamp(min=1e-6)
 
 
-def _cell(codec: Codec, config: Any, generator: torch.Generator) -> Cell:
+def _cell(encoding: SpaceEncoding, config: Any, generator: torch.Generator) -> Cell:
     sizes: dict[str, Any] = {"hidden": config.hidden, "generator": generator}
     if config.cell == "simnorm":
-        return SimNorm(config.embed, codec.action_size, latent=config.latent, **sizes)
+        return SimNorm(config.embed, encoding.action_size, latent=config.latent, **sizes)
     sizes |= {"memory": config.latent, "groups": config.groups, "classes": config.classes}
-    return (RSSM if config.cell == "rssm" else SSM)(config.embed, codec.action_size, **sizes)
+    return (RSSM if config.cell == "rssm" else SSM)(config.embed, encoding.action_size, **sizes)

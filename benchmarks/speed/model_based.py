@@ -27,7 +27,7 @@ from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
 from agents.dynamics.ensemble import Ensemble, EnsembleConfig
 from agents.networks.cuda_graphs import captured
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
 from benchmarks.speed.measure import Measure, interleave, ratio
 
@@ -160,14 +160,14 @@ def _ensemble(everyone: bool, calls: int) -> Measure:
 
     def measure() -> tuple[int, Callable[[], Any]]:
         env = gym.make(TASK)
-        codec = Codec(env.observation_space, env.action_space)
-        model = Ensemble(codec, EnsembleConfig(members=5, elites=5, hidden=[128, 128, 128]), seed=0)
-        obs, action = torch.zeros(ROWS, codec.obs_size), torch.zeros(ROWS, codec.action_size)
+        encoding = SpaceEncoding(env.observation_space, env.action_space)
+        model = Ensemble(encoding, EnsembleConfig(members=5, elites=5, hidden=[128, 128, 128]), seed=0)
+        obs, action = torch.zeros(ROWS, encoding.obs_size), torch.zeros(ROWS, encoding.action_size)
 
         def work() -> None:
             with torch.no_grad():
                 for _ in range(calls):
-                    model.step(obs, action, opinions=everyone)
+                    model.step(obs, action, member_predictions=everyone)
 
         return calls * ROWS, work
 

@@ -146,7 +146,7 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
     last = watch.curve[-1] if watch.curve else {"success": 0.0}
     row = {"success": round(last["success"], 4), "solved_at": watch.solved_at}
     row |= {"chatter": round(float(np.mean(model.collector.rollout.action == 6)), 4)}
-    row |= of_labels(mix.streams["oni"].reward, model.collector.rollout.shown["text"]) if reads else NOTHING
+    row |= of_labels(mix.streams["oni"].reward, model.collector.rollout.modalities["text"]) if reads else NOTHING
     mix.close()
     envs.close()
     return {**row, "steps": steps or length, "seconds": round(time.perf_counter() - clock, 1)}

@@ -99,7 +99,7 @@ def train(task: str, arm: str, seed: int, frames: int = FRAMES, episodes: int = 
         model = PPO(envs, config, scorer=mix, seed=seed)
         model.learn(frames)
         if reads:
-            row = of_labels(mix.streams["oni"].reward, model.collector.rollout.shown["text"])
+            row = of_labels(mix.streams["oni"].reward, model.collector.rollout.modalities["text"])
         mix.close()
         envs.close()
         act = policy(model, TASKS[task])

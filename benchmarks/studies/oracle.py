@@ -53,13 +53,13 @@ def compare(env_id: str, episodes: int = EPISODES, steps: int = STEPS, seed: int
         `steps` compared; `ends`, whether imagined episodes end where the real ones do.
     """
     from agents.dynamics.true import TrueModel
-    from agents.networks.space_encoding import Codec
+    from agents.networks.space_encoding import SpaceEncoding
     from envs.make import make
 
     env = make(env_id, seed=seed)
-    codec = Codec(env.observation_space, env.action_space)
-    model = TrueModel(env_id, codec)
-    played = [_play(env, codec, BALANCE.get(env_id), steps) for _ in range(episodes)]
+    encoding = SpaceEncoding(env.observation_space, env.action_space)
+    model = TrueModel(env_id, encoding)
+    played = [_play(env, encoding, BALANCE.get(env_id), steps) for _ in range(episodes)]
     env.close()
     pieces = played
     if env_id in ROBOTS:
@@ -71,29 +71,29 @@ def compare(env_id: str, episodes: int = EPISODES, steps: int = STEPS, seed: int
         ]
     # The scale of a return: a single reward may happen to be next to nothing.
     typical = float(np.mean(np.abs(np.concatenate([episode[2] for episode in played]))))
-    found = _errors(env_id, model, codec, pieces, typical)
+    found = _errors(env_id, model, encoding, pieces, typical)
     return {**found, "steps": sum(len(episode[0]) for episode in played)}
 
 
 Episode = tuple[np.ndarray, ...]  # obs (T, D), action (T, A) as agents see it, reward (T,), terminated (T,)
 
 
-def _play(env: Any, codec: Any, policy: Callable[[np.ndarray], Any] | None, steps: int) -> Episode:
+def _play(env: Any, encoding: Any, policy: Callable[[np.ndarray], Any] | None, steps: int) -> Episode:
     obs, _ = env.reset()
     rows = []
     for _ in range(steps):
         action = env.action_space.sample() if policy is None else policy(obs)
-        if not codec.discrete:
+        if not encoding.discrete:
             action = np.clip(action, env.action_space.low, env.action_space.high)
         after, reward, terminated, truncated, _ = env.step(action)
-        rows.append((codec.vector(obs[None])[0], codec.encode(np.asarray(action)[None])[0], reward, terminated))
+        rows.append((encoding.vector(obs[None])[0], encoding.encode(np.asarray(action)[None])[0], reward, terminated))
         obs = after
         if terminated or truncated:
             break
     return tuple(np.array(column) for column in zip(*rows))
 
 
-def _errors(env_id: str, model: Any, codec: Any, pieces: list[Episode], typical: float) -> dict[str, Any]:
+def _errors(env_id: str, model: Any, encoding: Any, pieces: list[Episode], typical: float) -> dict[str, Any]:
     """The columns of `compare`."""
     import torch
 
@@ -107,7 +107,7 @@ def _errors(env_id: str, model: Any, codec: Any, pieces: list[Episode], typical:
     def act(state: torch.Tensor, t: int) -> tuple[torch.Tensor, None]:
         if policy is None:
             return torch.as_tensor(actions[t]), None
-        return torch.as_tensor(codec.encode(np.stack([policy(row) for row in state.numpy()]))), None
+        return torch.as_tensor(encoding.encode(np.stack([policy(row) for row in state.numpy()]))), None
 
     with torch.no_grad():
         dream = imagine(

@@ -71,10 +71,10 @@ def best_policy(successor: np.ndarray, reward: np.ndarray, ends: np.ndarray) -> 
         reward: of each move (S, A).
         ends: bool (S, A), the move ends the episode.
     """
-    goes_on = GAMMA * ~ends
+    continues = GAMMA * ~ends
     value = np.zeros(len(successor))
     while True:
-        moves = reward + goes_on * value[successor]
+        moves = reward + continues * value[successor]
         better = moves.max(axis=1)
         if np.abs(better - value).max() < 1e-12:
             return np.round(moves, 9).argmax(axis=1)  # ties go to the first move, whatever the last bit says

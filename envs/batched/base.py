@@ -33,7 +33,7 @@ class BatchedEnv(VectorEnv):
     Where an episode ended, `obs` is the next one's first; `infos` then has `final_obs` (N, ...), the bool (N,) masks
     `_final_obs` and `_final_info`, and `final_info` = {"episode": {"r": float64 (N,), "l": int64 (N,)}, "is_success":
     bool (N,)}, of which only the rows of the masks mean anything. In all other steps `infos` is empty, but for what a
-    program that can be seen has in `shown`: that is in `infos` at every reset and step, and as the ended episodes had
+    program that can be seen has in `modalities`: that is in `infos` at every reset and step, and as the ended episodes had
     it in `final_info`. What `step` returns is valid until the next step.
 
     Args:
@@ -46,7 +46,7 @@ class BatchedEnv(VectorEnv):
         state: name -> (N, ...), all that the dynamics know of the present.
         world: `original` without wrappers, closed; only its constants are read.
         max_steps: steps after which an episode is truncated.
-        shown: some of `envs.types.MEDIA` -> (N, ...), of the observations last returned; empty if nobody asked.
+        modalities: some of `envs.types.MODALITIES` -> (N, ...), of the observations last returned; empty if nobody asked.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -61,7 +61,7 @@ class BatchedEnv(VectorEnv):
         self.action_space = batch_space(original.action_space, n)
         self.arrays, self.xp = arrays, arrays.xp
         self.state: dict[str, Array] = {}
-        self.shown: dict[str, Array] = {}
+        self.modalities: dict[str, Array] = {}
         limits = (getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None))
         self.max_steps = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         self.np_random = np.random.default_rng(seed)
@@ -98,7 +98,7 @@ class BatchedEnv(VectorEnv):
         """The entries of `state` for one of the original environments, unwrapped."""
 
     def _show(self, rows: Array) -> None:
-        """Write some rows of `shown`, int (K,), from `state`; nothing where nothing can be seen."""
+        """Write some rows of `modalities`, int (K,), from `state`; nothing where nothing can be seen."""
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ class BatchedEnv(VectorEnv):
             self.np_random = np.random.default_rng(seed)
             self._used = self._pool_size
         self._begin(self.arrays.array(np.flatnonzero(mask)))
-        return self._obs, dict(self.shown)
+        return self._obs, dict(self.modalities)
 
     def step(self, actions: Array) -> Step:
         """Move all environments one step; whether the actions are in their space is not looked at.
@@ -144,10 +144,10 @@ class BatchedEnv(VectorEnv):
         truncated = self._steps >= self.max_steps
         ended = terminated | truncated
         self._observe(self.state, self._obs)
-        if self.shown:
+        if self.modalities:
             self._show(self._everywhere)
         infos = self._end(ended, terminated) if ended.any() else {}
-        infos.update(self.shown)
+        infos.update(self.modalities)
         return self._obs, self._rewards, terminated, truncated, infos
 
     def _end(self, ended: Array, terminated: Array) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class BatchedEnv(VectorEnv):
         self._final_obs[rows] = self._obs[rows]
         episode = {"r": self._returns * ended, "l": self._steps * ended}
         final = {"episode": episode, "is_success": self._success(terminated) & ended}
-        final |= {name: value.copy() for name, value in self.shown.items()}
+        final |= {name: value.copy() for name, value in self.modalities.items()}
         self._begin(rows)
         return {"final_obs": self._final_obs, "_final_obs": ended, "final_info": final, "_final_info": ended}
 
@@ -171,7 +171,7 @@ class BatchedEnv(VectorEnv):
         first = self.xp.empty_like(self._obs[:count])
         self._observe(fresh, first)
         self._obs[rows] = first
-        if self.shown:
+        if self.modalities:
             self._show(rows)
 
     def _draw(self, count: int) -> dict[str, Array]:
@@ -230,6 +230,6 @@ class BatchedEnv(VectorEnv):
         self._steps = self.arrays.array(steps, np.int64)
         self._returns = self.arrays.array(returns, np.float64)
         self._observe(self.state, self._obs)
-        if self.shown:
+        if self.modalities:
             self._show(self._everywhere)
         return self._obs

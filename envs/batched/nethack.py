@@ -58,7 +58,7 @@ class NetHack(BatchedEnv):
         self._played = np.zeros((n, 256), np.int16)  # their actions
         self._won = np.zeros(n, bool)
         if text:
-            self.shown["text"] = np.full(n, "", object)
+            self.modalities["text"] = np.full(n, "", object)
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -104,7 +104,7 @@ class NetHack(BatchedEnv):
         self._view.write(self._games, self._everywhere, out)
 
     def _show(self, rows: Array) -> None:
-        text, games = self.shown["text"], self._games
+        text, games = self.modalities["text"], self._games
         spoke = games.message[rows, 0] != 0
         text[rows] = ""
         for row in rows[spoke].tolist():
@@ -134,7 +134,7 @@ class NetHack(BatchedEnv):
         first = np.empty_like(self._obs[rows])
         self._view.write(self._games, rows, first)
         self._obs[rows] = first
-        if self.shown:
+        if self.modalities:
             self._show(rows)
 
     def snapshot(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class NetHack(BatchedEnv):
         self._played[:, : played.shape[1]] = played
         self._steps[:], self._returns[:] = steps, state["returns"]
         self._observe(self.state, self._obs)
-        if self.shown:
+        if self.modalities:
             self._show(self._everywhere)
         return self._obs
 

@@ -20,8 +20,8 @@ from gymnasium import spaces
 from envs import batched
 from envs.make import make
 from envs.snapshots import snapshots
-from envs.transitions import shown_by, shown_by_one
-from envs.types import MEDIA, Array, Obs, Transitions, map_obs, put
+from envs.transitions import modalities_of, modalities_of_one
+from envs.types import MODALITIES, Array, Obs, Transitions, map_obs, put
 
 ROWS = 4096  # futures that are played side by side at most
 NUMBERS = 2**25  # of observations that are kept at a time
@@ -37,7 +37,7 @@ class Place:
         step: steps since the episode began.
         ended: whether it is over.
         success: of the episode that ended, where the environment says so.
-        shown: frame, text, signals of `obs`, where they were asked for, (1, ...).
+        modalities: frame, text, signals of `obs`, where they were asked for, (1, ...).
     """
 
     state: Any
@@ -45,7 +45,7 @@ class Place:
     step: int = 0
     ended: bool = False
     success: bool | None = None
-    shown: dict[str, Array] | None = None
+    modalities: dict[str, Array] | None = None
 
 
 class Clones:
@@ -84,9 +84,9 @@ class Clones:
         if self.side_by_side:
             program = self._program(1)
             obs, infos = program.reset(seed=seed)
-            return Place(_row(program.snapshot()), _first(obs), shown=_copied(shown_by(infos)))
+            return Place(_row(program.snapshot()), _first(obs), modalities=_copied(modalities_of(infos)))
         obs, info = self.env.reset(seed=seed)
-        return Place(snapshots.get_state(self.env), obs, shown=shown_by_one(info))
+        return Place(snapshots.get_state(self.env), obs, modalities=modalities_of_one(info))
 
     def play(self, place: Place, actions: np.ndarray) -> Transitions:
         """N futures of at most H steps: actions (H, N, ...) -> (H', N), H' <= H, rows after an end `valid == False`.
@@ -118,16 +118,18 @@ class Clones:
         for t in range(horizon):
             obs, rewards, terminated, truncated, infos = program.step(actions[t])
             ended = terminated | truncated
-            shown, final = shown_by(infos), infos.get("final_info", {})
+            modalities, final = modalities_of(infos), infos.get("final_info", {})
             if ended.any():
                 obs = np.where(_wide(ended, obs), infos["final_obs"], obs)
-                shown = {name: np.where(_wide(ended, value), final[name], value) for name, value in shown.items()}
+                modalities = {
+                    name: np.where(_wide(ended, value), final[name], value) for name, value in modalities.items()
+                }
                 success = bool(np.asarray(final["is_success"])[-1]) if "is_success" in final else None
-            store.write(t, actions[t], obs, rewards, terminated, truncated, alive, shown)
+            store.write(t, actions[t], obs, rewards, terminated, truncated, alive, modalities)
             alive = alive & ~ended
             if not alive.any():
                 break
-        reached = Place(None, store.last(), place.step + store.count, not alive[-1], success, store.last_shown())
+        reached = Place(None, store.last(), place.step + store.count, not alive[-1], success, store.last_modalities())
         if alive[-1]:
             reached.state = _row(program.snapshot())
         return store.batch(), reached
@@ -149,14 +151,14 @@ class Clones:
                     terminated,
                     truncated,
                     True,
-                    shown_by_one(info),
+                    modalities_of_one(info),
                     slice(row, row + 1),
                 )
                 if terminated or truncated or t == horizon - 1:
                     ended = terminated or truncated
                     state = None if ended or row < n - 1 else snapshots.get_state(self.env)
                     said = bool(info["is_success"]) if ended and "is_success" in info else None
-                    reached = Place(state, obs, place.step + t + 1, ended, said, shown_by_one(info))
+                    reached = Place(state, obs, place.step + t + 1, ended, said, modalities_of_one(info))
                     break
         return store.batch(), reached
 
@@ -180,9 +182,9 @@ class _Store:
         self.action = np.zeros((horizon, n, *action_space.shape), action_space.dtype)
         self.reward = np.zeros((horizon, n), np.float32)
         self.terminated, self.truncated, self.valid = (np.zeros((horizon, n), bool) for _ in range(3))
-        self.shown: dict[str, np.ndarray] = {}
-        for name, value in (place.shown or {}).items():
-            self.shown[name] = np.repeat(np.repeat(value[None], n, 1), horizon + 1, 0)
+        self.modalities: dict[str, np.ndarray] = {}
+        for name, value in (place.modalities or {}).items():
+            self.modalities[name] = np.repeat(np.repeat(value[None], n, 1), horizon + 1, 0)
 
     def write(
         self,
@@ -193,7 +195,7 @@ class _Store:
         terminated: Any,
         truncated: Any,
         alive: Any,
-        shown: dict[str, Any],
+        modalities: dict[str, Any],
         rows: slice = slice(None),
     ) -> None:
         put(self.obs, (t + 1, rows), obs)
@@ -201,21 +203,23 @@ class _Store:
         self.terminated[t, rows] = np.asarray(terminated) & alive
         self.truncated[t, rows] = np.asarray(truncated) & alive
         self.valid[t, rows] = alive
-        for name, value in shown.items():
-            self.shown[name][t + 1, rows] = value
+        for name, value in modalities.items():
+            self.modalities[name][t + 1, rows] = value
         self.count = max(self.count, t + 1)
 
     def last(self) -> Obs:
         """What the last future looks like where it stands."""
         return map_obs(lambda x: np.array(x[self.count, -1]), self.obs)
 
-    def last_shown(self) -> dict[str, Array]:
-        return {name: value[self.count, -1:].copy() for name, value in self.shown.items()}
+    def last_modalities(self) -> dict[str, Array]:
+        return {name: value[self.count, -1:].copy() for name, value in self.modalities.items()}
 
     def batch(self) -> Transitions:
         h = self.count
-        shown: dict[str, Any] = {name: value[1 : h + 1] for name, value in self.shown.items() if name in MEDIA}
-        shown |= {f"obs_{name}": value[:h] for name, value in self.shown.items() if name in MEDIA}
+        modalities: dict[str, Any] = {
+            name: value[1 : h + 1] for name, value in self.modalities.items() if name in MODALITIES
+        }
+        modalities |= {f"obs_{name}": value[:h] for name, value in self.modalities.items() if name in MODALITIES}
         return Transitions(
             obs=map_obs(lambda x: x[:h], self.obs),
             action=self.action[:h],
@@ -225,7 +229,7 @@ class _Store:
             truncated=self.truncated[:h],
             valid=self.valid[:h],
             step=self.place.step + np.repeat(np.arange(h)[:, None], self.n, 1),
-            **shown,
+            **modalities,
         )
 
 
@@ -255,8 +259,8 @@ def _first(obs: Obs) -> Obs:
     return map_obs(lambda x: np.array(x[0]), obs)
 
 
-def _copied(shown: dict[str, Any]) -> dict[str, Any]:
-    return {name: np.array(value) for name, value in shown.items()}
+def _copied(modalities: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(value) for name, value in modalities.items()}
 
 
 def _wide(mask: np.ndarray, value: Any) -> np.ndarray:

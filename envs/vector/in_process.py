@@ -29,7 +29,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envs.types import Obs
-from envs.vector.shared_buffers import Slots, Stepper, media
+from envs.vector.shared_buffers import SharedBuffers, Stepper, modality_names
 
 Maker = Callable[[], gym.Env]
 Result = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -40,7 +40,7 @@ class SlotVectorEnv(VectorEnv):
 
     groups: tuple[slice, ...]
 
-    def _describe(self, env: gym.Env, n: int, groups: tuple[slice, ...], slots: Slots) -> None:
+    def _describe(self, env: gym.Env, n: int, groups: tuple[slice, ...], slots: SharedBuffers) -> None:
         self.num_envs = n
         self.groups = groups
         self.spec = env.spec
@@ -166,15 +166,15 @@ class SlotVectorEnv(VectorEnv):
             if self._slots.text is not None:
                 self._slots.text[row] = text
 
-    def _result(self, slots: Slots, ended: bool) -> Result:
+    def _result(self, slots: SharedBuffers, ended: bool) -> Result:
         return slots.obs, slots.reward, slots.terminated, slots.truncated, self._infos(slots, ended)
 
-    def _infos(self, slots: Slots, ended: bool) -> dict[str, Any]:
-        infos = media(slots)
+    def _infos(self, slots: SharedBuffers, ended: bool) -> dict[str, Any]:
+        infos = modality_names(slots)
         if not ended:
             return infos
         mask = slots.terminated | slots.truncated
-        final = media(slots, "final_")
+        final = modality_names(slots, "final_")
         counted = mask
         if slots.lost.any():
             infos["lost"], counted = slots.lost, mask & ~slots.lost
@@ -200,7 +200,7 @@ class InProcess(SlotVectorEnv):
         self.envs: list[gym.Env] = []
         for make in makers:  # if one cannot be made, those before it are closed with this object
             self.envs.append(make())
-        self._describe(self.envs[0], n, everything, Slots.like(self.envs[0], n, np.zeros))
+        self._describe(self.envs[0], n, everything, SharedBuffers.like(self.envs[0], n, np.zeros))
         self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, everything)
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:

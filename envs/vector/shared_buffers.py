@@ -16,14 +16,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.types import MEDIA, Obs, map_obs, put
+from envs.types import MODALITIES, Obs, map_obs, put
 from envs.wrappers import Observer
 
 New = Callable[[tuple[int, ...], Any], np.ndarray]  # (shape, dtype) -> an array of zeros
 
 
 @dataclass(frozen=True, eq=False)
-class Slots:
+class SharedBuffers:
     """What goes in and out of N environments in one step, one row each."""
 
     obs: Obs  # (N, *obs_shape)
@@ -45,7 +45,7 @@ class Slots:
     final_text: np.ndarray | None
 
     @classmethod
-    def like(cls, env: gym.Env, n: int, new: New) -> Slots:
+    def like(cls, env: gym.Env, n: int, new: New) -> SharedBuffers:
         """Slots for `n` environments like `env`, their arrays made by `new`, always in the same order."""
         size = env.frame_size if isinstance(env, Observer) else None
         width = len(env.signals) if isinstance(env, Observer) else 0
@@ -70,9 +70,9 @@ class Slots:
             final_text=np.full(n, "", object) if text else None,
         )
 
-    def view(self, rows: slice) -> Slots:
+    def view(self, rows: slice) -> SharedBuffers:
         """Some of the rows."""
-        return Slots(**{f.name: _rows(getattr(self, f.name), rows) for f in fields(self)})
+        return SharedBuffers(**{f.name: _rows(getattr(self, f.name), rows) for f in fields(self)})
 
 
 def _rows(x: Any, rows: slice) -> Any:
@@ -87,9 +87,9 @@ def _allocate(space: spaces.Space, n: int, new: New, composite: bool = True) -> 
     return new((n, *space.shape), space.dtype)
 
 
-def media(slots: Slots, prefix: str = "") -> dict[str, Any]:
+def modality_names(slots: SharedBuffers, prefix: str = "") -> dict[str, Any]:
     """Frames, texts and signals, as far as there are any; with the prefix `final_`, those of last observations."""
-    return {name: value for name in MEDIA if (value := getattr(slots, prefix + name)) is not None}
+    return {name: value for name in MODALITIES if (value := getattr(slots, prefix + name)) is not None}
 
 
 class Stepper:
@@ -103,7 +103,11 @@ class Stepper:
     """
 
     def __init__(
-        self, envs: Mapping[int, gym.Env], slots: Slots, shares: Sequence[slice], lost: Mapping[int, int] | None = None
+        self,
+        envs: Mapping[int, gym.Env],
+        slots: SharedBuffers,
+        shares: Sequence[slice],
+        lost: Mapping[int, int] | None = None,
     ) -> None:
         self.row = min(envs)  # the one that works; where an error comes from
         self._me = self.row
@@ -114,14 +118,14 @@ class Stepper:
         self._steps = [[(row, envs[row].step) for row in range(*share.indices(n))] for share in shares]
         self._ended = [True for _ in shares]
         self._flat = not isinstance(slots.obs, Mapping)
-        self._media = tuple(media(slots))
+        self._modality_names = tuple(modality_names(slots))
         self._lost: dict[int, tuple[int, Obs, dict[str, Any]]] = {}
         for self.row, seed in (lost or {}).items():
             self._begin_anew(self.row, seed)
 
     def step(self, group: int) -> bool:
         """Step the environments of a group; returns whether an episode ended."""
-        slots, share, flat, media = self._slots, self._shares[group], self._flat, self._media
+        slots, share, flat, modality_names = self._slots, self._shares[group], self._flat, self._modality_names
         obs, rewards = slots.obs, slots.reward
         if self._ended[group]:
             slots.terminated[share] = slots.truncated[share] = slots.lost[share] = False
@@ -146,7 +150,7 @@ class Stepper:
                     obs[row] = value
                 else:
                     put(obs, row, value)
-                if media:
+                if modality_names:
                     self._show(row, info)
         except Exception:
             self.row = row
@@ -166,7 +170,7 @@ class Stepper:
         slots.reward[row], slots.terminated[row], slots.truncated[row], slots.lost[row] = 0.0, False, True, True
         put(slots.final_obs, row, map_obs(lambda x: x[row], slots.obs))
         slots.success[row] = 0
-        for name in self._media:
+        for name in self._modality_names:
             getattr(slots, f"final_{name}")[row] = getattr(slots, name)[row]
         put(slots.obs, row, obs)
         self._show(row, info)
@@ -177,11 +181,11 @@ class Stepper:
         put(slots.final_obs, row, obs)
         slots.episode_return[row], slots.episode_length[row] = info["episode"]["r"], info["episode"]["l"]
         slots.success[row] = 1 + info["is_success"] if "is_success" in info else 0
-        for name in self._media:
+        for name in self._modality_names:
             getattr(slots, f"final_{name}")[row] = info[name]
 
     def _show(self, row: int, info: dict[str, Any]) -> str | None:
-        for name in self._media:
+        for name in self._modality_names:
             getattr(self._slots, name)[row] = info[name]
         return info.get("text")
 

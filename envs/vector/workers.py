@@ -38,7 +38,7 @@ import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from envs.vector.in_process import Maker, SlotVectorEnv
-from envs.vector.shared_buffers import Slots, Stepper
+from envs.vector.shared_buffers import SharedBuffers, Stepper
 from envs.vector.watchdog import Budget, Gone, Line, Worker, WorkerError, guard, stop
 
 __all__ = ["WorkerError", "Workers", "cores", "share"]
@@ -121,9 +121,9 @@ class Workers(SlotVectorEnv):
         self._orphans = method == "forkserver" or threading.current_thread() is threading.main_thread()
         one = makers[0]()  # only to see what its spaces are
         block = Block()
-        Slots.like(one, n, block)
+        SharedBuffers.like(one, n, block)
         self._memory = self._context.RawArray("b", block.size)
-        self._describe(one, n, groups, Slots.like(one, n, Block(self._memory)))
+        self._describe(one, n, groups, SharedBuffers.like(one, n, Block(self._memory)))
         one.close()
         self._slots.turn[:] = -1
         self._workers: list[Worker] = []
@@ -333,7 +333,7 @@ def _work(
     try:
         for row, make in makers.fn.items():
             envs[row] = make()
-        slots = Slots.like(envs[row], n, Block(memory))
+        slots = SharedBuffers.like(envs[row], n, Block(memory))
         if slots.text is not None and texts is not None:
             slots.text[:] = texts
         stepper = Stepper(envs, slots, shares, lost)
@@ -357,7 +357,7 @@ def _work(
         stepper.close()
 
 
-def _obey(stepper: Stepper, slots: Slots, shares: list[slice], byte: bytes, request: Any) -> tuple[bytes, Any]:
+def _obey(stepper: Stepper, slots: SharedBuffers, shares: list[slice], byte: bytes, request: Any) -> tuple[bytes, Any]:
     if byte == REQUEST:
         return QUIET, stepper.ask(*request)
     group = byte[0]
@@ -368,7 +368,7 @@ def _obey(stepper: Stepper, slots: Slots, shares: list[slice], byte: bytes, requ
 
 
 def _account(
-    method: str, row: int, error: Exception, slots: Slots | None = None, env: Any = None
+    method: str, row: int, error: Exception, slots: SharedBuffers | None = None, env: Any = None
 ) -> tuple[str, str, str]:
     """What was done, a sentence about the error, and its traceback."""
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -32,8 +32,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 import rewards
-from envs.transitions import Cursor, from_gym_step, from_vector_step, shown_by, shown_by_one
-from envs.types import MEDIA, Memory, Obs, Transitions
+from envs.transitions import Cursor, from_gym_step, from_vector_step, modalities_of, modalities_of_one
+from envs.types import MODALITIES, Memory, Obs, Transitions
 from rewards.base import merge_memory
 from rewards.mix.mix import Mix
 
@@ -98,13 +98,13 @@ class _Listener:
         self.cursor = Cursor(n)
         self.memory: dict[str, Memory] = {name: reward.initial_memory(n) for name, reward in self.rewards.items()}
 
-    def begin(self, shown: Mapping[str, Any], mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`; `shown` comes with their first observations."""
+    def begin(self, modalities: Mapping[str, Any], mask: np.ndarray | None = None) -> None:
+        """Episodes begin, in all environments or those of `mask`; `modalities` comes with their first observations."""
         mask = np.ones(self.n, bool) if mask is None else np.asarray(mask, bool)
-        self._require(shown)
+        self._require(modalities)
         for name, reward in self.rewards.items():
             memory = merge_memory(self.memory[name], reward.initial_memory(self.n), mask)
-            self.memory[name] = reward.begin(memory, shown, mask) if hasattr(reward, "begin") else memory
+            self.memory[name] = reward.begin(memory, modalities, mask) if hasattr(reward, "begin") else memory
 
     def hear(self, batch: Transitions) -> None:
         """One step on, (N,); rows that are no transitions change nothing."""
@@ -117,10 +117,10 @@ class _Listener:
         """Float32 (N, D)."""
         return np.concatenate([reward.guide(self.memory[name]) for name, reward in self.rewards.items()], axis=1)
 
-    def _require(self, shown: Mapping[str, Any]) -> None:
+    def _require(self, modalities: Mapping[str, Any]) -> None:
         for name, reward in self.rewards.items():
-            for field in MEDIA:
-                if field in reward.requires and field not in shown:
+            for field in MODALITIES:
+                if field in reward.requires and field not in modalities:
                     option = f"frame_size={reward.frame_size}" if field == "frame" else f"{field}=True"
                     raise ValueError(
                         f'the reward {name!r} reads {field}, but info["{field}"] is missing; make the environment with '
@@ -146,9 +146,9 @@ class GuidedEnv(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._obs, info = self.env.reset(seed=seed, options=options)
-        shown = shown_by_one(info)
-        self.listener.cursor.begin(shown)
-        self.listener.begin(shown)
+        modalities = modalities_of_one(info)
+        self.listener.cursor.begin(modalities)
+        self.listener.begin(modalities)
         return self._join(), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -195,9 +195,9 @@ class Guided(VectorWrapper):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
-        shown = shown_by(infos)
-        self.listener.cursor.begin(shown, None if mask is None else np.asarray(mask, bool))
-        self.listener.begin(shown, mask)
+        modalities = modalities_of(infos)
+        self.listener.cursor.begin(modalities, None if mask is None else np.asarray(mask, bool))
+        self.listener.begin(modalities, mask)
         return self._join(obs), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -213,7 +213,7 @@ class Guided(VectorWrapper):
         if begun.any():
             if listened is None:  # its last observation goes out with what was said of it
                 infos = {**infos, "final_obs": self._last(batch.next_obs, begun)}
-            listener.begin(shown_by(infos), begun)
+            listener.begin(modalities_of(infos), begun)
         return self._join(next_obs), rewards, terminations, truncations, infos
 
     def snapshot(self) -> dict[str, Any]:

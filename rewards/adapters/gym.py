@@ -18,8 +18,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from envs.transitions import Chunk, Cursor, from_gym_step, from_vector_step, shown_by, shown_by_one
-from envs.types import MEDIA, Transitions
+from envs.transitions import Chunk, Cursor, from_gym_step, from_vector_step, modalities_of, modalities_of_one
+from envs.types import MODALITIES, Transitions
 from rewards.mix.mix import Mix
 
 
@@ -56,9 +56,9 @@ class Driver:
             self.metrics = self.mix.update(fresh, raw, self.timesteps)
         return total
 
-    def begin(self, shown: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`; `shown` is what their infos show."""
-        self.cursor.begin(shown, mask)
+    def begin(self, modalities: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        """Episodes begin, in all environments or those of `mask`; `modalities` is what their infos show."""
+        self.cursor.begin(modalities, mask)
         if self.memory:
             self.memory = self.mix.reset_memory(self.memory, np.ones(self.n, bool) if mask is None else mask)
 
@@ -94,8 +94,8 @@ class RewardWrapper(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        require_media(self.driver.mix, info)
-        self.driver.begin(shown_by_one(info))
+        require_modalities(self.driver.mix, info)
+        self.driver.begin(modalities_of_one(info))
         self._obs = copy.deepcopy(obs)
         return obs, info
 
@@ -136,8 +136,8 @@ class VectorRewardWrapper(VectorWrapper):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
-        require_media(self.driver.mix, infos)
-        self.driver.begin(shown_by(infos), None if mask is None else np.asarray(mask, bool))
+        require_modalities(self.driver.mix, infos)
+        self.driver.begin(modalities_of(infos), None if mask is None else np.asarray(mask, bool))
         self._obs = copy.deepcopy(obs)
         return obs, infos
 
@@ -161,9 +161,9 @@ class VectorRewardWrapper(VectorWrapper):
         return next_obs, total, terminations, truncations, infos
 
 
-def require_media(mix: Mix, info: Any) -> None:
+def require_modalities(mix: Mix, info: Any) -> None:
     """Say at the first reset, not an hour later, that frames, texts or signals are missing."""
-    for field in MEDIA:
+    for field in MODALITIES:
         if field in mix.requires and field not in info:
             wants = [name for name, stream in mix.streams.items() if field in stream.requires]
             option = f"frame_size={mix.frame_size}" if field == "frame" else f"{field}=True"

@@ -17,9 +17,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from envs.finite import is_finite, refuse
-from envs.transitions import Cursor, from_rollout_buffer, from_sb3_step, innermost, lost_in, shown_in
-from envs.types import MEDIA, map_obs, put
-from rewards.adapters.gym import Driver, require_media
+from envs.transitions import Cursor, from_rollout_buffer, from_sb3_step, innermost, lost_in, modalities_in
+from envs.types import MODALITIES, map_obs, put
+from rewards.adapters.gym import Driver, require_modalities
 from rewards.adapters.sb3_replay import RelabelCallback, relabelling
 from rewards.mix.mix import Mix
 from rewards.mix.side_critic import SideCritic
@@ -39,8 +39,8 @@ class RewardVecEnv(VecEnvWrapper):
     def reset(self) -> Any:
         obs = self.venv.reset()
         infos = innermost(self.venv).reset_infos
-        require_media(self.driver.mix, infos[0])
-        self.driver.begin(shown_in(infos))
+        require_modalities(self.driver.mix, infos[0])
+        self.driver.begin(modalities_in(infos))
         self._obs = copy.deepcopy(obs)
         return obs
 
@@ -81,7 +81,7 @@ class RewardCallback(BaseCallback):
         self.cursor: Cursor | None = None
         self.critics: dict[str, SideCritic] = {}
         self.seen_reward = False
-        self._media = [name for name in MEDIA if name in mix.requires]
+        self._modality_names = [name for name in MODALITIES if name in mix.requires]
         self._t = 0
         self._final_obs: dict[tuple[int, int], Any] = {}
         self._seen: dict[str, np.ndarray] = {}
@@ -97,10 +97,10 @@ class RewardCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         assert self.cursor is not None
-        if not self.cursor.shown:
+        if not self.cursor.modalities:
             infos = self._inner.reset_infos
-            require_media(self.mix, infos[0])
-            self.cursor.begin(shown_in(infos))
+            require_modalities(self.mix, infos[0])
+            self.cursor.begin(modalities_in(infos))
 
     def _on_rollout_start(self) -> None:
         assert self.cursor is not None
@@ -135,8 +135,8 @@ class RewardCallback(BaseCallback):
                 seen["truncated"][t, n] = infos[n].get("TimeLimit.truncated", False)
                 if infos[n].get("terminal_observation") is not None:
                     self._final_obs[t, int(n)] = infos[n]["terminal_observation"]
-        if self._media:
-            self._record_media(t, dones, infos)
+        if self._modality_names:
+            self._record_modalities(t, dones, infos)
         self.cursor.step = np.where(dones, 0, self.cursor.step + 1)
         self._t = t + 1
         return True
@@ -160,22 +160,22 @@ class RewardCallback(BaseCallback):
                 put(wide, n, last)
                 refuse({"observation": wide}, self.cursor.step, kept | {"next_obs": wide})
 
-    def _record_media(self, t: int, dones: np.ndarray, infos: Any) -> None:
+    def _record_modalities(self, t: int, dones: np.ndarray, infos: Any) -> None:
         """Keep what a step showed: of its successor, and of the observation it started from."""
         cursor, seen = self.cursor, self._seen
         assert cursor is not None
-        shown = {name: value for name, value in shown_in(infos).items() if name in self._media}
-        for name, now in shown.items():
+        modalities = {name: value for name, value in modalities_in(infos).items() if name in self._modality_names}
+        for name, now in modalities.items():
             wanted = {name: now}
             if f"obs_{name}" in self.mix.requires:
-                wanted[f"obs_{name}"] = cursor.shown[name]
+                wanted[f"obs_{name}"] = cursor.modalities[name]
             for key, value in wanted.items():
                 if key not in seen or seen[key].shape[1:] != value.shape:
                     seen[key] = np.empty((len(seen["done"]), *value.shape), value.dtype)
                 seen[key][t] = value
-        cursor.shown.update(shown)
+        cursor.modalities.update(modalities)
         if dones.any():
-            cursor.show(shown_in(self._inner.reset_infos, dones), dones)
+            cursor.show(modalities_in(self._inner.reset_infos, dones), dones)
 
     def _on_rollout_end(self) -> None:
         buffer, seen = self.model.rollout_buffer, self._seen  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ class RewardCallback(BaseCallback):
             seen["valid"],
             self._first_step,
         )
-        batch = batch.replace(**{key: seen[key] for name in MEDIA for key in (name, f"obs_{name}") if key in seen})
+        batch = batch.replace(**{key: seen[key] for name in MODALITIES for key in (name, f"obs_{name}") if key in seen})
         batch = self.mix.embed(batch)
         raw, self.memory = self.mix.score(batch, self.memory)
         length, n = batch.shape

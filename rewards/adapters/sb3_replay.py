@@ -16,9 +16,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from envs.finite import refuse
-from envs.transitions import Cursor, from_replay, innermost, lost_in, shown_in
-from envs.types import MEDIA, Transitions, stack
-from rewards.adapters.gym import require_media
+from envs.transitions import Cursor, from_replay, innermost, lost_in, modalities_in
+from envs.types import MODALITIES, Transitions, stack
+from rewards.adapters.gym import require_modalities
 from rewards.mix.mix import Mix
 
 
@@ -72,15 +72,15 @@ class _Relabelling:
         self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)  # type: ignore[attr-defined]
         self._fresh = 0  # rows since the last update
         self._pending: list[tuple[int, Transitions]] = []
-        self._media = any(name in mix.requires for name in MEDIA)
+        self._modality_names = any(name in mix.requires for name in MODALITIES)
         self._venv: Any = None
 
     def attach(self, venv: VecEnv) -> None:
         """Tell the buffer what is shown with the first observations; needed only if a reward reads it."""
         self._venv = innermost(venv)
         infos = self._venv.reset_infos
-        require_media(self.mix, infos[0])
-        self.cursor.begin(shown_in(infos))
+        require_modalities(self.mix, infos[0])
+        self.cursor.begin(modalities_in(infos))
 
     def environment_action(self, action: np.ndarray) -> np.ndarray:
         """Stored actions (..., A) in the environment's range and shape: SB3 stores Box actions scaled to [-1, 1]."""
@@ -105,13 +105,13 @@ class _Relabelling:
             batch = from_replay(self, rows, columns).replace(
                 valid=~lost, extras={}, frame=None, text=None, signals=None
             )
-            if self._media:
-                shown = shown_in(infos)
-                batch = batch.replace(**shown, **cursor.of_obs())
-                cursor.shown = dict(shown)
+            if self._modality_names:
+                modalities = modalities_in(infos)
+                batch = batch.replace(**modalities, **cursor.of_obs())
+                cursor.modalities = dict(modalities)
                 if np.any(done) and self._venv is not None:
                     ended = np.asarray(done, bool)
-                    cursor.show(shown_in(self._venv.reset_infos, ended), ended)
+                    cursor.show(modalities_in(self._venv.reset_infos, ended), ended)
             self._pending.append((pos, batch))
             if len(self._pending) >= self.PENDING or lost.any():
                 self.flush()
@@ -126,8 +126,8 @@ class _Relabelling:
     def _repeat(self, pos: int, lost: np.ndarray) -> None:
         """A row in which episodes were lost with their worker holds the transitions before once more, as their ends."""
         before = (pos - 1) % self.buffer_size  # type: ignore[attr-defined]
-        goes_on = lost & (self.dones[before] == 0)  # type: ignore
-        self.dones[before, goes_on] = self.timeouts[before, goes_on] = 1  # type: ignore
+        continues = lost & (self.dones[before] == 0)  # type: ignore
+        self.dones[before, continues] = self.timeouts[before, continues] = 1  # type: ignore
         kept: Any = (self.observations, self.next_observations)  # type: ignore
         arrays = [array for one in kept for array in (one.values() if isinstance(one, dict) else [one])]
         arrays += [self.actions, self.task_rewards, self.dones, self.timeouts, self.steps]  # type: ignore

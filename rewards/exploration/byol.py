@@ -265,13 +265,13 @@ class Loops(nn.Module):
         """
         actions = links.carry(memory["action"], action, links.on)
         given = torch.cat([seen.unflatten(0, links.valid.shape), actions[:-1]], dim=2)
-        valid, goes_on = (torch.from_numpy(m).to(seen.device)[..., None] for m in (links.valid, ~links.ended))
+        valid, continues = (torch.from_numpy(m).to(seen.device)[..., None] for m in (links.valid, ~links.ended))
         plain = (links.valid & ~links.ended).all(axis=1).tolist()
         belief = memory["belief"]
         beliefs, entering = [], [belief]
         for t, rows in enumerate(given):
             new = self.closed(rows, belief)
-            belief = new if plain[t] else torch.where(valid[t], new, belief) * goes_on[t]
+            belief = new if plain[t] else torch.where(valid[t], new, belief) * continues[t]
             beliefs.append(new)
             entering.append(belief)
         return torch.cat(beliefs), torch.stack(entering), actions

@@ -209,8 +209,8 @@ class Author:
         drafts = self._ask([(asked, 1.0, i) for i in range(self.candidates)])
         if len(drafts) == 1:
             return drafts[0]
-        shown = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
-        return self._ask([(wording.format(question=asked, answers=shown), 0.3, 0)])[0]
+        modalities = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
+        return self._ask([(wording.format(question=asked, answers=modalities), 0.3, 0)])[0]
 
     def _ask(self, questions: Sequence[tuple[str, float, int]]) -> list[str]:
         """Answers to (text, temperature, number), at the same time; what failed is left out.

@@ -92,10 +92,10 @@ class Subgoals(Reward):
             "agent": np.ones((n, 3), np.float32),  # x, y and the longer side of the grid
         }
 
-    def begin(self, memory: Memory, shown: Mapping[str, Array], mask: np.ndarray) -> Memory:
-        """The memory, with plans for the environments of `mask`, whose episodes begin as `shown` says."""
+    def begin(self, memory: Memory, modalities: Mapping[str, Array], mask: np.ndarray) -> Memory:
+        """The memory, with plans for the environments of `mask`, whose episodes begin as `modalities` says."""
         after = {name: value.copy() for name, value in memory.items()}
-        signals = np.asarray(shown["signals"])[mask]
+        signals = np.asarray(modalities["signals"])[mask]
         after["plan"][mask] = self.teacher.plans(signals, self.most)
         after["index"][mask] = after["steps"][mask] = 0
         after["agent"][mask] = _agent(signals)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from envs.finite import OnNan
-from envs.types import MEDIA, Memory, Transitions
+from envs.types import MODALITIES, Memory, Transitions
 from rewards.base import Reward, merge_memory
 from rewards.mix.metrics import Ledger
 from rewards.mix.stream import Stream
@@ -40,7 +40,7 @@ class Mix:
             )
         self.frame_size: int | None = next(iter(sizes), None)
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.reward.relabelable]
-        self.keeps = bool(self._lasting) or any(name in self.requires for name in MEDIA)
+        self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
         self._ledger = Ledger()
         self.on_nan = OnNan()
 
@@ -139,7 +139,7 @@ class Mix:
         """
         batch = self.embed(batch)
         columns = dict(batch.extras)
-        for name in (*MEDIA, *(f"obs_{name}" for name in MEDIA)):
+        for name in (*MODALITIES, *(f"obs_{name}" for name in MODALITIES)):
             if name in self.requires and getattr(batch, name) is not None:
                 columns[name] = getattr(batch, name)
         memory = dict(memory)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from envs.finite import NotFinite, OnNan, is_finite
-from envs.types import MEDIA, Memory, Transitions, map_obs
+from envs.types import MODALITIES, Memory, Transitions, map_obs
 from rewards.base import Reward, RewardConfig, values_of
 from rewards.mix.learning import Learning
 from rewards.mix.scale import SCALES, make_scale
@@ -56,7 +56,7 @@ class Stream:
         """Fields of Transitions the stream reads."""
         need = set(self.reward.requires)
         if self.compares and not self.has_memory:
-            need |= {f"obs_{field}" for field in need & set(MEDIA)} | {"obs"}
+            need |= {f"obs_{field}" for field in need & set(MODALITIES)} | {"obs"}
         return frozenset(need)
 
     def initial_memory(self, n: int) -> Memory:

@@ -34,8 +34,8 @@ def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transition
     place = (t - np.maximum.accumulate(np.where(usable & ~follows, t, 0), axis=0)) % length  # within its segment
     last, env = np.nonzero(usable & (place == length - 1))
     rows = last - np.arange(length - 1, -1, -1)[:, None]
-    goes_on = usable[-1] & ~batch.ended[-1] & (place[-1] < length - 1)
-    left = t >= len(usable) - np.where(goes_on, place[-1] + 1, 0)
+    continues = usable[-1] & ~batch.ended[-1] & (place[-1] < length - 1)
+    left = t >= len(usable) - np.where(continues, place[-1] + 1, 0)
     return batch[rows, env[None]], left
 
 
@@ -45,12 +45,14 @@ class Segments:
     Args:
         length: L, steps of a segment.
         capacity: segments kept.
-        media: fields beside observations, actions and rewards to keep: frames, texts, signals.
+        modality_names: fields beside observations, actions and rewards to keep: frames, texts, signals.
         extras: names of the extras to keep.
     """
 
-    def __init__(self, length: int, capacity: int, media: frozenset[str] = frozenset(), extras: tuple[str, ...] = ()):
-        self.length, self.media, self.extras = length, media, extras
+    def __init__(
+        self, length: int, capacity: int, modality_names: frozenset[str] = frozenset(), extras: tuple[str, ...] = ()
+    ):
+        self.length, self.modality_names, self.extras = length, modality_names, extras
         self.pool: deque[Transitions] = deque(maxlen=capacity)  # each (L,)
         self.tail: Transitions | None = None  # (M,) rows of unfinished segments, in time order
         self.left = np.zeros((0, 0), bool)  # (<L, N), where those rows were
@@ -75,7 +77,9 @@ class Segments:
 
     def slim(self, batch: Transitions) -> Transitions:
         """The batch without what no one will look at."""
-        absent = {name: None for name in vars(batch) if name not in (*PARTS, "extras") and name not in self.media}
+        absent = {
+            name: None for name in vars(batch) if name not in (*PARTS, "extras") and name not in self.modality_names
+        }
         extras = {key: value for key, value in batch.extras.items() if key in self.extras}
         return batch.replace(extras=extras, **absent)
 

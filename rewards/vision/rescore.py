@@ -42,7 +42,7 @@ class Rescorer:
                 "name the model that made them"
             )
         self.seen = np.asarray(embeddings, np.float32)
-        self.shown = shows(self.seen)
+        self.modalities = shows(self.seen)
 
     def __call__(self, config: Any) -> np.ndarray:
         """Float32 (N,): what a `clip` or a `contrast` with these settings pays for each frame.
@@ -58,6 +58,6 @@ class Rescorer:
         if not isinstance(config, ContrastConfig):
             return Clip(config, None, None, seed=self.seed).rate(self.seen)  # type: ignore[arg-type]
         contrast = Contrast(config, None, None, seed=self.seed)  # type: ignore[arg-type]
-        if config.reference and not contrast.calibration.ready and self.shown.any():
-            contrast.calibrate(self.seen if self.shown.all() else self.seen[self.shown])
+        if config.reference and not contrast.calibration.ready and self.modalities.any():
+            contrast.calibrate(self.seen if self.modalities.all() else self.seen[self.modalities])
         return values_of(contrast.rate(self.seen))

@@ -242,10 +242,10 @@ class _Sampler:
         return info
 
     def begin(self, obs: Any) -> Any:
-        from envs.transitions import shown_by_one
+        from envs.transitions import modalities_of_one
 
         self.memory.clear()
-        self.cursor.begin(shown_by_one(self.show(self.plan.before, counted=False)))
+        self.cursor.begin(modalities_of_one(self.show(self.plan.before, counted=False)))
         return obs
 
     def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool]:

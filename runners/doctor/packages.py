@@ -109,9 +109,9 @@ def extra(name: str, *requirements: str) -> Iterator[Finding]:
 
 def house() -> Iterator[Finding]:
     """Where the four packages are, and whether they are ours."""
-    from runners.train import PACKAGES, intruder
+    from runners.train import PACKAGES, name_collision
 
-    stranger = intruder()
+    stranger = name_collision()
     if stranger:
         yield Finding("packages", "missing", stranger, "make a virtual environment without the other one")
     else:

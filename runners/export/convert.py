@@ -119,15 +119,17 @@ def _decision(actions: Any) -> Decision:
 def _dyna(model: Any) -> Policy:
     if model.config.planner != "none":
         raise NoForm(f"agent=dyna with agent.planner={model.config.planner} acts by looking ahead in its model")
-    codec, learner = model.codec, model.learner
+    encoding, learner = model.encoding, model.learner
     whitening = _normalised(learner.mean, learner.scale, CLIP)
-    parts, layers = _own_parts(codec.inputs, whitening)
-    if codec.discrete:
+    parts, layers = _own_parts(encoding.inputs, whitening)
+    if encoding.discrete:
         layers += [*_stacked(learner.critic, learner.config.activation), *_values(learner), Mean(0)]
-        return Policy(_inputs(codec.observation_space), parts, _chain(*layers), _choice(codec), codec.inputs.bare)
-    layers += [*_stacked(learner.actor, learner.config.activation, outputs=codec.action_size), Mean(0), nn.Tanh()]
-    decision = _bounded("rescale", codec.action_space)
-    return Policy(_inputs(codec.observation_space), parts, _chain(*layers), decision, codec.inputs.bare)
+        return Policy(
+            _inputs(encoding.observation_space), parts, _chain(*layers), _choice(encoding), encoding.inputs.bare
+        )
+    layers += [*_stacked(learner.actor, learner.config.activation, outputs=encoding.action_size), Mean(0), nn.Tanh()]
+    decision = _bounded("rescale", encoding.action_space)
+    return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), decision, encoding.inputs.bare)
 
 
 def _iql(model: Any) -> Policy:
@@ -138,7 +140,7 @@ def _iql(model: Any) -> Policy:
     for number, (weight, bias) in enumerate(rows):
         layers += [_linear(weight, bias), *([nn.ReLU()] if number < len(rows) - 1 else [])]
     if model.discrete:
-        decision = _choice(model.codec)
+        decision = _choice(model.encoding)
     else:
         layers.append(nn.Tanh())
         decision = _bounded("rescale", model.action_space)
@@ -255,8 +257,8 @@ def _inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     return {key: (tuple(part.shape or ()), np.dtype(part.dtype).name) for key, part in parts.items()}
 
 
-def _choice(codec: Any) -> Decision:
-    space = codec.action_space
+def _choice(encoding: Any) -> Decision:
+    space = encoding.action_space
     return Decision("choose", (), np.dtype(space.dtype).name, (int(space.n),), (int(space.start),))
 
 

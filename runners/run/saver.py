@@ -166,7 +166,7 @@ class Saver(BaseCallback):
         self._write(self.capture(), step)
 
     def _write(self, state: dict[str, Any], step: int) -> None:
-        if not self._is_sound(state["agent"]["modules"], step):
+        if not self._all_finite(state["agent"]["modules"], step):
             return
         if time.monotonic() - self._failed_at < RETRY_S and self.signals.received is None:
             return
@@ -180,7 +180,7 @@ class Saver(BaseCallback):
         self._saved, self.storage_error = step, None
         self.on_save(step)
 
-    def _is_sound(self, modules: dict[str, Any], step: int) -> bool:
+    def _all_finite(self, modules: dict[str, Any], step: int) -> bool:
         """Whether every weight of the agent is a number: others are not saved, the earlier checkpoints stay.
 
         Raises:

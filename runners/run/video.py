@@ -135,7 +135,7 @@ def play(
         shown: whether the environment draws pictures.
         world: what `opened` gave, to be used again; None for one that is closed at the end.
     """
-    from envs.transitions import Cursor, from_gym_step, shown_by_one
+    from envs.transitions import Cursor, from_gym_step, modalities_of_one
     from envs.types import stack
 
     env = opened(config, mix, shown) if world is None else world
@@ -143,7 +143,7 @@ def play(
     try:
         cursor = Cursor(1)
         obs, info = env.reset(seed=seed)
-        cursor.begin(shown_by_one(info))
+        cursor.begin(modalities_of_one(info))
         images: list[np.ndarray] = []
         texts: list[str] = []
         rows: list[Transitions] = []

@@ -64,10 +64,10 @@ def main(argv: list[str] | None = None) -> int:
         print(__doc__)
         return 0 if argv else 2
     from runners.run.exits import Stopped
-    from runners.train import intruder
+    from runners.train import name_collision
 
     try:
-        stranger = intruder()
+        stranger = name_collision()
         if stranger:
             raise UsageError(stranger)
         return sweep(read(argv), argv)

@@ -138,7 +138,7 @@ class Corridor:
     def reward(self, features, action):
         return self._wins(features, action)
 
-    def goes_on(self, features, action):
+    def continues(self, features, action):
         return 1 - self._wins(features, action)
 
 

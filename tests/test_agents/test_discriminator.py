@@ -10,10 +10,10 @@ from gymnasium import spaces
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig, gradient_penalty
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import split
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 
-LINE = Codec(spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
+LINE = SpaceEncoding(spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
 
 
 def right(obs, action):
@@ -31,7 +31,7 @@ class HalfBroken:
     def __init__(self):
         self.draw = torch.Generator().manual_seed(0)
 
-    def step(self, obs, action, *, sample=True, opinions=False):
+    def step(self, obs, action, *, sample=True, member_predictions=False):
         broken = torch.rand(len(obs), 1, generator=self.draw) < 0.5
         return Predicted(torch.where(broken, wrong(obs, action), right(obs, action)), obs[:, 0])
 
@@ -77,7 +77,7 @@ def test_the_true_outcome_is_chosen_and_a_rollout_that_has_only_a_broken_one_end
 
 def test_a_judge_that_cannot_tell_lets_rollouts_go_on():
     class Right:
-        def step(self, obs, action, *, sample=True, opinions=False):
+        def step(self, obs, action, *, sample=True, member_predictions=False):
             return Predicted(right(obs, action), obs[:, 0])
 
     model = judge(batch_size=64)
@@ -93,7 +93,7 @@ def test_the_threshold_falls_until_nineteen_in_twenty_of_the_recorded_transition
     class Right:
         """A model that is surer than the world: it knows one outcome where there are two."""
 
-        def step(self, obs, action, *, sample=True, opinions=False):
+        def step(self, obs, action, *, sample=True, member_predictions=False):
             return Predicted(right(obs, action), obs[:, 0])
 
     def rows(count, seed):
@@ -204,7 +204,7 @@ def test_on_a_gpu_it_chooses_as_well():
     rows.columns = tuple(x.cuda() for x in rows.columns[:3])
 
     class OnGpu(HalfBroken):
-        def step(self, obs, action, *, sample=True, opinions=False):
+        def step(self, obs, action, *, sample=True, member_predictions=False):
             return Predicted(super().step(obs.cpu(), action.cpu()).next_obs.cuda(), obs[:, 0])
 
     model.fit(rows, OnGpu())

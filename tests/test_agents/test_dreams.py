@@ -8,12 +8,12 @@ import torch
 from gymnasium import spaces
 
 from agents.dynamics.rollout import Imagined
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.imagined import Dreams
 from runners.run.checkpoint import pack, unpack
 
 BOX = spaces.Box(-10, 10, (2,), np.float32)
-CODEC = Codec(BOX, spaces.Discrete(3))
+CODEC = SpaceEncoding(BOX, spaces.Discrete(3))
 
 
 def dreamt(first, alive=((1, 1, 1), (1, 0, 1))):

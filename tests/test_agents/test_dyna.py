@@ -102,7 +102,7 @@ def test_discrete_actions_are_learnt_by_dqn(preset):
     model.learn(120, log_interval=None)
     assert isinstance(model.learner, DeepQ) and model.learner.epsilon == pytest.approx(0.3)
     assert not torch.equal(weights(model), before) and bool(weights(model).isfinite().all())
-    obs = model.codec.obs(model.replay.arrays()[0][:7].numpy())
+    obs = model.encoding.obs(model.replay.arrays()[0][:7].numpy())
     assert model.predict(obs, deterministic=True)[0].shape == (7,)
     if preset == "factored":
         dreams = model.imagination.dreams.sample(50, 0.99)

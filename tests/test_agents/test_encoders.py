@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from agents.networks.actor_critic import Flat
 from agents.networks.heads import symlog
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.world_model.encoders import Decoder, Encoder
 from envs.nethack.view import View
 
@@ -20,7 +20,7 @@ def image(*shape):
 
 def codec_of(*shapes, numbers=4):
     parts = {f"eye{i}": image(*shape) for i, shape in enumerate(shapes)}
-    return Codec(spaces.Dict(parts | ({"n": spaces.Box(-9, 9, (numbers,))} if numbers else {})), ACTIONS)
+    return SpaceEncoding(spaces.Dict(parts | ({"n": spaces.Box(-9, 9, (numbers,))} if numbers else {})), ACTIONS)
 
 
 def seeded(make):
@@ -29,10 +29,10 @@ def seeded(make):
         return make()
 
 
-def drawn(codec, *leading):
+def drawn(encoding, *leading):
     g = torch.Generator().manual_seed(0)
-    vector = torch.randn(*leading, codec.obs_size, generator=g)
-    pixels = {k: torch.randint(0, 256, (*leading, *s), generator=g).byte() for k, s in codec.images.items()}
+    vector = torch.randn(*leading, encoding.obs_size, generator=g)
+    pixels = {k: torch.randint(0, 256, (*leading, *s), generator=g).byte() for k, s in encoding.images.items()}
     return vector, pixels
 
 
@@ -41,40 +41,40 @@ def drawn(codec, *leading):
 def test_any_observation_becomes_an_embedding_and_features_become_one(shapes, numbers):
     if not shapes and not numbers:
         return
-    codec = codec_of(*shapes, numbers=numbers)
-    encoder, decoder = Encoder(codec, 16), Decoder(codec, 10)
-    vector, pixels = drawn(codec, 3, 2)
+    encoding = codec_of(*shapes, numbers=numbers)
+    encoder, decoder = Encoder(encoding, 16), Decoder(encoding, 10)
+    vector, pixels = drawn(encoding, 3, 2)
     assert encoder(vector, pixels).shape == (3, 2, 16) and encoder.size == 16
     with torch.no_grad():
-        said, shown = decoder(torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(0)))
-    assert said.shape == vector.shape and shown.keys() == pixels.keys()
-    for key, picture in shown.items():
+        said, modalities = decoder(torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(0)))
+    assert said.shape == vector.shape and modalities.keys() == pixels.keys()
+    for key, picture in modalities.items():
         assert picture.shape == pixels[key].shape and picture.min() >= 0 and picture.max() <= 1
     assert decoder.loss(torch.zeros(3, 2, 10), vector, pixels).shape == (3, 2)
 
 
 def test_bare_spaces_are_read_too():
     for space in (image(3, 16, 16), spaces.Box(-1, 1, (5,)), spaces.Discrete(4)):
-        codec = Codec(space, ACTIONS)
-        vector, pixels = drawn(codec, 6)
-        assert Encoder(codec, 8)(vector, pixels).shape == (6, 8)
-        said, shown = Decoder(codec, 8)(torch.zeros(6, 8))
-        assert said.shape == vector.shape and shown.keys() == pixels.keys()
+        encoding = SpaceEncoding(space, ACTIONS)
+        vector, pixels = drawn(encoding, 6)
+        assert Encoder(encoding, 8)(vector, pixels).shape == (6, 8)
+        said, modalities = Decoder(encoding, 8)(torch.zeros(6, 8))
+        assert said.shape == vector.shape and modalities.keys() == pixels.keys()
 
 
 def test_a_row_is_embedded_alone_whatever_its_batch():
-    codec = codec_of((3, 16, 16))
-    encoder = Encoder(codec, 8)
-    vector, pixels = drawn(codec, 4, 2)
+    encoding = codec_of((3, 16, 16))
+    encoder = Encoder(encoding, 8)
+    vector, pixels = drawn(encoding, 4, 2)
     whole = encoder(vector, pixels)
     part = encoder(vector[2, 1], {k: v[2, 1] for k, v in pixels.items()})
     torch.testing.assert_close(whole[2, 1], part)
 
 
 def test_every_number_and_every_pixel_is_read():
-    codec = codec_of((1, 9, 10), (2, 5, 5))
-    encoder = seeded(lambda: Encoder(codec, 8))
-    vector, pixels = drawn(codec, 1)
+    encoding = codec_of((1, 9, 10), (2, 5, 5))
+    encoder = seeded(lambda: Encoder(encoding, 8))
+    vector, pixels = drawn(encoding, 1)
     vector.requires_grad_()
     pixels = {k: v.float().requires_grad_() for k, v in pixels.items()}
     (encoder(vector, pixels) * torch.arange(8.0)).sum().backward()
@@ -82,16 +82,16 @@ def test_every_number_and_every_pixel_is_read():
 
 
 def test_large_numbers_are_squeezed():
-    codec = codec_of(numbers=2)
-    encoder = Encoder(codec, 8, net_arch=())
+    encoding = codec_of(numbers=2)
+    encoder = Encoder(encoding, 8, net_arch=())
     with torch.no_grad():
         big = torch.tensor([[1e6, -1e6]])
         torch.testing.assert_close(encoder(big, {}), encoder.join(symlog(big)))
 
 
 def test_a_decoder_learns_to_show_what_it_was_shown():
-    codec = codec_of((1, 8, 8), numbers=2)
-    encoder, decoder = seeded(lambda: (Encoder(codec, 32), Decoder(codec, 32)))
+    encoding = codec_of((1, 8, 8), numbers=2)
+    encoder, decoder = seeded(lambda: (Encoder(encoding, 32), Decoder(encoding, 32)))
     vector = torch.tensor([[1.0, 0.0], [0.0, 300.0]])
     pictures = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     pictures[0, 0, :4], pictures[1, 0, :, 2] = 255, 255
@@ -103,15 +103,15 @@ def test_a_decoder_learns_to_show_what_it_was_shown():
         flat.step(5e-3, 100.0)
         losses.append(loss.item())
     assert losses[-1] < 0.02 * losses[0]
-    said, shown = decoder(encoder(vector, {"eye0": pictures}))
-    assert torch.equal(shown["eye0"] > 0.5, pictures > 127)
+    said, modalities = decoder(encoder(vector, {"eye0": pictures}))
+    assert torch.equal(modalities["eye0"] > 0.5, pictures > 127)
     torch.testing.assert_close(said, symlog(vector), atol=0.2, rtol=0)
 
 
 def test_nethack_goes_through_glyphs():
-    codec = Codec(View(crop=5, message=True).space(), ACTIONS)
-    encoder = Encoder(codec, 16, net="glyphs")
-    vector, _ = drawn(codec, 3, 2)
+    encoding = SpaceEncoding(View(crop=5, message=True).space(), ACTIONS)
+    encoder = Encoder(encoding, 16, net="glyphs")
+    vector, _ = drawn(encoding, 3, 2)
     assert encoder(vector, {}).shape == (3, 2, 16)
     assert encoder.join[0].in_features == encoder.trunk.width == 256
     with pytest.raises(ValueError, match=r"needs observations in parts"):

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from agents.dynamics.ensemble import Ensemble, EnsembleConfig, split
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 
 A = torch.tensor([[0.9, 0.2], [-0.1, 0.8]])
 B, C = torch.tensor([[0.0, 0.5]]), torch.tensor([0.1, -0.2])
@@ -25,9 +25,9 @@ class Rows:
         return self.columns
 
 
-def codec(obs_size, action_size=1):
+def encoding(obs_size, action_size=1):
     box = spaces.Box(-np.inf, np.inf, (obs_size,), np.float32)
-    return Codec(box, spaces.Box(-1, 1, (action_size,), np.float32))
+    return SpaceEncoding(box, spaces.Box(-1, 1, (action_size,), np.float32))
 
 
 def linear_world(rows=2000, seed=0, noise=0.0):
@@ -41,7 +41,7 @@ def linear_world(rows=2000, seed=0, noise=0.0):
 
 def ensemble(obs_size=2, action_size=1, seed=0, **settings):
     return Ensemble(
-        codec(obs_size, action_size), EnsembleConfig(**{"hidden": [32, 32], "batch_size": 64, **settings}), seed=seed
+        encoding(obs_size, action_size), EnsembleConfig(**{"hidden": [32, 32], "batch_size": 64, **settings}), seed=seed
     )
 
 
@@ -53,7 +53,7 @@ def test_members_side_by_side_equal_a_loop_over_them():
     model = ensemble(members=3, norm="layer", terminations=True)
     model.fit(linear_world(), 20)
     obs, action = torch.randn(7, 2), torch.randn(7, 1)
-    predicted = model.step(obs, action, sample=False, opinions=True)
+    predicted = model.step(obs, action, sample=False, member_predictions=True)
     x = (torch.cat([obs, action], -1) - model.net.inputs.mean) / model.net.inputs.scale
     for k in range(3):
         low, high, *layers = [p[k] for p in model.net.parameters()]
@@ -86,7 +86,7 @@ def test_noise_is_recovered_as_the_deviation_a_member_predicts():
     model = ensemble(members=1, hidden=[32])
     model.fit(linear_world(6000, noise=0.1))
     obs, action, *_ = linear_world(500, seed=1).arrays()
-    predicted = model.step(obs, action, opinions=True)
+    predicted = model.step(obs, action, member_predictions=True)
     stds = predicted.stds[0] * model.net.outputs.scale[:2]
     torch.testing.assert_close(stds.mean(0), torch.tensor([0.1, 10.0]), rtol=0.1, atol=0)
     spread = predicted.next_obs - model.step(obs, action, sample=False).next_obs  # what is sampled has it, too
@@ -98,7 +98,7 @@ def test_ts1_gives_each_elite_an_equal_share_of_the_rows_and_every_row_every_eli
     model = ensemble(members=3, kind="det")
     model.fit(linear_world(), 5)
     obs, action = torch.randn(rows, 2), torch.randn(rows, 1)
-    by_member = model.step(obs, action, opinions=True).means  # (3, rows, 2)
+    by_member = model.step(obs, action, member_predictions=True).means  # (3, rows, 2)
     by_member = obs + model.net.outputs.mean[:2] + by_member * model.net.outputs.scale[:2]
     counts = torch.zeros(3, rows)
     splits = 600
@@ -121,7 +121,7 @@ def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_are_a
     judged = torch.cat([scaled, torch.zeros(300, 1)], -1)[split(300, 1)[1]]
     assert model.elites.tolist() == model.net.losses(judged).argsort()[:2].tolist()
     obs, action = torch.randn(50, 2), torch.randn(50, 1)
-    predicted = model.step(obs, action, opinions=True)
+    predicted = model.step(obs, action, member_predictions=True)
     by_member = obs + model.net.outputs.mean[:2] + predicted.means * model.net.outputs.scale[:2]
     for outcome in (predicted, model.step(obs, action)):
         gap = (outcome.next_obs - by_member).abs().amax(-1)
@@ -214,7 +214,7 @@ def test_gradients_through_an_outcome_leave_the_models_own_alone():
     model = ensemble(members=3)
     model.fit(linear_world(200), 20)
     before, obs = model._flat.grad.clone(), torch.randn(4, 2, requires_grad=True)
-    model.step(obs, torch.zeros(4, 1), opinions=True).next_obs.sum().backward()
+    model.step(obs, torch.zeros(4, 1), member_predictions=True).next_obs.sum().backward()
     assert obs.grad.abs().min() > 0 and torch.equal(model._flat.grad, before)
 
 
@@ -235,7 +235,7 @@ def test_discrete_actions_and_the_end_of_an_episode_are_learned():
     action = torch.nn.functional.one_hot(torch.randint(3, (2000,), generator=draw), 3).float()
     next_obs = obs + action @ torch.tensor([[-0.5], [0.0], [0.5]])
     ended = (next_obs[:, 0].abs() > 1).float()
-    line = Codec(spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3))
+    line = SpaceEncoding(spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3))
     model = Ensemble(line, EnsembleConfig(members=1, hidden=[32, 32], terminations=True, batch_size=64))
     model.fit(Rows(obs, action, next_obs, next_obs[:, 0], ended))
     predicted = model.step(obs, action, sample=False)
@@ -251,7 +251,9 @@ def test_a_restored_ensemble_goes_on_bit_for_bit():
     second.load_state_dict(first.state_dict())
     for model in (first, second):
         model.fit(world)
-    outcomes = [(model.step(obs, action), model.step(obs, action, opinions=True)) for model in (first, second)]
+    outcomes = [
+        (model.step(obs, action), model.step(obs, action, member_predictions=True)) for model in (first, second)
+    ]
     for a, b in zip(*outcomes):
         assert torch.equal(a.next_obs, b.next_obs) and torch.equal(a.reward, b.reward)
     assert torch.equal(first._flat.value, second._flat.value)
@@ -259,12 +261,12 @@ def test_a_restored_ensemble_goes_on_bit_for_bit():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_it_learns_the_same_world():
-    model = Ensemble(codec(2), EnsembleConfig(members=3, elites=2, hidden=[32, 32]), device="cuda")
+    model = Ensemble(encoding(2), EnsembleConfig(members=3, elites=2, hidden=[32, 32]), device="cuda")
     world = linear_world()
     world.columns = tuple(x.cuda() for x in world.columns)
     assert model.fit(world)["model_error"] < 0.03
     obs, action, next_obs, *_ = (x.cuda() for x in linear_world(500, seed=1).arrays())
-    for predicted in (model.step(obs, action), model.step(obs, action, opinions=True)):
+    for predicted in (model.step(obs, action), model.step(obs, action, member_predictions=True)):
         assert (r2(predicted.next_obs - obs, next_obs - obs) > 0.99).all()
 
 

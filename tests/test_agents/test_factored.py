@@ -10,10 +10,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from agents.dynamics.factored import Entries, Factored, FactoredConfig
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 
-BITS = Codec(spaces.MultiBinary(6), spaces.Discrete(3))
-MIXED = Codec(
+BITS = SpaceEncoding(spaces.MultiBinary(6), spaces.Discrete(3))
+MIXED = SpaceEncoding(
     spaces.Dict({"dice": spaces.MultiDiscrete([3, 3]), "key": spaces.MultiBinary(2), "room": spaces.Discrete(4)}),
     spaces.Discrete(2),
 )
@@ -70,7 +70,7 @@ def test_chances_are_learnt_and_drawn_as_they_are() -> None:
     model.fit(recorded(obs, action, next_obs, next_obs[:, 0], torch.zeros(4000)))
     for bit, expected in ((1.0, 0.2), (0.0, 0.7)):
         here = obs[obs[:, 1] == bit]
-        means = model.step(here, action[: len(here)], opinions=True).means
+        means = model.step(here, action[: len(here)], member_predictions=True).means
         assert means is not None and float(means[0, :, 0].mean()) == pytest.approx(expected, abs=0.03)
         drawn = [model.step(here, action[: len(here)]) for _ in range(5)]
         share = torch.stack([p.next_obs[:, 0] for p in drawn]).mean()
@@ -137,7 +137,7 @@ def test_members_see_other_rows_and_share_the_sampling() -> None:
     config = FactoredConfig(hidden=[32], members=3, elites=2, first_steps=100)
     model = Factored(BITS, config, seed=0)
     model.fit(recorded(obs, action, *switches(obs, action)))
-    predicted = model.step(obs, action, opinions=True)
+    predicted = model.step(obs, action, member_predictions=True)
     assert predicted.means is not None and predicted.stds is not None and predicted.means.shape == (3, 192, 6)
     assert not torch.equal(predicted.means[0], predicted.means[1])
     p = predicted.means
@@ -194,11 +194,11 @@ def test_a_model_goes_on_exactly_where_it_was_saved() -> None:
 )
 def test_observations_of_other_numbers_are_refused(space: spaces.Space, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Factored(Codec(space, spaces.Discrete(2)))
+        Factored(SpaceEncoding(space, spaces.Discrete(2)))
 
 
 def test_a_box_of_fractions_is_refused_when_it_is_seen() -> None:
-    model = Factored(Codec(spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
+    model = Factored(SpaceEncoding(spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
     obs = torch.tensor([[0.0, 1.0], [1.0, 0.25], [1.0, 1.0]])
     with pytest.raises(ValueError, match=r"entry 1 of an observation is 0\.25, and model=factored knows 0 and 1"):
         model.fit(recorded(obs, torch.eye(2)[[0, 1, 0]], obs, torch.zeros(3), torch.zeros(3)))

@@ -17,13 +17,13 @@ class Linear:
     def __init__(self, b=1.0, odd=None, terminated=None, apart=None):
         self.b, self.odd, self.terminated, self.apart = b, odd, terminated, apart
 
-    def step(self, obs, action, *, sample=True, opinions=False):
+    def step(self, obs, action, *, sample=True, member_predictions=False):
         next_obs = obs + self.b * action
         if self.odd is not None:
             next_obs = self.odd(obs, next_obs)
         ends = None if self.terminated is None else self.terminated(next_obs)
         means = None
-        if opinions:
+        if member_predictions:
             half = self.apart(obs)[:, None].expand_as(obs)
             means = torch.stack([next_obs - half, next_obs + half])
         return Predicted(next_obs, obs[:, 0], ends, means)
@@ -146,9 +146,9 @@ def test_a_penalty_is_taken_off_the_pay():
 
 def test_the_filter_picks_an_outcome_and_ends_what_it_does_not_believe():
     class Branching(Linear):
-        def step(self, obs, action, *, sample=True, opinions=False):
+        def step(self, obs, action, *, sample=True, member_predictions=False):
             n = len(obs) // 3
-            found = super().step(obs, action, sample=sample, opinions=opinions)
+            found = super().step(obs, action, sample=sample, member_predictions=member_predictions)
             found.next_obs = found.next_obs + torch.arange(3).repeat_interleave(n)[:, None] * 10.0
             found.reward = found.next_obs[:, 0]
             return found

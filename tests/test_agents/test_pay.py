@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import rewards
 from agents.dynamics.reward_source import Head, Payer, spread
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
 from envs.types import Transitions
@@ -59,8 +59,8 @@ def mix_around(reward, env):
 
 def swung(scorer, steps=600, n=4):
     """A replay of pendulums, 50 steps each from a random state."""
-    codec = Codec(PENDULUM.observation_space, PENDULUM.action_space)
-    replay = Replay(10_000, n, codec, scorer, gamma=0.99)
+    encoding = SpaceEncoding(PENDULUM.observation_space, PENDULUM.action_space)
+    replay = Replay(10_000, n, encoding, scorer, gamma=0.99)
     env = gym.make("Pendulum-v1").unwrapped
     rng = np.random.default_rng(0)
     for t in range(steps):
@@ -78,10 +78,10 @@ def swung(scorer, steps=600, n=4):
     return replay
 
 
-def imagined(codec, count=64):
+def imagined(encoding, count=64):
     generator = torch.Generator().manual_seed(0)
-    obs, next_obs = torch.randn(2, count, codec.obs_size, generator=generator)
-    action = torch.rand(count, codec.action_size, generator=generator) * 2 - 1
+    obs, next_obs = torch.randn(2, count, encoding.obs_size, generator=generator)
+    action = torch.rand(count, encoding.action_size, generator=generator) * 2 - 1
     task = torch.randn(count, generator=generator)
     return obs, action, next_obs, task, torch.arange(count) % 3 == 0, torch.arange(count)
 
@@ -99,34 +99,34 @@ def imagined(codec, count=64):
     ],
 )
 def test_how_imagination_is_paid_follows_from_what_the_reward_reads(make, how, why):
-    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
-    payer = Payer(make(), codec)
+    encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
+    payer = Payer(make(), encoding)
     assert payer.how == how and why in payer.reason
     assert (payer.head is not None) == (how == "head")
 
 
 def test_gradients_need_a_head_unless_the_model_predicts_the_reward():
-    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
-    wanted = Payer(mix_of(CARTPOLE, "rnd"), codec, differentiable=True)
+    encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
+    wanted = Payer(mix_of(CARTPOLE, "rnd"), encoding, differentiable=True)
     assert wanted.how == "head" and "gradients" in wanted.reason
-    assert Payer(TaskScorer(0.99), codec, differentiable=True).how == "model"
+    assert Payer(TaskScorer(0.99), encoding, differentiable=True).how == "model"
 
 
 def test_frames_and_images_need_a_head():
     class Watching(Signed):
         requires = frozenset({"frame"})
 
-    codec = Codec(PENDULUM.observation_space, PENDULUM.action_space)
-    assert "reads frame, which no model imagines" in Payer(mix_around(Watching, PENDULUM), codec).reason
-    assert "reads images" in Payer(mix_around(Signed, PENDULUM), Codec(IMAGES, PENDULUM.action_space)).reason
+    encoding = SpaceEncoding(PENDULUM.observation_space, PENDULUM.action_space)
+    assert "reads frame, which no model imagines" in Payer(mix_around(Watching, PENDULUM), encoding).reason
+    assert "reads images" in Payer(mix_around(Signed, PENDULUM), SpaceEncoding(IMAGES, PENDULUM.action_space)).reason
 
 
 def test_the_reward_itself_pays_what_it_pays_for_real_transitions():
-    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
+    encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
     mix = mix_of(CARTPOLE, "task", "rnd", rnd="linear:1:0:1000")
     mix.streams["rnd"].warmup = 0
-    obs, action, next_obs, task, terminated, step = imagined(codec)
-    payer = Payer(mix, codec)
+    obs, action, next_obs, task, terminated, step = imagined(encoding)
+    payer = Payer(mix, encoding)
     payer.timesteps = 300
     paid = payer(obs, action, next_obs, task, terminated, step)
     batch = Transitions(
@@ -138,18 +138,18 @@ def test_the_reward_itself_pays_what_it_pays_for_real_transitions():
 
 
 def test_ends_steps_and_actions_reach_the_reward_in_its_own_units():
-    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
-    obs, action, next_obs, task, terminated, step = imagined(codec)
-    payer = Payer(mix_around(Ends, CARTPOLE), codec)
+    encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
+    obs, action, next_obs, task, terminated, step = imagined(encoding)
+    payer = Payer(mix_around(Ends, CARTPOLE), encoding)
     expected = 100 * terminated.float() + step + 10 * action.argmax(-1) + next_obs[:, 0]
     torch.testing.assert_close(payer(obs, action, next_obs, task, terminated, step), expected)
 
 
 def test_the_models_word_is_passed_on_with_its_gradient():
-    codec = Codec(CARTPOLE.observation_space, CARTPOLE.action_space)
-    rows = list(imagined(codec))
+    encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
+    rows = list(imagined(encoding))
     rows[3].requires_grad_()
-    payer = Payer(TaskScorer(0.99), codec)
+    payer = Payer(TaskScorer(0.99), encoding)
     payer(*rows).sum().backward()
     assert rows[3].grad.unique().tolist() == [1]
     assert payer.fit(None, 10) == {}
@@ -158,7 +158,7 @@ def test_the_models_word_is_passed_on_with_its_gradient():
 def test_a_head_learns_a_reward_and_tells_when_it_has_changed():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix)
-    payer = Payer(mix, replay.codec, differentiable=True, seed=0)
+    payer = Payer(mix, replay.encoding, differentiable=True, seed=0)
     first = payer.fit(replay, 200)
     assert first["head_gap"] > 0.5 and first["head_refits"] == 1
     for _ in range(8):
@@ -176,7 +176,7 @@ def test_a_head_learns_a_reward_and_tells_when_it_has_changed():
 def test_a_head_has_the_gradient_of_the_reward():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix)
-    payer = Payer(mix, replay.codec, differentiable=True)
+    payer = Payer(mix, replay.encoding, differentiable=True)
     payer.fit(replay, 300)
     rows = replay.sample(256)
     obs = rows.obs.clone().requires_grad_()
@@ -206,7 +206,7 @@ def test_random_numbers_of_others_are_left_alone():
 def test_a_saved_payer_goes_on_equally():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix, steps=100)
-    payers = [Payer(mix, replay.codec, differentiable=True, seed=seed) for seed in (0, 1)]
+    payers = [Payer(mix, replay.encoding, differentiable=True, seed=seed) for seed in (0, 1)]
     payers[0].fit(replay, 30)
     payers[1].load_state_dict(unpack(*pack(payers[0].state_dict())))
     state = copy.deepcopy(replay.state_dict())
@@ -215,7 +215,7 @@ def test_a_saved_payer_goes_on_equally():
         replay.load_state_dict(copy.deepcopy(state))
         gaps.append(payer.fit(replay, 30)["head_gap"])
     assert gaps[0] == gaps[1]
-    rows = imagined(replay.codec)
+    rows = imagined(replay.encoding)
     assert torch.equal(payers[0](*rows), payers[1](*rows))
 
 
@@ -224,12 +224,12 @@ def test_whole_numbers_are_rounded_before_a_reward_reads_them():
         def score(self, batch, memory=None):
             return batch.next_obs[:, 0].astype(np.float32)
 
-    codec = Codec(spaces.Box(0, 255, (2,), np.uint8), spaces.Discrete(2))
+    encoding = SpaceEncoding(spaces.Box(0, 255, (2,), np.uint8), spaces.Discrete(2))
     space = spaces.Box(0, 255, (2,), np.uint8)
     mix = Mix([Stream("it", First(RewardConfig(), space, spaces.Discrete(2)), gamma=0.9)])
     values = torch.tensor([[4.9, 0.0], [-0.4, 0.0], [300.0, 0.0], [7.2, 0.0]])
     task, no = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
-    paid = Payer(mix, codec)(values, torch.eye(2)[[0, 0, 1, 1]], values, task, no, no.long())
+    paid = Payer(mix, encoding)(values, torch.eye(2)[[0, 0, 1, 1]], values, task, no, no.long())
     assert paid.tolist() == [5, 0, 255, 7]
 
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from agents.dynamics import Predicted
 from agents.dynamics.planners import CEM, MPPI, UPMPC, returns
 from agents.dynamics.rollout import imagine
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 
 GAMMA = 1.0
 A = torch.tensor([[1.0, 0.2], [0.0, 1.0]], dtype=torch.float64)
@@ -18,14 +18,14 @@ B = torch.tensor([[0.02], [0.2]], dtype=torch.float64)
 Q, R = torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64)), 0.1
 STARTS = torch.tensor([[0.3, 0.0], [-0.3, 0.2], [0.0, -0.35]], dtype=torch.float64)
 HORIZON = 12
-CODEC = Codec(spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
-CHOICES = Codec(spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(3))
+CODEC = SpaceEncoding(spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
+CHOICES = SpaceEncoding(spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(3))
 
 
 class Integrator:
     members, differentiable = 1, True
 
-    def step(self, obs, action, *, sample=True, opinions=False):
+    def step(self, obs, action, *, sample=True, member_predictions=False):
         reward = -((obs @ Q) * obs).sum(-1) - R * action.square().sum(-1)
         return Predicted(obs @ A.T + action @ B.T, reward)
 
@@ -129,7 +129,7 @@ def test_what_the_policy_proposes_is_among_what_mppi_weighs():
 
 def test_a_plan_that_is_cut_loses_to_a_loss():
     class Cliff(Integrator):  # pushing right is free, and leaves all numbers behind
-        def step(self, obs, action, *, sample=True, opinions=False):
+        def step(self, obs, action, *, sample=True, member_predictions=False):
             next_obs = torch.where(action > 0, torch.inf, obs)
             return Predicted(next_obs, -torch.ones_like(obs[:, 0]))
 
@@ -146,7 +146,7 @@ class Fork:
     def __init__(self, pay, doubt):
         self.pay, self.doubt = torch.tensor(pay), torch.tensor(doubt)
 
-    def step(self, obs, action, *, sample=True, opinions=False):
+    def step(self, obs, action, *, sample=True, member_predictions=False):
         half = (action * self.doubt).sum(-1)[:, None].expand_as(obs)
         return Predicted(obs, (action * self.pay).sum(-1), None, torch.stack([obs - half, obs + half]))
 

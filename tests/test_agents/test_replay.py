@@ -13,10 +13,10 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
 from agents.env_stepper import Steps
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
-from envs.types import MEDIA, Transitions
+from envs.types import MODALITIES, Transitions
 from rewards.adapters.sb3 import relabelling
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream
@@ -80,18 +80,18 @@ MAKERS = {
 def lived(name, mode, steps, scorer=None, capacity=10_000, n=N, **kwargs):
     """A replay, and the batches that went into it."""
     envs = SyncVectorEnv([lambda i=i: MAKERS[name](i) for i in range(n)], autoreset_mode=mode)
-    codec = Codec(envs.single_observation_space, envs.single_action_space)
+    encoding = SpaceEncoding(envs.single_observation_space, envs.single_action_space)
     scorer = TaskScorer(0.9) if scorer is None else scorer
-    replay = Replay(capacity, n, codec, scorer, gamma=0.9, **kwargs)
+    replay = Replay(capacity, n, encoding, scorer, gamma=0.9, **kwargs)
     moves = Steps(envs, 0)
     moves.begin()
     generator = torch.Generator().manual_seed(1)
     batches = []
     for _ in range(steps):
-        action = torch.rand(n, codec.action_size, generator=generator) * 2 - 1
+        action = torch.rand(n, encoding.action_size, generator=generator) * 2 - 1
         if name == "Scripted":
             action = torch.eye(3)[script(moves.obs)]
-        batches.append(copy.deepcopy(moves.step(action, codec)))
+        batches.append(copy.deepcopy(moves.step(action, encoding)))
         replay.add(batches[-1])
     return replay, batches
 
@@ -105,7 +105,7 @@ def one(reward, name, **config):
 def flat(steps, ends=(), terminated=True, reward=None):
     """A replay of one environment whose observation is the time."""
     box = spaces.Box(-100, 100, (1,), np.float32)
-    replay = Replay(100, 1, Codec(box, box), TaskScorer(0.5), gamma=0.5)
+    replay = Replay(100, 1, SpaceEncoding(box, box), TaskScorer(0.5), gamma=0.5)
     step = 0
     for t in range(steps):
         end = np.array([t in ends])
@@ -129,7 +129,7 @@ def flat(steps, ends=(), terminated=True, reward=None):
 @pytest.mark.parametrize("name", ["Pendulum", "CartPole", "Camera"])
 def test_what_is_sampled_is_what_was_added_with_true_successors(name, mode):
     replay, batches = lived(name, mode, 60)
-    codec = replay.codec
+    encoding = replay.encoding
     assert len(replay) == sum(b.valid.sum() for b in batches)
     rows = replay.sample(300)
     t, i = np.divmod(rows.index.numpy(), N)
@@ -137,9 +137,9 @@ def test_what_is_sampled_is_what_was_added_with_true_successors(name, mode):
     for j, (time, env) in enumerate(zip(t, i)):
         batch = batches[time]
         assert batch.valid[env]
-        np.testing.assert_array_equal(rows.obs[j], codec.vector(batch.obs)[env])
-        np.testing.assert_array_equal(rows.next_obs[j], codec.vector(batch.next_obs)[env])
-        np.testing.assert_array_equal(rows.action[j], codec.encode(batch.action)[env])
+        np.testing.assert_array_equal(rows.obs[j], encoding.vector(batch.obs)[env])
+        np.testing.assert_array_equal(rows.next_obs[j], encoding.vector(batch.next_obs)[env])
+        np.testing.assert_array_equal(rows.action[j], encoding.encode(batch.action)[env])
         assert rows.reward[j] == batch.reward[env] and rows.step[j] == batch.step[env]
         assert rows.discount[j] == pytest.approx(0.0 if batch.terminated[env] else 0.9)
     if name == "Pendulum":  # time limits of 5, 6 and 7 steps: nothing terminates, and steps count up to there
@@ -213,9 +213,9 @@ def test_n_step_returns_end_where_episodes_or_the_ring_end(mode):
 @pytest.mark.parametrize("name", ["Scripted", "Camera"])
 def test_sequences_run_through_time_and_never_past_the_newest_row(name, mode):
     replay, batches = lived(name, mode, 50, capacity=20 * N)
-    codec = replay.codec
+    encoding = replay.encoding
     drawn = replay.sequences(500, 8)
-    assert drawn.vector.shape == (8, 500, codec.obs_size) and drawn.action.shape[:2] == (8, 500)
+    assert drawn.vector.shape == (8, 500, encoding.obs_size) and drawn.action.shape[:2] == (8, 500)
     t, i = np.divmod(drawn.index.numpy(), N)
     t = t + 20 * ((49 - t) // 20)  # of the last twenty steps
     assert (np.diff(t, axis=0) == 1).all() and t.max() == 49 and t[0].max() == 42 and t.min() == 30
@@ -223,7 +223,7 @@ def test_sequences_run_through_time_and_never_past_the_newest_row(name, mode):
         whole = np.stack([getattr(b, name) * b.valid for b in batches])
         np.testing.assert_array_equal(getattr(drawn, name).numpy(), whole[t, i])
     np.testing.assert_array_equal(drawn.first, np.stack([(b.step == 0) & b.valid for b in batches])[t, i])
-    np.testing.assert_array_equal(drawn.vector, np.stack([codec.vector(b.obs) for b in batches])[t, i])
+    np.testing.assert_array_equal(drawn.vector, np.stack([encoding.vector(b.obs) for b in batches])[t, i])
     for key, images in drawn.pixels.items():
         np.testing.assert_array_equal(images, np.stack([b.obs[key] for b in batches])[t, i])
     assert drawn.valid[0].all()
@@ -251,12 +251,12 @@ def test_an_episode_that_somebody_cuts_short_is_not_joined_to_the_next():
     mix = rewards.make({"count": None}, ScriptedWorld.observation_space, ScriptedWorld.action_space)
     envs = SyncVectorEnv([lambda: Camera(0)], autoreset_mode=AutoresetMode.SAME_STEP)
     pictures = one(Brightness, "Camera")
-    codec = Codec(envs.single_observation_space, envs.single_action_space)
-    replay = Replay(50, 1, codec, pictures, gamma=0.5)
+    encoding = SpaceEncoding(envs.single_observation_space, envs.single_action_space)
+    replay = Replay(50, 1, encoding, pictures, gamma=0.5)
     for _ in range(3):
         moves = Steps(envs, 0)
         moves.begin()
-        replay.add(moves.step(torch.tensor([[1.0, 0.0]]), codec))
+        replay.add(moves.step(torch.tensor([[1.0, 0.0]]), encoding))
     rows = replay.rows(torch.arange(3), 3)
     assert rows.discount.tolist() == [0.5] * 3
     after = replay.transitions(torch.arange(3)).next_obs["image"]
@@ -356,9 +356,9 @@ def test_the_buffer_of_stable_baselines_pays_the_same(configs):
         update_every=60,
     )  # fmt: skip
     for batch in batches:
-        shown = {name: getattr(batch, f"obs_{name}") for name in MEDIA}
-        buffer.cursor.show(shown, np.ones(N, bool))
-        infos = [{name: getattr(batch, name)[i] for name in MEDIA} for i in range(N)]
+        modalities = {name: getattr(batch, f"obs_{name}") for name in MODALITIES}
+        buffer.cursor.show(modalities, np.ones(N, bool))
+        infos = [{name: getattr(batch, name)[i] for name in MODALITIES} for i in range(N)]
         ended = batch.ended
         for i in range(N):
             infos[i]["TimeLimit.truncated"] = bool(batch.truncated[i])
@@ -420,7 +420,7 @@ def test_a_saved_replay_goes_on_equally(mode, sampling):
 
     first, _ = lived("Scripted", mode, 70, build(), capacity=25 * N, update_every=30, sampling=sampling)
     first.sample(8)
-    second = Replay(25 * N, N, first.codec, build(), gamma=0.9, update_every=30, sampling=sampling, seed=9)
+    second = Replay(25 * N, N, first.encoding, build(), gamma=0.9, update_every=30, sampling=sampling, seed=9)
     state = unpack(*pack(first.state_dict()))  # as a checkpoint keeps it
     scorer = copy.deepcopy(first.scorer.state_dict())
     second.load_state_dict(state)
@@ -438,7 +438,7 @@ def test_a_saved_replay_goes_on_equally(mode, sampling):
 
 def test_saved_images_go_on_equally():
     first, _ = lived("Camera", MODES[0], 30, one(Brightness, "Camera"), capacity=20 * N)
-    second = Replay(20 * N, N, first.codec, one(Brightness, "Camera"), gamma=0.9, seed=5)
+    second = Replay(20 * N, N, first.encoding, one(Brightness, "Camera"), gamma=0.9, seed=5)
     second.load_state_dict(unpack(*pack(first.state_dict())))
     _, more = lived("Camera", MODES[0], 60)
     for batch in more[30:]:
@@ -449,12 +449,12 @@ def test_saved_images_go_on_equally():
 
 def test_what_is_too_small_says_so():
     box = spaces.Box(-1, 1, (1,), np.float32)
-    codec = Codec(box, box)
+    encoding = SpaceEncoding(box, box)
     with pytest.raises(ValueError, match=r"capacity=3 has no room for a step of 4 environments; give 4"):
-        Replay(3, 4, codec, TaskScorer(0.9), gamma=0.9)
+        Replay(3, 4, encoding, TaskScorer(0.9), gamma=0.9)
     with pytest.raises(ValueError, match=r"sampling='often' is unknown; give one of uniform, dfs, lap"):
-        Replay(9, 4, codec, TaskScorer(0.9), gamma=0.9, sampling="often")
-    replay = Replay(9, 1, codec, TaskScorer(0.9), gamma=0.9)
+        Replay(9, 4, encoding, TaskScorer(0.9), gamma=0.9, sampling="often")
+    replay = Replay(9, 1, encoding, TaskScorer(0.9), gamma=0.9)
     with pytest.raises(ValueError, match=r"the replay is empty; collect transitions"):
         replay.sample(1)
     with pytest.raises(ValueError, match=r"holds 5 steps of each environment, of 100 .* no sequence of 6"):

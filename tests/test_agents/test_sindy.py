@@ -11,10 +11,10 @@ from torch import Tensor
 
 from agents.dynamics.polynomials import Library, stlsq
 from agents.dynamics.sindy import Sindy, SindyConfig
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 
-BOX = Codec(spaces.Box(-np.inf, np.inf, (3,)), spaces.Box(-1, 1, (2,)))
-PENDULUM = Codec(
+BOX = SpaceEncoding(spaces.Box(-np.inf, np.inf, (3,)), spaces.Box(-1, 1, (2,)))
+PENDULUM = SpaceEncoding(
     spaces.Box(np.array([-1, -1, -8], np.float32), np.array([1, 1, 8], np.float32)), spaces.Box(-2, 2, (1,))
 )
 
@@ -231,7 +231,7 @@ def test_every_member_answers_for_its_share_of_the_rows() -> None:
 def test_opinions_are_what_each_member_says_in_units_of_the_changes() -> None:
     model = fitted()
     obs, action = linear(7, 5)[0][:2]
-    means = model.step(obs, action, opinions=True).means
+    means = model.step(obs, action, member_predictions=True).means
     assert means is not None and means.shape == (4, 7, 3)
     theta = model.library(model._variables(obs, action))
     for k in range(4):
@@ -299,6 +299,6 @@ def test_settings_out_of_range_are_refused(change: dict[str, Any], sentence: str
 
 
 def test_images_are_refused() -> None:
-    codec = Codec(spaces.Box(0, 255, (3, 8, 8), np.uint8), spaces.Discrete(2))
+    encoding = SpaceEncoding(spaces.Box(0, 255, (3, 8, 8), np.uint8), spaces.Discrete(2))
     with pytest.raises(ValueError, match=r"SINDy cannot predict images"):
-        Sindy(codec)
+        Sindy(encoding)

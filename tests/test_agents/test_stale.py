@@ -6,8 +6,8 @@ import torch
 import envs.make
 import rewards
 from agents.env_stepper import Steps
-from agents.networks.space_encoding import Codec
-from agents.replay.frozen_reward import Stale
+from agents.networks.space_encoding import SpaceEncoding
+from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay
 
 
@@ -17,14 +17,14 @@ def test_old_transitions_keep_their_pay_and_new_ones_get_todays(names):
     spaces = (venv.single_observation_space, venv.single_action_space)
     configs = {name: rewards.get(name).Config() for name in names}
     mix = rewards.make(configs, *spaces, gamma=0.99, seed=0)
-    codec, stale = Codec(*spaces), Stale(mix)
-    replay = Replay(1000, 2, codec, stale, gamma=0.99, update_every=100)
+    encoding, stale = SpaceEncoding(*spaces), FrozenReward(mix)
+    replay = Replay(1000, 2, encoding, stale, gamma=0.99, update_every=100)
     steps = Steps(venv, 0)
     steps.begin()
     action = torch.eye(2)
     before = None
     for t in range(120):
-        replay.add(steps.step(action[t % 2].expand(2, 2), codec))
+        replay.add(steps.step(action[t % 2].expand(2, 2), encoding))
         if t == 39:
             before = replay.rows(torch.arange(20)).reward
     assert torch.equal(replay.rows(torch.arange(20)).reward, before)

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
 from agents.env_stepper import Steps
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 
@@ -39,16 +39,16 @@ def counters(mode, *lengths, **kwargs):
     return SyncVectorEnv([lambda n=n: Counter(n, **kwargs) for n in lengths], autoreset_mode=mode)
 
 
-def walk(steps, codec, count):
-    return [steps.step(torch.zeros(steps.n, 1), codec) for _ in range(count)]
+def walk(steps, encoding, count):
+    return [steps.step(torch.zeros(steps.n, 1), encoding) for _ in range(count)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_successors_are_true_at_an_episodes_end_in_either_mode(mode):
     made = counters(mode, 3, 5)
-    codec, steps = Codec(made.single_observation_space, made.single_action_space), Steps(made, 0)
+    encoding, steps = SpaceEncoding(made.single_observation_space, made.single_action_space), Steps(made, 0)
     assert steps.begin() and not steps.begin()
-    for batch in walk(steps, codec, 12):
+    for batch in walk(steps, encoding, 12):
         assert np.array_equal(batch.next_obs[batch.valid], batch.obs[batch.valid] + 1)
         assert np.array_equal(batch.step[batch.valid], batch.obs[batch.valid, 0])
     assert {e["l"] for e in steps.episodes} == {3, 5}
@@ -58,22 +58,22 @@ def test_successors_are_true_at_an_episodes_end_in_either_mode(mode):
 
 def test_actions_reach_the_environment_in_its_own_range():
     made = counters(AutoresetMode.SAME_STEP, 9)
-    codec, steps = Codec(made.single_observation_space, made.single_action_space), Steps(made, 0)
+    encoding, steps = SpaceEncoding(made.single_observation_space, made.single_action_space), Steps(made, 0)
     steps.begin()
     for action in (-1.0, 0.0, 1.0):
-        steps.step(torch.tensor([[action]]), codec)
+        steps.step(torch.tensor([[action]]), encoding)
     assert made.envs[0].taken == [-3.0, -1.0, 1.0]
 
 
 def test_what_was_handed_out_is_not_overwritten_by_the_next_step():
     made = envs.make.make_vec("CartPole-v1", 2, seed=0)
-    codec, steps = Codec(made.single_observation_space, made.single_action_space), Steps(made, 0)
+    encoding, steps = SpaceEncoding(made.single_observation_space, made.single_action_space), Steps(made, 0)
     steps.begin()
     hot = torch.eye(2)
-    first = steps.step(hot, codec)
+    first = steps.step(hot, encoding)
     kept = first.map(np.copy)
     for _ in range(30):
-        batch = steps.step(hot, codec)
+        batch = steps.step(hot, encoding)
     for name in ("obs", "action", "reward", "next_obs", "terminated"):
         assert np.array_equal(getattr(first, name), getattr(kept, name)), name
     assert batch.obs.shape == (2, 4)
@@ -82,28 +82,28 @@ def test_what_was_handed_out_is_not_overwritten_by_the_next_step():
 def test_it_goes_on_where_it_stood():
     def fresh():
         made = envs.make.make_vec("Pendulum-v1", 2, seed=3, backend="auto")
-        return made, Codec(made.single_observation_space, made.single_action_space), Steps(made, 3)
+        return made, SpaceEncoding(made.single_observation_space, made.single_action_space), Steps(made, 3)
 
-    made, codec, steps = fresh()
+    made, encoding, steps = fresh()
     steps.begin()
-    walk(steps, codec, 150)
+    walk(steps, encoding, 150)
     state, world = steps.state_dict(), made.snapshot()
-    expected = walk(steps, codec, 120)
+    expected = walk(steps, encoding, 120)
     again, _, resumed = fresh()
     again.restore(world)
     resumed.load_state_dict(state)
     assert not resumed.begin()
-    for one, other in zip(expected, walk(resumed, codec, 120)):
+    for one, other in zip(expected, walk(resumed, encoding, 120)):
         assert np.array_equal(one.next_obs, other.next_obs) and np.array_equal(one.step, other.step)
     assert list(steps.episodes) == list(resumed.episodes) and len(steps.episodes) == 2
 
 
 def test_numbers_that_are_none_are_refused_with_their_place():
     made = counters(AutoresetMode.SAME_STEP, 9, reward=np.nan)
-    codec, steps = Codec(made.single_observation_space, made.single_action_space), Steps(made, 0)
+    encoding, steps = SpaceEncoding(made.single_observation_space, made.single_action_space), Steps(made, 0)
     steps.begin()
     with pytest.raises(FloatingPointError, match=r"environment 0 gave the reward nan at step 0 of its episode"):
-        steps.step(torch.zeros(1, 1), codec)
+        steps.step(torch.zeros(1, 1), encoding)
 
 
 def test_environments_that_do_not_reset_themselves_are_refused():

@@ -18,7 +18,7 @@ class Linear:
 
     members, differentiable = 1, True
 
-    def step(self, obs, action, *, sample=True, opinions=False):
+    def step(self, obs, action, *, sample=True, member_predictions=False):
         next_obs = obs + action
         return Predicted(next_obs, -next_obs.square().sum(-1))
 

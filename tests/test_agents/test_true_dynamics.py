@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agents.dynamics.true import TrueModel
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from benchmarks import results
 from benchmarks.studies import oracle
 from envs.make import make
@@ -37,17 +37,17 @@ def test_imagined_returns_are_real_returns(task):
 
 def model_of(env_id, **options):
     env = make(env_id, seed=0, **options)
-    codec = Codec(env.observation_space, env.action_space)
-    return env, codec, TrueModel(env_id, codec, **options)
+    encoding = SpaceEncoding(env.observation_space, env.action_space)
+    return env, encoding, TrueModel(env_id, encoding, **options)
 
 
-def real_steps(env, codec, count):
+def real_steps(env, encoding, count):
     obs, _ = env.reset()
     rows = []
     for _ in range(count):
         action = env.action_space.sample()
         after, reward, terminated, truncated, _ = env.step(action)
-        rows.append((obs, codec.encode(np.asarray(action)[None])[0], after, reward, terminated))
+        rows.append((obs, encoding.encode(np.asarray(action)[None])[0], after, reward, terminated))
         obs = env.reset()[0] if terminated or truncated else after
     return [np.array(column) for column in zip(*rows)]
 
@@ -58,9 +58,9 @@ def float_tensor(x):
 
 @pytest.mark.parametrize("env_id", ONE_STEP)
 def test_every_real_step_is_foretold(env_id):
-    env, codec, model = model_of(env_id)
-    obs, action, after, reward, terminated = real_steps(env, codec, 60 if "-v5" in env_id else 300)
-    outcome = model.step(float_tensor(obs), float_tensor(action), opinions=True)
+    env, encoding, model = model_of(env_id)
+    obs, action, after, reward, terminated = real_steps(env, encoding, 60 if "-v5" in env_id else 300)
+    outcome = model.step(float_tensor(obs), float_tensor(action), member_predictions=True)
     width = np.abs(after).max(0) + 1e-3
     assert (np.abs(outcome.next_obs.numpy() - after) / width).max() < 2e-5
     assert np.abs(outcome.reward.numpy() - reward).max() < 2e-6 * max(1.0, np.abs(reward).max())
@@ -69,19 +69,21 @@ def test_every_real_step_is_foretold(env_id):
 
 
 def test_options_of_the_environment_are_those_of_the_model():
-    env, codec, model = model_of("lodestar/PendulumUpright-v0", torques=3)
-    obs, action, after, *_ = real_steps(env, codec, 50)
+    env, encoding, model = model_of("lodestar/PendulumUpright-v0", torques=3)
+    obs, action, after, *_ = real_steps(env, encoding, 50)
     np.testing.assert_allclose(model.step(float_tensor(obs), float_tensor(action)).next_obs, after, atol=1e-5)
-    env, codec, model = model_of("Hopper-v5", exclude_current_positions_from_observation=False, forward_reward_weight=7)
-    obs, action, after, reward, _ = real_steps(env, codec, 30)
+    env, encoding, model = model_of(
+        "Hopper-v5", exclude_current_positions_from_observation=False, forward_reward_weight=7
+    )
+    obs, action, after, reward, _ = real_steps(env, encoding, 30)
     outcome = model.step(float_tensor(obs), float_tensor(action))
     np.testing.assert_allclose(outcome.next_obs, after, atol=1e-4)
     np.testing.assert_allclose(outcome.reward, reward, atol=1e-4)
 
 
 def test_the_same_question_has_the_same_answer_whatever_was_asked_before():
-    env, codec, model = model_of("HalfCheetah-v5")
-    obs, action, *_ = (float_tensor(x) for x in real_steps(env, codec, 20))
+    env, encoding, model = model_of("HalfCheetah-v5")
+    obs, action, *_ = (float_tensor(x) for x in real_steps(env, encoding, 20))
     first = model.step(obs, action)
     again = model.step(obs.flip(0), action.flip(0))
     assert torch.equal(first.next_obs, again.next_obs.flip(0)) and torch.equal(first.reward, again.reward.flip(0))

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 import envs.make
-from agents.networks.space_encoding import Codec
+from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.agent import WorldModel
 from agents.world_model.config import WorldModelConfig
@@ -24,7 +24,9 @@ def random(seed=0):
 
 def learner(preset, actions=BOX, **changes):
     config = WorldModelConfig(preset=preset, **{**SMALL, **changes})
-    return WorldLearner(config, Codec(spaces.Box(-9, 9, (3,), np.float32), actions), seed=0, device=torch.device("cpu"))
+    return WorldLearner(
+        config, SpaceEncoding(spaces.Box(-9, 9, (3,), np.float32), actions), seed=0, device=torch.device("cpu")
+    )
 
 
 def sequences(length=6, batch=5, actions=2):
@@ -107,7 +109,7 @@ def test_plans_are_judged_by_the_worlds_own_heads():
     predicted = Foresight(made.world).step(z, action)
     assert torch.equal(predicted.next_obs, made.world.cell.step({"z": z}, action)["z"])
     assert torch.equal(predicted.reward, made.world.reward(z, action))
-    torch.testing.assert_close(predicted.terminated, 1 - made.world.goes_on(z, action))
+    torch.testing.assert_close(predicted.terminated, 1 - made.world.continues(z, action))
 
 
 def test_rewards_are_divided_by_their_root_mean_square_one_burst_late_for_the_slow_value():

@@ -173,7 +173,7 @@ def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_
     assert torch.corrcoef(torch.stack([paid().flatten(), rows.task.flatten()]))[0, 1] > 0.5
     for _ in range(20):  # as in the middle of a rollout
         action = model._act()
-        batch = model.steps.step(action, model.codec)
+        batch = model.steps.step(action, model.encoding)
         model.replay.add(batch)
         model._recent.append((batch, action))
     model.replay.flush()

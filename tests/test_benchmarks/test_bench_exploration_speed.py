@@ -38,10 +38,10 @@ def test_rollouts_follow_on_from_one_another_and_never_change(observation, drive
     whole = {key: np.concatenate([one[key], two[key]]) for key in one}
     assert whole["obs"].shape == (256, 8, *shape)
     assert whole["obs"].dtype == whole["next_obs"].dtype == (np.uint8 if observation == "image" else np.float32)
-    goes_on = ~whole["terminated"][:-1]
-    np.testing.assert_array_equal(whole["obs"][1:][goes_on], whole["next_obs"][:-1][goes_on])
-    assert not np.any(np.all(whole["obs"][1:][~goes_on] == whole["next_obs"][:-1][~goes_on], axis=-1))
-    np.testing.assert_array_equal(whole["step"][1:], np.where(goes_on, whole["step"][:-1] + 1, 0))
+    continues = ~whole["terminated"][:-1]
+    np.testing.assert_array_equal(whole["obs"][1:][continues], whole["next_obs"][:-1][continues])
+    assert not np.any(np.all(whole["obs"][1:][~continues] == whole["next_obs"][:-1][~continues], axis=-1))
+    np.testing.assert_array_equal(whole["step"][1:], np.where(continues, whole["step"][:-1] + 1, 0))
     assert whole["terminated"].mean() == pytest.approx(0.02, abs=0.01)
     assert set(np.unique(whole["action"])) == {0, 1, 2, 3, 4}
 

@@ -38,7 +38,7 @@ def told_alike(env, originals, rng, steps):
     """Play beside the originals until an episode ends; all that was said."""
     said = [original.reset(seed=int(rng.integers(1 << 30)))[1]["text"] for original in originals]
     env.load(originals)
-    assert env.shown["text"].tolist() == said
+    assert env.modalities["text"].tolist() == said
     for _ in range(steps):
         actions = np.array([urge(original, rng) for original in originals])
         *_, terminations, truncations, infos = env.step(actions)
@@ -87,7 +87,7 @@ def test_captions_travel_as_those_of_a_vector_of_environments():
         env = make_vec("MiniGrid-DoorKey-6x6-v0", 3, seed=0, backend=backend, **options)
         assert isinstance(env, kind)
         obs, infos = env.reset()
-        rollout = Rollout(9, env, media=frozenset({"text"}))
+        rollout = Rollout(9, env, modality_names=frozenset({"text"}))
         rollout.begin(obs, infos)
         for step in range(9):
             rollout.write(step, slice(0, 3), *env.step(np.full(3, 2)))
@@ -111,7 +111,7 @@ def test_a_snapshot_keeps_what_was_said_and_what_was_seen(array):
     said = [env.step(one)[-1]["text"].tolist() for one in actions]
     other = batched.make("MiniGrid-DoorKey-5x5-v0", 50, max_episode_steps=9, **options)
     other.restore(state)
-    assert other.shown["text"].tolist() == state["text"]
+    assert other.modalities["text"].tolist() == state["text"]
     assert [other.step(one)[-1]["text"].tolist() for one in actions] == said
     assert len({text for row in said for text in row if "picture" in text}) > 150
 
@@ -123,7 +123,7 @@ def test_classic_control_says_what_the_originals_say(env_id):
     originals = [make(env_id, text=True, seed=i, max_episode_steps=60) for i in range(8)]
     said = [original.reset()[1]["text"] for original in originals]
     env.load(originals)
-    assert env.shown["text"].tolist() == said and "the " in said[0]
+    assert env.modalities["text"].tolist() == said and "the " in said[0]
     for _ in range(60):
         actions = np.stack([original.action_space.sample() for original in originals])
         *_, terminations, truncations, infos = env.step(actions)
@@ -143,8 +143,8 @@ def test_classic_snapshots_bring_their_captions_back():
     said = infos["text"].tolist()
     other = batched.make("lodestar/CartPoleUpright-v0", 3, text=True, frame_size=16)
     other.restore(env.snapshot())
-    assert other.shown["text"].tolist() == said and "upright, the cart is in the middle" not in said[0]
-    assert set(other.shown) == {"text", "frame"}
+    assert other.modalities["text"].tolist() == said and "upright, the cart is in the middle" not in said[0]
+    assert set(other.modalities) == {"text", "frame"}
 
 
 def test_pictures_are_ever_new_and_follow_from_episode_and_step():

@@ -135,15 +135,15 @@ def test_a_snapshot_goes_on_bit_for_bit_and_shows_the_same():
     env.reset()
     for _ in range(3):
         env.step(rng.integers(5, size=5))
-    state, frame = env.snapshot(), env.shown["frame"].copy()
+    state, frame = env.snapshot(), env.modalities["frame"].copy()
     actions = rng.integers(5, size=(15, 5))
     runs = []
     for other in (env, batched.make(FAST, 5, frame_size=32, signals=True, config=FEW)):
         other.restore(state)
-        assert np.array_equal(other.shown["frame"], frame)
+        assert np.array_equal(other.modalities["frame"], frame)
         answers = [other.step(row) for row in actions[:1]]
         runs.append(
-            [np.concatenate([np.ravel(x) for x in (*answer[:4], other.shown["signals"])]) for answer in answers]
+            [np.concatenate([np.ravel(x) for x in (*answer[:4], other.modalities["signals"])]) for answer in answers]
         )
         for row in actions[1:]:
             runs[-1].append(np.ravel(other.step(row)[0]).copy())

@@ -79,10 +79,10 @@ def test_a_snapshot_is_played_again_and_goes_on_exactly():
     for row in plan[:350]:
         env.step(row)
     snapshot = env.snapshot()
-    obs, said = env._obs.copy(), env.shown["text"].tolist()
+    obs, said = env._obs.copy(), env.modalities["text"].tolist()
     fresh = make_vec(OURS, N, backend="batched", text=True, max_episode_steps=300)
     np.testing.assert_array_equal(fresh.restore(snapshot), obs)
-    assert fresh.shown["text"].tolist() == said
+    assert fresh.modalities["text"].tolist() == said
     for row in plan[350:]:
         step, other = env.step(row), fresh.step(row)
         assert_same(step, other, bool((step[2] | step[3]).any()))

@@ -15,9 +15,11 @@ from envs.vector.in_process import InProcess
 class World(gym.Env):
     """Shows an observation of a given space and remembers which actions reached it."""
 
-    def __init__(self, shown, actions=None):
-        self.shown, self.actions = shown, []
-        self.observation_space = shown if isinstance(shown, spaces.Space) else spaces.Box(0.0, 1.0, (3,), np.float32)
+    def __init__(self, modalities, actions=None):
+        self.modalities, self.actions = modalities, []
+        self.observation_space = (
+            modalities if isinstance(modalities, spaces.Space) else spaces.Box(0.0, 1.0, (3,), np.float32)
+        )
         self.action_space = actions or spaces.Discrete(4)
 
     def reset(self, *, seed=None, options=None):
@@ -106,9 +108,9 @@ def test_on_demand_there_is_noise_only_after_the_action_that_watches() -> None:
     env = NoisyTV(world, mode="on_demand", size=2)
     assert env.action_space == spaces.Discrete(5, start=1)
     assert (env.reset(seed=0)[0] == 0).all()
-    shown = [env.step(action)[0][3:] for action in (1, 5, 5, 4)]
-    assert [bool((tv > 0).all()) for tv in shown] == [False, True, True, False]
-    assert (shown[0] == 0).all() and (shown[3] == 0).all() and (shown[1] != shown[2]).all()
+    modalities = [env.step(action)[0][3:] for action in (1, 5, 5, 4)]
+    assert [bool((tv > 0).all()) for tv in modalities] == [False, True, True, False]
+    assert (modalities[0] == 0).all() and (modalities[3] == 0).all() and (modalities[1] != modalities[2]).all()
     assert world.actions == [1, 1, 1, 4]  # to the world, watching is the first action
 
 

@@ -49,7 +49,7 @@ def test_a_game_goes_on_exactly_from_its_snapshot(env_id):
     snapshot = env.snapshot()
     actions = rng.integers(env.action_space.n, size=30).tolist()
 
-    def goes_on(other):
+    def continues(other):
         seen = []
         for action in actions:
             obs, reward, terminated, truncated, info = other.step(action)
@@ -58,10 +58,10 @@ def test_a_game_goes_on_exactly_from_its_snapshot(env_id):
                 seen.append(other.reset()[0].tobytes())
         return seen
 
-    expected = goes_on(env)
+    expected = continues(env)
     fresh = make(env_id, text=True, max_episode_steps=60)
     fresh.restore(snapshot)
-    assert goes_on(fresh) == expected
+    assert continues(fresh) == expected
 
 
 def test_minihack_is_seeded_truncated_and_captioned_as_nethack_is():

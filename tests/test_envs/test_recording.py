@@ -8,7 +8,7 @@ from safetensors.numpy import safe_open, save_file
 
 from envs import recording
 from envs.make import make, make_vec
-from envs.types import MEDIA, Transitions
+from envs.types import MODALITIES, Transitions
 
 
 class Counter(gym.Env):
@@ -183,7 +183,7 @@ def test_a_data_set_of_minari_has_a_successor_for_every_observation_and_channels
     assert batch.action.tolist() == [3, 4, 3, 4]
     assert batch.terminated.tolist() == [False, True, False, True]
     assert batch.step.tolist() == [0, 1, 0, 1]
-    assert set(MEDIA) & {name for name, value in vars(batch).items() if value is not None} == set()
+    assert set(MODALITIES) & {name for name, value in vars(batch).items() if value is not None} == set()
 
 
 def test_observations_in_words_are_refused():

@@ -11,11 +11,11 @@ N, T = 3, 24
 EVERYTHING = frozenset({"next_obs", "frame", "obs_frame", "text", "obs_text"})
 
 
-def play(mode, rollouts=2, media=frozenset({"frame", "text"})):
+def play(mode, rollouts=2, modality_names=frozenset({"frame", "text"})):
     """(world, episode, step) -> what the rollouts say about that transition."""
     envs = SyncVectorEnv([lambda i=i: ScriptedWorld(i, 8) for i in range(N)], autoreset_mode=mode)
     stepper = OneGroup(envs)
-    rollout = Rollout(T, envs, media)
+    rollout = Rollout(T, envs, modality_names)
     rollout.begin(*envs.reset(seed=0))
     told = {}
     for _ in range(rollouts):

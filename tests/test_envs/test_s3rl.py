@@ -215,9 +215,9 @@ def test_students_step_side_by_side(snapshots: Snapshots) -> None:
 
 def test_an_observer_around_a_student_shows_where_it_begins(snapshots: Snapshots) -> None:
     student = _student(snapshots, 0)
-    shown = Observer(student, text=True)
-    _, info = shown.reset()
-    assert info["text"] == shown.caption(student, {}) and "cart" in info["text"]
+    modalities = Observer(student, text=True)
+    _, info = modalities.reset()
+    assert info["text"] == modalities.caption(student, {}) and "cart" in info["text"]
 
 
 def test_what_is_out_of_range_is_refused_in_a_sentence(snapshots: Snapshots) -> None:

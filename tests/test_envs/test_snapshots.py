@@ -181,13 +181,15 @@ def test_wrappers_that_were_not_there_stay_as_they_are() -> None:
     env.reset()
     bare = gym.make("CartPole-v1").unwrapped
     np.testing.assert_array_equal(set_state(bare, get_state(env)), np.float32(env.unwrapped.state))
-    shown = make("MiniGrid-Empty-5x5-v0", seed=0, text=True, sticky=0.5)
-    shown.reset()
-    assert isinstance(shown, Observer)
-    shown.step(2)
-    set_state(shown, get_state(make_and_reset("MiniGrid-Empty-5x5-v0")))
-    assert shown.env.env.env.last_action == 2
-    assert shown.step(2)[4]["text"].startswith("mission")  # what was seen before is not compared with what is seen now
+    modalities = make("MiniGrid-Empty-5x5-v0", seed=0, text=True, sticky=0.5)
+    modalities.reset()
+    assert isinstance(modalities, Observer)
+    modalities.step(2)
+    set_state(modalities, get_state(make_and_reset("MiniGrid-Empty-5x5-v0")))
+    assert modalities.env.env.env.last_action == 2
+    assert modalities.step(2)[4]["text"].startswith(
+        "mission"
+    )  # what was seen before is not compared with what is seen now
 
 
 def make_and_reset(env_id: str, **kwargs) -> gym.Env:

@@ -1,7 +1,7 @@
 import numpy as np
 from scripted import ScriptedWorld
 
-from envs.transitions import Chunk, Cursor, from_gym_step, shown_by_one
+from envs.transitions import Chunk, Cursor, from_gym_step, modalities_of_one
 from envs.types import Transitions, concatenate, stack
 
 
@@ -50,7 +50,7 @@ def test_at_obs_asks_about_the_state_before_the_action():
 def test_gym_builder_counts_steps_and_carries_the_frame_before():
     world, cursor = ScriptedWorld(0), Cursor(1)
     obs, info = world.reset()
-    cursor.begin(shown_by_one(info))
+    cursor.begin(modalities_of_one(info))
     first_frame = info["frame"]
     steps = []
     for _ in range(3):

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rewards
 from envs.make import make, make_vec
-from envs.transitions import Cursor, from_vector_step, shown_by
+from envs.transitions import Cursor, from_vector_step, modalities_of
 from envs.types import map_obs
 from envs.vector.in_process import InProcess
 from rewards.adapters.gym import VectorRewardWrapper
@@ -154,7 +154,7 @@ def test_transitions_frames_and_texts_are_those_of_gymnasiums_vector() -> None:
     cursors, obs = [Cursor(2), Cursor(2)], []
     for vec, cursor in zip(vectors, cursors):
         first, infos = vec.reset()
-        cursor.begin(shown_by(infos))
+        cursor.begin(modalities_of(infos))
         obs.append(first.copy())
     for actions in _actions(vectors[0].single_action_space, 40, 2):
         batches = []

@@ -218,14 +218,14 @@ def test_steps_do_not_count_a_lost_episode() -> None:
     steps = Steps(envs, 0)
     steps.begin()
 
-    class Codec:
+    class SpaceEncoding:
         decode = staticmethod(lambda actions: actions.astype(int)[:, 0])
         vector = staticmethod(lambda obs: obs)
 
     for number in range(30):
         if number == 3:
             _kill(envs, 1)
-        batch = steps.step(torch.zeros(4, 1), Codec())
+        batch = steps.step(torch.zeros(4, 1), SpaceEncoding())
         assert batch.valid.all() == (number != 3)
         if number == 3:
             assert not steps.episodes and steps.running[1].tolist() == [4, 0, 4, 0]

@@ -201,8 +201,8 @@ def test_the_key_reaches_the_server_and_nothing_else(server, ask, tmp_path, monk
     annotator.close()
     assert {headers["Authorization"] for headers, _ in server.seen} == {f"Bearer {key}"}
     told = capfd.readouterr()
-    shown = [state, command, repr(annotator), *annotator.notes(), told.out, told.err]
-    assert len(annotator.events) == 2 and not any(key in text for text in shown)
+    modalities = [state, command, repr(annotator), *annotator.notes(), told.out, told.err]
+    assert len(annotator.events) == 2 and not any(key in text for text in modalities)
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"good 0" in written and key.encode() not in written
 

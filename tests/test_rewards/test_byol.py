@@ -106,9 +106,9 @@ def test_a_rollout_pays_the_mean_of_the_loops_that_land_on_each_row(horizon):
     raw, memory = byol.scan(batch, byol.initial_memory(3))
     np.testing.assert_allclose(raw[batch.valid], scores[batch.valid], rtol=1e-3, atol=1e-5)
     assert guesses.max() == horizon
-    goes_on = ~batch.ended[-1]
-    assert (memory["held"][goes_on] == np.minimum(guesses[-1], horizon - 1)[goes_on]).all()
-    assert all((value[~goes_on] == 0).all() for value in memory.values())
+    continues = ~batch.ended[-1]
+    assert (memory["held"][continues] == np.minimum(guesses[-1], horizon - 1)[continues]).all()
+    assert all((value[~continues] == 0).all() for value in memory.values())
 
 
 def test_a_rollout_at_once_is_its_rows_one_by_one_and_two_halves():

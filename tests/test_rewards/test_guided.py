@@ -32,9 +32,9 @@ class Teller(Reward):
     def initial_memory(self, n):
         return {"heard": np.full((n, 2), -1, np.float32)}
 
-    def begin(self, memory, shown, mask):
+    def begin(self, memory, modalities, mask):
         heard = memory["heard"].copy()
-        heard[mask] = np.stack([np.zeros(mask.sum()), shown["signals"][mask, 5]], axis=1)
+        heard[mask] = np.stack([np.zeros(mask.sum()), modalities["signals"][mask, 5]], axis=1)
         return {"heard": heard}
 
     def score(self, batch, memory=None):

@@ -190,15 +190,15 @@ def test_a_caption_cannot_break_out_of_its_quotation(server, reworded):
     server.think = lambda text, images: '{"reason": "", "label": "neutral", "better": "equal"}'
     asking = judge(server, world="nethack", reworded=reworded, concurrency=1)
     asking.label(["nothing", *INJECTIONS])
-    shown = [clean(text) for text in INJECTIONS if clean(text)]
-    assert [quotations(text) for text in asked(server)] == [["nothing"], *([text] for text in shown)]
+    modalities = [clean(text) for text in INJECTIONS if clean(text)]
+    assert [quotations(text) for text in asked(server)] == [["nothing"], *([text] for text in modalities)]
     frames = {
-        text.replace(f": {quote(caption)}\n", ": X\n") for text, caption in zip(asked(server), ["nothing", *shown])
+        text.replace(f": {quote(caption)}\n", ": X\n") for text, caption in zip(asked(server), ["nothing", *modalities])
     }
     assert len(frames) == 1  # nothing but the quotation differs
     server.seen.clear()
-    asking.compare(shown, shown[::-1])
-    pairs = [[one, two] for one, two in zip(shown, shown[::-1]) if one != two]
+    asking.compare(modalities, modalities[::-1])
+    pairs = [[one, two] for one, two in zip(modalities, modalities[::-1]) if one != two]
     assert [quotations(text) for text in asked(server)] == pairs
 
 

@@ -56,6 +56,6 @@ def test_where_it_cannot_be_asked_one_sentence_says_why():
 def test_the_card_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = compare.compare([f"env={GRID}", "reward=count", "frames=20", "horizon=1"])
-    shown = capsys.readouterr().out
-    assert "effective horizon" in shown and "k=1 with m=1" in shown
+    modalities = capsys.readouterr().out
+    assert "effective horizon" in modalities and "k=1 with m=1" in modalities
     assert "effective horizon" in path.read_text()

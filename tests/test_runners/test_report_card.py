@@ -259,8 +259,8 @@ def test_measures_agree_with_each_other():
 
 def test_an_environment_without_goals_is_compared_with_the_task(capsys):
     assert compare.main(["env=lodestar/DeepSea-v0", "reward=count", "frames=20", "env.size=4"]) == 0
-    shown = capsys.readouterr().out
-    assert "with the task's reward" in shown and "goal or not" not in shown
+    modalities = capsys.readouterr().out
+    assert "with the task's reward" in modalities and "goal or not" not in modalities
 
 
 def test_the_page_holds_everything_and_needs_nothing_else(folder, capsys):
@@ -270,8 +270,8 @@ def test_the_page_holds_everything_and_needs_nothing_else(folder, capsys):
     assert not re.search(r"(src|href)=\"(?!data:)", text) and "<script" not in text
     assert len(re.findall(r"<figure>", text)) == 4 * 8 and len(re.findall(r"<img", text)) == 4 * 8 + 4
     assert "pole vertically upright on top of the cart" in text and "STARC" in text
-    shown = capsys.readouterr().out
-    assert shown.count("VERDICT") == 2 and f"page: {page}" in shown and "clip and rnd: EPIC" in shown
+    modalities = capsys.readouterr().out
+    assert modalities.count("VERDICT") == 2 and f"page: {page}" in modalities and "clip and rnd: EPIC" in modalities
 
 
 def test_a_sentence_with_markup_stays_a_sentence(folder):

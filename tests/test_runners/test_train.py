@@ -362,7 +362,7 @@ def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch
 
 
 def test_a_foreign_package_of_one_of_our_names_is_named(tmp_path, monkeypatch):
-    assert train.intruder() is None
+    assert train.name_collision() is None
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "__init__.py").touch()
     path = os.pathsep.join([str(tmp_path), str(ROOT)])

@@ -244,8 +244,8 @@ def test_a_real_search_from_the_command_line(tmp_path, capfd):
     arguments = ["env=CartPole-v1", "total_timesteps=64", "n_envs=2", "agent.n_steps=32", "eval_episodes=1"]
     arguments += [f"root={tmp_path}", "name=real", "trials=1", "seeds=1", "test_seeds=1", f"tune={RATE}", "slots=1"]
     assert main(arguments) == 0
-    shown = capfd.readouterr().out
+    modalities = capfd.readouterr().out
     found = json.loads((tmp_path / "tune" / "real" / "tune.json").read_text())
     assert found["trials"]["complete"] == 1 and found["search_steps"] == 64
     assert len(found["on_test_seeds"]["default"]["runs"]) == 1
-    assert "only the test counts" in shown and "best.yaml" in shown
+    assert "only the test counts" in modalities and "best.yaml" in modalities

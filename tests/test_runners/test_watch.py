@@ -53,13 +53,15 @@ def test_a_window_shows_each_step_once_and_heeds_its_keys(monkeypatch):
         pygame.display.set_mode((SIDE, SIDE))
         pygame.event.clear()
         press(pygame.K_UP, pygame.K_RIGHT, pygame.K_n)
-        assert window.show(episode) and window.shown == 1 and window.speed == 4.0
+        assert window.show(episode) and window.modalities == 1 and window.speed == 4.0
         press(pygame.K_DOWN, pygame.K_SPACE, pygame.K_n)
-        assert window.show(episode) and window.shown == 2 and window.speed == 2.0 and window.paused
+        assert window.show(episode) and window.modalities == 2 and window.speed == 2.0 and window.paused
         assert "2x" not in pygame.display.get_caption()[0]  # drawn before the keys were read
         press(pygame.K_SPACE, pygame.K_q)
-        assert not window.show(episode) and window.shown == 3 and not window.paused
-        assert window.show(episode, "episode 3") and window.shown >= 3 + 40  # to the end, where the last one lingers
+        assert not window.show(episode) and window.modalities == 3 and not window.paused
+        assert (
+            window.show(episode, "episode 3") and window.modalities >= 3 + 40
+        )  # to the end, where the last one lingers
         assert pygame.display.get_caption()[0] == "test: episode 3, step 40, 2x"
         pygame.event.post(pygame.event.Event(pygame.QUIT))
         assert not window.show(episode)
@@ -103,7 +105,7 @@ def test_what_draws_nothing_is_written(run):
     config = load_at(run)[0]
     probe = TrainConfig(env="lodestar/ProbeValue-v0", reward={"task": config.reward["task"]}, agent=config.agent)
     parts = build(probe)
-    episode = play(probe, None, parts.mix, 0, shown=False)
+    episode = play(probe, None, parts.mix, 0, modalities=False)
     assert episode.ending == "terminated" and len(episode.images) == 1
     assert episode.images[0].shape == (SIDE, SIDE, 3) and episode.images[0].max() > 150
     np.testing.assert_array_equal(written("a b"), written("a b"))

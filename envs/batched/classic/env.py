@@ -41,10 +41,10 @@ class Classic(BatchedEnv):
             from envs.batched.classic.view import View
 
             self._view = View(self.world, frame_size)
-            self.shown["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
+            self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
         self._tell: Any = teller(type(self.world))
         if text:
-            self.shown["text"] = np.full(n, "", object)
+            self.modalities["text"] = np.full(n, "", object)
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         low, high = self.START
@@ -77,10 +77,10 @@ class Classic(BatchedEnv):
     def _show(self, rows: Array) -> None:
         index = self.arrays.numpy(rows)
         state = self.arrays.numpy(self.state["x"])[index]
-        if "frame" in self.shown:
-            self.shown["frame"][index] = self._view.draw(state)
-        if "text" in self.shown:
-            self.shown["text"][index] = self._tell(state)
+        if "frame" in self.modalities:
+            self.modalities["frame"][index] = self._view.draw(state)
+        if "text" in self.modalities:
+            self.modalities["text"][index] = self._tell(state)
 
 
 class CartPole(Classic):

@@ -70,12 +70,12 @@ class Highway(BatchedEnv):
         self._speeds = np.array(self.world.action_type.target_speeds)
         self._rows = np.arange(n)
         if signals:
-            self.shown["signals"] = np.zeros((n, len(VEHICLE)), np.float32)
+            self.modalities["signals"] = np.zeros((n, len(VEHICLE)), np.float32)
         if frame_size is not None:
             from envs.batched.highway.view import View
 
             self._view = View(config, frame_size)
-            self.shown["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
+            self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
 
     @staticmethod
     def _checked(world: Any) -> dict[str, Any]:
@@ -170,11 +170,13 @@ class Highway(BatchedEnv):
         return ~terminated & ~self.state["crashed"][:, 0] & self._on_road(self.state)
 
     def _show(self, rows: Array) -> None:
-        if "signals" in self.shown:
-            self.shown["signals"][rows] = self._sense({key: value[rows] for key, value in self.state.items()}, rows)
-        if "frame" in self.shown:
+        if "signals" in self.modalities:
+            self.modalities["signals"][rows] = self._sense(
+                {key: value[rows] for key, value in self.state.items()}, rows
+            )
+        if "frame" in self.modalities:
             parts = {key: self.state[key][rows] for key in ("x", "y", "heading", "crashed")}
-            self.shown["frame"][rows] = self._view.draw(**parts)
+            self.modalities["frame"][rows] = self._view.draw(**parts)
 
     def _sense(self, state: dict[str, np.ndarray], rows: Array) -> np.ndarray:
         """The signals (K, 9) of some rows."""

@@ -87,7 +87,7 @@ class MiniGrid(BatchedEnv):
         self._captions: Captions | None = None
         if text:
             self._captions = Captions(self._speech, rules, _missions(original), self.max_steps, n)
-            self.shown["text"] = self._captions.text
+            self.modalities["text"] = self._captions.text
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         levels = generate(self.world, rng, count)
@@ -170,7 +170,7 @@ class MiniGrid(BatchedEnv):
         else:  # a step; or a snapshot, whose texts are put back by `restore`
             salt = host(self.state["salt"]) if captions.chatter else None
             captions.step(host(self._situation), sight, host(self._steps), salt)
-        self.shown["text"] = captions.text
+        self.modalities["text"] = captions.text
 
     def _success(self, terminated: Array) -> Array:
         return self._returns > 0

@@ -117,14 +117,14 @@ class OpenAI(Judge):
 
     def label(self, texts: Sequence[str]) -> Answers:
         """A text of which nothing can be seen is not asked about: unsure."""
-        shown = [prompts.quote(text) for text in texts]
-        asked = [[prompts.fill(self._label, caption=one, **self._told)] if one != NOTHING else [] for one in shown]
+        modalities = [prompts.quote(text) for text in texts]
+        asked = [[prompts.fill(self._label, caption=one, **self._told)] if one != NOTHING else [] for one in modalities]
         return self._all(asked, "label", LABELS, unasked=np.nan)
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Texts that look alike are not asked about: equal."""
-        shown = [(prompts.quote(one), prompts.quote(two)) for one, two in zip(first, second, strict=True)]
-        orders = [((one, two), (two, one))[: 1 + self.both_orders] if one != two else () for one, two in shown]
+        modalities = [(prompts.quote(one), prompts.quote(two)) for one, two in zip(first, second, strict=True)]
+        orders = [((one, two), (two, one))[: 1 + self.both_orders] if one != two else () for one, two in modalities]
         asked = [[prompts.fill(self._compare, first=x, second=y, **self._told) for x, y in order] for order in orders]
         return self._all(asked, "better", BETTER, unasked=0.5)
 
