@@ -1,0 +1,153 @@
+"""Settings declared once: default, help, range, choices and what tuning tries, beside the name of a dataclass field.
+
+    @dataclass
+    class RNDConfig(Settings):
+        learning_rate: float = setting(1e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
+        net: str = setting("mlp", "what reads observations", choices=("mlp", "glyphs"))
+
+That one declaration serves parsing, checking at construction, `--help`, `runners.list`, `runners.tune` and the docs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass
+from typing import Any, ClassVar
+
+KEY = "setting"  # under which a field's metadata holds its declaration
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is declared of one field.
+
+    Attributes:
+        help: a phrase with the unit; what the value means.
+        low, high: the ends of its range, themselves allowed; None leaves that side open.
+        above, below: the same, themselves not allowed.
+        choices: what a text may be; empty for any.
+        tune: what `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing.
+        otherwise: what None stands for where no preset says something else; see `Settings.presets`.
+    """
+
+    help: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[Any, ...] = ()
+    tune: tuple[Any, ...] = ()
+    otherwise: Any = None
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value, or every item of a list, is in range; schedules written as texts are not judged here."""
+        if isinstance(value, list | tuple):
+            return all(self.allows(item) for item in value)
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, bool) or not isinstance(value, int | float) or self.range == "":
+            return True
+        return (
+            math.isfinite(value)
+            and (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    @property
+    def range(self) -> str:
+        """The range in words, as in "in (0, 1]", "at least 1" or "one of a, b"; empty where there is none."""
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        low = self.low if self.above is None else self.above
+        high = self.high if self.below is None else self.below
+        if low is None and high is None:
+            return ""
+        if high is None:
+            return f"at least {low:g}" if self.above is None else f"above {low:g}"
+        if low is None:
+            return f"at most {high:g}" if self.below is None else f"below {high:g}"
+        return f"in {'[('[self.above is not None]}{low:g}, {high:g}{'])'[self.below is not None]}"
+
+
+def setting(
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    factory: Callable[[], Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: tuple[Any, ...] = (),
+    tune: tuple[Any, ...] = (),
+    otherwise: Any = None,
+) -> Any:
+    """A dataclass field with its declaration; see `Setting`. A list as the default is copied for every instance."""
+    declared = Setting(help, low, high, above, below, tuple(choices), tuple(tune), otherwise)
+    metadata = {KEY: declared}
+    if factory is None and isinstance(default, list | dict):
+        given = default
+        factory = given.copy
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Settings:
+    """Base of every Config: fills in its preset and checks each field when it is made.
+
+    Raises:
+        ValueError: for the first field out of range, with the value, the range and so the fix.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> values for the fields that are None
+
+    @property
+    def prefix(self) -> str:
+        """What stands before a field's name on the command line."""
+        return ""
+
+    def __post_init__(self) -> None:
+        if self.presets:
+            self.check("preset")
+            chosen = self.presets[getattr(self, "preset")]  # noqa: B009 (not every Config has one)
+            for name, declared in declarations(type(self)).items():
+                if getattr(self, name) is None:
+                    value = chosen.get(name, declared.otherwise)
+                    setattr(self, name, list(value) if isinstance(value, list) else value)
+        self.check(*declarations(type(self)))
+
+    def check(self, *names: str) -> None:
+        """Refuse the first of these fields that is out of range; None is left to whoever reads it.
+
+        Raises:
+            ValueError: one sentence.
+        """
+        declared = declarations(type(self))
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not declared[name].allows(value):
+                raise self.refusal(name, value, declared[name])
+
+    def refusal(self, name: str, value: Any, declared: Setting) -> ValueError:
+        """The error about a value that is out of range."""
+        shown = repr(value) if isinstance(value, str) else value
+        if declared.choices:
+            return ValueError(f"{self.prefix}{name}={shown} is unknown; give {declared.range}")
+        return ValueError(f"{self.prefix}{name}={shown} is out of range; give a number {declared.range}")
+
+
+def declarations(config: type) -> dict[str, Setting]:
+    """Field -> its declaration, in order; fields without one have an empty declaration."""
+    return {field.name: field.metadata.get(KEY, Setting()) for field in dataclasses.fields(config)}
+
+
+def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
+    """(name, default, declaration) of every field, for help, docs and tuning; the default is None where there is none."""
+    for field in dataclasses.fields(config):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        yield field.name, None if default is MISSING else default, field.metadata.get(KEY, Setting())
