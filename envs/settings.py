@@ -28,7 +28,8 @@ class Setting:
         low, high: the ends of its range, themselves allowed; None leaves that side open.
         above, below: the same, themselves not allowed.
         choices: what a text may be; empty for any.
-        tune: what `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing.
+        tune: what `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing,
+            None for what a base class declares.
         otherwise: what None stands for where no preset says something else; see `Settings.presets`.
     """
 
@@ -38,7 +39,7 @@ class Setting:
     above: float | None = None
     below: float | None = None
     choices: tuple[Any, ...] = ()
-    tune: tuple[Any, ...] = ()
+    tune: tuple[Any, ...] | None = None
     otherwise: Any = None
 
     def allows(self, value: Any) -> bool:
@@ -83,11 +84,14 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     choices: tuple[Any, ...] = (),
-    tune: tuple[Any, ...] = (),
+    tune: tuple[Any, ...] | None = None,
     otherwise: Any = None,
 ) -> Any:
-    """A dataclass field with its declaration; see `Setting`. A list as the default is copied for every instance."""
-    declared = Setting(help, low, high, above, below, tuple(choices), tuple(tune), otherwise)
+    """A dataclass field with its declaration; see `Setting`. A list as the default is copied for every instance.
+
+    A subclass that gives a field another default inherits its declaration, and may redeclare part of it.
+    """
+    declared = Setting(help, low, high, above, below, tuple(choices), tune, otherwise)
     metadata = {KEY: declared}
     if factory is None and isinstance(default, list | dict):
         given = default
@@ -142,12 +146,33 @@ class Settings:
 
 
 def declarations(config: type) -> dict[str, Setting]:
-    """Field -> its declaration, in order; fields without one have an empty declaration."""
-    return {field.name: field.metadata.get(KEY, Setting()) for field in dataclasses.fields(config)}
+    """Field -> its declaration, in order, with what its own leaves open taken from the classes above."""
+    found = {field.name: Setting() for field in dataclasses.fields(config)}
+    for cls in reversed(config.__mro__):
+        for name, field in vars(cls).get("__dataclass_fields__", {}).items():
+            if name in found and KEY in field.metadata:
+                found[name] = _inherit(field.metadata[KEY], found[name])
+    return found
+
+
+def _inherit(own: Setting, base: Setting) -> Setting:
+    """A declaration completed by the one it overrides; a range, or choices, count as one thing."""
+    ranged = own if own.range else base
+    return Setting(
+        own.help or base.help,
+        ranged.low,
+        ranged.high,
+        ranged.above,
+        ranged.below,
+        ranged.choices,
+        base.tune if own.tune is None else own.tune,
+        base.otherwise if own.otherwise is None else own.otherwise,
+    )
 
 
 def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
     """(name, default, declaration) of every field, for help, docs and tuning; the default is None where there is none."""
+    declared = declarations(config)
     for field in dataclasses.fields(config):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        yield field.name, None if default is MISSING else default, field.metadata.get(KEY, Setting())
+        yield field.name, None if default is MISSING else default, declared[field.name]

@@ -39,6 +39,7 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from envs.settings import Settings, setting
 from envs.types import Memory, Transitions
 
 
@@ -50,40 +51,43 @@ class Scored(NamedTuple):
 
 
 @dataclass
-class RewardConfig:
-    """How a reward enters the mix. Each reward's Config extends this with its own fields.
+class RewardConfig(Settings):
+    """How a reward enters the mix. Each reward's Config extends this with its own fields."""
 
-    Attributes:
-        weight: multiplies the scaled reward. A number, or a schedule over environment steps: `linear:1:0:200000`
-            goes from 1 to 0 in 200,000 steps and stays there; also `cosine:`, `exp:` and `step:`.
-        scale: what divides it: `none`; `return` (running standard deviation of the discounted return, along time);
-            `ema` (exponential moving average of the standard deviation of the scores); `std` (running, all-time).
-        shape: how a score becomes a reward: `none`; `potential` (gamma * phi(s') - phi(s)); `delta` (phi(s') - phi(s));
-            `clip` (min(score - clip_at, 0)); `sigmoid` (centred on clip_at).
-        clip_at: the threshold of `clip` and the centre of `sigmoid`, in the units of the raw score.
-        slope: the steepness of `sigmoid`, one over the units of the raw score.
-        gamma: discount of this stream in (0, 1]; None takes the learner's.
-        episodic: whether the stream's return ends with the episode. False gives it a value of its own that crosses
-            resets.
-        warmup: transitions that a scaled stream watches before it pays anything.
-        freeze: transitions after which its scale stands still; 0 never freezes.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"weight": (1e-3, 10.0, "log")}  # what `runners.tune` tries; see there
-    weight: Any = 1.0
-    scale: str = "none"
-    shape: str = "none"
-    clip_at: float = 0.0
-    slope: float = 10.0
-    gamma: float | None = None
-    episodic: bool = True
-    warmup: int = 256
-    freeze: int = 0
+    weight: Any = setting(
+        1.0,
+        "multiplies the scaled reward: a number, or a schedule over environment steps; linear:1:0:200000 goes from 1 to"
+        " 0 in 200,000 steps and stays there; also cosine:, exp: and step:",
+        tune=(1e-3, 10.0, "log"),
+    )
+    scale: str = setting(
+        "none",
+        "what divides it: none; return (running deviation of the discounted return, along time); ema (moving average"
+        " of the scores' deviation); std (running, all-time)",
+        choices=("none", "return", "ema", "std"),
+    )
+    shape: str = setting(
+        "none",
+        "how a score becomes a reward: none; potential (gamma * phi(s') - phi(s)); delta (phi(s') - phi(s));"
+        " clip (min(score - clip_at, 0)); sigmoid (centred on clip_at)",
+        choices=("none", "potential", "delta", "clip", "sigmoid"),
+    )
+    clip_at: float = setting(0.0, "threshold of clip and centre of sigmoid, in units of the raw score")
+    slope: float = setting(10.0, "steepness of sigmoid, in 1 / units of the raw score")
+    gamma: float | None = setting(None, "discount of this stream; null takes the learner's", above=0, high=1)
+    episodic: bool = setting(True, "whether its return ends with the episode; false gives it a value across resets")
+    warmup: int = setting(256, "transitions that a scaled stream watches before it gives a reward", low=0)
+    freeze: int = setting(0, "transitions after which its scale stands still; 0 never freezes", low=0)
 
     @property
     def name(self) -> str:
-        """The reward's name, for errors."""
-        return type(self).__name__.removesuffix("Config").lower()
+        """The reward's name, for errors: its file's, or its class's outside of this package."""
+        package, _, file = type(self).__module__.rpartition(".")
+        return file if package.startswith("rewards.") else type(self).__name__.removesuffix("Config").lower()
+
+    @property
+    def prefix(self) -> str:
+        return f"reward.{self.name}." if self.name != "reward" else "reward."
 
     def positive(self, *names: str) -> None:
         """Raise ValueError unless each field is above 0 and finite."""

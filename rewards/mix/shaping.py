@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-SHAPES = ("none", "potential", "delta", "clip", "sigmoid")
-
 
 def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
     """gamma * phi(s') - phi(s), with phi = 0 at a terminal state and the real phi(s') where time merely ran out.

@@ -10,9 +10,9 @@ from envs.finite import NotFinite, OnNan, is_finite
 from envs.types import MODALITIES, Memory, Transitions, map_obs
 from rewards.base import Reward, RewardConfig, values_of
 from rewards.mix.learning import Learning
-from rewards.mix.scale import SCALES, make_scale
+from rewards.mix.scale import make_scale
 from rewards.mix.schedule import Schedule
-from rewards.mix.shaping import SHAPES, clip, delta, potential, sigmoid
+from rewards.mix.shaping import clip, delta, potential, sigmoid
 
 LAST = "last score"  # in the memory of a stream
 
@@ -25,12 +25,9 @@ class Stream:
         self.name = name
         self.reward = reward
         self.gamma = gamma if config.gamma is None else config.gamma
+        config.check("scale", "shape", "gamma")  # a Config may have changed since it was made
         if not (0 < self.gamma <= 1):
-            raise ValueError(f"reward.{name}.gamma={self.gamma} is no discount; give a number in (0, 1]")
-        if config.scale not in SCALES:
-            raise ValueError(f"reward.{name}.scale={config.scale!r} is not one of {', '.join(SCALES)}")
-        if config.shape not in SHAPES:
-            raise ValueError(f"reward.{name}.shape={config.shape!r} is not one of {', '.join(SHAPES)}")
+            raise ValueError(f"reward.{name}.gamma={self.gamma} is out of range; give a number in (0, 1]")
         try:
             self.weight = Schedule(config.weight)
         except ValueError as error:

@@ -14,6 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from envs.settings import declarations
 from runners.run.config import TrainConfig, UsageError, unknown
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def _declared(config: TrainConfig) -> dict[str, tuple[Any, ...]]:
     """Every field with a range of its own -> the range."""
     found: dict[str, tuple[Any, ...]] = {}
     for prefix, options in parts(config).items():
+        found |= {prefix + name: declared.tune or () for name, declared in declarations(type(options)).items()}
         for cls in reversed(type(options).__mro__):
             found |= {prefix + name: given for name, given in vars(cls).get("search", {}).items()}
     return {key: given for key, given in found.items() if given}

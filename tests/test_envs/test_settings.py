@@ -60,3 +60,18 @@ def test_declarations_carry_help_default_and_tuning_range():
     assert declarations(Example)["rate"].tune == (1e-3, 1.0, "log")
     assert [(name, default) for name, default, _ in described(Example)][:2] == [("preset", "plain"), ("rate", 0.1)]
     assert dict((name, default) for name, default, _ in described(Example))["names"] == ["a"]
+
+
+def test_a_subclass_inherits_what_it_does_not_redeclare():
+    @dataclass
+    class Wider(Example):
+        rate: float = 0.2
+        preset: str = setting("wide", "which variant, wide as in the paper")
+        units: list[int] | None = setting(None, tune=(), high=9)
+
+    found = declarations(Wider)
+    assert found["rate"] == declarations(Example)["rate"] and Wider().rate == 0.2
+    assert (found["preset"].help, found["preset"].choices) == ("which variant, wide as in the paper", ("plain", "wide"))
+    assert (found["units"].help, found["units"].range, found["units"].tune) == ("of the layers", "at most 9", ())
+    with pytest.raises(ValueError, match=r"^agent.rate=2 is out of range"):
+        Wider(rate=2)

@@ -253,9 +253,9 @@ def test_rows_without_an_answer_pay_nothing():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"gamma": 99}, r"reward.height.gamma=99 is no discount; give a number in \(0, 1\]"),
-        ({"scale": "big"}, "reward.height.scale='big' is not one of none, return, ema, std"),
-        ({"shape": "round"}, "reward.height.shape='round' is not one of none, potential"),
+        ({"gamma": 99}, r"^reward.height.gamma=99 is out of range; give a number in \(0, 1\]$"),
+        ({"scale": "big"}, "^reward.height.scale='big' is unknown; give one of none, return, ema, std$"),
+        ({"shape": "round"}, "^reward.height.shape='round' is unknown; give one of none, potential"),
     ],
 )
 def test_bad_stream_settings_are_refused_with_the_value_and_the_choices(config, words):

@@ -76,11 +76,6 @@ def test_a_saved_scale_goes_on_equally(name):
     assert one.count == two.count
 
 
-def test_an_unknown_scale_is_named():
-    with pytest.raises(ValueError, match="scale='variance' is not one of none, return, ema, std"):
-        make_scale("variance", 0.9, True)
-
-
 def test_with_a_window_what_is_older_fades():
     statistics = RunningMeanStd(window=10)
     statistics.update(np.zeros(1000))
