@@ -29,6 +29,7 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import StickyAction
 
+from envs.observations import is_channels_last
 from envs.wrappers import Step
 
 MODES = ("always", "on_demand")
@@ -86,7 +87,7 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
             raise ValueError(f"size={size} is too small for a television; give at least 1")
         self.observation_space, self.screen = _furnish(env.observation_space, size)
         corner = (slice(-size, None), slice(-size, None))
-        self._corner = corner if _channels_last(env.observation_space) else (slice(None), *corner)
+        self._corner = corner if is_channels_last(env.observation_space) else (slice(None), *corner)
         self._inner = env.unwrapped  # found once: it draws at every step
         self._always = mode == "always"
         self._watch, self._extra = self._button(action)
@@ -161,10 +162,6 @@ class EpisodicReward(gym.Wrapper, RecordConstructorArgs):
         return obs, self._owed if terminated or truncated else 0.0, terminated, truncated, info
 
 
-def _channels_last(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[-1] in (1, 3, 4)
-
-
 def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
     """The space with a television in it, and the screen."""
     if isinstance(space, spaces.Dict) and "tv" not in space.spaces:
@@ -175,7 +172,7 @@ def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
         low, high = (np.append(edge, np.full(size, end, dtype)) for edge, end in ((space.low, 0), (space.high, 1)))
         return spaces.Box(low, high, dtype=dtype), np.zeros(size, dtype)
     if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
-        last = _channels_last(space)
+        last = is_channels_last(space)
         height, width = space.shape[:2] if last else space.shape[1:]
         if size > min(height, width):
             raise ValueError(f"size={size} does not fit into pictures of {height} x {width}; give {min(height, width)}")

@@ -1,12 +1,13 @@
-"""What a family of environments knows about itself: its ids, observations, captions and goals.
+"""What a family of environments knows about itself: its ids, observations, captions, goals and terminations.
 
-`classic.py`, `minigrid.py` and their neighbours each hold one `FAMILY`; `family_of` finds the one an id belongs to.
+`envs/classic/family.py` and its siblings each define one `FAMILY`; `family_of` finds the one an id belongs to.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,12 +16,15 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from envs.observations import plain_observation
 from envs.types import Array
+
+Ends = Callable[[Array, Array, Array], Array]  # (obs, action, next_obs), (B, ...) -> bool (B,): the episode terminates
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A state somebody may want, in words and in truth.
+    """A state that a user may want, in words and as a check of the simulator's state.
 
     Attributes:
         name: short, unique within its environment.
@@ -28,7 +32,7 @@ class Goal:
         baseline: the sentence for "anything at all in this environment", what goal-baseline regularisation removes.
         truth: whether the state of an environment meets the goal; reads the simulator, never a frame.
         negative: the sentence for the opposite, what `contrast` subtracts; empty where there is none.
-        degree: how near a state is to the goal, higher is nearer, in any unit; None where nothing graded is known.
+        degree: how near a state is to the goal, higher is nearer, in any unit; None where no such measure exists.
     """
 
     name: str
@@ -68,58 +72,14 @@ class Metrics(Protocol):
         """Name with unit -> mean over the episodes."""
 
 
-def _as_given(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
-    return arguments
+def never(obs: Array, action: Array, next_obs: Array) -> Array:
+    """No episode terminates; an `Ends`."""
+    return next_obs[..., 0] < -math.inf
 
 
-def _as_it_is(env: gym.Env) -> gym.Env:
-    return env
-
-
-def _plain(env: gym.Env) -> gym.Env:
-    from envs.wrappers import PlainObservation, plain_space
-
-    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
-
-
-def _no_caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    return ""
-
-
-def _no_goals(spec: EnvSpec) -> list[Goal]:
-    return []
-
-
-def _no_aim(spec: EnvSpec) -> str:
-    return ""
-
-
-def _no_signals(spec: EnvSpec) -> tuple[str, ...]:
-    return ()
-
-
-def _no_sense(env: gym.Env) -> np.ndarray:
-    return np.zeros(0, np.float32)
-
-
-def _no_scatter(env: gym.Env, rng: np.random.Generator) -> bool:
-    return False
-
-
-def _no_axis(spec: EnvSpec) -> Axis | None:
-    return None
-
-
-def _no_ends(spec: EnvSpec) -> Callable[[Array, Array, Array], Array] | None:
-    return None
-
-
-def _no_metrics(env: gym.Env) -> Metrics | None:
-    return None
-
-
-def _unknown(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    return None
+def always(obs: Array, action: Array, next_obs: Array) -> Array:
+    """Every episode has one step; an `Ends`."""
+    return ~never(obs, action, next_obs)
 
 
 @dataclass(frozen=True)
@@ -127,7 +87,7 @@ class Family:
     """One family of environments.
 
     Attributes:
-        name: the file it lives in.
+        name: as `runners.list` shows it.
         description: one line for `runners.list`.
         ids: the ids worth listing; `knows` may accept more.
         knows: whether a registered environment belongs to this family.
@@ -138,20 +98,21 @@ class Family:
         options: keyword arguments of `adapt`.
         caption: (env, memory) -> the state or the last event in words. `memory` is a dict that the caller keeps and
             empties at each reset.
-        goals: what may be wanted of an environment; the first is the default.
-        aim: one sentence for a judge of texts: what counts as progress; "" where nobody has said.
-        signals: names of the numbers that `sense` reads; empty where there are none. Cars have `envs.driving.vehicle.VEHICLE`.
+        goals: the goals defined for an environment; the first is the default.
+        aim: one sentence for a judge of captions: what counts as progress; "" where none is defined.
+        signals: names of the numbers that `sense` reads; empty where there are none. Cars have
+            `envs.driving.vehicle.VEHICLE`.
         sense: the state in numbers, float32 (K,), as `signals` names them.
-        scatter: puts an environment, after its reset, into a random state, so that many of them cover its space; says
-            False where it cannot.
+        scatter: puts an environment, after its reset, into a random state, so that many of them cover its state space,
+            from the generator alone; returns False where it cannot. The task need not be able to reach that state.
         axis: the number along which an environment can be posed; None where there is none.
         metrics: env -> a fresh count of evaluation episodes, fed with what `sense` reads; None where there is none.
-        terminates: spec -> function of (obs, action, next_obs), arrays (B, D), (B, A), (B, D), whether the episode ends
-            there, bool (B,); reads no simulator. None where observations do not tell. See `envs.terminations`.
-        sampled: whether policies are judged as they explore, with chance: where the likeliest action, taken always, may
-            repeat itself until time is up.
+        terminates: spec -> whether transitions terminate the episode, from arrays (B, D), (B, A), (B, D) of NumPy or
+            torch alone, time limits apart; None where observations do not determine it.
+        sampled: whether policies are evaluated by sampled actions: where the mode, taken always, may repeat itself
+            until time is up.
         success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
-            where nothing says so.
+            where that is not defined.
     """
 
     name: str
@@ -159,21 +120,21 @@ class Family:
     ids: tuple[str, ...]
     knows: Callable[[EnvSpec], bool]
     module: str | None = None
-    arguments: Callable[[EnvSpec, dict[str, Any], int | None], dict[str, Any]] = _as_given
-    repair: Callable[[gym.Env], gym.Env] = _as_it_is
-    adapt: Callable[..., gym.Env] = _plain
+    arguments: Callable[[EnvSpec, dict[str, Any], int | None], dict[str, Any]] = lambda spec, arguments, size: arguments
+    repair: Callable[[gym.Env], gym.Env] = lambda env: env
+    adapt: Callable[..., gym.Env] = plain_observation
     options: frozenset[str] = frozenset()
-    caption: Callable[[gym.Env, dict[str, Any]], str] = _no_caption
-    goals: Callable[[EnvSpec], list[Goal]] = _no_goals
-    aim: Callable[[EnvSpec], str] = _no_aim
-    signals: Callable[[EnvSpec], tuple[str, ...]] = _no_signals
-    sense: Callable[[gym.Env], np.ndarray] = _no_sense
-    scatter: Callable[[gym.Env, np.random.Generator], bool] = _no_scatter
-    axis: Callable[[EnvSpec], Axis | None] = _no_axis
-    metrics: Callable[[gym.Env], Metrics | None] = _no_metrics
-    terminates: Callable[[EnvSpec], Callable[[Array, Array, Array], Array] | None] = _no_ends
+    caption: Callable[[gym.Env, dict[str, Any]], str] = lambda env, memory: ""
+    goals: Callable[[EnvSpec], list[Goal]] = lambda spec: []
+    aim: Callable[[EnvSpec], str] = lambda spec: ""
+    signals: Callable[[EnvSpec], tuple[str, ...]] = lambda spec: ()
+    sense: Callable[[gym.Env], np.ndarray] = lambda env: np.zeros(0, np.float32)
+    scatter: Callable[[gym.Env, np.random.Generator], bool] = lambda env, rng: False
+    axis: Callable[[EnvSpec], Axis | None] = lambda spec: None
+    metrics: Callable[[gym.Env], Metrics | None] = lambda env: None
+    terminates: Callable[[EnvSpec], Ends | None] = lambda spec: None
     sampled: bool = False
-    success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = _unknown
+    success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = lambda env, total, terminated, info: None
 
 
 FILES = (
@@ -188,12 +149,7 @@ FILES = (
     "crafter.family",
     "exploration.probe",
 )
-OTHER = Family(
-    name="other",
-    description="any other Gymnasium id, or module:Id-v0",
-    ids=(),
-    knows=lambda spec: True,
-)
+OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows=lambda spec: True)
 
 
 @functools.cache

@@ -3,7 +3,8 @@
     gymnasium.make -> what the family repairs -> its observation adapter -> what disturbs -> EpisodeStatistics
         -> Journal -> Observer
 
-`make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them.
+`make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them,
+`make_batched` n as one array program.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -21,16 +22,15 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs import render
+from envs.batched import PROGRAMS
 from envs.disturb import disturb
-from envs.family import Family, Goal, families, family_of
-from envs.types import Array
+from envs.family import Ends, Goal, families, family_of
 from envs.vector.in_process import InProcess
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer
 
-__all__ = ["Family", "Goal", "families", "goals", "make", "make_vec", "spec_of", "termination"]
-
 BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async", "vector_entry_point")
+MODALITY_OPTIONS = ("frame_size", "text", "signals")
 
 
 def make(
@@ -65,22 +65,25 @@ def make(
     Raises:
         ValueError: if the id is unknown (the nearest is named) or an argument is out of range.
     """
-    _check(frame_size, render_mode, max_episode_steps)
+    if frame_size is not None and not 8 <= frame_size <= 1024:
+        raise ValueError(f"frame_size={frame_size} is out of range; give a side of 8 to 1024 pixels, or None")
+    if frame_size is not None and render_mode not in (None, "rgb_array"):
+        raise ValueError(f'frames need render_mode="rgb_array", not {render_mode!r}; leave render_mode out')
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise ValueError(f"max_episode_steps={max_episode_steps} is out of range; give at least 1, or None")
     render.prepare()
     spec = spec_of(env_id)
     family = family_of(spec)
     options = {key: kwargs.pop(key) for key in sorted(family.options & set(kwargs))} if adapt else {}
-    asked = {
-        "render_mode": render_mode if frame_size is None else "rgb_array",
-        "max_episode_steps": max_episode_steps,
-    }
-    # What was not asked for is left out: an environment need not know the word render_mode.
-    arguments = {**kwargs, **{key: value for key, value in asked.items() if value is not None}}
+    mode = render_mode if frame_size is None else "rgb_array"
+    given = {"render_mode": mode, "max_episode_steps": max_episode_steps}
+    # A constructor need not have a parameter render_mode, so None is left out.
+    arguments = {**kwargs, **{key: value for key, value in given.items() if value is not None}}
     quiet = family.name != "other"  # Gymnasium's passive checker helps with unknown ones; on ours it only costs time
     try:
         env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
     except (TypeError, AssertionError) as error:
-        # An argument is unexpected, or the environment fills it in itself; anything else is a fault of its own.
+        # An argument is unexpected, or the environment fills it in itself; any other error is the environment's own.
         if not kwargs or (isinstance(error, TypeError) and "keyword argument" not in str(error)):
             raise
         raise ValueError(f"{env_id} cannot be made with the arguments {sorted(arguments)}: {error}") from None
@@ -95,15 +98,6 @@ def make(
         env.unwrapped.np_random = seeding.np_random(seed)[0]
         env.action_space.seed(seed)
     return env
-
-
-def _check(frame_size: int | None, render_mode: str | None, max_episode_steps: int | None) -> None:
-    if frame_size is not None and not 8 <= frame_size <= 1024:
-        raise ValueError(f"frame_size={frame_size} is out of range; give a side of 8 to 1024 pixels, or None")
-    if frame_size is not None and render_mode not in (None, "rgb_array"):
-        raise ValueError(f'frames need render_mode="rgb_array", not {render_mode!r}; leave render_mode out')
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise ValueError(f"max_episode_steps={max_episode_steps} is out of range; give at least 1, or None")
 
 
 def make_vec(
@@ -127,8 +121,8 @@ def make_vec(
         backend: what steps them.
             "gym": this process, with as little around the environments as can be; see `envs.vector.in_process`.
             "workers": `processes` processes, half of the environments at a time; see `envs.vector.workers`.
-            "batched": one array program for all, where `envs.batched` has one; its random numbers are its own.
-            "auto": "batched" where that answers everything asked for, else "gym"; "sync" in the other reset modes.
+            "batched": one array program for all, see `make_batched`.
+            "auto": "batched" where that supports all arguments, else "gym"; "sync" in the other reset modes.
             "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
             "vector_entry_point": what the id is registered with; its observations are not adapted.
         processes: for "workers"; None for one per usable core.
@@ -136,26 +130,25 @@ def make_vec(
         **kwargs: as in `make`.
 
     Raises:
-        ValueError: as `make`, and if the backend is unknown or cannot do what is asked for.
+        ValueError: as `make`, and if the backend is unknown or does not support an argument.
     """
     if n < 1:
         raise ValueError(f"n={n} environments make no vector; give at least 1")
     if backend not in BACKENDS:
         known = ", ".join(f'"{name}"' for name in BACKENDS)
         raise ValueError(f"backend={backend!r} is unknown; give one of {known}")
-    unasked = (("text", False), ("signals", False))
-    kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in unasked}
+    off = (("text", False), ("signals", False))
+    kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in off}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
     if backend == "auto":
         backend = "sync" if not same_step else "batched" if _is_batched(env_id, set(kwargs)) else "gym"
     if not same_step and backend in ("gym", "workers", "batched"):
         raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
-    if workers and backend != "workers":
-        raise ValueError(f'workers={dict(workers)} is for backend="workers", not "{backend}"; leave it out')
-    if processes is not None and backend != "workers":
-        raise ValueError(f'processes={processes} is for backend="workers", not "{backend}"; leave it out')
+    for name, value in (("workers", dict(workers or {}) or None), ("processes", processes)):
+        if value is not None and backend != "workers":
+            raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
     if backend == "batched":
-        return _make_batched(env_id, n, seed, kwargs)
+        return make_batched(env_id, n, seed=seed, **kwargs)
     if backend == "vector_entry_point":
         return _make_registered(env_id, n, seed, autoreset_mode, kwargs)
     makers = [functools.partial(make, env_id, seed=seed + i, **kwargs) for i in range(n)]
@@ -166,22 +159,64 @@ def make_vec(
     return (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(makers, autoreset_mode=autoreset_mode)
 
 
+def make_batched(
+    env_id: str,
+    n: int,
+    *,
+    seed: int = 0,
+    max_episode_steps: int | None = None,
+    array: str = "numpy",
+    device: str = "cpu",
+    **options: Any,
+) -> Any:
+    """Make `n` environments that step as one array program, an `envs.batched.base.BatchedEnv`.
+
+    Args:
+        env_id: one of `envs.batched.PROGRAMS`.
+        n: how many, at least 1.
+        seed: the first reset without a seed of its own acts as `reset(seed=seed)`.
+        max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
+        array: "numpy", or "torch" for tensors on `device`.
+        device: where the tensors live, such as "cpu" or "cuda".
+        **options: those of the family's adapter, such as MiniGrid's `mission`, and those that the program supports of
+            the environment's own and of `frame_size`, `text` and `signals`; see `envs.batched.Program`.
+
+    Raises:
+        ValueError: if the id, an option, `n` or the device is unknown or not supported.
+    """
+    from envs.batched.arrays import Arrays
+
+    if env_id not in PROGRAMS:
+        raise ValueError(f"no array program knows {env_id!r}; use envs.make.make_vec, or one of {', '.join(PROGRAMS)}")
+    if n < 1:
+        raise ValueError(f"n={n} environments make no vector; give at least 1")
+    program, supported = PROGRAMS[env_id], _supported(env_id)
+    for name in sorted(set(options) - supported):
+        known = ", ".join(sorted(supported - set(MODALITY_OPTIONS))) or "none"
+        raise ValueError(
+            f"{name}={options[name]!r} is not supported by the array program of {env_id} (of its options, {known}); "
+            'leave it out, or use envs.make.make_vec with backend="gym"'
+        )
+    shown = {name: options.pop(name) for name in sorted(program.modalities & set(options))}
+    arrays = Arrays(array, device)
+    original = make(env_id, max_episode_steps=max_episode_steps, **options)
+    module, _, name = program.path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)(original, n, seed, arrays, **shown)
+    finally:
+        original.close()
+
+
+def _supported(env_id: str) -> frozenset[str]:
+    """The options that the array program of an id takes."""
+    program = PROGRAMS[env_id]
+    return program.arguments | program.modalities | family_of(spec_of(env_id)).options
+
+
 def _is_batched(env_id: str, arguments: set[str]) -> bool:
-    """Whether there is an array program that understands all the arguments."""
-    from envs import batched
-
-    options = {"max_episode_steps", "array", "device"} | batched.arguments(env_id) | batched.shows(env_id)
-    return batched.knows(env_id) and arguments <= options | family_of(spec_of(env_id)).options
-
-
-def _make_batched(env_id: str, n: int, seed: int, arguments: dict[str, Any]) -> VectorEnv:
-    from envs import batched
-
-    for key in ("frame_size", "text", "signals", "sticky", "noisy_tv"):
-        if key in arguments and key not in batched.shows(env_id):
-            needs = "single environments" if key in ("sticky", "noisy_tv") else "environments that can be seen"
-            raise ValueError(f'{key}={arguments[key]!r} needs {needs}; use backend="gym"')
-    return batched.make(env_id, n, seed=seed, **arguments)
+    """Whether there is an array program that takes all the arguments."""
+    common = {"max_episode_steps", "array", "device"}
+    return env_id in PROGRAMS and arguments <= _supported(env_id) | common
 
 
 def _make_registered(env_id: str, n: int, seed: int, mode: AutoresetMode, arguments: dict[str, Any]) -> VectorEnv:
@@ -198,22 +233,25 @@ def _make_registered(env_id: str, n: int, seed: int, mode: AutoresetMode, argume
 
 
 def goals(env_id: str) -> list[Goal]:
-    """What may be wanted of an environment; the first is the default, and the list is empty where none is known."""
+    """The goals defined for an environment; the first is the default."""
     spec = spec_of(env_id)
     return family_of(spec).goals(spec)
 
 
-def termination(env_id: str, **options: Any) -> Callable[[Array, Array, Array], Array] | None:
-    """When episodes end, as a function of (obs, action, next_obs); None where observations do not tell.
+def termination(env_id: str, **options: Any) -> Ends | None:
+    """Which transitions terminate, as a function of (obs, action, next_obs); None where these do not determine it.
+
+    The rules are the simulators' own, with their limits as the constructor was given them. Observations are float32
+    and simulators compute in float64, so a state within a rounding of a limit may fall on its other side.
 
     Args:
         env_id: as in `make`.
-        **options: those that `make` is given; limits of what is healthy are heeded. What changes observations (a
-            `noisy_tv`) makes the answer None.
+        **options: those that `make` is given, such as limits of what is healthy. What changes observations (a
+            `noisy_tv`) makes the result None.
 
     Returns:
         A function of arrays (B, D), (B, A), (B, D), NumPy's or torch's, observations and actions as the environment
-        has them, that gives bool (B,).
+        has them, that returns bool (B,).
 
     Raises:
         ValueError: if the id is unknown.

@@ -23,9 +23,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from envs.observations import plain
 from envs.rollout import Rollout
 from envs.types import MODALITIES, Array, Obs, Transitions, concatenate, map_obs
-from envs.wrappers import _plain
 
 Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
 FORMAT = "lodestar recording 1"
@@ -172,7 +172,7 @@ def from_minari(dataset: Any) -> Transitions:
 
 def _minari_episode(space: gym.Space, episode: Any) -> Transitions:
     steps = len(episode.rewards)
-    rows = [_plain(space, map_obs(lambda x: x[t], episode.observations)) for t in range(steps + 1)]  # noqa: B023
+    rows = [plain(space, map_obs(lambda x: x[t], episode.observations)) for t in range(steps + 1)]  # noqa: B023
     obs = _stacked(rows)
     return Transitions(
         obs=map_obs(lambda x: x[:-1], obs),

@@ -1,6 +1,5 @@
 """The wrappers that `make` puts around every environment, inside out.
 
-    PlainObservation    the default adapter: flat float32, channel-first images
     EpisodeStatistics   return, length and success of the episode, counted where no auto-reset can falsify them
     Journal             what it takes to come back to exactly this state
     Observer            info["frame"], info["text"], info["signals"]: the state just reached, in pixels, words, numbers
@@ -25,56 +24,6 @@ from envs.family import family_of
 
 Step = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 _NUMBERS = (int, np.generic)  # immutable
-
-
-class PlainObservation(gym.ObservationWrapper, RecordConstructorArgs):
-    """Observations that Stable-Baselines3 takes as they are.
-
-    uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
-    entry, a Tuple is flattened into one Box; Discrete, MultiDiscrete and MultiBinary stay.
-    """
-
-    def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        super().__init__(env)
-        self.observation_space = plain_space(env.observation_space)
-
-    def observation(self, observation: Any) -> Any:
-        return _plain(self.env.observation_space, observation)
-
-
-def _is_image(space: spaces.Box) -> bool:
-    return space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] in (1, 3, 4)
-
-
-def plain_space(space: spaces.Space) -> spaces.Space:
-    """The space of what `PlainObservation` returns for observations of `space`."""
-    if isinstance(space, spaces.Box):
-        if _is_image(space):
-            return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=np.uint8)
-        if space.dtype == np.uint8 and len(space.shape) == 3:
-            return space  # channel-first already
-        low, high = space.low.ravel().astype(np.float32), space.high.ravel().astype(np.float32)
-        return spaces.Box(low, high, dtype=np.float32)
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: plain_space(part) for key, part in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return plain_space(spaces.flatten_space(space))
-    return space
-
-
-def _plain(space: spaces.Space, value: Any) -> Any:
-    if isinstance(space, spaces.Box):
-        if _is_image(space):
-            return np.ascontiguousarray(np.asarray(value).transpose(2, 0, 1))
-        if space.dtype == np.uint8 and len(space.shape) == 3:
-            return value
-        return np.asarray(value, dtype=np.float32).ravel()
-    if isinstance(space, spaces.Dict):
-        return {key: _plain(part, value[key]) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return np.asarray(spaces.flatten(space, value), dtype=np.float32)
-    return value
 
 
 class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):

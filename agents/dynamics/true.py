@@ -23,9 +23,9 @@ from torch import Tensor
 
 from agents.dynamics import Predicted
 from agents.networks.space_encoding import SpaceEncoding
-from envs import batched
+from envs.batched import PROGRAMS
 from envs.family import family_of
-from envs.make import make, spec_of
+from envs.make import make, make_batched, spec_of
 
 State = tuple[np.ndarray, np.ndarray]  # positions and velocities
 Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (B,), terminated bool (B,)
@@ -74,8 +74,8 @@ class TrueModel:
 def _simulator(env_id: str, options: dict[str, Any]) -> Callable[[np.ndarray, np.ndarray], Outcome]:
     spec = spec_of(env_id)
     family = family_of(spec).name
-    if family == "classic" and batched.knows(env_id):
-        return batched.make(env_id, 1, **options).outcome  # type: ignore[attr-defined]
+    if family == "classic" and env_id in PROGRAMS:
+        return make_batched(env_id, 1, **options).outcome  # type: ignore[attr-defined]
     if family == "mujoco" and spec.version in (4, 5) and spec.name in (*_HIDDEN, *_STATES):
         return _Robot(env_id, spec.name, options)
     raise ValueError(

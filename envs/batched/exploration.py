@@ -18,7 +18,7 @@ from envs.exploration.family import PERIOD, START, STAY, first_noise, next_noise
 from envs.types import Array
 
 
-class Cells(BatchedEnv):
+class BatchedCells(BatchedEnv):
     """What both worlds have in common: `state["cell"]` int64 (N,), and chance within episodes.
 
     Beside what is said in `BatchedEnv`, `infos["cell"]` int64 (N,) is there at every reset and step: the cell that the
@@ -76,7 +76,7 @@ class Cells(BatchedEnv):
         return obs
 
 
-class NoisyRooms(Cells):
+class BatchedNoisyRooms(BatchedCells):
     """`envs.exploration.family.NoisyRooms`; beside the cell, `state` holds `noise` float32 (N, bits) and `arrived` bool (N,).
 
     `arrived`: whether the last room was entered in this episode.
@@ -122,7 +122,7 @@ class NoisyRooms(Cells):
         return {"cell": original.cell, "noise": original.noise, "arrived": original.arrived}
 
 
-class DeepSea(Cells):
+class BatchedDeepSea(BatchedCells):
     """`envs.exploration.family.DeepSea`; the cell is all there is."""
 
     def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:

@@ -28,7 +28,7 @@ from envs.nethack.view import Games
 from envs.types import Array
 
 
-class NetHack(BatchedEnv):
+class BatchedNetHack(BatchedEnv):
     """See `BatchedEnv`; `state` is empty of meaning, the games hold it.
 
     Args:

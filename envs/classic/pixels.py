@@ -19,8 +19,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
-from envs.batched.classic.view import View
 from envs.classic.family import Step
+from envs.classic.view import ClassicPainter
 
 BACKGROUNDS = ("none", "video")
 WAVES = 6  # plane waves that make a cloud
@@ -48,7 +48,7 @@ class PixelPendulum(PendulumEnv):
         self.observation_space: Any = gym.spaces.Box(0, 255, (3, size, size), np.uint8)
         self.time = 0
         self.waves = np.zeros((3, WAVES, 4))  # of each colour: two wave numbers, speed, phase
-        self._view = View(self, size)
+        self._view = ClassicPainter(self, size)
         self._grid = np.linspace(0, 1, size, endpoint=False)
 
     def reset(

@@ -47,7 +47,7 @@ from envs.driving.sensors import bend, has_route, is_racing, lanes, names, secon
 from envs.driving.states import axis, scatter
 from envs.driving.vehicle import read
 from envs.family import Family, Goal, entry
-from envs.wrappers import PlainObservation, plain_space
+from envs.observations import plain_observation
 
 CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
 SLOW, FAST = 0.73, 0.9  # of the speed limit
@@ -155,7 +155,7 @@ def adapt(
     """Plain observations, of a road with the traffic that was asked for."""
     if (vehicles_count, lanes_count, duration) != (None, None, None):
         env = Configured(env, vehicles_count, lanes_count, duration)
-    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
+    return plain_observation(env)
 
 
 def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:

@@ -27,7 +27,7 @@ from envs import states
 from envs.family import Family, Goal, entry
 from envs.minigrid.captions import Speech, caption
 from envs.minigrid.signals import sense, signals
-from envs.words import WORDS, hashed_words
+from envs.observations import WORDS, hashed_words
 
 PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
 

@@ -115,7 +115,7 @@ def oracle_glyph() -> int:
     raise LookupError("this NetHack has no Oracle")
 
 
-class Task(NLE):
+class NetHackTask(NLE):
     """One game, played with `ACTIONS`; what it pays and when it is won is `judge`'s."""
 
     class StepStatus(enum.IntEnum):
@@ -149,7 +149,7 @@ class Task(NLE):
         return observation, float(rewards[0]), bool(status), truncated, self._get_information(status)
 
 
-class Score(Task):
+class Score(NetHackTask):
     """NLE's score task with the actions of this module.
 
     Args:
@@ -166,7 +166,7 @@ class Score(Task):
         return score(games, before, self.penalty_step), np.zeros(len(before), bool)
 
 
-class Oracle(Task):
+class Oracle(NetHackTask):
     """Find the Oracle.
 
     Args:
@@ -187,7 +187,7 @@ class Oracle(Task):
         return REWARD * won, won
 
 
-class Staircase(Task):
+class Staircase(NetHackTask):
     """Go down stairs to a depth.
 
     Args:

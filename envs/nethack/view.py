@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from envs.words import WORDS, hashed_words
+from envs.observations import WORDS, hashed_words
 
 KINDS = (
     "dark",

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs import batched
-from envs.make import make
+from envs.batched import PROGRAMS
+from envs.make import make, make_batched
 from envs.snapshots import snapshots
 from envs.transitions import modalities_of, modalities_of_one
 from envs.types import MODALITIES, Array, Obs, Transitions, map_obs, put
@@ -65,7 +65,7 @@ class Clones:
         self.env = make(env_id, **self.options)
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
         asked = {name for name in ("frame_size", "text", "signals") if options.get(name)}
-        heeded = asked <= batched.shows(env_id) if batched.knows(env_id) else False
+        heeded = asked <= PROGRAMS[env_id].modalities if env_id in PROGRAMS else False
         rest = set(options) - {"frame_size", "text", "signals"}
         self.side_by_side = heeded and not rest
         self._programs: dict[int, Any] = {}
@@ -164,7 +164,7 @@ class Clones:
 
     def _program(self, n: int) -> Any:
         if n not in self._programs:
-            self._programs[n] = batched.make(self.env_id, n, **self.options)
+            self._programs[n] = make_batched(self.env_id, n, **self.options)
             self._programs[n].reset(seed=0)
         return self._programs[n]
 

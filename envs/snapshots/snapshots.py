@@ -37,7 +37,8 @@ from envs.classic.canvas import Canvas
 from envs.disturb import NoisyTV
 from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
-from envs.wrappers import EpisodeStatistics, Journal, Observer, PlainObservation
+from envs.observations import PlainObservation
+from envs.wrappers import EpisodeStatistics, Journal, Observer
 
 State = dict[str, Any]
 

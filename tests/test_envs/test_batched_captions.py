@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from envs import batched
+from envs.batched import PROGRAMS
 from envs.batched.base import BatchedEnv
 from envs.family import entry
-from envs.make import make, make_vec, spec_of
+from envs.make import make, make_batched, make_vec, spec_of
 from envs.minigrid.captions import PICTURES, picture
 from envs.rollout import Rollout
 from envs.vector.in_process import InProcess
 
-GRIDS = [name for name in batched.IDS if name.startswith("MiniGrid")]
+GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]
 CLASSIC = [
-    name for name in batched.IDS if entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic.family"))
+    name for name in PROGRAMS if entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic.family"))
 ]
 BEGIN = "mission: use the key to open the door and then get to the goal (7 moves left)"
 OPTIONS = [{}, {"captions": "full"}, {"captions": "full", "chatter": True, "varied": True}]
@@ -57,7 +57,7 @@ def told_alike(env, originals, rng, steps):
 def test_all_worlds_say_what_the_originals_say(env_id):
     rng = np.random.default_rng(1)
     for options, array in ((OPTIONS[GRIDS.index(env_id) % 2], "torch"), (OPTIONS[2], "numpy")):
-        env = batched.make(env_id, N, text=True, array=array, **options)
+        env = make_batched(env_id, N, text=True, array=array, **options)
         originals = [make(env_id, text=True, **options) for _ in range(N)]
         said = [text for _ in range(2) for text in told_alike(env, originals, rng, 25)]
         assert all(isinstance(text, str) for text in said)
@@ -69,7 +69,7 @@ def test_all_worlds_say_what_the_originals_say(env_id):
 
 def test_every_event_is_said_where_it_happens():
     env_id, rng, heard = "MiniGrid-DoorKey-5x5-v0", np.random.default_rng(0), []
-    env = batched.make(env_id, N, text=True, captions="full")
+    env = make_batched(env_id, N, text=True, captions="full")
     originals = [make(env_id, text=True, captions="full") for _ in range(N)]
     while len(heard) < 1500:
         heard += told_alike(env, originals, rng, 250)
@@ -101,7 +101,7 @@ def test_captions_travel_as_those_of_a_vector_of_environments():
 @pytest.mark.parametrize("array", ["numpy", "torch"])
 def test_a_snapshot_keeps_what_was_said_and_what_was_seen(array):
     options = {"text": True, "captions": "full", "chatter": True, "varied": True, "array": array}
-    env = batched.make("MiniGrid-DoorKey-5x5-v0", 50, seed=3, max_episode_steps=9, **options)
+    env = make_batched("MiniGrid-DoorKey-5x5-v0", 50, seed=3, max_episode_steps=9, **options)
     env.reset()
     rng = np.random.default_rng(0)
     actions = rng.integers(7, size=(30, 50))
@@ -109,7 +109,7 @@ def test_a_snapshot_keeps_what_was_said_and_what_was_seen(array):
         env.step(one)
     state = env.snapshot()
     said = [env.step(one)[-1]["text"].tolist() for one in actions]
-    other = batched.make("MiniGrid-DoorKey-5x5-v0", 50, max_episode_steps=9, **options)
+    other = make_batched("MiniGrid-DoorKey-5x5-v0", 50, max_episode_steps=9, **options)
     other.restore(state)
     assert other.modalities["text"].tolist() == state["text"]
     assert [other.step(one)[-1]["text"].tolist() for one in actions] == said
@@ -119,7 +119,7 @@ def test_a_snapshot_keeps_what_was_said_and_what_was_seen(array):
 @pytest.mark.parametrize("env_id", CLASSIC)
 def test_classic_control_says_what_the_originals_say(env_id):
     array = "torch" if env_id.startswith("lodestar") else "numpy"
-    env = batched.make(env_id, 8, text=True, array=array, max_episode_steps=60)
+    env = make_batched(env_id, 8, text=True, array=array, max_episode_steps=60)
     originals = [make(env_id, text=True, seed=i, max_episode_steps=60) for i in range(8)]
     said = [original.reset()[1]["text"] for original in originals]
     env.load(originals)
@@ -136,12 +136,12 @@ def test_classic_control_says_what_the_originals_say(env_id):
 
 
 def test_classic_snapshots_bring_their_captions_back():
-    env = batched.make("lodestar/CartPoleUpright-v0", 3, text=True, frame_size=16)
+    env = make_batched("lodestar/CartPoleUpright-v0", 3, text=True, frame_size=16)
     env.reset()
     for _ in range(40):
         *_, infos = env.step(np.ones(3, int))
     said = infos["text"].tolist()
-    other = batched.make("lodestar/CartPoleUpright-v0", 3, text=True, frame_size=16)
+    other = make_batched("lodestar/CartPoleUpright-v0", 3, text=True, frame_size=16)
     other.restore(env.snapshot())
     assert other.modalities["text"].tolist() == said and "upright, the cart is in the middle" not in said[0]
     assert set(other.modalities) == {"text", "frame"}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs import batched
-from envs.make import make, make_vec
+from envs.make import make, make_batched, make_vec
 
 ROOMS, SEA = "lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"
 STAY = 0
@@ -37,7 +36,7 @@ def record(env, steps, seed=0):
 @pytest.mark.parametrize(("env_id", "options"), OPTIONS)
 def test_without_chance_it_goes_where_the_original_goes_over_resets(env_id, options):
     n, rng = 3, np.random.default_rng(0)
-    env, originals = batched.make(env_id, n, **options), [make(env_id, **options) for _ in range(n)]
+    env, originals = make_batched(env_id, n, **options), [make(env_id, **options) for _ in range(n)]
     obs, infos = env.reset()
     assert env.n_cells == originals[0].unwrapped.n_cells
     for row, original in enumerate(originals):
@@ -66,7 +65,7 @@ def test_without_chance_it_goes_where_the_original_goes_over_resets(env_id, opti
 
 
 def test_the_infos_tell_the_cell_that_was_reached_also_where_the_next_episode_began():
-    env = batched.make(ROOMS, 2, max_episode_steps=3)
+    env = make_batched(ROOMS, 2, max_episode_steps=3)
     _, infos = env.reset()
     assert infos["cell"].tolist() == env.cell.tolist() == [12, 12]
     for cells in ([13, 11], [14, 10], [25, 10]):
@@ -79,7 +78,7 @@ def test_the_infos_tell_the_cell_that_was_reached_also_where_the_next_episode_be
 
 def noise(kind, n=100, steps=199, bits=2, seed=0):
     """Noise (steps + 1, N, bits) with that of the reset, actions (steps, N), within one episode."""
-    env, rng = batched.make(ROOMS, n, noise=kind, bits=bits, seed=seed), np.random.default_rng(seed)
+    env, rng = make_batched(ROOMS, n, noise=kind, bits=bits, seed=seed), np.random.default_rng(seed)
     actions = rng.integers(5, size=(steps, n))
     seen = [env.reset()[0][:, -bits:].copy()]
     seen += [env.step(row)[0][:, -bits:].copy() for row in actions]
@@ -113,7 +112,7 @@ def test_noise_on_demand_is_zero_unless_the_agent_stays():
 
 def test_noise_begins_anew_where_an_episode_begins():
     for kind, mean in (("brownian", 0.5), ("pixels", 0.5), ("on_demand", 0.0)):
-        env = batched.make(ROOMS, 2000, noise=kind, max_episode_steps=1)
+        env = make_batched(ROOMS, 2000, noise=kind, max_episode_steps=1)
         env.reset()
         obs, *_, infos = env.step(np.zeros(2000, int))
         before, after = infos["final_obs"][:, -8:], obs[:, -8:]
@@ -123,7 +122,7 @@ def test_noise_begins_anew_where_an_episode_begins():
 
 
 def test_stochastic_dives_to_the_right_arrive_as_often_as_they_should():
-    env = batched.make(SEA, 4000, stochastic=True, seed=0)
+    env = make_batched(SEA, 4000, stochastic=True, seed=0)
     right = make(SEA).unwrapped.right
     _, infos = env.reset()
     for step in range(10):
@@ -142,7 +141,7 @@ def test_stochastic_dives_to_the_right_arrive_as_often_as_they_should():
 
 
 def test_a_stochastic_dive_to_the_left_meets_noise_at_the_bottom_only():
-    env = batched.make(SEA, 4000, size=6, stochastic=True, seed=0)
+    env = make_batched(SEA, 4000, size=6, stochastic=True, seed=0)
     left = 1 - make(SEA, size=6).unwrapped.right
     _, infos = env.reset()
     for _ in range(5):
@@ -157,7 +156,7 @@ def test_a_stochastic_dive_to_the_left_meets_noise_at_the_bottom_only():
 @pytest.mark.parametrize("array", ["numpy", "torch"])
 def test_a_snapshot_continues_bit_for_bit_with_the_chance_to_come(env_id, options, array):
     def fresh(seed):
-        return batched.make(env_id, 150, seed=seed, array=array, max_episode_steps=4, **options)
+        return make_batched(env_id, 150, seed=seed, array=array, max_episode_steps=4, **options)
 
     env = fresh(1)
     env.reset()
@@ -172,7 +171,7 @@ def test_a_snapshot_continues_bit_for_bit_with_the_chance_to_come(env_id, option
 @pytest.mark.parametrize(("env_id", "options"), CHANCES)
 def test_torch_answers_what_numpy_answers_under_the_same_chance(env_id, options):
     options = {**options, "seed": 2, "max_episode_steps": 25}
-    one, other = (batched.make(env_id, 6, array=array, **options) for array in ("numpy", "torch"))
+    one, other = (make_batched(env_id, 6, array=array, **options) for array in ("numpy", "torch"))
     assert np.array_equal(one.reset()[0], other.reset()[0].numpy())
     assert other.step(torch.zeros(6, dtype=torch.int64))[-1]["cell"].dtype == torch.int64
     one.step(np.zeros(6, int))
@@ -183,7 +182,7 @@ def test_torch_answers_what_numpy_answers_under_the_same_chance(env_id, options)
 def test_a_seed_fixes_chance_whether_given_first_or_at_the_reset(env_id, options):
     runs = []
     for first, second in ((5, None), (0, 5), (6, None)):
-        env = batched.make(env_id, 8, seed=first, **options)
+        env = make_batched(env_id, 8, seed=first, **options)
         env.reset(seed=second)
         runs.append(record(env, 60))
     assert all(np.array_equal(a, b) for a, b in zip(runs[0], runs[1]))
@@ -198,7 +197,7 @@ def test_auto_takes_the_array_program_with_its_options():
 
 
 def test_a_pendulum_hangs_still_at_first_and_fifty_paid_steps_are_success():
-    env = batched.make("lodestar/PendulumSparse-v0", 500)
+    env = make_batched("lodestar/PendulumSparse-v0", 500)
     obs, _ = env.reset()
     angle = np.arctan2(obs[:, 1], -obs[:, 0])
     assert 0.09 < abs(angle).max() <= 0.1001 and 0.09 < abs(obs[:, 2]).max() <= 0.1
@@ -216,7 +215,7 @@ def test_a_pendulum_hangs_still_at_first_and_fifty_paid_steps_are_success():
 
 
 def test_a_car_is_paid_where_it_arrives():
-    env = batched.make("lodestar/MountainCarSparse-v0", 2)
+    env = make_batched("lodestar/MountainCarSparse-v0", 2)
     env.reset()
     env.state["x"][0] = [0.49, 0.05]
     _, rewards, terminations, _, infos = env.step(np.array([2, 2]))

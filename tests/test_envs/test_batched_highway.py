@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from envs import batched
 from envs.batched.highway.traffic import Traffic, closest_lane, overlap
-from envs.batched.highway.view import View
+from envs.batched.highway.view import RoadPainter
 from envs.driving.vehicle import read
-from envs.make import make, make_vec
+from envs.make import make, make_batched, make_vec
 from envs.transitions import Cursor, from_vector_step
 from envs.vector.in_process import InProcess
 
@@ -59,7 +58,7 @@ def play_beside(env, originals, rng, look=lambda row, infos, info: None):
     ],
 )
 def test_roads_go_on_as_highway_env_has_them(env_id, config, least):
-    env, originals = batched.make(env_id, 9, config=config), [make(env_id, config=config) for _ in range(9)]
+    env, originals = make_batched(env_id, 9, config=config), [make(env_id, config=config) for _ in range(9)]
     crashes, changes = play_beside(env, originals, np.random.default_rng(0))
     assert crashes >= least[0]
     assert changes >= least[1]
@@ -67,7 +66,7 @@ def test_roads_go_on_as_highway_env_has_them(env_id, config, least):
 
 def test_signals_are_those_that_the_family_senses():
     options = {"config": FEW, "signals": True}
-    env, originals = batched.make(FAST, 4, **options), [make(FAST, **options) for _ in range(4)]
+    env, originals = make_batched(FAST, 4, **options), [make(FAST, **options) for _ in range(4)]
 
     def look(row, infos, info):
         np.testing.assert_allclose(infos["signals"][row], info["signals"], atol=1e-4)
@@ -78,7 +77,7 @@ def test_signals_are_those_that_the_family_senses():
 @pytest.mark.parametrize(("env_id", "size"), [(FAST, 96), ("highway-v0", 64), (FAST, 40), (FAST, 224)])
 def test_pictures_differ_from_highway_envs_by_less_than_a_level(env_id, size):
     options = {"config": {**FEW, "duration": 6, "simulation_frequency": 5}, "frame_size": size}
-    env, originals = batched.make(env_id, 3, **options), [make(env_id, **options) for _ in range(3)]
+    env, originals = make_batched(env_id, 3, **options), [make(env_id, **options) for _ in range(3)]
     differences = []
 
     def look(row, infos, info):
@@ -91,7 +90,7 @@ def test_pictures_differ_from_highway_envs_by_less_than_a_level(env_id, size):
 
 def test_a_car_is_where_it_belongs_and_a_crashed_one_is_red():
     config = dict(make(FAST).unwrapped.config)
-    view = View(config, 150)
+    view = RoadPainter(config, 150)
     heading, crashed = np.zeros((1, 2)), np.array([[False, False]])
     picture = view.draw(np.array([[500.0, 530.0]]), np.array([[4.0, 8.0]]), heading, crashed)[0]
     # The agent at 0.3 and 0.5 of the screen; the other 30 m * 5.5 px ahead of 600 px, 4 m * 5.5 px below of 150.
@@ -130,7 +129,7 @@ def test_final_frames_and_signals_come_apart_from_those_of_the_next_episode():
 
 
 def test_a_snapshot_goes_on_bit_for_bit_and_shows_the_same():
-    env = batched.make(FAST, 5, seed=2, frame_size=32, signals=True, config=FEW)
+    env = make_batched(FAST, 5, seed=2, frame_size=32, signals=True, config=FEW)
     rng = np.random.default_rng(0)
     env.reset()
     for _ in range(3):
@@ -138,7 +137,7 @@ def test_a_snapshot_goes_on_bit_for_bit_and_shows_the_same():
     state, frame = env.snapshot(), env.modalities["frame"].copy()
     actions = rng.integers(5, size=(15, 5))
     runs = []
-    for other in (env, batched.make(FAST, 5, frame_size=32, signals=True, config=FEW)):
+    for other in (env, make_batched(FAST, 5, frame_size=32, signals=True, config=FEW)):
         other.restore(state)
         assert np.array_equal(other.modalities["frame"], frame)
         answers = [other.step(row) for row in actions[:1]]
@@ -151,7 +150,7 @@ def test_a_snapshot_goes_on_bit_for_bit_and_shows_the_same():
 
 
 def test_episodes_begin_as_highway_env_lets_them():
-    env = batched.make("highway-v0", 200, seed=0)
+    env = make_batched("highway-v0", 200, seed=0)
     env.reset()
     state = env.state
     assert state["x"].shape == (200, 51)
@@ -195,10 +194,10 @@ def test_what_is_not_heeded_is_refused_in_a_sentence():
         ({"config": {"controlled_vehicles": 2}}, r"config controlled_vehicles=2 is not heeded .* backend=\"gym\""),
         ({"config": {"observation": {"type": "OccupancyGrid"}}}, "config observation="),
         ({"array": "torch"}, 'array="torch" has no highway'),
-        ({"text": True}, "text=True needs"),
+        ({"text": True}, "text=True is not supported"),
     ]:
         with pytest.raises(ValueError, match=sentence):
-            batched.make(FAST, 1, **options)
+            make_batched(FAST, 1, **options)
 
 
 def test_auto_takes_the_array_program_for_frames_and_signals_but_not_for_words():

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from envs import batched
+from envs.batched import PROGRAMS
 from envs.batched.minigrid import levels
 from envs.make import make
 
 EMPTY, WALL, DOOR, KEY, BALL, GOAL = 1, 2, 4, 5, 6, 8  # MiniGrid's objects
 SPAN = levels.COLOURS * levels.STATES
-SOLVABLE = [name for name in batched.IDS if any(word in name for word in ("DoorKey", "KeyCorr", "MultiRoom", "Four"))]
+SOLVABLE = [name for name in PROGRAMS if any(word in name for word in ("DoorKey", "KeyCorr", "MultiRoom", "Four"))]
 
 
 def draw(env_id, count, seed=0):

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from envs import batched
-from envs.batched.nethack import NetHack
-from envs.make import make_vec
+from envs.batched.nethack import BatchedNetHack
+from envs.make import make_batched, make_vec
 from envs.rollout import Rollout
 from envs.vector.in_process import InProcess
 
@@ -43,7 +42,7 @@ def test_games_in_one_process_are_those_of_single_environments(env_id, options):
     settings = {"seed": 7, "text": True, "max_episode_steps": 50, **options}
     ours = make_vec(env_id, N, backend="auto", **settings)
     theirs = make_vec(env_id, N, backend="gym", **settings)
-    assert isinstance(ours, NetHack) and isinstance(theirs, InProcess)
+    assert isinstance(ours, BatchedNetHack) and isinstance(theirs, InProcess)
     (obs, infos), (other, others) = ours.reset(), theirs.reset()
     np.testing.assert_array_equal(obs, other)
     assert infos["text"].tolist() == others["text"].tolist()
@@ -120,6 +119,6 @@ def test_texts_come_to_a_rollout_with_the_states_they_are_about():
 
 def test_tensors_and_frames_are_refused():
     with pytest.raises(ValueError, match=r'array="torch" is not there for NetHack, .* leave array out'):
-        batched.make(OURS, 1, array="torch")
-    with pytest.raises(ValueError, match=r'frame_size=32 needs environments that can be seen; use backend="gym"'):
+        make_batched(OURS, 1, array="torch")
+    with pytest.raises(ValueError, match=r'frame_size=32 is not supported by .* backend="gym"'):
         make_vec(OURS, 1, backend="batched", frame_size=32)

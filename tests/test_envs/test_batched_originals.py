@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from envs import batched
-from envs.make import make
+from envs.batched import PROGRAMS
+from envs.make import make, make_batched
 
-CLASSIC = [name for name in batched.IDS if not name.startswith(("MiniGrid", "highway")) and "NetHack" not in name]
-GRIDS = [name for name in batched.IDS if name.startswith("MiniGrid")]
+CLASSIC = [name for name in PROGRAMS if not name.startswith(("MiniGrid", "highway")) and "NetHack" not in name]
+GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]
 N = 4
 
 
@@ -58,7 +58,7 @@ def assert_in_step(env, originals, rng, steps, tolerance):
 @pytest.mark.parametrize("env_id", CLASSIC)
 def test_classic_control_moves_as_gymnasium_has_it(env_id):
     rng = np.random.default_rng(0)
-    env, originals = batched.make(env_id, N), [make(env_id, seed=i) for i in range(N)]
+    env, originals = make_batched(env_id, N), [make(env_id, seed=i) for i in range(N)]
     # Acrobot's chaos makes the last bit of a cosine visible; the others are equal to the last bit.
     tolerance = 2e-6 if env_id == "Acrobot-v1" else 1e-7
     played = np.array([0, 0, 0])
@@ -70,7 +70,7 @@ def test_classic_control_moves_as_gymnasium_has_it(env_id):
 @pytest.mark.parametrize("env_id", GRIDS)
 def test_minigrid_is_played_by_its_own_rules(env_id):
     rng = np.random.default_rng(1)
-    env, originals = batched.make(env_id, N), [make(env_id) for _ in range(N)]
+    env, originals = make_batched(env_id, N), [make(env_id) for _ in range(N)]
     seen = np.zeros(1)
     for _ in range(5):
         assert_in_step(env, originals, rng, 40, 0.0)
@@ -82,13 +82,13 @@ def test_minigrid_is_played_by_its_own_rules(env_id):
 @pytest.mark.parametrize("env_id", ["MiniGrid-DoorKey-5x5-v0", "MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-FourRooms-v0"])
 def test_minigrid_ends_and_pays_by_its_own_rules(env_id):
     rng = np.random.default_rng(0)
-    env, originals = batched.make(env_id, N), [make(env_id) for _ in range(N)]
+    env, originals = make_batched(env_id, N), [make(env_id) for _ in range(N)]
     ends = sum(np.array(assert_in_step(env, originals, rng, 300, 0.0)[1:]) for _ in range(3))
     assert ends.sum() >= 3
 
 
 def test_the_wanted_ball_in_hand_ends_keycorridor_and_a_key_does_not():
-    env = batched.make("MiniGrid-KeyCorridorS3R1-v0", 2)
+    env = make_batched("MiniGrid-KeyCorridorS3R1-v0", 2)
     originals = [make("MiniGrid-KeyCorridorS3R1-v0", seed=i) for i in range(2)]
     for original in originals:
         original.reset()
@@ -110,13 +110,13 @@ def test_the_wanted_ball_in_hand_ends_keycorridor_and_a_key_does_not():
 @pytest.mark.parametrize("mission", ["words", "drop"])
 @pytest.mark.parametrize("env_id", ["MiniGrid-DoorKey-5x5-v0", "MiniGrid-KeyCorridorS3R2-v0", "MiniGrid-FourRooms-v0"])
 def test_missions_are_words_or_nothing_as_the_adapter_says(env_id, mission):
-    env, originals = batched.make(env_id, N, mission=mission), [make(env_id, mission=mission) for _ in range(N)]
+    env, originals = make_batched(env_id, N, mission=mission), [make(env_id, mission=mission) for _ in range(N)]
     assert env.single_observation_space.shape == (984 + 64 * (mission == "words"),)
     assert_in_step(env, originals, np.random.default_rng(0), 30, 0.0)
 
 
 def test_a_shorter_time_limit_truncates_but_leaves_the_reward():
-    env = batched.make("MiniGrid-DoorKey-5x5-v0", N, max_episode_steps=20)
+    env = make_batched("MiniGrid-DoorKey-5x5-v0", N, max_episode_steps=20)
     originals = [make("MiniGrid-DoorKey-5x5-v0", max_episode_steps=20) for _ in range(N)]
     ends = sum(np.array(assert_in_step(env, originals, np.random.default_rng(s), 20, 0.0)[1:]) for s in range(8))
     assert (ends > 0).all()  # some at the goal, some by the clock
@@ -124,7 +124,7 @@ def test_a_shorter_time_limit_truncates_but_leaves_the_reward():
 
 @pytest.mark.parametrize("env_id", [*CLASSIC, *GRIDS[::4], "MiniGrid-KeyCorridorS3R2-v0"])
 def test_torch_computes_what_numpy_does(env_id):
-    one, other = (batched.make(env_id, 6, seed=2, array=array, max_episode_steps=25) for array in ("numpy", "torch"))
+    one, other = (make_batched(env_id, 6, seed=2, array=array, max_episode_steps=25) for array in ("numpy", "torch"))
     one.action_space.seed(0)
     obs, alike = one.reset()[0], other.reset()[0]
     for _ in range(60):
@@ -147,7 +147,7 @@ def test_torch_computes_what_numpy_does(env_id):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MiniGrid-KeyCorridorS3R2-v0"])
 def test_a_gpu_computes_what_numpy_does(env_id):
-    one, other = batched.make(env_id, 64, seed=2), batched.make(env_id, 64, seed=2, array="torch", device="cuda")
+    one, other = make_batched(env_id, 64, seed=2), make_batched(env_id, 64, seed=2, array="torch", device="cuda")
     one.action_space.seed(0)
     obs, alike = one.reset()[0], other.reset()[0]
     for _ in range(60):

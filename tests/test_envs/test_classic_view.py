@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from envs import batched
-from envs.batched.classic.view import View
+from envs.batched.base import BatchedEnv
+from envs.classic.view import ClassicPainter
 from envs.make import make, make_vec
 from envs.render import frame
 
@@ -27,7 +27,7 @@ def test_a_picture_is_the_originals_but_for_its_edges(env_id: str, size: int) ->
     for state in states:
         env.unwrapped.state = state
         theirs.append(frame(env, size))
-    ours = View(env.unwrapped, size).draw(states)
+    ours = ClassicPainter(env.unwrapped, size).draw(states)
     env.close()
     gap = np.abs(ours.astype(int) - np.stack(theirs))
     assert gap.mean(axis=(1, 2, 3)).max() < 1.0  # levels of 255
@@ -46,7 +46,7 @@ def weigh(picture: np.ndarray) -> tuple[float, np.ndarray]:
 
 def test_steps_and_resets_show_the_state_they_return_and_ends_the_last_of_an_episode() -> None:
     envs = make_vec("MountainCar-v0", 3, seed=0, backend="batched", frame_size=64, max_episode_steps=5)
-    view = View(envs.world, 64)
+    view = ClassicPainter(envs.world, 64)
     _, infos = envs.reset()
     np.testing.assert_array_equal(infos["frame"], view.draw(envs.state["x"]))
     for step in range(1, 6):
@@ -65,5 +65,5 @@ def test_steps_and_resets_show_the_state_they_return_and_ends_the_last_of_an_epi
 
 def test_pictures_are_taken_by_themselves_when_frames_are_asked_for() -> None:
     envs = make_vec("lodestar/CartPoleUpright-v0", 2, backend="auto", frame_size=32)
-    assert isinstance(envs, batched.base.BatchedEnv)
+    assert isinstance(envs, BatchedEnv)
     assert envs.reset()[1]["frame"].shape == (2, 32, 32, 3)

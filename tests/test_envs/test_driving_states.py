@@ -5,8 +5,8 @@ import pytest
 
 from envs.driving.states import axis, scatter
 from envs.driving.vehicle import Vehicle, read
+from envs.family import family_of
 from envs.make import goals, make, spec_of
-from envs.wrappers import family_of
 
 SMALL = {"highway-fast-v0": {"vehicles_count": 2}, "intersection-v0": {"vehicles_count": 1}}
 SIX = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0", "CarRacing-v3"]

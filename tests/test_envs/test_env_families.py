@@ -8,7 +8,7 @@ import pytest
 
 from envs.make import families, goals, make, make_vec
 from envs.nethack.view import KINDS, glyph_kinds
-from envs.words import hashed_words
+from envs.observations import hashed_words
 
 SHAPES = [
     ("HalfCheetah-v5", (17,), np.float32),

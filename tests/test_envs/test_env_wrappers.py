@@ -8,7 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from envs.make import make
-from envs.wrappers import Journal, PlainObservation, plain_space
+from envs.observations import PlainObservation, plain_space
+from envs.wrappers import Journal
 
 JOURNALS = {
     "CartPole-v1": {},

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs import batched
 from envs.classic.family import pose
 from envs.classic.swingup import pay
-from envs.make import families, goals, make, spec_of, termination
+from envs.make import families, goals, make, make_batched, spec_of, termination
 
 SMOOTH, SPARSE = "lodestar/CartPoleSwingUp-v0", "lodestar/CartPoleSwingUpSparse-v0"
 
@@ -77,7 +76,7 @@ def test_a_wall_stops_the_cart_and_ends_nothing():
 def test_random_play_is_paid_little_and_mostly_nothing_where_pay_is_sparse():
     found = {}
     for env_id in (SMOOTH, SPARSE):
-        env = batched.make(env_id, 100, seed=0)
+        env = make_batched(env_id, 100, seed=0)
         rng, total = np.random.default_rng(0), np.zeros(100)
         env.reset()
         for _ in range(499):

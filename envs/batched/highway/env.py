@@ -33,7 +33,7 @@ SEEN, REACH, BEHIND = 4, 200.0, 10.0  # other cars in an observation; how far ah
 LEFT, RIGHT, FASTER, SLOWER = 0, 2, 3, 4  # 1 changes nothing
 
 
-class Highway(BatchedEnv):
+class BatchedHighway(BatchedEnv):
     """N roads; `state` is that of `Traffic`.
 
     Args:
@@ -72,9 +72,9 @@ class Highway(BatchedEnv):
         if signals:
             self.modalities["signals"] = np.zeros((n, len(VEHICLE)), np.float32)
         if frame_size is not None:
-            from envs.batched.highway.view import View
+            from envs.batched.highway.view import RoadPainter
 
-            self._view = View(config, frame_size)
+            self._view = RoadPainter(config, frame_size)
             self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
 
     @staticmethod

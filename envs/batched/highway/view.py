@@ -30,7 +30,7 @@ _AT_ONCE = 16  # roads drawn together, to spare memory
 NONE, STRIPED, SOLID = 0, 1, 2
 
 
-class View:
+class RoadPainter:
     """Draws roads around the agents' cars.
 
     Args:

@@ -41,8 +41,8 @@ from envs.batched.minigrid.levels import (
     generate,
 )
 from envs.minigrid.family import PARTS
+from envs.observations import WORDS, hashed_words
 from envs.types import Array
-from envs.words import WORDS, hashed_words
 
 THINGS = tuple(OBJECT_TO_IDX[name] for name in ("key", "ball", "box"))  # what can be carried
 HANDS = 1 + len(THINGS) * COLOURS  # nothing, or a thing of a colour
@@ -50,7 +50,7 @@ FAILS, SUCCEEDS = 1, 2
 NO_SIGHT = np.zeros((0, 0), np.uint8)
 
 
-class MiniGrid(BatchedEnv):
+class BatchedMiniGrid(BatchedEnv):
     """N MiniGrid worlds of one id.
 
     State: `grid` uint8 (N, H * W) of cell codes, padded; `position` int64 (N,) in it; `direction`, `hands` (what is

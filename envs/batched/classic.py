@@ -20,7 +20,7 @@ from envs.classic.swingup import pay, pay_sparsely
 from envs.types import Array
 
 
-class Classic(BatchedEnv):
+class BatchedClassic(BatchedEnv):
     """What all of them have in common: a state vector, `state["x"]` (N, D), that begins uniformly within `START`."""
 
     START: tuple[tuple[float, ...], tuple[float, ...]]  # low, high
@@ -38,9 +38,9 @@ class Classic(BatchedEnv):
         super().__init__(original, n, seed, arrays)
         self._zeros = arrays.array(np.zeros(n))
         if frame_size is not None:
-            from envs.batched.classic.view import View
+            from envs.classic.view import ClassicPainter
 
-            self._view = View(self.world, frame_size)
+            self._view = ClassicPainter(self.world, frame_size)
             self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
         self._tell: Any = teller(type(self.world))
         if text:
@@ -83,7 +83,7 @@ class Classic(BatchedEnv):
             self.modalities["text"][index] = self._tell(state)
 
 
-class CartPole(Classic):
+class BatchedCartPole(BatchedClassic):
     """Gymnasium's CartPole with Euler steps; the state is its position, velocity, angle and angular velocity."""
 
     START = ((-0.05,) * 4, (0.05,) * 4)
@@ -115,7 +115,7 @@ class CartPole(Classic):
         return ~terminated
 
 
-class CartPoleUpright(CartPole):
+class BatchedCartPoleUpright(BatchedCartPole):
     """`envs.classic.family.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, nothing terminates."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
@@ -143,7 +143,7 @@ class CartPoleUpright(CartPole):
         return self._returns >= self.world.SOLVED
 
 
-class CartPoleSwingUp(CartPoleUpright):
+class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
     """`envs.classic.swingup.CartPoleSwingUp`: starts hanging, is pushed as hard as wanted."""
 
     START = ((-0.05, -0.05, math.pi - 0.05, -0.05), (0.05, 0.05, math.pi + 0.05, 0.05))
@@ -160,7 +160,7 @@ class CartPoleSwingUp(CartPoleUpright):
         return pay(x, self.xp.cos(theta), theta_dot, self._push(actions)), never
 
 
-class CartPoleSwingUpSparse(CartPoleSwingUp):
+class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
     """`envs.classic.swingup.CartPoleSwingUpSparse`: 1 while upright near the middle."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
@@ -168,7 +168,7 @@ class CartPoleSwingUpSparse(CartPoleSwingUp):
         return 1.0 * pay_sparsely(self.state["x"][:, 0], self.xp.cos(self.state["x"][:, 2])), never
 
 
-class MountainCar(Classic):
+class BatchedMountainCar(BatchedClassic):
     """Gymnasium's MountainCar; the state is position and velocity, and so is the observation."""
 
     START = ((-0.6, 0.0), (-0.4, 0.0))
@@ -191,7 +191,7 @@ class MountainCar(Classic):
         return self.state["x"][:, 0] >= FLAG
 
 
-class MountainCarGoal(MountainCar):
+class BatchedMountainCarGoal(BatchedMountainCar):
     """`envs.classic.family.MountainCarGoal`: a car that arrives stays; 1 for every step there."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
@@ -210,7 +210,7 @@ class MountainCarGoal(MountainCar):
         return obs * [1.0, self.world.max_speed]
 
 
-class MountainCarSparse(MountainCar):
+class BatchedMountainCarSparse(BatchedMountainCar):
     """`envs.classic.family.MountainCarSparse`: 1 for the step that arrives."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
@@ -221,7 +221,7 @@ class MountainCarSparse(MountainCar):
         return terminated
 
 
-class MountainCarContinuous(MountainCar):
+class BatchedMountainCarContinuous(BatchedMountainCar):
     """Gymnasium's MountainCarContinuous, where fuel is paid for by the action as it was given.
 
     The state is float32 from the first step on, as in the original; here the start already is.
@@ -238,7 +238,7 @@ class MountainCarContinuous(MountainCar):
         return 100.0 * arrived - xp.square(action + self._zeros) * 0.1, arrived
 
 
-class Pendulum(Classic):
+class BatchedPendulum(BatchedClassic):
     """Gymnasium's Pendulum; the state is angle and angular velocity, the observation holds cosine and sine instead."""
 
     START = ((-math.pi, -1.0), (math.pi, 1.0))
@@ -268,7 +268,7 @@ class Pendulum(Classic):
         return abs(self._wrapped()) < UPRIGHT
 
 
-class PendulumUpright(Pendulum):
+class BatchedPendulumUpright(BatchedPendulum):
     """`envs.classic.family.PendulumUpright`: 1 while upright; with `torques`, the action is the number of one."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
@@ -278,7 +278,7 @@ class PendulumUpright(Pendulum):
         return 1.0 * (abs(self._wrapped()) < UPRIGHT), never
 
 
-class PendulumSparse(Pendulum):
+class BatchedPendulumSparse(BatchedPendulum):
     """`envs.classic.family.PendulumSparse`: starts hanging still, 1 while nearly upright and slow."""
 
     START = ((math.pi - NEARLY_DOWN, -NEARLY_DOWN), (math.pi + NEARLY_DOWN, NEARLY_DOWN))
@@ -292,7 +292,7 @@ class PendulumSparse(Pendulum):
         return self._returns >= HELD
 
 
-class Acrobot(Classic):
+class BatchedAcrobot(BatchedClassic):
     """Gymnasium's Acrobot (the book's version); the state is two angles and their velocities."""
 
     START = ((-0.1,) * 4, (0.1,) * 4)

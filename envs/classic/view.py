@@ -24,7 +24,7 @@ Array = np.ndarray
 Corners = list[tuple[float, float]]
 
 
-class View:
+class ClassicPainter:
     """Draws states of one of the classic worlds.
 
     Args:
@@ -107,7 +107,7 @@ def _background(world: Any, name: str, size: int) -> Array:
     return image
 
 
-def _cartpole(view: View, image: Array, state: Array) -> None:
+def _cartpole(view: ClassicPainter, image: Array, state: Array) -> None:
     world = view.world
     scale = view.width / (2 * world.x_threshold)
     x, y = state[:, 0] * scale + view.width / 2, np.full(len(state), 100.0, np.float32)
@@ -118,7 +118,7 @@ def _cartpole(view: View, image: Array, state: Array) -> None:
     view._line(image, 100)  # the track, in front of the cart
 
 
-def _mountaincar(view: View, image: Array, state: Array) -> None:
+def _mountaincar(view: ClassicPainter, image: Array, state: Array) -> None:
     world, position = view.world, state[:, 0]
     scale = view.width / (world.max_position - world.min_position)
     height = np.sin(3 * position) * 0.45 + 0.55
@@ -128,7 +128,7 @@ def _mountaincar(view: View, image: Array, state: Array) -> None:
         view._disc(image, x + side * np.cos(slope), y + side * np.sin(slope), 8, GREY)
 
 
-def _pendulum(view: View, image: Array, state: Array) -> None:
+def _pendulum(view: ClassicPainter, image: Array, state: Array) -> None:
     scale, centre = view.width / 4.4, np.full(len(state), float(view.width // 2), np.float32)
     turn = state[:, 0] + math.pi / 2
     view._box(image, [(0, -0.1 * scale), (scale, 0.1 * scale)], turn, centre, centre, ROD)
@@ -137,7 +137,7 @@ def _pendulum(view: View, image: Array, state: Array) -> None:
     view._disc(image, centre, centre, int(0.05 * scale), BLACK)
 
 
-def _acrobot(view: View, image: Array, state: Array) -> None:
+def _acrobot(view: ClassicPainter, image: Array, state: Array) -> None:
     world = view.world
     first, second = world.LINK_LENGTH_1, world.LINK_LENGTH_2
     scale = view.width / (2 * (first + second + 0.2))
@@ -155,7 +155,7 @@ def _acrobot(view: View, image: Array, state: Array) -> None:
         view._disc(image, x, y, int(0.1 * scale), JOINT)
 
 
-_DRAW: dict[str, Callable[[View, Array, Array], None]] = {
+_DRAW: dict[str, Callable[[ClassicPainter, Array, Array], None]] = {
     "CartPoleEnv": _cartpole,
     "MountainCarEnv": _mountaincar,
     "Continuous_MountainCarEnv": _mountaincar,

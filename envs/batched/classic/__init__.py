@@ -1,1 +1,0 @@
-"""Classic control as array programs."""

@@ -1,0 +1,86 @@
+"""Observations in the form that agents take: flat float32 vectors, channel-first images, hashed words for text."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+
+WORDS = 64
+
+
+class PlainObservation(gym.ObservationWrapper, RecordConstructorArgs):
+    """Observations that Stable-Baselines3 takes as they are.
+
+    uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
+    entry, a Tuple is flattened into one Box; Discrete, MultiDiscrete and MultiBinary stay.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self.observation_space = plain_space(env.observation_space)
+
+    def observation(self, observation: Any) -> Any:
+        return plain(self.env.observation_space, observation)
+
+
+def plain_observation(env: gym.Env) -> gym.Env:
+    """The environment in a `PlainObservation`, if its observations need one."""
+    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
+
+
+def is_channels_last(space: spaces.Space) -> bool:
+    """Whether observations are images (H, W, C)."""
+    return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[-1] in (1, 3, 4)
+
+
+def plain_space(space: spaces.Space) -> spaces.Space:
+    """The space of what `PlainObservation` returns for observations of `space`."""
+    if isinstance(space, spaces.Box):
+        if space.dtype == np.uint8 and len(space.shape) == 3:
+            if not is_channels_last(space):
+                return space
+            return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=np.uint8)
+        low, high = space.low.ravel().astype(np.float32), space.high.ravel().astype(np.float32)
+        return spaces.Box(low, high, dtype=np.float32)
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: plain_space(part) for key, part in space.spaces.items()})
+    return plain_space(spaces.flatten_space(space)) if isinstance(space, spaces.Tuple) else space
+
+
+def plain(space: spaces.Space, value: Any) -> Any:
+    """An observation of `space` as `PlainObservation` returns it."""
+    if isinstance(space, spaces.Box):
+        if space.dtype == np.uint8 and len(space.shape) == 3:
+            return np.ascontiguousarray(np.asarray(value).transpose(2, 0, 1)) if is_channels_last(space) else value
+        return np.asarray(value, dtype=np.float32).ravel()
+    if isinstance(space, spaces.Dict):
+        return {key: plain(part, value[key]) for key, part in space.spaces.items()}
+    return np.asarray(spaces.flatten(space, value), dtype=np.float32) if isinstance(space, spaces.Tuple) else value
+
+
+@functools.lru_cache(maxsize=4096)
+def hashed_words(text: bytes) -> np.ndarray:
+    """A bag of words that needs no vocabulary: which words a text has, whatever their order, case and number.
+
+    Each word sets two entries, so two words differ even where one of their entries is the same.
+
+    Args:
+        text: Latin letters count, everything else separates words.
+
+    Returns:
+        float32 (64,) in {0, 1}, read-only.
+    """
+    bag = np.zeros(WORDS, dtype=np.float32)
+    for word in re.findall(rb"[a-z]+", text.lower()):
+        # Not Python's hash(), which changes from process to process, nor crc32, whose bits depend on each other.
+        bag[[byte % WORDS for byte in hashlib.blake2b(word, digest_size=8).digest()[:2]]] = 1.0
+    bag.setflags(write=False)
+    return bag
