@@ -38,6 +38,8 @@
     python -m benchmarks watchdog       worker processes that are watched, beside Gymnasium's and SB3's: minutes
     python -m benchmarks sweep-overhead what a sweep adds to its jobs: a quarter of an hour
     python -m benchmarks night          a sweep killed twice, and one that loses a machine: most of an hour
+    python -m benchmarks house          size, circles, files on the learning loops, speed beside 0.1.0: half an hour
+    python -m benchmarks house-tests    seconds of the fast tests, quiet and beside eight busy processes: minutes
     python -m benchmarks keycorridor    learning study, hours
     python -m benchmarks mountaincar    learning study, hours
 
@@ -93,6 +95,8 @@ TABLE = {  # name -> where its function is, and the file that collects its figur
     "report-speed": ("speed.report:run", "experiments"),
     "watchdog": ("speed.watchdog:run", "experiments"),
     "sweep-overhead": ("speed.sweep:run", "experiments"),
+    "house": ("house:run", "house"),
+    "house-tests": ("house:run_tests", "house"),
     "night": ("tests.faults.night:run", "experiments"),
 }
 
@@ -103,7 +107,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     if not names or names[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if names else 2
-    from benchmarks import results
+    from runners.report import results
     from runners.run.config import unknown
 
     for name in names:

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
+from runners.report import results
 
 Job = tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]
 

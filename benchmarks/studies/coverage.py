@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import results
-from runners.report import statistics
+from runners.report import results, statistics
 
 KINDS = ("normal", "skewed", "two outcomes", "heavy tails")
 CASES = ((4, 5), (1, 5), (4, 3), (4, 10))  # tasks, seeds

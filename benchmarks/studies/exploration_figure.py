@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
 from benchmarks.studies.exploration import TASKS
 from runners.evaluate import interval
-from runners.report import statistics
+from runners.report import results, statistics
 
 CONTROLS = ("random", "none", "count", "count_lifetime")
 TITLES = {

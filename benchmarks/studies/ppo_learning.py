@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import results
 from benchmarks.studies.studies import make_watch, thin
 from runners.evaluate import interval
-from runners.report import statistics
+from runners.report import results, statistics
 from runners.run.malloc import keep_freed_memory
 
 SEEDS = 5

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import results
-from runners.report import statistics
+from runners.report import results, statistics
 
 SEEDS, ENVS, EPISODES, SIZE = 5, 10, 300, 10
 AVERAGE = {  # many passes: a cell visited once is one row in thousands, and has to be fitted too

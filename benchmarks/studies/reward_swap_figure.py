@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import results
 from benchmarks.studies.reward_swap import PLAN, POINTS, TASKS
+from runners.report import results
 
 COLOURS = {"relabel": "#2c6e9b", "stale": "#c07a1f"}
 WORDS = {"relabel": "paid anew", "stale": "as it was stored"}

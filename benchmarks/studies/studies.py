@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import results
-from runners.report import statistics
+from runners.report import results, statistics
 
 WINDOW = 100  # episodes that a mean return and a success rate look back on
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import results
+from runners.report import results
 
 ENV = "lodestar/CartPoleUpright-v0"
 SEEDS = 5

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import results
+from runners.report import results
 from runners.report.statistics import aggregate
 from runners.run.checkpoint import versions, write_atomically
 from runners.transfer.family import Family

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import results
+from runners.report import results
 from runners.sweep.job_log import NAME, Entry, events, replay
 
 GRID = [

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
+from runners.report import results
 
 AWAY, AFTER = 60.0, 30.0  # seconds without a server, and with it again
 ENV = ["env=MiniGrid-DoorKey-8x8-v0", "env.captions=full", "env.chatter=true"]

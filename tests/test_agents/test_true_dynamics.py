@@ -8,9 +8,9 @@ import torch
 
 from agents.dynamics.true import TrueModel
 from agents.networks.space_encoding import SpaceEncoding
-from benchmarks import results
 from benchmarks.studies import oracle
 from envs.make import make
+from runners.report import results
 
 ONE_STEP = (
     "MountainCar-v0",

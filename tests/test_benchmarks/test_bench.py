@@ -6,11 +6,10 @@ import json
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import results
 from benchmarks.speed import foundation, measure
 from benchmarks.studies import studies
 from benchmarks.studies.studies import Arm, Study
-from runners.report import statistics
+from runners.report import results, statistics
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_on_each_side():

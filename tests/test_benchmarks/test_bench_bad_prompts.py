@@ -1,7 +1,7 @@
 """The study of bad sentences: its rows, and what its figures count."""
 
-from benchmarks import results
 from benchmarks.studies import bad_prompts
+from runners.report import results
 
 
 def test_there_are_six_good_sentences_and_ten_bad_ones_over_three_worlds():

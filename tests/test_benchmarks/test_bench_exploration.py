@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import results
 from benchmarks.studies import exploration, exploration_figure, noisy_rooms, pseudo_counts
 from envs.exploration.family import START, corridor
 from envs.make import make_vec
+from runners.report import results
 
 ROOMS, SEA = "lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"
 DIVE = replace(exploration.TASKS["deepsea10"], steps=1000)

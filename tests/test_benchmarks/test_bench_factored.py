@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import results
 from benchmarks.studies import factored
 from envs.exploration.factored import distances, leads
-from runners.report import statistics
+from runners.report import results, statistics
 
 
 def test_arms_differ_in_what_they_learn_from_and_how_often():

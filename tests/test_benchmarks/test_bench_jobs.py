@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks import jobs as bench_jobs
-from benchmarks import results
 from benchmarks.jobs import run_missing
+from runners.report import results
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from benchmarks import results
 from benchmarks.speed import ppo as bench_ppo
 from benchmarks.studies import ppo_learning as bench_ppo_learning
 from benchmarks.studies.ppo_learning import ARMS, Task
+from runners.report import results
 
 TINY = Task("CartPole-v1", 512, 2, {"n_steps": 64, "n_epochs": 1, "ent_coef": 0.01}, batched=True, seeds=2)
 

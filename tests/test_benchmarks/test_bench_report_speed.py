@@ -1,7 +1,7 @@
 """The report's benchmark writes folders of the real form, and measures a report of them."""
 
-from benchmarks import results
 from benchmarks.speed import report as report_speed
+from runners.report import results
 from runners.run.config import load
 from runners.run.log import LEARNED_RETURN, TASK_RETURN, read_csv
 

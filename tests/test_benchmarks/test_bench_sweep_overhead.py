@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks import results
 from benchmarks.speed.sweep import measure
+from runners.report import results
 
 
 def test_a_small_sweep_is_accounted_for(tmp_path):

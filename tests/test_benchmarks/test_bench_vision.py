@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.results import append_rows
 from benchmarks.studies import highway, progress, sentences
+from runners.report.results import append_rows
 
 
 @pytest.mark.parametrize(("name", "arm"), [("cartpole", "contrast"), ("mountaincar", "task"), ("pendulum", "random")])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import results
 from benchmarks.speed import watchdog
+from runners.report import results
 from tests.faults.workers import FAULTS
 
 

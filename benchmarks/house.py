@@ -1,0 +1,194 @@
+"""How large the project is, how far its parts reach into each other, and what a refactoring costs in speed.
+
+    python -m benchmarks house          counts, circles, files on the learning loops; speed beside the tag 0.1.0
+    python -m benchmarks house-tests    seconds of the fast tests, on a quiet machine and beside eight busy processes
+
+Speed is frames per CPU-second of whole training runs, both versions in turn, a fresh process each that has already
+trained once; a figure is the median of the ratios within a pair, with the 95 % interval of that median.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import results
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("agents", "envs", "rewards", "runners")
+BEFORE = "0.1.0"  # the tag that speed is compared with
+PAIRS = 9  # the first warms the caches of the disk and is thrown away
+COMMON = ("video=false", "eval_episodes=0", "control=none", "preset=none", "checkpoint_every=0")
+SPEED = {  # case -> arguments of `runners.train`, environment steps
+    "ppo_cartpole": (("env=CartPole-v1",), 40_960),
+    "ppo_minigrid": (("env=MiniGrid-DoorKey-5x5-v0",), 20_480),
+    "ppo_rnd": (("env=CartPole-v1", "reward=rnd"), 20_480),
+    "sac": (("env=Pendulum-v1", "agent=sac"), 1_500),
+    "dyna": (("env=Pendulum-v1", "agent=dyna", "agent.preset=mbpo"), 1_200),
+}
+
+
+def run(folder: Path) -> dict[str, float]:
+    """Counts, circles, loops and speed ratios; a row for every pair goes to house.csv."""
+    from benchmarks.speed import loop_files
+
+    figures: dict[str, float] = {**counts(), "file_circles": len(circles())}
+    figures |= {f"{agent}_loop_files": len(files) for agent, files in loop_files.measure().items()}
+    return figures | speed(folder / "house.csv")
+
+
+def counts() -> dict[str, float]:
+    """Physical lines of Python by part, and annotations that say nothing."""
+    parts = {name: _lines(name) for name in (*PACKAGES, "benchmarks", "tests")}
+    front = ROOT / "lodestar.py"
+    source = sum(parts[name] for name in PACKAGES)
+    source += len(front.read_text().splitlines()) if front.exists() else 0
+    anys = sum(
+        len(re.findall(r": Any\b", path.read_text())) for name in PACKAGES for path in (ROOT / name).rglob("*.py")
+    )
+    found = {f"{name}_lines": parts[name] for name in PACKAGES}
+    found |= {"source_lines": source, "benchmark_lines": parts["benchmarks"], "test_lines": parts["tests"]}
+    return {**found, "any_annotations": anys}
+
+
+def _lines(package: str) -> int:
+    return sum(len(path.read_text().splitlines()) for path in (ROOT / package).rglob("*.py"))
+
+
+def import_graph(*packages: str) -> dict[str, set[str]]:
+    """Module -> the modules of these packages that it imports, at any depth of its code; TYPE_CHECKING apart."""
+    files = {_module(path): path for package in packages for path in sorted((ROOT / package).rglob("*.py"))}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names = {name for _, name in imports(path)}
+        graph[module] = {name for name in names if name in files and name != module}
+    return graph
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import; `from a import b` yields both `a.b` and `a`, as b may be a module."""
+    tree = ast.parse(path.read_text())
+    checked = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in checked:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            submodules = [name for name in names if (ROOT / (name.replace(".", "/") + ".py")).exists()]
+            yield from ((node.lineno, name) for name in submodules or [node.module])
+
+
+def circles() -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others (strongly connected components)."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph = import_graph(*PACKAGES)
+    names = sorted(graph)
+    edges = [(names.index(one), names.index(other)) for one in names for other in graph[one]]
+    rows, columns = zip(*edges)
+    matrix = csr_array((np.ones(len(edges)), (rows, columns)), shape=(len(names), len(names)))
+    _, labels = connected_components(matrix, connection="strong")
+    groups = [[names[i] for i in np.flatnonzero(labels == label)] for label in np.unique(labels)]
+    return [group for group in groups if len(group) > 1]
+
+
+def speed(path: Path) -> dict[str, float]:
+    """Ratio of this version's frames per CPU-second to those of `BEFORE`, with the interval of the median."""
+    path.unlink(missing_ok=True)
+    figures: dict[str, float] = {}
+    with checkout(BEFORE) as before:
+        for case, (arguments, steps) in SPEED.items():
+            ratios = []
+            for pair in range(PAIRS):
+                order = [("before", before), ("after", ROOT)]
+                rates = {name: steps / train(root, arguments, steps) for name, root in order[:: (-1) ** pair]}
+                row = {"case": case, "pair": pair, **{name: round(rate, 1) for name, rate in sorted(rates.items())}}
+                results.append_rows(path, [row])
+                print(row, flush=True)
+                ratios.append(rates["after"] / rates["before"])
+            low, high = median_interval(ratios[1:])
+            figures |= {f"speed_{case}": float(np.median(ratios[1:]))}
+            figures |= {f"speed_{case}_low": low, f"speed_{case}_high": high}
+    return figures
+
+
+def median_interval(values: list[float], draws: int = 10_000) -> tuple[float, float]:
+    """95 % bootstrap interval of a median."""
+    sample = np.random.default_rng(0).choice(values, (draws, len(values)))
+    low, high = np.quantile(np.median(sample, 1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+@contextmanager
+def checkout(tag: str) -> Iterator[Path]:
+    """The project as it was at a tag, in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="lodestar-") as folder:
+        subprocess.run(["git", "clone", "--quiet", "--branch", tag, str(ROOT), folder], check=True)
+        yield Path(folder)
+
+
+_TRAIN = """
+import sys, time
+from pathlib import Path
+from runners.train import main
+arguments, steps, folder = sys.argv[3:], int(sys.argv[1]), sys.argv[2]
+assert Path(sys.modules["runners.train"].__file__).is_relative_to(Path.cwd())
+main([*arguments, f"total_timesteps={max(steps // 10, 300)}", f"run_dir={folder}/warm"])
+cpu = time.process_time()
+assert main([*arguments, f"total_timesteps={steps}", f"run_dir={folder}/run"]) == 0
+print("CPU", time.process_time() - cpu)
+"""
+
+
+def train(root: Path, arguments: tuple[str, ...], steps: int) -> float:
+    """CPU-seconds of a training run by the version in `root`."""
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _TRAIN, str(steps), folder, *arguments, *COMMON]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout.rsplit("CPU", 1)[1])
+
+
+def run_tests(folder: Path) -> dict[str, float]:
+    """Seconds and number of the fast tests as `make test` runs them, quiet and beside eight busy processes."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+    figures: dict[str, float] = {}
+    for name, load in (("quiet", 0), ("loaded", 8)):
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
+        try:
+            began = time.perf_counter()
+            done = subprocess.run(
+                command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+            )
+            figures[f"test_seconds_{name}"] = time.perf_counter() - began
+        finally:
+            for process in busy:
+                process.kill()
+        last = done.stdout.strip().splitlines()[-1]
+        print(f"{name}: {last}", flush=True)
+        if done.returncode:
+            raise RuntimeError(f"the tests failed {name}: {last}")
+        figures["tests"] = float(re.findall(r"(\d+) passed", last)[0])
+    return figures
