@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import results
+from runners.report import results
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agents", "envs", "rewards", "runners")
@@ -40,8 +40,6 @@ SPEED = {  # case -> arguments of `runners.train`, environment steps
 
 def run(folder: Path) -> dict[str, float]:
     """Counts, circles, loops and speed ratios; a row for every pair goes to house.csv."""
-    from benchmarks.speed import loop_files
-
     figures: dict[str, float] = {**counts(), "file_circles": len(circles())}
     figures |= {f"{agent}_loop_files": len(files) for agent, files in loop_files.measure().items()}
     return figures | speed(folder / "house.csv")
