@@ -41,7 +41,6 @@ SPEED = {  # case -> arguments of `runners.train`, environment steps
 def run(folder: Path) -> dict[str, float]:
     """Counts, circles, loops and speed ratios; a row for every pair goes to house.csv."""
     figures: dict[str, float] = {**counts(), "file_circles": len(circles())}
-    figures |= {f"{agent}_loop_files": len(files) for agent, files in loop_files.measure().items()}
     return figures | speed(folder / "house.csv")
 
 
