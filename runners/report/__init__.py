@@ -1,1 +1,1 @@
-"""One honest page from the folders of runs: `python -m runners.report runs/sweeps/x`."""
+"""One page, tables and a figure from the folders of runs: `python -m runners.report runs/sweeps/x`."""

@@ -1,7 +1,7 @@
 """Learning curves of several runs on one grid of steps, and what can be read from them.
 
 A curve is interpolated between its rows and never continued beyond its first and last one. Where a run has stopped
-early the others go on alone, and the number of runs at each step says so.
+early the others continue alone, and the number of runs at each step says so.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from runners.report import statistics
+from runners.report.comparison import Comparison
 from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
-from runners.report.study import Study
 
 MOST_NUMBERS = 8_000_000  # that one resampling of a band may hold
 
@@ -42,21 +42,22 @@ class Band:
         return (self.runs == self.of) & (self.of > 0)
 
 
-def bands(made: Study, points: int, tag: str = TASK_RETURN) -> dict[tuple[str, str], Band]:
+def bands(data: Comparison, points: int, tag: str = TASK_RETURN) -> dict[tuple[str, str], Band]:
     """(task, arm) -> its band; all arms of a task on the same grid.
 
     Args:
-        made: the study.
+        data: runs, sorted into tasks and arms.
         points: of the grid.
         tag: what is drawn.
     """
     found = {}
-    for task in made.tasks:
-        ends = [run.curve(tag)[0][[0, -1]] for run in _runs(made, task) if len(run.curve(tag)[0])]
-        if not ends:
+    for task in data.tasks:
+        runs = [run for run in data.runs if run.task == task and len(run.curve(tag)[0])]
+        if not runs:
             continue
+        ends = [run.curve(tag)[0][[0, -1]] for run in runs]
         grid = np.linspace(min(first for first, _ in ends), max(last for _, last in ends), points)
-        for arm in made.arms:
+        for arm in data.arms:
             curves = aligned([run for run in arm.cells.get(task, []) if len(run.curve(tag)[0])], grid, tag)
             if len(curves):
                 found[task, arm.name] = band(curves, grid)
@@ -115,14 +116,10 @@ def against(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def alarm(run: Run) -> tuple[float, float, float] | None:
-    """Share of the rows with the hacking alarm, its first and its last step; None if it never rang."""
+    """Share of the rows with the hacking alarm, its first and its last step; None if it was never raised."""
     steps, values = run.curve(ALARM)
-    rang = steps[values > 0]
-    return (len(rang) / len(steps), float(rang[0]), float(rang[-1])) if len(rang) else None
-
-
-def _runs(made: Study, task: str) -> list[Run]:
-    return [run for arm in made.arms for run in arm.cells.get(task, [])]
+    raised = steps[values > 0]
+    return (len(raised) / len(steps), float(raised[0]), float(raised[-1])) if len(raised) else None
 
 
 def thin(count: int, points: int) -> np.ndarray:
@@ -131,7 +128,7 @@ def thin(count: int, points: int) -> np.ndarray:
 
 
 def label_steps(steps: float) -> str:
-    """A number of steps as people write it: 950, 20k, 1.5M."""
+    """A short number of steps: 950, 20k, 1.5M."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if steps >= size:
             return f"{steps / size:.3g}{letter}"

@@ -1,267 +1,353 @@
-"""Puts numbers, figures and films into one page of HTML that needs nothing else: no network, no script, no other file.
+"""What the report's page says: sentences about what was compared and how strong the evidence is, tables, figures, videos.
 
-Everything that comes from files is text to the template, which escapes it; pictures and films are checked by their
-first bytes and embedded as data.
+Text from files is escaped by the template; videos are checked by their first bytes before they are embedded.
 """
 
 from __future__ import annotations
 
-import base64
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runners.report import plots, words
+from runners.report import html, plots
+from runners.report.comparison import Comparison, configurations
 from runners.report.curves import Band, alarm, label_steps
-from runners.report.numbers import Numbers, Row
+from runners.report.numbers import ALL, CLEAR, Numbers, Row
 from runners.report.read import ELAPSED, Run
-from runners.report.study import Study, configurations
-from runners.report.words import NOTHING, interval, middle, number, signed
+from runners.sweep.display import clock
 
-FILMS, FILM = 24_000_000, 4_000_000  # bytes of all films of a page, and of one
+PAGE_VIDEOS, VIDEO = 24_000_000, 4_000_000  # bytes of all videos of a page, and of one
 CONFIGS = 2_000_000  # characters of all configurations of a page
-VIDEO, GIF = "video.mp4", "video.gif"
+ENOUGH = 5  # seeds; Agarwal et al. 2021 show what fewer do
+NOTHING = "–"
 
 
-def write(path: Path, made: Study, found: Numbers, bands: dict[tuple[str, str], Band], title: str, points: int) -> None:
+def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], title: str, points: int) -> None:
     """Write the page.
 
     Args:
         path: of the HTML file.
-        made: the study.
-        found: its numbers.
-        bands: its learning curves.
+        numbers: what was computed.
+        bands: the learning curves.
         title: of the page.
         points: that a scatter or a stack of shares is drawn from.
     """
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
-    colours = {name: look.colour for name, look in plots.looks(made).items()}
-    parts: dict[str, Any] = {"title": title, "made_by": f"lodestar-rl, {time.strftime('%Y-%m-%d %H:%M')}"}
-    parts |= {"opening": words.opening(made), "problems": made.problems, "evidence": words.evidence(made, found)}
-    parts |= {"score_words": _score_words(found), "methods": words.METHODS, "not_shown": words.NOT_SHOWN}
-    parts |= {"table": [_block(made, found, task, colours) for task in made.tasks]}
-    parts |= {"successes": bool(found.find("success")), "early": _early(bands), "units": words.units(found)}
-    parts["units"] = parts["units"] if len([arm for arm in made.arms if not arm.published]) > 1 else []
-    parts |= {"overall": [_overall(found, row, colours) for row in found.find("normalised")]}
-    parts |= {"thresholds": _thresholds(made, found, colours), "alarms": _alarms(made)}
-    parts |= _figures(made, found, bands, points) | _films(made, found) | _configurations(made) | _provenance(made)
-    parts["contents"] = _contents(parts)
-    path.write_text(template.render(parts), encoding="utf-8")
-
-
-def _figures(made: Study, found: Numbers, bands: dict[tuple[str, str], Band], points: int) -> dict[str, Any]:
-    with plots.style():
-        shares, shares_left = plots.parts(made, points)
-        truth, truth_left = plots.truth(made, found, points)
-        drawn = {
-            "learning": plots.learning(made, found, bands) if bands else None,
-            "aggregate": plots.aggregate(made, found),
-            "forest": plots.forest(made, found),
-            "shares": shares,
-            "truth": truth,
-        }
-        images: dict[str, Any] = {name: plots.svg(figure) if figure else "" for name, figure in drawn.items()}
-    return images | {"shares_left": shares_left, "truth_left": truth_left}
-
-
-def _contents(parts: dict[str, Any]) -> list[tuple[str, str]]:
-    sections = [
+    data = numbers.data
+    own = [arm.name for arm in data.arms if not arm.published]
+    values = {
+        "title": title,
+        "made_by": f"lodestar-rl, {time.strftime('%Y-%m-%d %H:%M')}",
+        "opening": opening(data),
+        "problems": data.problems,
+        "evidence": evidence(numbers),
+        "all_evaluated": all(numbers.evaluated.values()),
+        "scores": [(task, not numbers.evaluated[task], _scores(numbers, task)) for task in data.tasks],
+        "successes": bool(numbers.find("success")),
+        "early": _early(bands),
+        "scales": scales(numbers) if len(own) > 1 else [],
+        "overall": [_overall(numbers, row) for row in numbers.find("normalised")],
+        "thresholds": _thresholds(numbers),
+        "alarms": _alarms(data),
+        "own_arms": own,
+        "settings": configurations(data),
+        "configs": _configs(data),
+        "colours": {name: look.colour for name, look in plots.looks(data).items()},
+        "join": join,
+        **_figures(numbers, bands, points),
+        **_videos(numbers),
+        **_provenance(data),
+    }
+    values["sections"] = [
         ("scores", "Scores", True),
-        ("curves", "Learning curves", parts["learning"]),
-        ("aggregate", "Normalised scores", parts["aggregate"] or parts["units"]),
-        ("twin", "Against the twin", parts["forest"]),
-        ("efficiency", "Sample efficiency", parts["thresholds"]),
-        ("rewards", "What the rewards did", parts["shares"] or parts["truth"] or parts["alarms"]),
-        ("films", "Films", parts["films"] or parts["films_left"]),
-        ("configurations", "Configurations", parts["configs"]),
+        ("curves", "Learning curves", values["learning"]),
+        ("aggregate", "Normalised scores", values["aggregate"] or values["scales"]),
+        ("baseline", "Against the baseline", values["forest"]),
+        ("efficiency", "Sample efficiency", values["thresholds"]),
+        ("rewards", "What the rewards did", values["shares"] or values["truth"] or values["alarms"]),
+        ("videos", "Videos", values["videos"] or values["videos_left"]),
+        ("configurations", "Configurations", values["configs"]),
         ("provenance", "Provenance", True),
         ("methods", "How the numbers are made", True),
     ]
-    return [(name, said) for name, said, there in sections if there]
+    html.write(path, "report/page.html", values)
 
 
-def _score_words(found: Numbers) -> str:
-    said = "Task return of the final evaluation, over seeds."
-    if not all(found.evaluated.values()):
-        said += " Where nothing was evaluated it is the last tenth of the training curves, and the task says so."
-    return said
+def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
+    """A number with as many digits as can be read: 0.123, 12.34, 12,340; a dash for nan.
+
+    Args:
+        value: the number.
+        digits: significant ones.
+        beside: numbers it is printed with, which all get as many places as the largest of them.
+    """
+    if not np.isfinite(value):
+        return NOTHING if np.isnan(value) else "never"
+    largest = max((abs(one) for one in (value, *beside) if np.isfinite(one)), default=0.0)
+    if 0 < largest < 1e-3:
+        return f"{value:.2g}".replace("-", "−")
+    size = int(np.floor(np.log10(largest))) if largest else 0
+    places = max(0, min(digits - 1 - max(size, 0), 3))
+    return f"{value:,.{places}f}".replace("-", "−")
 
 
-def _block(made: Study, found: Numbers, task: str, colours: dict[str, str]) -> dict[str, Any]:
-    """The rows of a task in the main table."""
-    rows = []
-    for row in found.find("final", task=task):
-        arm = made.arm(row.arm)
-        apart = found.one("difference", task=task, arm=row.arm)
-        success = found.one("success", task=task, arm=row.arm)
-        unit = found.units[task]
-        scale = not unit.why_not and np.isfinite(row.value) and not arm.published
-        rows.append(
-            {
-                "arm": row.arm,
-                "colour": colours[row.arm],
-                "value": middle(row),
-                "interval": interval(row),
-                "seeds": f"{row.runs}" if row.runs == row.of else f"{row.runs} of {row.of}",
-                "success": NOTHING if success is None else f"{success.value:.0%}",
-                "normalised": number(float(unit(np.array(row.value))), 3) if scale else NOTHING,
-                "difference": NOTHING if apart is None else signed(apart),
-                "dim": arm.published,
-            }
+def interval(row: Row, digits: int = 4) -> str:
+    """[low, high], or why there is none."""
+    if not np.isfinite(row.low):
+        return "one run: no interval" if row.runs == 1 else NOTHING
+    low, high = (number(end, digits, (row.value, row.low, row.high)) for end in (row.low, row.high))
+    return f"[{low}, {high}]"
+
+
+def middle(row: Row, digits: int = 4) -> str:
+    """The value of a row, with as many places as its interval."""
+    return number(row.value, digits, (row.low, row.high))
+
+
+def signed(row: Row) -> str:
+    """A difference and its interval, its sign always there."""
+    return "+" * (row.value > 0) + f"{middle(row)} {interval(row)}"
+
+
+def join(names: Iterable[object], most: int = 12) -> str:
+    """A, B and C."""
+    listed = [str(name) for name in names]
+    if len(listed) > most:
+        listed = [*listed[: most - 1], f"{len(listed) - most + 1} others"]
+    return " and ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
+
+
+def opening(data: Comparison) -> str:
+    """The paragraph about what was compared, from the data alone."""
+    own = data.own
+    arms = [arm for arm in data.arms if not arm.published]
+    if not own:
+        return f"Published curves on {join(data.tasks)}; no run of ours."
+    agents = join(dict.fromkeys(run.agent for run in own))
+    tasks = f"{len(data.tasks)} tasks ({join(data.tasks)})" if len(data.tasks) > 1 else data.tasks[0]
+    rewards = f"{len(arms)} arms ({join(arm.name for arm in arms)})" if len(arms) > 1 else f"one arm ({arms[0].name})"
+    totals = sorted({run.total for run in own if np.isfinite(run.total)})
+    steps = join(label_steps(total) if total % 1000 == 0 else f"{total:,.0f}" for total in totals)
+    seeds = sorted({run.seed for run in own if run.seed is not None})
+    listed = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 2 else f"seed{'s' * (len(seeds) > 1)} {join(seeds)}"
+    states = Counter(run.state for run in own)
+    rest = "; ".join(f"{count} {state}" for state, count in states.most_common() if state != "finished")
+    finished = f"{states['finished']} of {len(own)} runs finished" + (f" ({rest})" if rest else "")
+    text = f"{rewards} on {tasks}, agent {agents}, {steps or 'an unknown number of'} steps a run, {listed}. {finished}."
+    published = [arm.name for arm in data.arms if arm.published]
+    return text[0].upper() + text[1:] + (f" Beside them, published curves: {join(published)}." if published else "")
+
+
+def evidence(numbers: Numbers) -> list[str]:
+    """How much can be concluded; weak evidence is called so."""
+    data, lines = numbers.data, []
+    counts = [row.runs for row in numbers.find("final") if not data.arm(row.arm).published]
+    if counts and min(counts) < ENOUGH:
+        fewest = f"{min(counts)} seed{'s' * (min(counts) != 1)}" if min(counts) else "no score"
+        lines.append(
+            f"The evidence is thin: some cells have {fewest}, where {ENOUGH} is the least to conclude from. "
+            "Read intervals as hints, and missing ones as no knowledge at all."
         )
-    chance = found.one("random", task=task)
+    trained = [task for task, done in numbers.evaluated.items() if not done]
+    if trained:
+        lines.append(
+            f"Nothing was evaluated on {join(trained)}: scores there are the last tenth of the training curves, "
+            "exploration included."
+        )
+    if len(data.arms) > 1 and not any(arm.baseline for arm in data.arms):
+        lines.append(
+            "No arm is trained on the task's reward alone, so nothing here shows whether a learned reward helped."
+        )
+    lines += [_verdict(row) for row in numbers.find("normalised_difference", task=ALL)]
+    overlapping = []
+    for task in data.tasks:
+        finals = [row for row in numbers.find("final", task=task) if np.isfinite(row.low)]
+        best = sorted(finals, key=lambda row: -row.value)[:2]
+        overlapping += [task] if len(best) > 1 and best[1].high >= best[0].low else []
+    lines += [f"The intervals of the two best arms overlap on {join(overlapping)}."] if overlapping else []
+    paired = sum(np.isfinite(row.low) for row in numbers.find("difference"))
+    if paired > 1:
+        lines.append(
+            f"{paired} differences are listed, each with a 95 % interval of its own: among {paired}, about "
+            f"{number(0.05 * paired, 2)} would exclude 0 by chance alone."
+        )
+    raised = sum(row.runs for row in numbers.find("alarms"))
+    if raised:
+        runs = f"{raised} run{'s' * (raised != 1)}"
+        lines.append(f"The hacking alarm was raised in {runs}: the learned return rose while the task's fell.")
+    return lines
+
+
+def _verdict(row: Row) -> str:
+    text = f"{row.arm} against {row.against}, same seeds: {signed(row)} normalised"
+    if not np.isfinite(row.low):
+        return f"{text}; too few runs to say more."
+    if row.low > 0:
+        return f"{text}: better."
+    return f"{text}: worse." if row.high < 0 else f"{text}: the interval holds 0, so no difference is shown."
+
+
+def scales(numbers: Numbers) -> list[str]:
+    """What 0 and 1 mean on each task, and what has no such scale."""
+    tasks: dict[str, list[str]] = {}
+    for task, scale in numbers.scales.items():
+        if not scale.missing:
+            tasks.setdefault(scale.name, []).append(task)
+    lines = [
+        f"On {join(members)}, 0 is what a random policy scores and 1 is {name}." for name, members in tasks.items()
+    ]
+    if any("best arm" in name for name in tasks):
+        lines.append(
+            "The best arm is the unit where there is no single baseline, or where the baseline's lead over a random "
+            f"policy is less than {CLEAR:.0%} of the best arm's."
+        )
+    return lines + [f"Left out: {reason}." for reason in numbers.left_out]
+
+
+def _figures(numbers: Numbers, bands: dict[tuple[str, str], Band], points: int) -> dict[str, Any]:
+    with plots.style():
+        shares, shares_left = plots.shares(numbers.data, points)
+        truth, truth_left = plots.truth(numbers, points)
+        drawn = {
+            "learning": plots.learning(numbers, bands) if bands else None,
+            "aggregate": plots.aggregate(numbers),
+            "forest": plots.forest(numbers),
+            "shares": shares,
+            "truth": truth,
+        }
+        images = {name: html.figure(one, transparent=True) if one else "" for name, one in drawn.items()}
+    return {**images, "shares_left": shares_left, "truth_left": truth_left}
+
+
+def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
+    """A task's rows of the main table."""
+    rows: list[tuple[Any, ...]] = []
+    scale = numbers.scales[task]
+    for row in numbers.find("final", task=task):
+        published = numbers.data.arm(row.arm).published
+        difference = numbers.one("difference", task=task, arm=row.arm)
+        success = numbers.one("success", task=task, arm=row.arm)
+        scaled = not scale.missing and np.isfinite(row.value) and not published
+        seeds = f"{row.runs}" if row.runs == row.of else f"{row.runs} of {row.of}"
+        share = NOTHING if success is None else f"{success.value:.0%}"
+        normalised = number(float(scale(np.array(row.value))), 3) if scaled else NOTHING
+        apart = NOTHING if difference is None else signed(difference)
+        rows.append((row.arm, published, middle(row), interval(row), seeds, share, normalised, apart))
+    chance = numbers.one("random", task=task)
     if chance is not None and chance.runs:
-        dim = {"arm": "random policy", "colour": "", "value": number(chance.value), "interval": "", "seeds": ""}
-        rows.append({**dim, "success": "", "normalised": "0", "difference": "", "dim": True})
-    return {"task": task, "rows": rows, "trained": not found.evaluated[task]}
-
-
-def _overall(found: Numbers, row: Row, colours: dict[str, str]) -> dict[str, Any]:
-    better = found.one("improvement", arm=row.arm)
-    return {
-        "arm": row.arm,
-        "colour": colours[row.arm],
-        "value": middle(row, 3),
-        "interval": interval(row, 3),
-        "runs": row.runs,
-        "better": NOTHING if better is None else middle(better, 3),
-        "better_interval": NOTHING if better is None else interval(better, 3),
-    }
-
-
-def _early(bands: dict[tuple[str, str], Band]) -> list[str]:
-    """A sentence about each arm whose runs did not all go as far."""
-    said = []
-    for (task, arm), band in bands.items():
-        there = band.steps[band.runs > 0]
-        whole = band.steps[band.whole]
-        if band.of > 1 and not len(whole):
-            said.append(f"{task}, {arm}: its {band.of} runs have no step in common, so there is no band.")
-        elif len(whole) and whole[-1] < there[-1]:
-            left = int(band.runs[band.runs > 0][-1])
-            said.append(
-                f"{task}, {arm}: fewer than all {band.of} runs after {label_steps(whole[-1])} steps, {left} at the end."
-            )
-    return said
-
-
-def _thresholds(made: Study, found: Numbers, colours: dict[str, str]) -> list[dict[str, Any]]:
-    """A block a task: its thresholds, and for each arm the median steps to each and how many runs got there."""
-    blocks = []
-    for task in made.tasks:
-        limits = found.limits.get(task, [])
-        rows = [
-            {"arm": arm.name, "colour": colours[arm.name], "cells": cells}
-            for arm in made.arms
-            if (cells := [_reach(row) for row in found.find("steps_to", task=task, arm=arm.name)])
-        ]
-        if rows:
-            blocks.append({"task": task, "limits": [(said, number(limit)) for said, limit in limits], "rows": rows})
-    return blocks
-
-
-def _reach(row: Row) -> tuple[str, str, str]:
-    span = f"{_steps(row.low)} to {_steps(row.high)}" if row.runs else NOTHING
-    return _steps(row.value), span, f"{row.runs} of {row.of}"
-
-
-def _steps(value: float) -> str:
-    return f"{value:,.0f}" if np.isfinite(value) else "never"
-
-
-def _alarms(made: Study) -> list[tuple[Any, ...]]:
-    rows = []
-    for task, arm, runs in made.cells():
-        for run in runs:
-            rang = alarm(run)
-            if rang is not None:
-                share, first, last = rang
-                seed = NOTHING if run.seed is None else run.seed
-                rows.append((task, arm.name, seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}"))
+        rows.append(("random policy", True, number(chance.value), "", "", "", "0", ""))
     return rows
 
 
-def _films(made: Study, found: Numbers) -> dict[str, Any]:
-    """One film a cell, of the run in the middle, as long as the budget lasts."""
-    films, left, spent = [], [], 0
-    for task, arm, runs in made.cells():
-        run = _middle(found.scores[task, arm.name], [run for run in runs if _film(run) is not None])
-        if run is None:
-            continue
-        said = f"{arm.name}, {task}, seed {run.seed}"
-        data = _bytes(_film(run))
-        kind = "video/mp4" if data[4:8] == b"ftyp" else "image/gif" if data[:6] in (b"GIF87a", b"GIF89a") else ""
-        if not kind or spent + len(data) > FILMS:
-            left.append(said)
-            continue
-        spent += len(data)
-        uri = f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
-        score = found.scores[task, arm.name].get(run.seed)
-        ending = "" if score is None else f", task return {number(score)}"
-        films.append({"uri": uri, "words": said + ending, "video": kind == "video/mp4"})
-    return {"films": films, "films_left": words.join(left, 30)}
+def _overall(numbers: Numbers, row: Row) -> tuple[Any, ...]:
+    better = numbers.one("improvement", arm=row.arm)
+    ends = (NOTHING, NOTHING) if better is None else (middle(better, 3), interval(better, 3))
+    return row.arm, middle(row, 3), interval(row, 3), row.runs, *ends
 
 
-def _film(run: Run) -> Path | None:
-    places = [run.folder / name for name in (VIDEO, GIF)] if run.folder else []
+def _early(bands: dict[tuple[str, str], Band]) -> list[str]:
+    """A sentence about each arm whose runs did not all reach the same step."""
+    lines = []
+    for (task, arm), band in bands.items():
+        there, whole = band.steps[band.runs > 0], band.steps[band.whole]
+        if band.of > 1 and not len(whole):
+            lines.append(f"{task}, {arm}: its {band.of} runs have no step in common, so there is no band.")
+        elif len(whole) and whole[-1] < there[-1]:
+            left, end = int(band.runs[band.runs > 0][-1]), label_steps(whole[-1])
+            lines.append(f"{task}, {arm}: fewer than all {band.of} runs after {end} steps, {left} at the end.")
+    return lines
+
+
+def _thresholds(numbers: Numbers) -> list[tuple[Any, ...]]:
+    """A block a task: its thresholds, and for each arm the median steps to each and how many runs got there."""
+
+    def cells(row: Row) -> tuple[str, str, str]:
+        median, low, high = (f"{x:,.0f}" if np.isfinite(x) else "never" for x in (row.value, row.low, row.high))
+        return median, f"{low} to {high}" if row.runs else NOTHING, f"{row.runs} of {row.of}"
+
+    blocks = []
+    for task, limits in numbers.thresholds.items():
+        arms = [(arm.name, numbers.find("steps_to", task=task, arm=arm.name)) for arm in numbers.data.arms]
+        rows = [(name, list(map(cells, found))) for name, found in arms if found]
+        if rows:
+            blocks.append((task, [(caption, number(limit)) for caption, limit in limits], rows))
+    return blocks
+
+
+def _alarms(data: Comparison) -> list[tuple[Any, ...]]:
+    raised = [(task, arm.name, run.seed, alarm(run)) for task, arm, runs in data.cells() for run in runs]
+    return [
+        (task, name, NOTHING if seed is None else seed, f"{one[0]:.0%}", f"{one[1]:,.0f}", f"{one[2]:,.0f}")
+        for task, name, seed, one in raised
+        if one is not None
+    ]
+
+
+def _videos(numbers: Numbers) -> dict[str, Any]:
+    """One video a cell, of the run whose score is nearest the median, as long as the budget lasts."""
+    videos, left, spent = [], [], 0
+    for task, arm, runs in numbers.data.cells():
+        scores = numbers.scores[task, arm.name]
+        median = float(np.median(list(scores.values()))) if scores else 0.0
+        with_video = [run for run in runs if _video(run) is not None]
+        if not with_video:
+            continue
+        run = min(with_video, key=lambda run: (abs(scores.get(run.seed, np.inf) - median), run.seed or 0))
+        caption, content = f"{arm.name}, {task}, seed {run.seed}", _bytes(_video(run))
+        kind = "video/mp4" if content[4:8] == b"ftyp" else "image/gif" if content[:6] in (b"GIF87a", b"GIF89a") else ""
+        if not kind or spent + len(content) > PAGE_VIDEOS:
+            left.append(caption)
+            continue
+        spent += len(content)
+        score = f", task return {number(scores[run.seed])}" if run.seed in scores else ""
+        videos.append((html.embedded(content, kind), caption + score))
+    return {"videos": videos, "videos_left": join(left, 30)}
+
+
+def _video(run: Run) -> Path | None:
+    places = [run.folder / name for name in ("video.mp4", "video.gif")] if run.folder else []
     return next((path for path in places if path.is_file()), None)
 
 
 def _bytes(path: Path | None) -> bytes:
-    """A film's bytes; none if it is too large, or cannot be read."""
+    """A video's bytes; none if it is too large, or cannot be read."""
     try:
-        return path.read_bytes() if path is not None and path.stat().st_size <= FILM else b""
+        return path.read_bytes() if path is not None and path.stat().st_size <= VIDEO else b""
     except OSError:
         return b""
 
 
-def _middle(scores: dict[Any, float], runs: list[Run]) -> Run | None:
-    """The run whose score is nearest the median of its cell."""
-    if not runs:
-        return None
-    median = float(np.median(list(scores.values()))) if scores else 0.0
-    return min(runs, key=lambda run: (abs(scores.get(run.seed, np.inf) - median), run.seed or 0))
-
-
-def _configurations(made: Study) -> dict[str, Any]:
-    found = configurations(made)
-    arms = [arm.name for arm in made.arms if not arm.published]
-    differing = [(key, [values.get(name, NOTHING) for name in arms]) for key, values in found.differing.items()]
-    own = [(key, next(iter(values.values())), words.join(values)) for key, values in found.own.items()]
+def _configs(data: Comparison) -> list[tuple[str, str]]:
     texts, spent = [], 0
-    for run in made.own:
+    for run in data.own:
         spent += len(run.text)
-        texts.append((run.name, run.text if spent <= CONFIGS else "not shown, as the page would become too large"))
-    shared = list(found.shared.items())
-    return {"configs": texts, "config_arms": arms, "differing": differing, "own": own, "shared": shared}
+        texts.append((run.name, run.text if spent <= CONFIGS else "left out, as the page would become too large"))
+    return texts
 
 
-def _provenance(made: Study) -> dict[str, Any]:
-    own = made.own
+def _provenance(data: Comparison) -> dict[str, Any]:
+    own = data.own
     packages: dict[str, set[str]] = {}
     for run in own:
         for package, version in run.versions.items():
             packages.setdefault(package, set()).add(version)
-    said = words.join((f"{name} {' and '.join(sorted(found))}" for name, found in packages.items()), 40)
+    used = join((f"{name} {' and '.join(sorted(found))}" for name, found in packages.items()), 40)
     mixed = [name for name, found in packages.items() if len(found) > 1]
     hosts = sorted({str(run.status["host"]) for run in own if run.status.get("host")})
     times = sorted(str(run.status["time"]) for run in own if run.status.get("time"))
-    sentences = [f"Made with {said}." if said else "No run says which versions it used."]
-    sentences += [f"Not all runs used the same {words.join(mixed)}."] if mixed else []
-    sentences += [f"Machines: {words.join(hosts)}."] if hosts else []
-    sentences += [f"Runs ended between {times[0]} and {times[-1]}."] if times else []
+    lines = [f"Made with {used}." if used else "No run says which versions it used."]
+    lines += [f"Not all runs used the same {join(mixed)}."] if mixed else []
+    lines += [f"Machines: {join(hosts)}."] if hosts else []
+    lines += [f"Runs ended between {times[0]} and {times[-1]}."] if times else []
     spent = [seconds for run in own if np.isfinite(seconds := _seconds(run))]
-    sentences += [f"Training took {_clock(sum(spent))} in all, summed over runs."] if spent else []
-    rows = [_account(run) for run in made.runs]
-    commands = list(dict.fromkeys(made.commands + [line for run in own for line in run.commands[-1:]]))
-    shown = commands[:3] + ([f"... and {len(commands) - 3} more"] if len(commands) > 3 else [])
-    return {"versions": " ".join(sentences), "runs": rows, "commands": "\n".join(line[:2000] for line in shown)}
+    lines += [f"Training took {_clock(sum(spent))} in all, summed over runs."] if spent else []
+    commands = list(dict.fromkeys(data.commands + [line for run in own for line in run.commands[-1:]]))
+    listed = [line[:2000] for line in commands[:3]]
+    listed += [f"... and {len(commands) - 3} more"] if len(commands) > 3 else []
+    return {"versions": " ".join(lines), "runs": list(map(_account, data.runs)), "commands": "\n".join(listed)}
 
 
 def _account(run: Run) -> tuple[Any, ...]:
@@ -272,9 +358,8 @@ def _account(run: Run) -> tuple[Any, ...]:
         starts, where = run.attempt.attempts or starts, run.attempt.where or where
     code = run.status.get("exit_code")
     step = f"{run.steps[-1]:,.0f}" if len(run.steps) else NOTHING
-    clock = _clock(_seconds(run))
     ended = str(run.status.get("time", NOTHING))
-    return run.name, run.state, NOTHING if code is None else str(code), step, starts, clock, ended, where
+    return run.name, run.state, NOTHING if code is None else code, step, starts, _clock(_seconds(run)), ended, where
 
 
 def _seconds(run: Run) -> float:
@@ -286,28 +371,4 @@ def _seconds(run: Run) -> float:
 
 
 def _clock(seconds: float) -> str:
-    if not np.isfinite(seconds):
-        return NOTHING
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
-def rows_of(found: Numbers) -> Iterable[list[Any]]:
-    """The lines of report.csv, a header first."""
-    yield ["figure", "task", "arm", "against", "value", "low", "high", "runs", "of"]
-    for row in found.rows:
-        ends = [_cell(value) for value in (row.value, row.low, row.high)]
-        yield [row.figure, row.task, row.arm, row.against, *ends, row.runs, row.of]
-
-
-def curve_rows(bands: dict[tuple[str, str], Band]) -> Iterable[list[Any]]:
-    """The lines of curves.csv, a header first."""
-    yield ["task", "arm", "step", "runs", "of", "iqm", "low", "high"]
-    for (task, arm), band in bands.items():
-        for i in np.flatnonzero(band.runs > 0):
-            ends = [_cell(values[i]) for values in (band.value, band.low, band.high)]
-            yield [task, arm, round(float(band.steps[i])), int(band.runs[i]), band.of, *ends]
-
-
-def _cell(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.8g}"
+    return clock(seconds) if np.isfinite(seconds) else NOTHING

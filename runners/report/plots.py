@@ -5,8 +5,7 @@ Text comes from files, so `$` in it is a dollar, not the beginning of a formula.
 
 from __future__ import annotations
 
-import base64
-import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from runners.report.curves import Band, against, label_steps, shares, thin
-from runners.report.numbers import ALL, Numbers, Row, profiles
-from runners.report.study import Arm, Study
+from runners.report import curves
+from runners.report.comparison import Comparison
+from runners.report.curves import Band, against, label_steps, thin
+from runners.report.numbers import ALL, Numbers, Row
 
-# Okabe and Ito 2008, without the yellow that vanishes on white; the twin is ink, others' runs are grey.
+# Okabe and Ito 2008, without the yellow that vanishes on white; the baseline is ink, published runs are grey.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a4b9e", "#8c6d31")
-INK, GREY, PALE = "#24292f", "#7b828c", "#d5d8dc"
+INK, CONTROL, GREY, PALE = "#24292f", "#a08060", "#7b828c", "#d5d8dc"
 STREAMS = ("#8fc1e3", "#f2b48a", "#8fd1ba", "#e6bcd3", "#f3d38a", "#c9b3d9")  # pale: names are written on them
 TASK_STREAM = "#d5d8dc"
 STYLE: dict[Any, Any] = {
@@ -57,21 +57,20 @@ class Look:
     line: Any = "-"
 
 
-def looks(made: Study) -> dict[str, Look]:
+def looks(data: Comparison) -> dict[str, Look]:
     """A look for each arm, the same on the whole page."""
     found: dict[str, Look] = {}
-    own = [arm for arm in made.arms if not arm.published and not arm.control and arm.reward != "task"]
-    for i, arm in enumerate(own):
-        found[arm.name] = Look(COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--")
-    for group, lines in (("task", ("-", "--", "-.")), ("control", (":", "--")), ("published", ("--", "-.", ":"))):
-        members = [arm for arm in made.arms if arm.name not in found and _group(arm) == group]
-        for i, arm in enumerate(members):
-            found[arm.name] = Look({"task": INK, "control": "#a08060"}.get(group, GREY), lines[i % len(lines)])
+    counts: Counter[str] = Counter()
+    lines = {INK: ("-", "--", "-."), CONTROL: (":", "--"), GREY: ("--", "-.", ":")}
+    for arm in data.arms:
+        colour = GREY if arm.published else CONTROL if arm.control else INK if arm.reward == "task" else ""
+        i = counts[colour]
+        counts[colour] += 1
+        if colour:
+            found[arm.name] = Look(colour, lines[colour][i % len(lines[colour])])
+        else:
+            found[arm.name] = Look(COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--")
     return found
-
-
-def _group(arm: Arm) -> str:
-    return "published" if arm.published else "control" if arm.control else "task"
 
 
 @contextmanager
@@ -107,34 +106,35 @@ def grid(
     return figure, list(axes[:count])
 
 
-def svg(figure: Any) -> str:
-    """A data URI; as an image it cannot run scripts, whatever its text says."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def learning(made: Study, found: Numbers, bands: dict[tuple[str, str], Band]) -> Any:
-    """Task return over steps, one panel a task."""
-    tasks = [task for task in made.tasks if any((task, arm.name) in bands for arm in made.arms)]
-    wide = len(tasks) == 1
-    figure, axes = grid(len(tasks), (6.4, 3.4) if wide else PANEL)
+def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: bool = False) -> Any:
+    """Task return over steps, one panel a task; with the aggregate as a last panel it is the picture for a paper."""
+    data, rows = numbers.data, numbers.find("normalised")
+    tasks = [task for task in data.tasks if any((task, arm.name) in bands for arm in data.arms)]
+    both = aggregated and bool(rows) and len(data.arms) > 1
+    count = len(tasks) + both
+    high = max(PANEL[1], 0.2 * len(rows) + 0.8) if aggregated and count < 4 else PANEL[1]
+    size = (6.4, 3.4) if count == 1 else (PANEL[0], high)
+    figure, axes = grid(max(count, 1), size, 4 if aggregated and count > 6 else COLUMNS)
     for axis, task in zip(axes, tasks):
-        panel(axis, made, found, bands, task)
-    if not _direct(made):
-        _legend(figure, made)
+        panel(axis, numbers, bands, task)
+    if both:
+        _dots(axes[-1], data, rows, "normalised score, IQM and 95 % interval")
+        axes[-1].set_title("all tasks" if len(data.tasks) > 1 else "final score")
+    if not _direct(data):
+        _legend(figure, data)
     return figure
 
 
-def panel(axis: Any, made: Study, found: Numbers, bands: dict[tuple[str, str], Band], task: str) -> None:
+def panel(axis: Any, numbers: Numbers, bands: dict[tuple[str, str], Band], task: str) -> None:
     """One task's curves: solid with a band while all runs are there, dashed where some have stopped."""
-    seen = looks(made)
+    data = numbers.data
+    seen = looks(data)
     ends: list[tuple[float, str, str]] = []
-    for arm in made.arms:
+    for arm in data.arms:
         drawn = bands.get((task, arm.name))
         look = seen[arm.name]
         if drawn is None:
-            only = found.one("final", task=task, arm=arm.name)
+            only = numbers.one("final", task=task, arm=arm.name)
             if arm.published and only is not None and np.isfinite(only.value):  # a result without a curve
                 axis.axhline(only.value, color=look.colour, linestyle=look.line, linewidth=1.0, zorder=1)
                 ends.append((only.value, arm.name, look.colour))
@@ -147,7 +147,7 @@ def panel(axis: Any, made: Study, found: Numbers, bands: dict[tuple[str, str], B
         there = drawn.value[np.isfinite(drawn.value)]
         if len(there):
             ends.append((float(there[-1]), arm.name, look.colour))
-    chance = found.one("random", task=task)
+    chance = numbers.one("random", task=task)
     if chance is not None and np.isfinite(chance.value):
         axis.axhline(chance.value, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
         ends.append((chance.value, "random policy", GREY))
@@ -159,7 +159,7 @@ def panel(axis: Any, made: Study, found: Numbers, bands: dict[tuple[str, str], B
     axis.set_title(_cut(task, 44))
     axis.set(xlabel="environment steps", ylabel="task return")
     _steps(axis)
-    if _direct(made):
+    if _direct(data):
         _beside(axis, ends)
 
 
@@ -182,59 +182,64 @@ def _beside(axis: Any, ends: list[tuple[float, str, str]]) -> None:
         axis.text(1.02, place, name, transform=axis.transAxes, color=colour, fontsize=8, va="center")
 
 
-def _direct(made: Study) -> bool:
-    return len(made.arms) <= FEW and all(len(arm.name) <= SHORT for arm in made.arms)
+def _direct(data: Comparison) -> bool:
+    return len(data.arms) <= FEW and all(len(arm.name) <= SHORT for arm in data.arms)
 
 
-def _legend(figure: Any, made: Study) -> None:
+def _legend(figure: Any, data: Comparison) -> None:
     from matplotlib.lines import Line2D
 
-    seen = looks(made)
-    handles = [Line2D([], [], color=seen[a.name].colour, linestyle=seen[a.name].line, linewidth=1.6) for a in made.arms]
+    seen = looks(data)
+    handles = [Line2D([], [], color=seen[a.name].colour, linestyle=seen[a.name].line, linewidth=1.6) for a in data.arms]
     handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=0.9))
-    names = [_cut(arm.name, 60) for arm in made.arms] + ["random policy"]
+    names = [_cut(arm.name, 60) for arm in data.arms] + ["random policy"]
     fit = int(figure.get_figwidth() * 13 / (max(map(len, names)) + 6))  # about 13 letters an inch
     columns = max(1, min(len(names), fit))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
     figure.legend(handles, names, loc="outside upper left", ncols=columns)
 
 
-def aggregate(made: Study, found: Numbers) -> Any:
+def aggregate(numbers: Numbers) -> Any:
     """Normalised IQM, performance profiles and probability of improvement; None without two arms on a common scale."""
-    rows = found.find("normalised")
+    rows, data = numbers.find("normalised"), numbers.data
     if len(rows) < 2:
         return None
-    better = found.find("improvement")
+    better = numbers.find("improvement")
     figure, axes = grid(3 if better else 2, (3.7, max(2.5, 0.3 * len(rows) + 1.3)))
-    _dots(axes[0], made, rows, "normalised score, IQM")
+    _dots(axes[0], data, rows, "normalised score, IQM")
     for place in (0, 1):
         axes[0].axvline(place, color=PALE, linewidth=0.8, zorder=0)
-    _profiles(axes[1], made, found)
+    _profiles(axes[1], numbers)
     if better:
-        _dots(axes[2], made, better, "probability of beating its twin")
+        _dots(axes[2], data, better, "probability of beating its baseline")
         axes[2].axvline(0.5, color=PALE, linewidth=0.8, zorder=0)
         axes[2].set_xlim(-0.02, 1.02)
     return figure
 
 
-def _dots(axis: Any, made: Study, rows: Sequence[Row], words: str) -> None:
+def _dots(axis: Any, data: Comparison, rows: Sequence[Row], caption: str) -> None:
     """A dot and its interval for each arm, from top to bottom."""
-    seen = looks(made)
+    seen = looks(data)
     for i, row in enumerate(rows):
         colour = seen[row.arm].colour
         if np.isfinite(row.low):
             axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=2.2, alpha=0.5, solid_capstyle="butt")
         axis.plot([row.value], [-i], "o", color=colour, markersize=5)
-    axis.set_yticks([-i for i in range(len(rows))], [_cut(row.arm, 34) for row in rows])
-    axis.set_ylim(-len(rows) + 0.4, 0.6)
+    _list(axis, [_cut(row.arm, 34) for row in rows], caption)
+
+
+def _list(axis: Any, names: list[str], caption: str) -> None:
+    """Names down the left side; an empty one is a gap."""
+    axis.set_yticks([-i for i, name in enumerate(names) if name], list(filter(None, names)))
+    axis.set_ylim(-len(names) + 0.4, 0.6)
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-    axis.set_xlabel(words)
+    axis.set_xlabel(caption)
 
 
-def _profiles(axis: Any, made: Study, found: Numbers) -> None:
-    seen = looks(made)
-    thresholds, every = profiles(made, found)
+def _profiles(axis: Any, numbers: Numbers) -> None:
+    seen = looks(numbers.data)
+    thresholds, every = numbers.profiles()
     for name, estimate in every.items():
         look = seen[name]
         axis.plot(thresholds, estimate.value, color=look.colour, linestyle=look.line, linewidth=1.5)
@@ -242,18 +247,18 @@ def _profiles(axis: Any, made: Study, found: Numbers) -> None:
     axis.set(xlabel="normalised score x", ylabel="share of runs above x", ylim=(-0.02, 1.02))
 
 
-def forest(made: Study, found: Numbers) -> Any:
-    """Paired differences to the twin, normalised: each task, then all; None without a twin."""
+def forest(numbers: Numbers) -> Any:
+    """Paired differences to the baseline, normalised: each task, then all; None without a baseline."""
     rows: list[Row | None] = []
-    for arm in made.arms:
-        mine = found.find("normalised_difference", arm=arm.name)
+    for arm in numbers.data.arms:
+        mine = numbers.find("normalised_difference", arm=arm.name)
         mine = mine[:1] if len(mine) == 2 else mine  # one task is all tasks
         if mine:
             rows += [*([None] if rows else []), *mine]
     if not rows:
         return None
     figure, (axis,) = grid(1, (7.6, 0.9 + 0.235 * len(rows)))
-    seen = looks(made)
+    seen = looks(numbers.data)
     names = []
     for i, row in enumerate(rows):
         if row is None:
@@ -265,19 +270,15 @@ def forest(made: Study, found: Numbers) -> Any:
         axis.plot([row.value], [-i], "D" if whole else "o", color=colour, markersize=6 if whole else 4)
         names.append(f"{_cut(row.arm, 30)}, {_cut(row.task, 30)}")
     axis.axvline(0, color=INK, linewidth=0.8, zorder=0)
-    axis.set_yticks([-i for i, row in enumerate(rows) if row], [name for name in names if name])
-    axis.set_ylim(-len(rows) + 0.4, 0.6)
-    axis.tick_params(axis="y", length=0)
-    axis.spines["left"].set_visible(False)
-    axis.set_xlabel("difference to the twin, normalised")
+    _list(axis, names, "difference to the baseline, normalised")
     for label, row in zip(axis.get_yticklabels(), [row for row in rows if row]):
         label.set_fontweight("bold" if row.task == ALL else "normal")
     return figure
 
 
-def parts(made: Study, points: int) -> tuple[Any, int]:
+def shares(data: Comparison, points: int) -> tuple[Any, int]:
     """Shares of the reward over steps, one panel a cell that has several streams; and how many were left out."""
-    cells = [(task, arm, *shares(runs, points)) for task, arm, runs in made.cells()]
+    cells = [(task, arm, *curves.shares(runs, points)) for task, arm, runs in data.cells()]
     cells = [cell for cell in cells if cell[3]]
     if not cells:
         return None, 0
@@ -287,12 +288,13 @@ def parts(made: Study, points: int) -> tuple[Any, int]:
         axis.stackplot(steps, *[np.nan_to_num(mean) for mean in means.values()], colors=colours)
         total = np.zeros(len(steps))
         for name, mean in means.items():
-            middle = int(np.argmax(np.nan_to_num(mean)))
-            at = float(total[middle] + np.nan_to_num(mean)[middle] / 2)
-            if np.nan_to_num(mean)[middle] > 0.12:
+            mean = np.nan_to_num(mean)
+            middle = int(np.argmax(mean))
+            at = float(total[middle] + mean[middle] / 2)
+            if mean[middle] > 0.12:
                 side = "left" if middle < len(steps) / 8 else "right" if middle > len(steps) * 7 / 8 else "center"
                 axis.text(steps[middle], at, f" {_cut(name, 16)} ", ha=side, va="center", fontsize=8)
-            total += np.nan_to_num(mean)
+            total += mean
         axis.set_title(f"{_cut(arm.name, 30)}\n{_cut(task, 30)}", fontsize=8)
         axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]), yticks=(0, 0.5, 1))
         _steps(axis, 3)
@@ -300,9 +302,9 @@ def parts(made: Study, points: int) -> tuple[Any, int]:
     return figure, max(0, len(cells) - MOST_PANELS)
 
 
-def truth(made: Study, found: Numbers, points: int) -> tuple[Any, int]:
+def truth(numbers: Numbers, points: int) -> tuple[Any, int]:
     """Task return against learned return, a point a row of the log, one panel a cell; and how many were left out."""
-    cells = [(task, arm, [against(run) for run in runs]) for task, arm, runs in made.cells()]
+    cells = [(task, arm, [against(run) for run in runs]) for task, arm, runs in numbers.data.cells()]
     cells = [cell for cell in cells if any(len(rows[0]) for rows in cell[2])]
     if not cells:
         return None, 0
@@ -316,30 +318,12 @@ def truth(made: Study, found: Numbers, points: int) -> tuple[Any, int]:
                     learned[rows], task_return[rows], c=progress, vmin=0, vmax=1.1, s=7, cmap="viridis_r", linewidths=0,
                     rasterized=True,
                 )  # fmt: skip
-        row = found.one("rank_correlation", task=task, arm=arm.name)
-        said = f"  ρ = {row.value:.2f}" if row is not None else ""
+        row = numbers.one("rank_correlation", task=task, arm=arm.name)
+        correlation = f"  ρ = {row.value:.2f}" if row is not None else ""
         axis.locator_params(nbins=4)
-        axis.set_title(f"{_cut(arm.name, 24)}{said}\n{_cut(task, 30)}", fontsize=8)
+        axis.set_title(f"{_cut(arm.name, 24)}{correlation}\n{_cut(task, 30)}", fontsize=8)
     _outer(axes, "learned return", "task return", 4)
     return figure, max(0, len(cells) - MOST_PANELS)
-
-
-def picture(made: Study, found: Numbers, bands: dict[tuple[str, str], Band]) -> Any:
-    """The one picture for a paper: curves of every task, and the aggregate."""
-    tasks = [task for task in made.tasks if any((task, arm.name) in bands for arm in made.arms)]
-    rows = found.find("normalised")
-    both = bool(rows) and len(made.arms) > 1
-    count = len(tasks) + both
-    size = (6.4, 3.4) if count == 1 else (PANEL[0], max(PANEL[1], 0.2 * len(rows) + 0.8) if count < 4 else PANEL[1])
-    figure, axes = grid(max(count, 1), size, 4 if count > 6 else COLUMNS)
-    for axis, task in zip(axes, tasks):
-        panel(axis, made, found, bands, task)
-    if both:
-        _dots(axes[-1], made, rows, "normalised score, IQM and 95 % interval")
-        axes[-1].set_title("all tasks" if len(made.tasks) > 1 else "final score")
-    if not _direct(made):
-        _legend(figure, made)
-    return figure
 
 
 def _outer(axes: list[Any], x: str, y: str, columns: int) -> None:

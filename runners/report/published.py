@@ -1,4 +1,4 @@
-"""Curves of others, from CSVs as people export and keep them; nothing of ours is paired with them.
+"""Published curves, from CSVs as others export them; no run of ours is paired with them.
 
 Three forms are known by their headers:
 
@@ -49,7 +49,7 @@ Points = dict[tuple[str, str, str], list[tuple[float, float]]]  # (name, task, s
 
 
 def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Others' runs in a CSV.
+    """Published runs in a CSV.
 
     Args:
         path: of the file.
@@ -94,14 +94,13 @@ def _runs(points: Points, path: Path, label: str, tasks: Sequence[str]) -> tuple
         run.seed = int(seed) if seed.isdigit() else None
         _fill(run, np.array(sorted(pairs)))
         runs.append(run)
-    said = []
+    problems = []
     if "" in left:
-        said.append(
-            f"{path.name} does not say which task it is of; name it after one, as in {(tasks or ['ENV'])[0]}.csv"
-        )
+        example = (tasks or ["ENV"])[0]
+        problems.append(f"{path.name} does not name its task; name the file after one, as in {example}.csv")
     if left - {""}:
-        said.append(f"{path.name} also has {', '.join(sorted(left - {''}))}, which no run here is on; left out")
-    return runs, said
+        problems.append(f"{path.name} also has {', '.join(sorted(left - {''}))}, which no run here is on; left out")
+    return runs, problems
 
 
 def _fill(run: Run, pairs: np.ndarray) -> None:
@@ -128,12 +127,10 @@ def _long(header: list[str], rows: list[list[str]]) -> Points:
     for row in rows:
         point = (number(row[step]), number(row[value]))
         if np.isfinite(point).all():
-            said = [row[i].strip() if i is not None else "" for i in (name, task, seed)]
-            parts = _cleanrl(said[0])
-            arm, at, which = (
-                given or known for given, known in zip((parts[0] if parts[1] else said[0], *said[1:]), parts)
-            )
-            found[arm, at, which].append(point)
+            given = [row[i].strip() if i is not None else "" for i in (name, task, seed)]
+            parts = _cleanrl(given[0])
+            given[0] = parts[0] if parts[1] else given[0]
+            found[given[0] or parts[0], given[1] or parts[1], given[2] or parts[2]].append(point)
     return found
 
 
@@ -151,7 +148,7 @@ def _wide(header: list[str], rows: list[list[str]]) -> Points:
 
 
 def _wide_columns(header: list[str]) -> Iterator[tuple[int, str, str, str]]:
-    """Column, name, task and seed of each run of a chart; a run whose name says no seed is one by itself."""
+    """Column, name, task and seed of each run of a chart; a run without a seed in its name is one of its own."""
     for i, title in enumerate(header):
         run, dash, metric = title.rpartition(" - ")
         if not dash or metric.endswith(EXTREMES) or metric.lower() not in RETURNS:

@@ -1,6 +1,6 @@
 """Reads the folders of runs below a path, trusting nothing in them.
 
-Whoever wrote a folder may have been killed half-way, or be a stranger: every file may be missing, torn or made up. A
+The process that wrote a folder may have been killed, or be untrusted: every file may be missing, torn or made up. A
 folder that cannot be read costs one sentence, and a part of it that cannot be read another; nothing is executed.
 """
 
@@ -36,11 +36,11 @@ class Run:
         task: environment and its options.
         reward: names, as in `task+rnd`.
         config: flat, as in {"agent.learning_rate": 0.0003}.
-        table: tag -> values over `steps`, nan where the row says nothing.
-        scores: result.json: whose -> what; "this run" and "random" are the usual ones.
+        table: tag -> values over `steps`, nan where a row has none.
+        scores: result.json: policy -> results; "this run" and "random" are the usual ones.
         notes: what could not be read.
         label: of the path that it was found below.
-        attempt: what the ledger of its sweep says about it.
+        attempt: its state in the job log of its sweep.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def total(self) -> float:
-        """Steps that it was meant to take; nan if it does not say."""
+        """Steps that it was meant to take; nan if unknown."""
         return number(self.config.get("total_timesteps"))
 
     def curve(self, tag: str) -> Curve:
@@ -81,9 +81,14 @@ class Run:
         there = np.isfinite(values)
         return self.steps[there], values[there]
 
-    def says(self, key: str, whose: str = "this run") -> float:
+    @property
+    def key(self) -> Any:
+        """Its seed, or its name where it has none."""
+        return self.name if self.seed is None else self.seed
+
+    def result(self, key: str, policy: str = "this run") -> float:
         """A number of the final evaluation; nan if there is none."""
-        return number(self.scores.get(whose, {}).get(key))
+        return number(self.scores.get(policy, {}).get(key))
 
 
 def find(paths: list[Path], labels: list[str]) -> tuple[list[Run], list[str]]:
@@ -91,7 +96,7 @@ def find(paths: list[Path], labels: list[str]) -> tuple[list[Run], list[str]]:
 
     Args:
         paths: folders; a run's own folder is one too.
-        labels: one for each path, put before its arms' names; empty ones say nothing.
+        labels: one for each path, put before its arms' names; may be empty.
     """
     runs: list[Run] = []
     problems: list[str] = []
@@ -107,7 +112,7 @@ def find(paths: list[Path], labels: list[str]) -> tuple[list[Run], list[str]]:
             try:
                 runs.append(read_run(folder, name))
                 runs[-1].label, runs[-1].attempt = label, jobs.get(folder)
-            except Exception as error:  # whatever a stranger's file does to a parser
+            except Exception as error:  # whatever an untrusted file does to a parser
                 problems.append(f"{name} cannot be read: {_sentence(error)}")
     return runs, problems
 
@@ -124,7 +129,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
-    """Run folder -> its entry in the ledger of a sweep, and a sentence about each job that left no folder."""
+    """Run folder -> its entry in the job log of a sweep, and a sentence about each job that left no folder."""
     found: dict[Path, Entry] = {}
     lost = []
     try:
@@ -150,23 +155,23 @@ def read_run(folder: Path, name: str) -> Run:
     """One run's folder.
 
     Raises:
-        Exception: of many kinds, if its config.yaml does not say what was run.
+        Exception: of many kinds, if its config.yaml does not name what was run.
     """
     text = _text(folder / "config.yaml")
     config = _yaml(text)
     rewards = config.get("reward")
     agent = config.get("agent")
     if not isinstance(rewards, dict) or not isinstance(agent, dict) or not config.get("env"):
-        raise ValueError("config.yaml does not say which env, reward and agent were run")
+        raise ValueError("config.yaml does not name the env, reward and agent that were run")
     flat = flatten(config)
     options = {key.removeprefix("env_options."): flat[key] for key in flat if key.startswith("env_options.")}
-    world = str(config["env"])
+    task = str(config["env"])
     if options:
-        world += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
+        task += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
     seed = config.get("seed")
-    run = Run(name, world, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), None, flat, folder)
+    run = Run(name, task, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), None, flat, folder)
     run.seed = seed if isinstance(seed, int) else None
-    place = str(folder.resolve())  # whose home it lies in is nobody's business
+    place = str(folder.resolve())  # may name a home directory
     run.text = text.replace(place, name)
     run.control = folder.parent.name == "control"
     run.status = read_status(folder) or {}
@@ -233,7 +238,7 @@ def _metrics(run: Run, path: Path) -> None:
 
 
 def _column(cells: list[str]) -> np.ndarray:
-    """Numbers of a column; nan where a cell is empty, infinite or no number."""
+    """Numbers of a column; nan where a cell is empty, infinite or text."""
     try:
         values = np.array([float(cell or "nan") for cell in cells])
     except ValueError:
@@ -248,7 +253,7 @@ def _wanted(tag: str) -> bool:
 
 def _result(run: Run, path: Path) -> None:
     scores = json.loads(_text(path, 4_000_000))
-    run.scores = {str(whose): said for whose, said in scores.items() if isinstance(said, dict)}
+    run.scores = {str(policy): found for policy, found in scores.items() if isinstance(found, dict)}
 
 
 def _versions(run: Run, path: Path) -> None:

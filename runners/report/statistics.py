@@ -1,4 +1,4 @@
-"""What a handful of runs says, with intervals that keep their word.
+"""Statistics of a handful of runs, with intervals that cover as often as they claim.
 
 Everything is an interquartile mean (IQM) or a share, over runs that are strata: tasks, each with its seeds. Intervals
 come from the stratified bootstrap of
@@ -6,7 +6,7 @@ come from the stratified bootstrap of
     Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv 2108.13264
 
 with one difference. Resampling R runs shrinks their variance by (R - 1) / R and takes no account of how badly so few
-runs tell it, so that with five seeds a percentile interval meant to be of 95 % covers the truth 86 to 93 times of 100
+runs estimate it, so that with five seeds a percentile interval meant to be of 95 % covers the truth 86 to 93 times of 100
 (`python -m benchmarks coverage`). Both arms of the interval are therefore stretched by
 
     sqrt(R / (R - 1)) * t / z        t: Student's quantile, its degrees of freedom Welch and Satterthwaite's over strata
@@ -14,7 +14,7 @@ runs tell it, so that with five seeds a percentile interval meant to be of 95 % 
 which brings it to 93 to 97. As R grows the factor goes to 1.
 
 When it fails: with two or three seeds of something that succeeds or fails outright, all of them may agree by accident,
-and no resampling can tell. One run has no interval: it is nan.
+which no resampling can detect. One run has no interval: it is nan.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def profile(scores: Strata, thresholds: np.ndarray, *, level: float = LEVEL, see
 def probability_of_improvement(x: Strata, y: Strata, *, level: float = LEVEL, seed: int = 0) -> Estimate:
     """How often a run of x beats one of y on the same task, ties by half, mean over tasks; in [0, 1].
 
-    Where every run of x beats every one of y, resampling cannot doubt it, and the interval is a point.
+    Where every run of x beats every one of y, all resamples agree, and the interval is a point.
     """
     tasks = _same(x, y)
 

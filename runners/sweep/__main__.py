@@ -142,10 +142,10 @@ def sweep(plan: Plan, argv: list[str]) -> int:
         from runners.sweep.local import warm_up
 
         warm_up()  # imports beside us while the jobs are composed
+    from runners.sweep.display import Display, summary
     from runners.sweep.drive import drive, make_launcher
     from runners.sweep.grid import expand
     from runners.sweep.job_log import Ledger
-    from runners.sweep.table import Table, summary
 
     jobs = expand(plan.grid, plan.folder, plan.gpus)
     options = {"slots": plan.slots, **plan.options}
@@ -160,7 +160,7 @@ def sweep(plan: Plan, argv: list[str]) -> int:
         begin(plan, argv, [job.name for job in jobs], ledger)
         launcher = make_launcher(plan.launcher, options)
         began = time.monotonic()
-        with Table(jobs, launcher.slots) as table:
+        with Display(jobs, launcher.slots) as table:
             try:
                 drive(jobs, ledger, launcher, resume=plan.resume, attempts=plan.attempts, table=table)
             finally:

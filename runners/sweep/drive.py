@@ -37,7 +37,7 @@ TICK_S = 0.5  # how long a signal may wait; jobs that end are noticed at once
 
 
 class Watcher(Protocol):
-    """Who is told how a sweep goes; see `runners.sweep.table`."""
+    """Who is told how a sweep goes; see `runners.sweep.display`."""
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
         """Twice a second, and whenever something changed."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from runners.cli.command import compose
 from runners.run.folder import read_status
+from runners.sweep.display import clock
 from runners.sweep.drive import drive
 from runners.sweep.job import Job, Launcher
 from runners.sweep.job_log import Entry, Ledger
-from runners.sweep.table import clock_words
 
 STEPS = 100  # environment steps that a probe learns from; a longer rollout is taken whole
 EPISODES = 2  # of its evaluation
@@ -115,14 +115,14 @@ def words(cells: dict[str, list[Job]], costs: dict[str, Cost], slots: int) -> st
     lines = [f"{'cell':<{width}}  jobs  time a job  disk a job"]
     for name, members in cells.items():
         one = costs[name]
-        figures = f"{clock_words(one.seconds):>10}  {_megabytes(one.size):>10}" if not one.error else one.error
+        figures = f"{clock(one.seconds):>10}  {_megabytes(one.size):>10}" if not one.error else one.error
         lines.append(f"{name:<{width}}  {len(members):>4}  {figures}")
     count = sum(map(len, cells.values()))
     seconds = sum(costs[name].seconds * len(members) for name, members in cells.items()) / min(slots, count)
     seconds = max([seconds, *(one.seconds for one in costs.values())])
     disk = sum(costs[name].size * len(members) for name, members in cells.items())
     failed = [name for name, one in costs.items() if one.error]
-    lines += ["", f"{count} jobs, {min(slots, count)} at once: about {clock_words(seconds)} and {_megabytes(disk)}"]
+    lines += ["", f"{count} jobs, {min(slots, count)} at once: about {clock(seconds)} and {_megabytes(disk)}"]
     lines += [f"{len(failed)} of {len(cells)} probes failed; their jobs are left out of the sum"] if failed else []
     lines += [f"An estimate, from about {STEPS} steps of each cell; nothing has been run for good."]
     return "\n".join(lines)

@@ -76,7 +76,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(tmp_path):
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>$\\frac{"
 
 
-def test_the_command_of_the_sweep_and_its_ledger_are_told(tmp_path):
+def test_the_command_of_the_sweep_and_its_job_log_are_listed(tmp_path):
     write(tmp_path / "jobs" / "a")
     (tmp_path / "sweep.json").write_text(json.dumps({"command": "python -m runners.sweep env=CartPole-v1"}))
     event = {"job": "a", "state": "finished", "attempts": 3, "where": "box:7", "seconds": 3723.0}
@@ -86,7 +86,7 @@ def test_the_command_of_the_sweep_and_its_ledger_are_told(tmp_path):
     assert "jobs/afinished01,00031:02:03–box:7" in text.replace(" ", "")
 
 
-def test_text_from_files_is_shown_as_text(tmp_path):
+def test_text_from_files_is_escaped(tmp_path):
     write(tmp_path / "a", env=EVIL, reward=(EVIL, "task"), mission=EVIL)
     failed = write(tmp_path / "b", env=EVIL, reward=("task",), state="failed")
     (failed / "status.json").write_text(json.dumps({"state": "failed", "error": EVIL, "host": EVIL, "time": EVIL}))
@@ -101,7 +101,7 @@ def test_text_from_files_is_shown_as_text(tmp_path):
     assert seen.text.count("<script>alert(1)</script>") > 8
 
 
-def test_what_is_missing_and_what_is_thin_is_said(tmp_path):
+def test_what_is_missing_and_what_is_thin_is_reported(tmp_path):
     sweep(tmp_path, 2)
     write(tmp_path / "r9", reward=("task", "rnd"), seed=9, state="failed", curve=[(300, 9)])
     (tmp_path / "broken").mkdir()
@@ -113,7 +113,7 @@ def test_what_is_missing_and_what_is_thin_is_said(tmp_path):
     assert "CartPole-v1, task+rnd: its 3 runs have no step in common, so there is no band." in text
 
 
-def test_a_run_that_stopped_early_ends_its_part_and_is_said(tmp_path):
+def test_a_run_that_stopped_early_is_reported(tmp_path):
     write(tmp_path / "a", seed=0, curve=[(0, 0), (1000, 10)])
     write(tmp_path / "b", seed=1, curve=[(0, 0), (500, 10)], state="stopped")
     assert (
@@ -136,19 +136,19 @@ def test_a_run_that_only_has_its_configuration_is_a_report(tmp_path):
     for part in ("metrics.csv", "result.json", "status.json"):
         (folder / part).unlink()
     text = Page(made(tmp_path)).text
-    assert "a says nothing of how it ended at step 0 of 1,000" in text and "some cells have no score" in text
+    assert "a has no record of how it ended at step 0 of 1,000" in text and "some cells have no score" in text
 
 
-def test_films_are_those_of_the_middle_run_within_the_budget_and_only_films(tmp_path, monkeypatch):
+def test_videos_are_those_of_the_median_run_within_the_budget(tmp_path, monkeypatch):
     sweep(tmp_path, 3)
-    film = b"\0\0\0\x20ftypisom" + b"\0" * 100
+    video = b"\0\0\0\x20ftypisom" + b"\0" * 100
     for name in ("t0", "t1", "t2"):
-        (tmp_path / name / "video.mp4").write_bytes(film)
-    (tmp_path / "r1" / "video.mp4").write_bytes(b"<html>no film</html>")
+        (tmp_path / name / "video.mp4").write_bytes(video)
+    (tmp_path / "r1" / "video.mp4").write_bytes(b"<html>no video</html>")
     seen = Page(made(tmp_path))
     assert seen.tags.count("video") == 1 and "task, CartPole-v1, seed 1, task return 101.0" in seen.text
-    assert "or the file is no film: task+rnd, CartPole-v1, seed 1" in seen.text
-    monkeypatch.setattr(page, "FILM", 10)
+    assert "or the file is no video: task+rnd, CartPole-v1, seed 1" in seen.text
+    monkeypatch.setattr(page, "VIDEO", 10)
     assert "video" not in Page(made(tmp_path)).tags
 
 
@@ -157,7 +157,7 @@ def test_an_alarm_is_listed_with_its_steps(tmp_path):
     lines = ["step,rollout/ep_rew_mean,rollout/ep_learned_mean,reward/alarm", "10,5,1,0", "20,4,2,1", "30,3,9,1"]
     (tmp_path / "a" / "metrics.csv").write_text("\n".join(lines))
     text = re.sub(r"\s+", " ", Page(made(tmp_path)).text)
-    assert "The hacking alarm rang in 1 run:" in text and "CartPole-v1clip067%2030" in text.replace(" ", "")
+    assert "The hacking alarm was raised in 1 run:" in text and "CartPole-v1clip067%2030" in text.replace(" ", "")
     row = next(row for row in rows(tmp_path / "report.csv") if row["figure"] == "rank_correlation")
     assert float(row["value"]) == -1
 
@@ -170,12 +170,12 @@ def test_what_differs_and_what_is_shared_stands_apart(tmp_path):
     assert '<td><code>agent.gamma</code></td><td class="v">0.99</td></tr>' in source
 
 
-def test_curves_of_others_stand_beside_ours(tmp_path):
+def test_published_curves_stand_beside_ours(tmp_path):
     write(tmp_path / "runs")
     (tmp_path / "chart.csv").write_text(WIDE)
     assert main([str(tmp_path / "runs"), str(tmp_path / "chart.csv"), f"out={tmp_path / 'out'}", "label=,CleanRL"]) == 0
     text = Page((tmp_path / "out" / "report.html").read_text()).text
-    assert "Beside them, others' curves: published: CleanRL." in text
+    assert "Beside them, published curves: published: CleanRL." in text
     assert main([str(tmp_path / "chart.csv"), f"out={tmp_path / 'theirs'}"]) == 0
     assert "no run of ours" in Page((tmp_path / "theirs" / "report.html").read_text()).text
 

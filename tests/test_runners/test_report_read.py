@@ -7,11 +7,12 @@ import pytest
 import yaml
 
 from runners.report import read
+from runners.report.comparison import Comparison, configurations, score
 from runners.report.curves import alarm, band, bands
-from runners.report.numbers import ALL, numbers
+from runners.report.numbers import ALL, Numbers
 from runners.report.published import published
 from runners.report.read import find
-from runners.report.study import configurations, score, study
+from runners.report.study import summarize
 from runners.run import log
 from runners.run.config import UsageError
 
@@ -33,7 +34,7 @@ def write(folder, env="CartPole-v1", reward=("task",), seed=0, score=100.0, stat
 
 
 def found_in(*paths, labels=None):
-    return study(*find(list(paths), labels or [""] * len(paths)))
+    return Comparison(*find(list(paths), labels or [""] * len(paths)))
 
 
 def test_the_tags_are_those_of_the_log():
@@ -48,10 +49,10 @@ def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path)
     assert (run.name, run.task, run.reward, run.agent, run.seed) == ("a", "CartPole-v1 (sticky=0.25)", "task", "ppo", 3)
     assert run.config["agent.gamma"] == 0.99 and run.total == 1000 and run.state == "finished"
     assert np.array_equal(run.curve(read.TASK_RETURN), [[500, 1000], [40, 80]])
-    assert run.says("task_return") == 80 and run.says("task_return", "random") == 20
+    assert run.result("task_return") == 80 and run.result("task_return", "random") == 20
 
 
-def test_where_the_runs_lie_on_somebodys_disk_is_left_out(tmp_path):
+def test_the_absolute_path_of_the_runs_is_left_out(tmp_path):
     folder = write(tmp_path / "home" / "a")
     (folder / "command.txt").write_text(f"python -m runners.train env=CartPole-v1 run_dir={folder}\n")
     (run,), _ = find([tmp_path / "home"], [""])
@@ -111,7 +112,7 @@ def test_a_broken_part_costs_one_line_and_the_rest_is_used(tmp_path, name, text,
     assert len(made.runs) == 1 and made.problems[0].startswith(f"a: {words}")
 
 
-def test_a_last_row_that_a_kill_cut_short_is_left_out_silently_and_words_are_no_numbers(tmp_path):
+def test_a_last_row_that_a_kill_cut_short_is_left_out_silently_and_words_are_no_Numbers(tmp_path):
     write(tmp_path / "a")
     (tmp_path / "a" / "metrics.csv").write_text("step,rollout/ep_rew_mean\n1,2\n2,word\n3,inf\n4,5\n3,9\n6")
     (run,), _ = find([tmp_path], [""])
@@ -126,7 +127,7 @@ def test_arms_are_rewards_and_whatever_else_differs_within_a_task(tmp_path):
         write(tmp_path / f"other{seed}", env="Acrobot-v1", seed=seed, total_timesteps=5000)
     made = found_in(tmp_path)
     assert [arm.name for arm in made.arms] == ["task", "task+rnd, n_envs=1", "task+rnd, n_envs=2"]
-    assert [arm.twin for arm in made.arms] == ["", "task", "task"]
+    assert [arm.baseline for arm in made.arms] == ["", "task", "task"]
     assert made.tasks == ["Acrobot-v1", "CartPole-v1"]
     assert {task: len(runs) for task, runs in made.arms[0].cells.items()} == {"Acrobot-v1": 2, "CartPole-v1": 2}
     settings = configurations(made)
@@ -211,19 +212,19 @@ def sweep(folder, scores):
 
 def test_scores_are_interquartile_means_over_seeds(tmp_path):
     made = sweep(tmp_path, {"A-v1": {"task": dict(enumerate([10.0, 20.0, 30.0, 40.0, 500.0]))}})
-    row = numbers(made).one("final", task="A-v1", arm="task")
+    row = Numbers(made).one("final", task="A-v1", arm="task")
     assert (row.value, row.runs, row.of) == (30.0, 5, 5) and row.low < 30 < row.high
-    assert numbers(made).one("random", task="A-v1").value == 20 and numbers(made).one("success", arm="task").value == 1
+    assert Numbers(made).one("random", task="A-v1").value == 20 and Numbers(made).one("success", arm="task").value == 1
 
 
 def test_differences_are_paired_by_seed_whatever_the_order_and_only_where_both_ran(tmp_path):
     scores = {"task": {0: 10.0, 1: 200.0, 2: 300.0, 5: 1.0}, "task+rnd": {2: 303.0, 1: 203.0, 0: 13.0, 7: 900.0}}
-    row = numbers(sweep(tmp_path, {"A-v1": scores})).one("difference", arm="task+rnd")
+    row = Numbers(sweep(tmp_path, {"A-v1": scores})).one("difference", arm="task+rnd")
     assert (row.value, row.low, row.high) == (3.0, 3.0, 3.0)  # of scores that are hundreds apart
     assert (row.runs, row.of, row.against) == (3, 5, "task")
 
 
-def test_scores_are_normalised_by_the_twin_and_by_the_best_arm_where_the_twin_learnt_nothing(tmp_path):
+def test_scores_are_normalised_by_the_baseline_and_by_the_best_arm_where_it_learnt_nothing(tmp_path):
     made = sweep(
         tmp_path,
         {
@@ -231,36 +232,36 @@ def test_scores_are_normalised_by_the_twin_and_by_the_best_arm_where_the_twin_le
             "B-v1": {"task": {0: 20.0, 1: 20.0}, "task+rnd": {0: 70.0, 1: 70.0}},
         },
     )
-    found = numbers(made)
-    assert [found.units[task].one for task in made.tasks] == [120, 70]
-    assert found.units["B-v1"].who == "the mean of the best arm, task+rnd"
+    found = Numbers(made)
+    assert [found.scales[task].reference for task in made.tasks] == [120, 70]
+    assert found.scales["B-v1"].name == "the mean of the best arm, task+rnd"
     assert found.one("normalised", arm="task").value == 0.5 and found.one("normalised", arm="task+rnd").value == 1.25
     assert found.one("improvement", arm="task+rnd").value == 1
     assert found.one("normalised_difference", task=ALL).value == 0.75
-    assert numbers(made, "task+rnd").one("normalised", arm="task").value == pytest.approx((100 / 150 + 0) / 2)
+    assert Numbers(made, "task+rnd").one("normalised", arm="task").value == pytest.approx((100 / 150 + 0) / 2)
 
 
-def test_a_task_that_nobody_measured_a_random_policy_on_has_no_common_scale(tmp_path):
+def test_a_task_without_a_random_policy_has_no_common_scale(tmp_path):
     made = sweep(tmp_path, {"A-v1": {"task": {0: 5.0}}})
     for run in made.runs:
         del run.scores["random"]
-    found = numbers(made)
-    assert found.find("normalised") == [] and found.left_out == ["A-v1: nobody measured a random policy there"]
+    found = Numbers(made)
+    assert found.find("normalised") == [] and found.left_out == ["A-v1: no run measured a random policy there"]
 
 
 def test_runs_that_never_reach_the_threshold_are_counted_as_such(tmp_path):
     for seed, curve in enumerate([[(0, 0), (100, 100)], [(0, 0), (100, 50)], [(0, 0), (100, 10)]]):
         write(tmp_path / str(seed), seed=seed, curve=curve)
-    found = numbers(found_in(tmp_path), threshold={"": 40.0})
+    found = Numbers(found_in(tmp_path), threshold={"": 40.0})
     row = found.one("steps_to", arm="task")
     assert (row.value, row.low, row.high, row.runs, row.of) == (80, 40, np.inf, 2, 3)
-    assert found.limits == {"CartPole-v1": [("as given", 40.0)]}
+    assert found.thresholds == {"CartPole-v1": [("as given", 40.0)]}
 
 
-def test_the_default_thresholds_are_where_the_twins_training_ends_and_half_of_the_way(tmp_path):
+def test_the_default_thresholds_are_where_the_baselines_training_ends_and_half_of_the_way(tmp_path):
     made = sweep(tmp_path, {"A-v1": {"task": {0: 220.0}, "task+rnd": {0: 240.0}}})
-    found = numbers(made)
-    assert [limit for _, limit in found.limits["A-v1"]] == [120, 220]  # a random policy has 20
+    found = Numbers(made)
+    assert [limit for _, limit in found.thresholds["A-v1"]] == [120, 220]  # a random policy has 20
     half, whole = found.find("steps_to", arm="task+rnd")
     assert half.value == 500 and whole.value == pytest.approx(500 + 500 * 100 / 120)
 
@@ -286,8 +287,8 @@ Pong-v5,-4.40 ± 3.42,3.0 ± 1.0
 
 def test_a_wide_export_of_weights_and_biases_is_read(tmp_path):
     (tmp_path / "chart.csv").write_text(WIDE)
-    runs, said = published(tmp_path / "chart.csv", "", ["CartPole-v1", "Acrobot-v1"])
-    assert said == [] and [(run.published, run.task, run.seed) for run in runs] == [
+    runs, problems = published(tmp_path / "chart.csv", "", ["CartPole-v1", "Acrobot-v1"])
+    assert problems == [] and [(run.published, run.task, run.seed) for run in runs] == [
         ("published: ppo", "CartPole-v1", 1),
         ("published: ppo", "CartPole-v1", 2),
     ]
@@ -297,22 +298,22 @@ def test_a_wide_export_of_weights_and_biases_is_read(tmp_path):
 
 def test_a_long_table_is_read_and_other_tasks_are_named(tmp_path):
     (tmp_path / "all.csv").write_text(LONG)
-    runs, said = published(tmp_path / "all.csv", "", ["CartPole-v1"])
+    runs, problems = published(tmp_path / "all.csv", "", ["CartPole-v1"])
     assert [(run.published, run.seed, run.steps.tolist()) for run in runs] == [
         ("published: ppo", 1, [0, 100]),
         ("published: dqn", 2, [0]),
     ]
-    assert said == ["all.csv also has Acrobot-v1, which no run here is on; left out"]
+    assert problems == ["all.csv also has Acrobot-v1, which no run here is on; left out"]
 
 
 def test_a_table_of_results_gives_scores_without_curves(tmp_path):
     (tmp_path / "table.csv").write_text(TABLE)
-    runs, said = published(tmp_path / "table.csv", "baselines", ["CartPole-v1"])
+    runs, problems = published(tmp_path / "table.csv", "baselines", ["CartPole-v1"])
     assert {run.published: score(run, True) for run in runs} == {
         "published: baselines ppo": 405.73,
         "published: baselines dqn": 1.5,
     }
-    assert said == ["table.csv also has Pong-v5, which no run here is on; left out"]
+    assert problems == ["table.csv also has Pong-v5, which no run here is on; left out"]
 
 
 def test_single_episodes_are_averaged_over_the_last_twentieth_of_rows(tmp_path):
@@ -323,10 +324,10 @@ def test_single_episodes_are_averaged_over_the_last_twentieth_of_rows(tmp_path):
     assert run.published == "published: theirs" and values[:2].tolist() == [0, 50] and set(values[9:]) == {50.0}
 
 
-def test_a_file_that_says_no_task_is_named_and_an_unknown_form_refused(tmp_path):
+def test_a_file_that_names_no_task_is_reported_and_an_unknown_form_refused(tmp_path):
     (tmp_path / "x.csv").write_text("step,episodic_return\n1,2\n")
-    runs, said = published(tmp_path / "x.csv", "", ["A-v1", "B-v1"])
-    assert runs == [] and said == ["x.csv does not say which task it is of; name it after one, as in A-v1.csv"]
+    runs, problems = published(tmp_path / "x.csv", "", ["A-v1", "B-v1"])
+    assert runs == [] and problems == ["x.csv does not name its task; name the file after one, as in A-v1.csv"]
     (tmp_path / "y.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match=r"y.csv is of no known form \(its columns: a, b\)"):
         published(tmp_path / "y.csv", "", ["A-v1"])
@@ -336,8 +337,23 @@ def test_published_arms_stand_last_and_are_never_paired(tmp_path):
     write(tmp_path / "runs" / "s1", seed=1)
     (tmp_path / "chart.csv").write_text(WIDE)
     runs, _ = find([tmp_path / "runs"], [""])
-    made = study(runs + published(tmp_path / "chart.csv", "", ["CartPole-v1"])[0])
-    assert [(arm.name, arm.twin) for arm in made.arms] == [("task", ""), ("published: ppo", "")]
-    found = numbers(made)
+    made = Comparison(runs + published(tmp_path / "chart.csv", "", ["CartPole-v1"])[0])
+    assert [(arm.name, arm.baseline) for arm in made.arms] == [("task", ""), ("published: ppo", "")]
+    found = Numbers(made)
     assert found.one("final", arm="published: ppo").value == 40  # 30 and 50, the last tenth of each
     assert found.find("difference") == [] and [row.arm for row in found.find("normalised")] == ["task"]
+
+
+def test_a_study_is_a_row_a_run_and_a_figure_a_number(tmp_path):
+    for seed in (0, 1):
+        write(tmp_path / f"t{seed}", seed=seed, score=100.0 + seed)
+        write(tmp_path / f"r{seed}", reward=("task", "rnd"), seed=seed, score=110.0 + seed)
+    rows, figures = summarize(tmp_path)
+    assert [(row["arm"], row["seed"], row["task_return"], row["step"]) for row in rows] == [
+        ("task", 0, 100.0, 1000),
+        ("task", 1, 101.0, 1000),
+        ("task+rnd", 0, 110.0, 1000),
+        ("task+rnd", 1, 111.0, 1000),
+    ]
+    assert figures["final/CartPole-v1/task+rnd"] == 110.5 and figures["difference/CartPole-v1/task+rnd/task"] == 10
+    assert figures["random/CartPole-v1/random policy"] == 20 and "random/CartPole-v1/random policy/low" not in figures

@@ -1,6 +1,6 @@
-"""What a person sees of a sweep: a live table on a terminal, plain lines elsewhere, and a summary at the end.
+"""What a sweep prints: a live table on a terminal, plain lines elsewhere, and a summary at the end.
 
-What a running job has reached is read from the last line of its metrics.csv; nothing is asked of the job itself.
+The progress of a job is read from the last line of its metrics.csv; nothing is asked of the job itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TAIL = 8192  # bytes of metrics.csv that surely hold its last line
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is.
 
     Attributes:
@@ -43,13 +43,13 @@ class Progress:
         return min(self.step / self.total, 1.0) if self.total else 0.0
 
 
-def progress(folder: Path) -> Progress:
-    """What a run's folder says of its progress; zeros if there is nothing yet."""
+def progress(folder: Path) -> RunProgress:
+    """Read from a run's folder; zeros if there is nothing yet."""
     status = read_status(folder) or {}
     row = _last_row(folder / "metrics.csv")
     step = max(int(row.get("step") or 0), int(status.get("step") or 0))
     numbers = {key: float(row[tag]) if row.get(tag) else None for key, tag in _COLUMNS.items()}
-    return Progress(step, int(status.get("total") or 0), **numbers)
+    return RunProgress(step, int(status.get("total") or 0), **numbers)
 
 
 _COLUMNS = {"task_return": "rollout/ep_rew_mean", "fps": "time/fps"}
@@ -77,14 +77,14 @@ def score(folder: Path) -> float | None:
         return None
 
 
-class Table:
-    """How a sweep goes; use it as a context.
+class Display:
+    """Prints how a sweep stands; use it as a context.
 
     Args:
         jobs: all of the sweep's.
         slots: jobs at once.
         stream: a terminal gets a live table, anything else plain lines.
-        every_s: seconds between two plain lines that sum up.
+        every_s: seconds between two plain lines.
         clock: monotonic, in seconds.
     """
 
@@ -101,10 +101,10 @@ class Table:
         self.stream = sys.stdout if stream is None else stream
         self.every_s = every_s
         self._began = self._last = clock()
-        self._before: float | None = None  # jobs' worth of work that was there when we began
+        self._before: float | None = None  # jobs that were done when we began
         self._live: Any = None
 
-    def __enter__(self) -> Table:
+    def __enter__(self) -> Display:
         if self.stream.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -120,7 +120,7 @@ class Table:
             self._live = None
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
-        """Show how the jobs stand, if it is time to."""
+        """Print how the jobs stand, if it is time to."""
         if self._before is None:
             self._before = self._worked(entries, {})
         if self.clock() - self._last < self.every_s:
@@ -128,9 +128,9 @@ class Table:
         self._last = self.clock()
         reached = {job.name: progress(job.folder) for job in running}
         if self._live is None:
-            self.say(self._words(entries, reached))
+            self.say(self._counts(entries, reached))
         else:
-            self._live.update(self._picture(entries, reached))
+            self._live.update(self._table(entries, reached))
 
     def ended(self, job: Job, entry: Entry) -> None:
         """One line about an attempt that ended."""
@@ -148,30 +148,30 @@ class Table:
         else:
             print(sentence, file=self.stream, flush=True)
 
-    def left(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> float | None:
-        """Seconds until all have ended, if they go on as they did since we began; None if nobody can know yet."""
+    def left(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> float | None:
+        """Seconds until all have ended at the speed since we began; None while it is unknown."""
         worked = self._worked(entries, reached)
         speed = (worked - (self._before or 0.0)) / max(self.clock() - self._began, 1e-9)
         return (len(self.jobs) - worked) / speed if speed > 0 else None
 
-    def _worked(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> float:
+    def _worked(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> float:
         ended = sum(self._state(entries, job) in ("finished", "failed") for job in self.jobs)
         return ended + sum(one.share for one in reached.values())
 
     def _state(self, entries: dict[str, Entry], job: Job) -> str:
         return entries.get(job.name, Entry()).state
 
-    def _words(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> str:
+    def _counts(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> str:
         counts = Counter(self._state(entries, job) for job in self.jobs)
         words = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         left = self.left(entries, reached)
-        return f"{words} of {len(self.jobs)}" + (f"; {clock_words(left)} left" if left is not None else "")
+        return f"{words} of {len(self.jobs)}" + (f"; {clock(left)} left" if left is not None else "")
 
-    def _picture(self, entries: dict[str, Entry], reached: dict[str, Progress]) -> Any:
-        from rich.table import Table as RichTable
+    def _table(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> Any:
+        from rich.table import Table
         from rich.text import Text
 
-        table = RichTable(title=Text(self._words(entries, reached)), title_justify="left", box=None, pad_edge=False)
+        table = Table(title=Text(self._counts(entries, reached)), title_justify="left", box=None, pad_edge=False)
         for column in ("job", "step", "task return", "frames/s"):
             table.add_column(column, justify="left" if column == "job" else "right")
         for name, one in reached.items():
@@ -195,7 +195,7 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
         share = f"{states['finished']}/{len(members)}"
         lines.append(f"{name:<{width}}  {share:>8}  {states['failed']:>6}  {_number(mean):>11}")
     states = Counter(entries.get(job.name, Entry()).state for job in jobs)
-    lines += ["", f"{states['finished']} of {len(jobs)} jobs finished; this command took {clock_words(seconds)}"]
+    lines += ["", f"{states['finished']} of {len(jobs)} jobs finished; this command took {clock(seconds)}"]
     failed = [job for job in jobs if entries.get(job.name, Entry()).state == "failed"]
     lines += [f"failed: {job.name}: {entries[job.name].error} (see {job.folder / LOG})" for job in failed]
     lines += ["resume=errored tries what failed again"] if failed else []
@@ -204,7 +204,7 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
     return "\n".join(lines)
 
 
-def clock_words(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """As in 0:07, 12:30 or 3:05:00."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

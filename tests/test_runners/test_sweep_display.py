@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from runners.sweep.display import Display, RunProgress, clock, progress, summary
 from runners.sweep.job import Job
 from runners.sweep.job_log import Entry
-from runners.sweep.table import Progress, Table, clock_words, progress, summary
 
 
 class Terminal(io.StringIO):
@@ -28,11 +28,11 @@ def _jobs(tmp_path, *names):
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ("", Progress(100, 1000)),
-        ("200,1.5,90\r\n400,2.5,95\r\n", Progress(400, 1000, 2.5, 95.0)),
-        ("200,1.5,90\r\n400,2", Progress(200, 1000, 1.5, 90.0)),  # a line that is being written
-        ("200,,90\r\n", Progress(200, 1000, None, 90.0)),
-        ("200,1.5,90\r\n" * 5000, Progress(200, 1000, 1.5, 90.0)),
+        ("", RunProgress(100, 1000)),
+        ("200,1.5,90\r\n400,2.5,95\r\n", RunProgress(400, 1000, 2.5, 95.0)),
+        ("200,1.5,90\r\n400,2", RunProgress(200, 1000, 1.5, 90.0)),  # a line that is being written
+        ("200,,90\r\n", RunProgress(200, 1000, None, 90.0)),
+        ("200,1.5,90\r\n" * 5000, RunProgress(200, 1000, 1.5, 90.0)),
     ],
 )
 def test_progress_is_the_last_whole_line_of_the_metrics(tmp_path, rows, expected):
@@ -41,14 +41,14 @@ def test_progress_is_the_last_whole_line_of_the_metrics(tmp_path, rows, expected
 
 
 def test_a_folder_without_a_run_has_no_progress(tmp_path):
-    assert progress(tmp_path / "none") == Progress() and Progress().share == 0.0
+    assert progress(tmp_path / "none") == RunProgress() and RunProgress().share == 0.0
 
 
 def test_the_time_left_is_what_the_work_of_this_command_says(tmp_path):
     jobs = _jobs(tmp_path, "x/s0", "x/s1", "x/s2", "x/s3")
     now, stream = [0.0], io.StringIO()
     entries = {"x/s0": Entry("finished"), "x/s1": Entry("running")}
-    with Table(jobs, 1, stream=stream, every_s=30, clock=lambda: now[0]) as table:
+    with Display(jobs, 1, stream=stream, every_s=30, clock=lambda: now[0]) as table:
         table.tick(entries, [])  # one of four was there already
         _run(tmp_path / "x/s1", rows="500,1,1\r\n")
         now[0] = 20.0
@@ -63,7 +63,7 @@ def test_the_time_left_is_what_the_work_of_this_command_says(tmp_path):
 def test_an_attempt_that_ends_is_one_line(tmp_path):
     [job] = _jobs(tmp_path, "x/s0")
     stream = io.StringIO()
-    table = Table([job], 1, stream=stream)
+    table = Display([job], 1, stream=stream)
     table.ended(job, Entry("waiting", 1, code=6, seconds=3.0, error="the environment failed"))
     job.folder.mkdir(parents=True)
     (job.folder / "result.json").write_text(json.dumps({"this run": {"task_return": 12.5}}))
@@ -78,7 +78,7 @@ def test_a_terminal_sees_the_running_jobs(tmp_path):
     jobs = _jobs(tmp_path, "x/s0", "x/s1")
     _run(tmp_path / "x/s0", rows="500,7.5,321\r\n")
     stream, now = Terminal(), [0.0]
-    with Table(jobs, 1, stream=stream, clock=lambda: now[0]) as table:
+    with Display(jobs, 1, stream=stream, clock=lambda: now[0]) as table:
         now[0] = 1.0
         table.tick({"x/s0": Entry("running")}, jobs[:1])
         table.say("[bold]a sentence")
@@ -110,4 +110,4 @@ def test_the_summary_has_a_line_a_cell_and_says_what_failed_and_how_to_go_on(tmp
 
 @pytest.mark.parametrize(("seconds", "words"), [(7.4, "0:07"), (750, "12:30"), (11100, "3:05:00")])
 def test_seconds_as_a_clock(seconds, words):
-    assert clock_words(seconds) == words
+    assert clock(seconds) == words

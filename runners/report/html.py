@@ -1,0 +1,39 @@
+"""Pages of HTML that need no other file: a Jinja template and values; figures, pictures and videos embedded as data.
+
+Values are text to a template, which escapes them. `base.html` holds the style; no page runs scripts or loads anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+
+def write(path: Path, template: str, values: dict[str, Any]) -> Path:
+    """Fill in a template, named as in `report/page.html`, and write the page; makes its folder."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parents[1]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(environment.get_template(template).render(values), encoding="utf-8")
+    return path
+
+
+def embedded(data: bytes, kind: str) -> str:
+    """A data URI; as an image it cannot run scripts, whatever its text says."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def figure(drawn: Any, kind: str = "svg", **options: Any) -> str:
+    """A matplotlib figure as a data URI, "svg" or "png"."""
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else None  # the same numbers give the same bytes
+    drawn.savefig(buffer, format=kind, metadata=metadata, **options)
+    return embedded(buffer.getvalue(), "image/svg+xml" if kind == "svg" else "image/png")
