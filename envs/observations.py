@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -84,3 +85,23 @@ def hashed_words(text: bytes) -> np.ndarray:
         bag[[byte % WORDS for byte in hashlib.blake2b(word, digest_size=8).digest()[:2]]] = 1.0
     bag.setflags(write=False)
     return bag
+
+
+def empty_batch(
+    space: spaces.Space, shape: tuple[int, ...], new: Callable[..., np.ndarray] = np.zeros, nested: bool = True
+) -> Any:
+    """Arrays for values of a space, with leading `shape`; a dict of them for a Dict space, if `nested`.
+
+    Args:
+        space: of one value.
+        shape: leading axes.
+        new: (shape, dtype) -> an array of zeros.
+
+    Raises:
+        ValueError: if its values do not fit into arrays.
+    """
+    if nested and isinstance(space, spaces.Dict):
+        return {key: empty_batch(part, shape, new) for key, part in space.spaces.items()}
+    if space.shape is None or space.dtype is None:
+        raise ValueError(f'{space} does not fit into an array; adapt the environment, or use backend="sync"')
+    return new((*shape, *space.shape), space.dtype)

@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.observations import plain
-from envs.rollout import Rollout
+from envs.transitions import Rollout
 from envs.types import MODALITIES, Array, Obs, Transitions, concatenate, map_obs
 
 Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)

@@ -1,11 +1,11 @@
-"""Builders: what each interface hands out -> Transitions. The only code in the project that knows about auto-reset.
+"""Builders: what each interface returns -> Transitions. The only code in the project that knows about auto-reset.
 
     Gymnasium step         the true successor comes as it is
     Gymnasium vector step  SAME_STEP hides it in `final_obs`; NEXT_STEP spends a step on resetting: no transition
     SB3 VecEnv step        hides it in `infos[i]["terminal_observation"]`
-    SB3 rollout buffer     stores observations only: successors are the next rows, but for ended episodes
     SB3 replay buffer      stores the true successor
 
+A `Cursor` goes with single steps, a `Rollout` holds T steps of N environments, a `Chunk` collects rows of any kind.
 Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["signals"]` (`envs.wrappers.Observer` puts
 them there), which describe the observation returned with them; a `Cursor` remembers those of the current observation.
 """
@@ -16,13 +16,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
+from envs.observations import empty_batch
 from envs.types import MODALITIES, Array, Obs, Transitions, map_obs, put
+
+Infos = Mapping[str, Any]  # of a vector environment: name -> (N, ...)
+Final = tuple[int, np.ndarray, Obs]  # time, columns (M,), their last observations (M, ...)
 
 
 class Cursor:
-    """Where N environments stand in their episodes: step counts, and what was shown with the current observation."""
+    """Where N environments stand in their episodes: step counts, and frames, texts and signals of the current obs."""
 
     def __init__(self, n: int) -> None:
         self.step = np.zeros(n, np.int64)
@@ -42,23 +46,20 @@ class Cursor:
         self.show({name: value for name in MODALITIES if (value := getattr(batch, name)) is not None}, batch.valid)
 
     def show(self, modalities: Mapping[str, Array], mask: np.ndarray) -> None:
-        """Rows of `mask` are now shown like this."""
+        """Set the current modalities of the rows of `mask`."""
         for name, value in modalities.items():
             self.modalities[name] = _merge(self.modalities.get(name), value, mask)
 
     def of_obs(self) -> dict[str, Any]:
-        """What was shown with the current observation, as fields of `Transitions`: `obs_frame`, ..."""
+        """The modalities of the current observation, as fields of `Transitions`: `obs_frame`, ..."""
         return {f"obs_{name}": value for name, value in self.modalities.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        modalities = {name: value.tolist() if name == "text" else value for name, value in self.modalities.items()}
-        return {"step": self.step, "shown": modalities, "resetting": self.resetting}
+        return {"step": self.step, "shown": _saved(self.modalities), "resetting": self.resetting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.resetting = np.array(state["step"]), np.array(state["resetting"])
-        self.modalities = {
-            name: np.array(value, object if name == "text" else None) for name, value in state["shown"].items()
-        }
+        self.modalities = {name: _array(name, value).copy() for name, value in state["shown"].items()}
 
 
 def from_gym_step(
@@ -69,7 +70,7 @@ def from_gym_step(
     next_obs: Obs,
     terminated: bool,
     truncated: bool,
-    info: Mapping[str, Any],
+    info: Infos,
 ) -> Transitions:
     """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
     batch = Transitions(
@@ -97,13 +98,13 @@ def from_vector_step(
     next_obs: Obs,
     terminations: Array,
     truncations: Array,
-    infos: Mapping[str, Any],
+    infos: Infos,
 ) -> Transitions:
     """One step of a `gymnasium.vector.VectorEnv` in any auto-reset mode -> (N,); the cursor moves on.
 
     In NEXT_STEP mode the step after an episode's end has `valid == False`; so has one in which an episode was lost
     (`infos["lost"]`, see `envs.vector.workers`), whose row is truncated. In DISABLED mode the caller resets ended
-    environments and tells the cursor with `begin`.
+    environments and calls the cursor's `begin`.
     """
     ended = np.asarray(terminations, bool) | np.asarray(truncations, bool)
     valid = ~cursor.resetting
@@ -114,8 +115,7 @@ def from_vector_step(
     if mode == AutoresetMode.SAME_STEP and ended.any():
         rows = np.flatnonzero(ended)
         successor = map_obs(np.copy, next_obs)
-        for row in map(int, rows):  # only where an episode ended: rare
-            put(successor, row, _entry(infos["final_obs"], row))
+        put(successor, rows, _rows(infos["final_obs"], rows))
         final = infos.get("final_info", {})
         modalities = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
     batch = Transitions(
@@ -147,8 +147,8 @@ def from_sb3_step(
     rewards: Array,
     new_obs: Obs,
     dones: Array,
-    infos: Sequence[Mapping[str, Any]],
-    reset_infos: Sequence[Mapping[str, Any]],
+    infos: Sequence[Infos],
+    reset_infos: Sequence[Infos],
 ) -> Transitions:
     """One step of an SB3 `VecEnv` -> (N,); the cursor moves on. `reset_infos` are the VecEnv's, read after the step.
 
@@ -209,10 +209,6 @@ def from_rollout_buffer(
     next_obs = _shift(obs, new_obs)
     for (t, n), value in final_obs.items():
         put(next_obs, (t, n), value)
-    step = np.empty(dones.shape, np.int64)
-    step[0] = first_step
-    for t in range(1, len(dones)):
-        step[t] = np.where(dones[t - 1], 0, step[t - 1] + 1)
     return Transitions(
         obs=obs,
         action=actions,
@@ -221,12 +217,12 @@ def from_rollout_buffer(
         terminated=dones & ~truncated,
         truncated=truncated,
         valid=valid,
-        step=step,
+        step=_steps(dones, first_step),
     )
 
 
 def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitions:
-    """Entries of a relabelling replay buffer (`rewards.adapters.sb3`) -> a batch shaped like `rows` broadcast with `columns`."""
+    """Entries of a relabelling replay buffer (`rewards.adapters.sb3_replay`) -> a batch shaped like `rows` x `columns`."""
 
     def pick(x: np.ndarray) -> np.ndarray:
         return x[rows, columns]
@@ -247,13 +243,205 @@ def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitio
     )
 
 
+class Rollout:
+    """T steps of N environments, written in place into arrays that are allocated once.
+
+        rollout.begin(obs, infos)                  once, after the first reset
+        rollout.write(t, group, *step)             what a vector environment returned; a group of columns at a time
+        rollout.transitions(requires)              the (T, N) batch, true successors included
+        rollout.roll()                             the last observation becomes the first of the next rollout
+
+    An episode's true last observation is kept aside, because SAME_STEP puts the next episode's first in its place. In
+    NEXT_STEP mode the step that only resets is written too, as a row with `valid == False`; so is one in which an
+    episode was lost with its worker, which is truncated besides.
+
+    Args:
+        length: T.
+        envs: the vector environment.
+        modality_names: which of frame, text and signals to keep.
+
+    Attributes:
+        obs: (T + 1, N, ...); row T is what the agent acts on next.
+        action: (T, N, ...) as the environment received it; the caller fills it in.
+        reward: float32 (T, N), the task's; terminated, truncated, valid: bool (T, N).
+        success: float32 (T, N), of the episode that ended here, NaN where none did or it is not defined.
+        modalities: name -> (T + 1, N, ...), of the observation in the same row.
+        finals: where episodes ended, and on which observation.
+
+    Raises:
+        ValueError: for an environment that leaves resets to its caller, or does not say when it resets.
+    """
+
+    def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
+        self.length, self.n, self.same_step = length, envs.num_envs, resets_in_same_step(envs)
+        self.modality_names = tuple(sorted(modality_names))
+        shape = (length, self.n)
+        self.obs = empty_batch(envs.single_observation_space, (length + 1, self.n))
+        self.action = empty_batch(envs.single_action_space, shape)
+        self.reward = np.zeros(shape, np.float32)
+        self.terminated, self.truncated, self.valid = (np.zeros(shape, bool) for _ in range(3))
+        self.valid[:] = self.same_step
+        self.success = np.full(shape, np.nan, np.float32)
+        self.resetting = np.zeros(self.n, bool)  # NEXT_STEP: the coming step only resets
+        self.first_step = np.zeros(self.n, np.int64)
+        self.finals: list[Final] = []
+        self.modalities: dict[str, np.ndarray] = {}
+        self.final_modalities: list[tuple[str, int, np.ndarray, Array]] = []
+        self._next_obs: Any = None
+
+    def begin(self, obs: Obs, infos: Infos) -> None:
+        """Episodes begin in all environments."""
+        put(self.obs, 0, obs)
+        self.first_step[:] = 0
+        self.resetting[:] = False
+        self._show(0, slice(None), infos)
+
+    def write(
+        self, t: int, group: slice, obs: Obs, rewards: Array, terminations: Array, truncations: Array, infos: Infos
+    ) -> None:
+        """Step t of the environments in `group`, as `VectorEnv.step` returned it; copied."""
+        put(self.obs, (t + 1, group), obs)
+        self.reward[t, group] = rewards
+        self.terminated[t, group] = terminations
+        self.truncated[t, group] = truncations
+        if self.modality_names:
+            self._show(t + 1, group, infos)
+        if self.same_step:
+            if "final_obs" in infos:
+                self._keep_finals(t, group, infos)
+            if "lost" in infos:
+                self.valid[t, group] = ~infos["lost"]
+                self.success[t, group][infos["lost"]] = np.nan
+        else:
+            self._mark_resets(t, group, obs)
+            if "is_success" in infos:
+                defined = np.asarray(infos.get("_is_success", infos["is_success"]), bool)
+                self.success[t, group] = np.where(defined, infos["is_success"], np.nan)
+
+    def _keep_finals(self, t: int, group: slice, infos: Infos) -> None:
+        ended = np.flatnonzero(self.terminated[t, group] | self.truncated[t, group])
+        columns = ended + group.start
+        self.finals.append((t, columns, _rows(infos["final_obs"], ended)))
+        last = infos.get("final_info", {})
+        for name in self.modality_names:
+            if name in last:
+                self.final_modalities.append((name, t, columns, np.asarray(last[name])[ended]))
+        if "is_success" in last:
+            self.success[t, columns] = np.asarray(last["is_success"], np.float32)[ended]
+
+    def _mark_resets(self, t: int, group: slice, obs: Obs) -> None:
+        self.valid[t, group] = ~self.resetting[group]
+        ended = (self.terminated[t, group] | self.truncated[t, group]) & self.valid[t, group]
+        self.resetting[group] = ended
+        self.truncated[t, group] &= self.valid[t, group]
+        if ended.any():
+            rows = np.flatnonzero(ended)
+            self.finals.append((t, rows + group.start, map_obs(lambda x: np.array(x[rows]), obs)))
+
+    def _show(self, row: int, group: slice, infos: Infos) -> None:
+        for name in self.modality_names:
+            if name not in infos:
+                option = "frame_size=..." if name == "frame" else f"{name}=True"
+                raise ValueError(f'the reward reads {name}, but infos["{name}"] is missing; make them with {option}')
+            value = _array(name, infos[name])
+            if name not in self.modalities:
+                self.modalities[name] = np.empty((self.length + 1, self.n, *value.shape[1:]), value.dtype)
+            self.modalities[name][row, group] = value
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Bool (T, N): the last step of an episode."""
+        ended = self.terminated | self.truncated
+        return ended if self.same_step else ended & self.valid
+
+    @property
+    def restarted(self) -> np.ndarray:
+        """Bool (T, N): the observation after this step is the first of an episode."""
+        return self.ended if self.same_step else ~self.valid
+
+    def steps(self) -> np.ndarray:
+        """Int64 (T, N): each row's step within its episode."""
+        return _steps(self.restarted, self.first_step)
+
+    def transitions(self, requires: frozenset[str]) -> Transitions:
+        """The batch (T, N): views, except for successors, which are copied only if `requires` names them."""
+        next_obs = map_obs(lambda x: x[1:], self.obs)
+        if self.same_step and self.finals and "next_obs" in requires:
+            if self._next_obs is None:
+                self._next_obs = map_obs(np.empty_like, next_obs)
+            put(self._next_obs, slice(None), next_obs)
+            next_obs = self._next_obs
+            for t, columns, last in self.finals:
+                put(next_obs, (t, columns), last)
+        modalities: dict[str, Any] = {}
+        for name, value in self.modalities.items():
+            modalities[name] = value[1:].copy()
+            if f"obs_{name}" in requires:
+                modalities[f"obs_{name}"] = value[:-1]
+        for name, t, columns, last in self.final_modalities:
+            modalities[name][t, columns] = last
+        return Transitions(
+            obs=map_obs(lambda x: x[:-1], self.obs),
+            action=self.action,
+            reward=self.reward,
+            next_obs=next_obs,
+            terminated=self.terminated,
+            truncated=self.truncated,
+            valid=self.valid,
+            step=self.steps(),
+            **modalities,
+        )
+
+    def roll(self) -> None:
+        """Begin the next rollout where this one ended."""
+        self.first_step = np.where(self.restarted[-1], 0, self.steps()[-1] + 1)
+        put(self.obs, 0, map_obs(lambda x: x[-1], self.obs))
+        for value in self.modalities.values():
+            value[0] = value[-1]
+        self.finals.clear()
+        self.final_modalities.clear()
+        self.valid[:] = self.same_step
+        self.success[:] = np.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first row, between two rollouts."""
+        return {
+            "obs": map_obs(lambda x: x[0].copy(), self.obs),
+            "first_step": self.first_step,
+            "resetting": self.resetting,
+            "shown": _saved({name: value[0] for name, value in self.modalities.items()}),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._show(0, slice(None), state["shown"])
+        put(self.obs, 0, state["obs"])
+        self.first_step, self.resetting = np.array(state["first_step"]), np.array(state["resetting"])
+
+
+class OneGroup:
+    """Any vector environment, for a learner that sends actions to groups of environments and receives their steps."""
+
+    def __init__(self, envs: Any) -> None:
+        self.envs = envs
+        self.groups = (slice(0, envs.num_envs),)
+        self._actions: Any = None
+
+    def send(self, actions: Array, group: int) -> None:
+        """Remember the actions (N, ...)."""
+        self._actions = actions
+
+    def recv(self, group: int) -> tuple[Obs, Array, Array, Array, Infos]:
+        """Step with them."""
+        return self.envs.step(self._actions)
+
+
 class Chunk:
     """Rows of shape (N,) written into arrays (T, N) that are kept: fresh transitions, waiting to be learnt from."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.count = 0
-        self._store: Any = None
+        self._store: dict[int, Any] | None = None
         self._capacity = 0  # rows allocated so far; doubles up to `length`, so a chunk that never fills stays small
 
     @property
@@ -262,12 +450,12 @@ class Chunk:
 
     def add(self, *row: Any) -> None:
         """Write one row: Transitions, arrays (N, ...) or dicts of them; the same kinds every time."""
-        tree = [_fields(x) for x in row]
+        tree = {number: vars(x) if isinstance(x, Transitions) else x for number, x in enumerate(row)}
         if self._store is None:
-            self._store, self._capacity = _map_tree(lambda x: x[None][:0], tree), 0
+            self._store, self._capacity = map_obs(lambda x: x[None][:0], tree), 0
         if self.count == self._capacity:
             self._grow(min(max(2 * self._capacity, 64), self.length))
-        _write(self._store, tree, self.count)
+        put(self._store, self.count, tree)
         self.count += 1
 
     def _grow(self, capacity: int) -> None:
@@ -276,59 +464,68 @@ class Chunk:
             larger[: self.count] = x[: self.count]
             return larger
 
-        self._store, self._capacity = _map_tree(grow, self._store), capacity
+        self._store, self._capacity = map_obs(grow, self._store), capacity
 
     def take(self) -> list[Any]:
         """What was added, with leading shape (T, N), as views that hold until the next `add`."""
         count, self.count = self.count, 0
-        trees = _map_tree(lambda x: x[:count], self._store)
+        trees = map_obs(lambda x: x[:count], self._store).values()
         return [Transitions(**tree) if isinstance(tree, dict) and "next_obs" in tree else tree for tree in trees]
 
     def state_dict(self) -> dict[str, Any]:
         """The rows still waiting."""
-        return {"count": self.count, "store": _map_tree(lambda x: x[: self.count], self._store) if self.count else None}
+        rows = list(map_obs(lambda x: x[: self.count], self._store).values()) if self.count and self._store else None
+        return {"count": self.count, "store": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = int(state["count"])
-        self._store = _map_tree(np.array, state["store"]) if self.count else None
+        self._store = map_obs(np.array, dict(enumerate(state["store"]))) if self.count else None
         self._capacity = self.count
 
 
-def modalities_of(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """What the infos of a vector environment show: some of `MODALITIES`, each (N, ...)."""
-    return {name: _plain(name, infos[name]) for name in MODALITIES if infos.get(name) is not None}
+def resets_in_same_step(envs: VectorEnv) -> bool:
+    """Whether a vector environment resets in SAME_STEP mode, rather than in NEXT_STEP mode.
+
+    Raises:
+        ValueError: for one that leaves resets to its caller, or does not say when it resets.
+    """
+    mode = envs.metadata.get("autoreset_mode")
+    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        raise ValueError(
+            f'{envs} declares metadata["autoreset_mode"]={mode!r}; it must reset its environments itself, in '
+            "SAME_STEP mode (or NEXT_STEP, which spends a step on it)"
+        )
+    return mode == AutoresetMode.SAME_STEP
 
 
-def modalities_of_one(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What the info of a single environment shows, with leading shape (1,)."""
-    return {name: _plain(name, [info[name]]) for name in MODALITIES if info.get(name) is not None}
+def modalities_of(infos: Infos) -> dict[str, Any]:
+    """The modalities in the infos of a vector environment: some of `MODALITIES`, each (N, ...)."""
+    return {name: _array(name, infos[name]) for name in MODALITIES if infos.get(name) is not None}
 
 
-def modalities_in(infos: Sequence[Mapping[str, Any]], mask: np.ndarray | None = None) -> dict[str, Any]:
-    """What a list of infos shows, each (N, ...); rows outside `mask` mean nothing."""
+def modalities_of_one(info: Infos) -> dict[str, Any]:
+    """The modalities in the info of a single environment, with leading shape (1,)."""
+    return {name: _array(name, [info[name]]) for name in MODALITIES if info.get(name) is not None}
+
+
+def modalities_in(infos: Sequence[Infos], mask: np.ndarray | None = None) -> dict[str, Any]:
+    """The modalities in a list of infos, each (N, ...); rows outside `mask` are zero or empty."""
     modalities = {}
     for name in MODALITIES:
         some = next((info[name] for info in infos if name in info), None)
         if some is None:
             continue
         if mask is None:
-            modalities[name] = _plain(name, [info[name] for info in infos])
+            modalities[name] = _array(name, [info[name] for info in infos])
             continue
-        modalities[name] = (
-            np.full(len(infos), "", object) if name == "text" else np.zeros((len(infos), *some.shape), some.dtype)
-        )
-        for row in map(int, np.flatnonzero(mask)):
-            modalities[name][row] = infos[row][name]
+        blank = "" if name == "text" else np.zeros_like(some)
+        modalities[name] = _array(name, [info[name] if there else blank for info, there in zip(infos, mask)])
     return modalities
 
 
-def lost_in(infos: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def lost_in(infos: Sequence[Infos]) -> np.ndarray:
     """Where a list of infos says that an episode was lost with its worker, bool (N,)."""
     return np.array(["lost" in info for info in infos])
-
-
-def _plain(name: str, value: Any) -> np.ndarray:
-    return np.asarray(value, object if name == "text" else None)
 
 
 def innermost(venv: Any) -> Any:
@@ -338,44 +535,41 @@ def innermost(venv: Any) -> Any:
     return venv
 
 
-def _fields(x: Any) -> Any:
-    return dict(vars(x)) if isinstance(x, Transitions) else x
+def _array(name: str, value: Any) -> np.ndarray:
+    """A modality as an array; texts as objects."""
+    return np.asarray(value, object if name == "text" else None)
 
 
-def _map_tree(function: Any, tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _map_tree(function, value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_map_tree(function, value) for value in tree]
-    return None if tree is None else function(tree)
+def _saved(modalities: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {name: value.tolist() if name == "text" else value for name, value in modalities.items()}
 
 
-def _write(store: Any, tree: Any, index: int) -> None:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            _write(store[key], value, index)
-    elif isinstance(tree, list):
-        for place, value in zip(store, tree):
-            _write(place, value, index)
-    elif tree is not None:
-        store[index] = tree
+def _steps(restarted: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Int64 (T, N): steps within episodes, given where the next row begins one, (T, N), and those of the first row."""
+    rows = np.arange(len(restarted))[:, None]
+    starts = np.zeros(restarted.shape, bool)
+    starts[1:] = restarted[:-1]
+    last = np.maximum.accumulate(np.where(starts, rows, -1), axis=0)
+    return np.where(last >= 0, rows - last, rows + first)
 
 
 def _shift(obs: Obs, new_obs: Obs) -> Obs:
     """Rows 1.. of `obs` followed by `new_obs`, copied."""
     if isinstance(obs, Mapping):
         return {key: _shift(value, new_obs[key]) for key, value in obs.items()}
-    out = np.empty_like(obs)
-    out[:-1] = obs[1:]
-    out[-1] = np.asarray(new_obs).reshape(obs.shape[1:])
-    return out
+    return np.concatenate([obs[1:], np.asarray(new_obs, obs.dtype).reshape(1, *obs.shape[1:])])
 
 
-def _entry(obs: Any, row: int) -> Obs:
-    """Row `row` of a vector of observations, which Gymnasium keeps as an object array or as a dict of arrays."""
-    if isinstance(obs, Mapping):
-        return {key: _entry(value, row) for key, value in obs.items()}
-    return obs[row]
+def _rows(final_obs: Any, rows: np.ndarray) -> Obs:
+    """Rows of what `infos["final_obs"]` holds: a dense array, a dict of them, or Gymnasium's array of objects."""
+    if isinstance(final_obs, Mapping):
+        return {key: _rows(value, rows) for key, value in final_obs.items()}
+    values = final_obs[rows]
+    if values.dtype != object:
+        return values
+    if isinstance(values[0], Mapping):
+        return {key: np.stack([value[key] for value in values]) for key in values[0]}
+    return np.stack(list(values))
 
 
 def _merge(old: Array | None, new: Array | None, mask: np.ndarray) -> Any:

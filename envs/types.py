@@ -19,18 +19,18 @@ Memory = Any  # a dict of arrays with leading axis N, or None
 
 
 def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
-    """Apply `function` to an observation, or to each entry of a dict observation."""
+    """Apply `function` to an observation, or to each entry of a dict observation; None stays None."""
     if isinstance(obs, dict):
         return {key: map_obs(function, value) for key, value in obs.items()}
-    return function(obs)
+    return None if obs is None else function(obs)
 
 
 def put(obs: Obs, index: Any, value: Obs) -> None:
-    """obs[index] = value, into each entry of a dict observation."""
+    """obs[index] = value, into each entry of a dict observation that is not None."""
     if isinstance(obs, Mapping):
         for key, part in obs.items():
             put(part, index, value[key])
-    else:
+    elif obs is not None:
         obs[index] = value
 
 
@@ -71,11 +71,7 @@ class Transitions:
 
     def map(self, function: Callable[[Array], Array]) -> Transitions:
         """Apply `function` to every array of the batch; absent fields stay absent."""
-        mapped: list[Any] = []
-        for name in _NAMES:
-            value = getattr(self, name)
-            mapped.append(None if value is None else map_obs(function, value))
-        return Transitions(*mapped)
+        return Transitions(*(map_obs(function, getattr(self, name)) for name in _NAMES))
 
     def __getitem__(self, index: Any) -> Transitions:
         """Index the leading axes of every field: `batch[t]`, `batch[mask]`, `batch[rows]`."""

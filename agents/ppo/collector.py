@@ -17,7 +17,7 @@ import torch
 
 from agents.ppo.learner import Batch
 from envs.finite import OnNan, refuse
-from envs.rollout import OneGroup, Rollout
+from envs.transitions import OneGroup, Rollout
 from envs.types import MODALITIES, map_obs, put
 
 WINDOW = 100  # episodes that mean returns look back on

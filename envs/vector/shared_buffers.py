@@ -14,8 +14,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 
+from envs.observations import empty_batch
 from envs.types import MODALITIES, Obs, map_obs, put
 from envs.wrappers import Observer
 
@@ -51,12 +51,12 @@ class SharedBuffers:
         width = len(env.signals) if isinstance(env, Observer) else 0
         text = isinstance(env, Observer) and env.caption is not None
         return cls(
-            obs=_allocate(env.observation_space, n, new),
-            action=_allocate(env.action_space, n, new, composite=False),
+            obs=empty_batch(env.observation_space, (n,), new),
+            action=empty_batch(env.action_space, (n,), new, nested=False),
             reward=new((n,), np.float32),
             terminated=new((n,), bool),
             truncated=new((n,), bool),
-            final_obs=_allocate(env.observation_space, n, new),
+            final_obs=empty_batch(env.observation_space, (n,), new),
             episode_return=new((n,), np.float64),
             episode_length=new((n,), np.int64),
             success=new((n,), np.int8),
@@ -77,14 +77,6 @@ class SharedBuffers:
 
 def _rows(x: Any, rows: slice) -> Any:
     return None if x is None else map_obs(lambda array: array[rows], x)
-
-
-def _allocate(space: spaces.Space, n: int, new: New, composite: bool = True) -> Any:
-    if composite and isinstance(space, spaces.Dict):
-        return {key: _allocate(part, n, new) for key, part in space.spaces.items()}
-    if space.shape is None or space.dtype is None:
-        raise ValueError(f'{space} does not fit into an array; adapt the environment, or use backend="sync"')
-    return new((n, *space.shape), space.dtype)
 
 
 def modality_names(slots: SharedBuffers, prefix: str = "") -> dict[str, Any]:

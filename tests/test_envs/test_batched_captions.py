@@ -8,7 +8,7 @@ from envs.batched.base import BatchedEnv
 from envs.family import entry
 from envs.make import make, make_batched, make_vec, spec_of
 from envs.minigrid.captions import PICTURES, picture
-from envs.rollout import Rollout
+from envs.transitions import Rollout
 from envs.vector.in_process import InProcess
 
 GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]

@@ -191,9 +191,11 @@ def test_a_seed_fixes_chance_whether_given_first_or_at_the_reset(env_id, options
 
 def test_auto_takes_the_array_program_with_its_options():
     env = make_vec(ROOMS, 32, backend="auto", noise="on_demand", code="dense")
-    assert type(env).__name__ == "NoisyRooms" and env.world.kind == "on_demand" and env.reset()[0].shape == (32, 16)
+    assert (
+        type(env).__name__ == "BatchedNoisyRooms" and env.world.kind == "on_demand" and env.reset()[0].shape == (32, 16)
+    )
     env = make_vec(SEA, 4, backend="auto", size=20, stochastic=True)
-    assert type(env).__name__ == "DeepSea" and env.world.stochastic and env.reset()[0].shape == (4, 400)
+    assert type(env).__name__ == "BatchedDeepSea" and env.world.stochastic and env.reset()[0].shape == (4, 400)
 
 
 def test_a_pendulum_hangs_still_at_first_and_fifty_paid_steps_are_success():

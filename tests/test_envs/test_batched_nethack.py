@@ -5,7 +5,7 @@ import pytest
 
 from envs.batched.nethack import BatchedNetHack
 from envs.make import make_batched, make_vec
-from envs.rollout import Rollout
+from envs.transitions import Rollout
 from envs.vector.in_process import InProcess
 
 N = 3

@@ -172,7 +172,7 @@ def test_a_world_that_cannot_be_made_is_told() -> None:
 
 def test_synthesis_and_contrast_are_paid_from_it_unchanged() -> None:
     import rewards
-    from envs.rollout import OneGroup, Rollout
+    from envs.transitions import OneGroup, Rollout
 
     envs = make_vec("lodestar/Carla-v0", 1, world="replayed:VlmRl", wiring="vlm-rl", observe="vehicle_measures",
                     frame_size=64, signals=True, backend="gym")  # fmt: skip

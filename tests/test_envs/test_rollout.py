@@ -5,7 +5,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted import ScriptedWorld, script
 
-from envs.rollout import OneGroup, Rollout
+from envs.transitions import OneGroup, Rollout
 
 N, T = 3, 24
 EVERYTHING = frozenset({"next_obs", "frame", "obs_frame", "text", "obs_text"})
