@@ -1,22 +1,22 @@
-"""BYOL-Explore: pay for what a recurrent model of the world did not foresee, in a space of its own making.
+"""BYOL-Explore: a bonus where a recurrent world model mispredicts, in a latent space that it learns itself.
 
-An encoder and a GRU turn what was seen into a belief. From each belief a second GRU walks on through the actions alone
-(open loop), and a head guesses what a slow copy of the encoder will say of the observations it lands on. Of a
-transition, all guesses that land on `next_obs` are compared with it.
+An encoder and a GRU turn observations into a belief state. From each belief a second GRU continues through the actions
+alone (open loop), and a head predicts what a slow copy of the encoder will output for the observations that follow. The
+bonus of a transition compares all predictions of its `next_obs` with that output.
 Source: Guo, Thakoor, Pislar, Avila Pires, Altche et al. 2022, BYOL-Explore: Exploration by Bootstrapped Prediction,
 arXiv 2206.08332, section 2.
 Differences:
-    the mean of the guesses that land on an observation, where the paper takes their sum: the first steps of an episode,
-    which fewer guesses speak of, are paid alike;
+    the mean of the predictions of an observation, where the paper takes their sum: the first steps of an episode, which
+    fewer predictions reach, are rewarded alike;
     4 steps ahead instead of 8, vectors of 64 instead of 512, dense layers, an optimiser of its own: fast on one core;
     no clipping of rewards below their mean (the paper's prioritisation);
     the belief is the bonus's own, the policy does not share it.
 Learning: a rollout (T, N) is cut into sequences of `sequence` rows. The first begins with an empty belief, or where an
 episode begins; the others with the belief that the weights before this update arrive with, without its gradient. Open
-loops stay within their sequence. Ends of episodes cut both loops, rows that are no transitions are passed over. A flat
+loops stay within their sequence. Ends of episodes cut both loops, rows that are no transitions are skipped. A flat
 batch is sequences of one row.
-Fails when: something cannot be foreseen and the encoder keeps it: its error lasts (`byol_hindsight` mends that).
-White noise beside a cycle it does learn to leave out, slowly; noise that tells of what comes next it cannot.
+Fails when: something is unpredictable and the encoder keeps it: its error lasts (`byol_hindsight` addresses that).
+White noise beside a cycle it does learn to leave out, slowly; noise that determines what comes next it cannot.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn.functional import normalize
 from torch.nn.utils import skip_init
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.base import RewardConfig
 from rewards.exploration.learned import Learned, LearnedConfig
@@ -39,32 +40,18 @@ from rewards.exploration.memories import Episodic
 
 @dataclass
 class BYOLConfig(LearnedConfig):
-    """Settings of BYOL-Explore; the paper's value in brackets where it differs.
+    """Settings of BYOL-Explore; the paper's value in brackets where it differs."""
 
-    Attributes:
-        scale: the paper divides by a moving deviation, too.
-        features: size of the code of an observation and of the belief [512].
-        horizon: K, steps that a guess looks ahead [8].
-        decay: of the slow encoder, once for each gradient step, in [0, 1].
-        sequence: rows that gradients reach back in time.
-        batch_size: sequences in a minibatch; `update_proportion` is a share of sequences, too.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"horizon": (1, 8), "decay": (0.9, 0.999)}
-    scale: str = "ema"
-    horizon: int = 4
-    decay: float = 0.99
-    sequence: int = 16
-    batch_size: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "horizon", "sequence")
-        self.share("decay")
+    scale: str = "ema"  # the paper divides by a moving deviation, too
+    features: int = setting(64, "size of the code of an observation and of the belief [512]")
+    horizon: int = setting(4, "K, steps that a prediction looks ahead [8]", low=1, tune=(1, 8))
+    decay: float = setting(0.99, "of the slow encoder, at each gradient step", low=0, high=1, tune=(0.9, 0.999))
+    sequence: int = setting(16, "rows that gradients reach back in time", low=1)
+    batch_size: int = setting(16, "sequences in a minibatch; update_proportion is a share of sequences, too")
 
 
 class BYOL(Episodic, Learned):
-    """r(s') = mean over k of |w_k / |w_k| - w' / |w'||**2, w_k the guess from k steps before, w' the slow code."""
+    """r(s') = mean over k of |w_k / |w_k| - w' / |w'||**2, w_k the prediction from k steps before, w' the slow code."""
 
     Config: ClassVar[type[RewardConfig]] = BYOLConfig
     requires = frozenset({"obs", "action", "next_obs"})
@@ -78,7 +65,7 @@ class BYOL(Episodic, Learned):
         self.build()
 
     def build(self) -> None:
-        """Make what guesses, and the optimiser."""
+        """Make the predictor and the optimiser."""
         self.predictor = self.head(self.width, self.settings.hidden, self.width)
         self.train_on(self.encoder, self.loops, self.predictor)
 
@@ -110,11 +97,11 @@ class BYOL(Episodic, Learned):
     def error(
         self, before: torch.Tensor, action: torch.Tensor, ahead: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """Reward (R,) of guesses from the states `before` and `ahead` of an action, against the slow code."""
+        """Reward (R,) of predictions from the states `before` and `ahead` of an action, against the slow code."""
         return distance(self.predictor(ahead), target)
 
     def costs(self, *guesses: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Losses of guesses, which are the arguments of `error`."""
+        """Losses of predictions, which are the arguments of `error`."""
         return {"loss": self.error(*guesses).mean()}
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -171,7 +158,7 @@ class Links:
 
     Attributes:
         valid, ended: bool (T, N), as in `Transitions`.
-        on: bool (T + 1, N): the episode of the row before goes on; one more row speaks of what follows the rollout.
+        on: bool (T + 1, N): the episode of the row before continues; the last row is the one that follows the rollout.
     """
 
     def __init__(self, valid: np.ndarray, ended: np.ndarray) -> None:
@@ -183,7 +170,7 @@ class Links:
         self.on = ~self.before(np.zeros(envs, bool), self.ended)
 
     def before(self, start: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """What `values` (T, N) say at the row before each, `start` (N,) where that is no part of it: (T + 1, N)."""
+        """`values` (T, N) at the row before each, `start` (N,) where that lies before the rollout: (T + 1, N)."""
         return np.concatenate([start[None], values]).ravel()[self.flat].reshape(-1, len(start))
 
     def carry(self, start: torch.Tensor, values: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
@@ -237,7 +224,7 @@ class Loops(nn.Module):
         befores, aheads, exist = [before], [self.open(action, before)], [there]
         carried, count = [], np.zeros_like(held)
         for k in range(1, self.horizon):
-            # loops of k steps that landed on the row before go one step on
+            # loops of k steps that landed on the row before continue by one step
             stands = links.before(held >= k, there) & links.on
             states = links.carry(memory["open"][:, k - 1], aheads[-1], stands)
             carried.append(states[-1])

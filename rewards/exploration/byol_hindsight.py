@@ -1,13 +1,13 @@
-"""BYOL-Hindsight: BYOL-Explore that pays only for what remains unexplained once chance is known.
+"""BYOL-Hindsight: BYOL-Explore whose bonus is only what remains unexplained once chance is known.
 
 The codes of `byol` in the place of observations, its open loops in the place of states, and `hindsight` on both: a
-generator says in z which chance led from a state and an action to the code that came, a reconstructor guesses the code
-from all three, a critic sees to it that z tells nothing of state and action.
+generator infers as z which chance led from a state and an action to the code that came, a reconstructor predicts the
+code from all three, and a critic keeps z independent of state and action.
 Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, Curiosity in Hindsight, arXiv 2211.10515, section 4.
 Differences, beside those of `byol` and `hindsight`:
     generator and critic shape the networks of their own alone; encoder and loops learn from reconstruction;
     the reconstructor takes the state before the action, and the action, where the paper's takes the state after it;
-    the negatives of a z are the others of its piece of 256 guesses, which look equally far ahead for the most part.
+    the negatives of a z are the others of its piece of 256 predictions, which look equally far ahead for the most part.
 Fails when: chance follows from the action and looks like an outcome; when the critic lags behind z, which then copies
 the code and hides what could be learnt.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from envs.settings import setting
 from rewards.exploration.byol import BYOL, BYOLConfig, distance
 from rewards.exploration.hindsight import Hindsight, HindsightConfig
 
@@ -27,15 +28,10 @@ PIECE = 256  # guesses that the critic compares, every one with every one
 
 @dataclass
 class BYOLHindsightConfig(BYOLConfig, HindsightConfig):
-    """Settings of BYOL-Explore and of curiosity in hindsight together.
-
-    Attributes:
-        freeze: transitions after which the scale stands still, as in `hindsight`.
-        temper: lambda, beside errors of at most 4.
-    """
+    """Settings of BYOL-Explore and of curiosity in hindsight together."""
 
     freeze: int = 20_000
-    temper: float = 0.3
+    temper: float = setting(0.3, "lambda, beside errors of at most 4")
     critic_steps: int = 1
 
 

@@ -1,6 +1,6 @@
-"""Count-based bonus: pay for a state by how often it was seen before, told apart by a 64-bit hash of the observation.
+"""Count-based bonus: a reward by how often a state was visited before, told apart by a 64-bit hash.
 
-The first-visit bonus is nearly free, and in procedurally generated worlds it is the control that every learned
+The first-visit bonus is nearly free, and in procedurally generated environments it is the control that every learned
 bonus has to beat.
 Source: Strehl, Littman 2008 (1/sqrt(n)); Tang et al. 2017, arXiv 1611.04717 (hashed observations); Raileanu,
 Rocktaeschel 2020, arXiv 2002.12292 (counts within the episode).
@@ -13,12 +13,13 @@ Fails when: no two observations are alike (noise, clocks, textures) or `bin` is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
 from rewards.base import RewardConfig
 from rewards.exploration.memories import CountMemory, Episodic
@@ -30,41 +31,48 @@ SEED = 0x9E3779B97F4A7C15  # of the hash, not of the run: the same cell has the 
 
 @dataclass
 class CountConfig(RewardConfig):
-    """Settings of the count bonus.
+    """Settings of the count bonus. A weight of 0.01 solves MiniGrid's KeyCorridorS3R2, whose reward is at most 1."""
 
-    Attributes:
-        weight: 0.01 solves MiniGrid's KeyCorridorS3R2, whose reward is at most 1.
-        kind: `first` pays 1 for a cell not seen yet and 0 afterwards; `sqrt` pays 1/sqrt(n) at the n-th visit.
-        memory: `episode` forgets at every reset; `lifetime` never.
-        bin: width of a cell, in the units of a float observation: one number, or one for each dimension. Cells are
-            centred on multiples of it. Integer observations are taken as they are.
-        keys: entries of a Dict observation to count; empty counts all.
-        capacity: distinct cells remembered, by each environment or in the lifetime table; None is 1,024 or 1,000,000.
-            An episode forgets the oldest first, the table the least visited.
-    """
+    weight: Any = setting(0.01, tune=(1e-4, 1.0, "log"))
+    kind: str = setting(
+        "first",
+        "first gives 1 for a new cell and 0 afterwards; sqrt gives 1/sqrt(n) at the n-th visit",
+        choices=("first", "sqrt"),
+        tune=("first", "sqrt", "choice"),
+    )
+    memory: str = setting(
+        "episode",
+        "episode forgets at every reset; lifetime never",
+        choices=("episode", "lifetime"),
+        tune=("episode", "lifetime", "choice"),
+    )
+    bin: Any = setting(
+        0.1,
+        "width of a cell, in the units of a float observation: one number, or one for each dimension; cells are centred"
+        " on multiples of it, integers are taken as they are",
+        above=0,
+        tune=(0.01, 1.0, "log"),
+    )
+    keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
+    capacity: int | None = setting(
+        None,
+        "distinct cells remembered, by each environment or in the lifetime table; null is 1,024 or 1,000,000; an episode"
+        " forgets the oldest first, the table the least visited",
+        low=1,
+    )
 
-    search: ClassVar[dict[str, tuple]] = {
-        "weight": (1e-4, 1.0, "log"),
-        "kind": ("first", "sqrt", "choice"),
-        "memory": ("episode", "lifetime", "choice"),
-        "bin": (0.01, 1.0, "log"),
-    }
-    weight: Any = 0.01
-    kind: str = "first"
-    memory: str = "episode"
-    bin: Any = 0.1
-    keys: list[str] = field(default_factory=list)
-    capacity: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("first", "sqrt"):
-            raise ValueError(f"reward count: kind={self.kind!r} is not one of first, sqrt")
-        if self.memory not in CAPACITY:
-            raise ValueError(f"reward count: memory={self.memory!r} is not one of {', '.join(CAPACITY)}")
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError(
-                f"reward count: capacity={self.capacity} leaves no room for a cell; give 1 or more, or null"
-            )
+@dataclass
+class CellSettings:
+    """Settings of other bonuses that count the cells of an episode."""
+
+    bin: Any = setting(
+        0.1,
+        "width of a cell of the count, in the units of a float observation; one number, or one for each dimension",
+        above=0,
+        tune=(0.01, 1.0, "log"),
+    )
+    capacity: int = setting(1024, "distinct cells that an episode remembers", low=1)
 
 
 class Count(Episodic):
@@ -84,12 +92,12 @@ class Count(Episodic):
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
         self.kind = config.kind
         self.lifetime = config.memory == "lifetime"
-        # what an episode has seen cannot be told from a transition drawn out of a replay buffer
+        # what an episode has seen does not follow from a transition drawn out of a replay buffer
         self.relabelable = self.lifetime
         self.hash = Hash(observation_space, config.keys, config.bin)
         capacity = config.capacity or CAPACITY[config.memory]
         self.memory = CountMemory(capacity)
-        self.table = Table(capacity if self.lifetime else 0)
+        self.table = CountTable(capacity if self.lifetime else 0)
 
     def initial_memory(self, n: int) -> Memory:
         return None if self.lifetime else self.memory.initial(n)
@@ -164,18 +172,16 @@ def _bins(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
     try:
         widths = np.asarray(bin, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"reward {reward}: bin={bin!r} is neither a number nor a list of numbers") from None
-    if not (np.isfinite(widths).all() and (widths > 0).all()):
-        raise ValueError(f"reward {reward}: bin={bin} must be above 0, or cells would have no width")
+        raise ValueError(f"reward.{reward}.bin={bin!r} is neither a number nor a list of numbers") from None
     if widths.ndim and widths.shape != (size,):
         where = f"the entry {key!r} of the observation" if key else "the observation"
         raise ValueError(
-            f"reward {reward}: bin={bin} has {widths.size} numbers, {where} has {size}; give one, or one for each"
+            f"reward.{reward}.bin={bin} has {widths.size} numbers, {where} has {size}; give one, or one for each"
         )
     return widths
 
 
-class Table:
+class CountTable:
     """How often each key was added: sorted keys beside their counts."""
 
     def __init__(self, capacity: int) -> None:

@@ -1,18 +1,19 @@
-"""DEIR: pay for observations unlike those of this episode, unless it was the way there that was unlike.
+"""DEIR: a bonus for observations unlike those of this episode, unless the trajectories differed as much.
 
-A discriminator learns to tell true successors from false ones; its embedding keeps what a step says about the next. The
-distance of a new observation to each older one is divided by the distance between the trajectories that led to the two,
-so that what is new by itself (noise, a scene that the way explains) pays less than what an action made new.
+A discriminator learns to tell true successors from false ones; its embedding keeps what a step determines about the
+next. The distance of a new observation to each older one is divided by the distance between the trajectories that led
+to the two, so that what is new by itself (noise, a scene that the trajectory explains) gets less than what an action
+made new.
 Source: Wan, Tang, Tian, Kaneko 2023, DEIR: Efficient and Robust Exploration through Discriminative-Model-Based Episodic
 Intrinsic Rewards, arXiv 2304.10770, equation 4, algorithm A1.
 Differences:
-    false successors are other rows of the same update, where the paper keeps a queue of old observations that paid
-    above the mean;
+    false successors are other rows of the same update, where the paper keeps a queue of old observations whose bonus
+    was above the mean;
     the gradient crosses one step of the trajectory's memory, which starts empty at each update's first row; nothing is
     normalised inside the networks;
     an episode remembers its latest `capacity` states; the state that it begins in is the first.
-Fails when: two ways that the memory cannot tell apart lead to observations that differ: the quotient explodes, and the
-scale with it.
+Fails when: two trajectories that the memory cannot tell apart lead to observations that differ: the quotient explodes,
+and the scale with it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
@@ -35,27 +37,17 @@ TINY = 1e-6  # added to the distance of trajectories, as in the paper's code
 
 @dataclass
 class DEIRConfig(LearnedConfig):
-    """Settings of DEIR; the paper's value in brackets where it differs.
+    """Settings of DEIR; the paper's value in brackets where it differs."""
 
-    Attributes:
-        weight: of a bonus whose deviation is 1, the paper's for MiniGrid.
-        learning_rate: Adam step size of the discriminator, the encoder and the trajectory's memory.
-        features: size of an observation's embedding and of the trajectory's.
-        capacity: states that an episode remembers [all].
-    """
-
-    weight: Any = 0.01
+    weight: Any = 0.01  # of a bonus whose deviation is 1, the paper's for MiniGrid
     scale: str = "ema"
-    learning_rate: float = 3e-4
-    capacity: int = 1024
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "capacity")
+    learning_rate: float = setting(3e-4, "Adam step size of discriminator, encoder and trajectory memory")
+    features: int = setting(64, "size of an observation's embedding and of the trajectory's")
+    capacity: int = setting(1024, "states that an episode remembers [all]", low=1)
 
 
-class Ways(NeighbourMemory):
-    """Rows are an observation's embedding beside the trajectory's before it; near is what is unlike for a like way."""
+class TrajectoryQuotient(NeighbourMemory):
+    """Neighbours among rows of an observation's embedding beside the embedding of the trajectory before it."""
 
     def distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Squared distances of observations over distances of trajectories."""
@@ -73,7 +65,7 @@ class DEIR(Episodic, Learned):
     def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
         super().__init__(config, *spaces, **options)
         size = config.features
-        self.memory = Ways(config.capacity, 2 * size, 1)
+        self.memory = TrajectoryQuotient(config.capacity, 2 * size, 1)
         self.encoder = self.net(config.hidden, size)
         self.trajectory = skip_init(nn.GRUCell, size, size).to(self.device)
         for weight in self.trajectory.parameters():
@@ -116,8 +108,8 @@ class DEIR(Episodic, Learned):
         return {"loss": lost / 2}
 
     def _walk(self, visits: Visits, way: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each visited state's embedding beside its trajectory's before it (S, N, 2 D), and the one to go on with."""
-        e = visits.of(lambda obs: self.in_pieces(self.encoder, self.inputs(obs)).cpu().numpy())
+        """Each visited state's embedding beside its trajectory's before it (S, N, 2 D), and the last trajectory."""
+        e = visits.of(lambda obs: self.values(self.encoder, obs))
         rows = np.concatenate([e, np.empty_like(e)], axis=2)
         h = torch.from_numpy(way).to(self.device)
         seen, valid, ended = (torch.from_numpy(x).to(self.device) for x in (e, visits.valid, visits.ended))

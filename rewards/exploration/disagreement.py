@@ -1,7 +1,7 @@
-"""Disagreement: pay where an ensemble of forward models does not agree.
+"""Disagreement: a bonus where the predictions of an ensemble of forward models differ.
 
-Each member predicts the next observation's features; what all have learnt they agree about, and what nobody can foresee
-they learn to predict by the same mean, so that noise stops paying.
+Each member predicts the next observation's features; the members agree about what all have learnt, and come to predict
+the same mean of what is unpredictable, so that noise stops being rewarded.
 Source: Pathak, Gandhi, Gupta 2019, arXiv 1906.04161, section 3.
 Differences: the features are those of a frozen random network, the paper's choice for Atari; members differ in their
 initial weights and in the rows they learn from, a random share of each minibatch, drawn for each member; the reward is
@@ -13,34 +13,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
 @dataclass
 class DisagreementConfig(LearnedConfig):
-    """Settings of disagreement; the paper's value in brackets where it differs.
+    """Settings of disagreement; the paper's value in brackets where it differs."""
 
-    Attributes:
-        members: forward models, K.
-        bootstrap: share of a minibatch that each member learns from, in (0, 1] [1].
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"members": (2, 8), "bootstrap": (0.5, 1.0)}
-    members: int = 5
-    bootstrap: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(2, "members")
-        self.share("bootstrap", above=0)
+    members: int = setting(5, "forward models, K", low=2, tune=(2, 8))
+    bootstrap: float = setting(
+        0.8, "share of a minibatch that each member learns from [1]", above=0, high=1, tune=(0.5, 1.0)
+    )
 
 
 class Disagreement(Learned):
@@ -53,7 +45,7 @@ class Disagreement(Learned):
         super().__init__(config, *spaces, **options)
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         sizes = (config.features + self.actions.size, config.hidden, config.features)
-        self.ensemble = Ensemble([self.head(sizes[0], *sizes[1:]) for _ in range(config.members)])
+        self.ensemble = StackedHeads([self.head(sizes[0], *sizes[1:]) for _ in range(config.members)])
         self.train_on(self.ensemble)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
@@ -80,7 +72,7 @@ class Disagreement(Learned):
         return (guesses - guesses.mean(dim=0)).square().mean(dim=(0, 2))  # torch's own var is many times slower
 
 
-class Ensemble(nn.Module):
+class StackedHeads(nn.Module):
     """K networks of one shape as one: two matrix products for all. (B, inputs) or (K, B, inputs) -> (K, B, outputs)."""
 
     def __init__(self, members: list[nn.Sequential]) -> None:

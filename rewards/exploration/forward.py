@@ -1,10 +1,10 @@
-"""Forward prediction: pay for what a model of the world got wrong about the next observation.
+"""Forward prediction: a bonus for the error of a forward model about the next observation.
 
 The oldest curiosity and the plainest, kept as the control that better ones are measured against.
 Source: Schmidhuber 1991; Stadie, Levine, Abbeel 2015, arXiv 1507.00814; Burda et al. 2018, arXiv 1808.04355.
 Differences: observations are predicted as they are, whitened; those with images as features of a frozen random network,
 the "random features" of Burda et al.
-Fails when: something cannot be foreseen: its error never ends, and the agent stays to watch.
+Fails when: something is unpredictable: its error never ends, and the agent stays to watch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
 @dataclass
 class ForwardConfig(LearnedConfig):
-    """Settings of forward prediction.
+    """Settings of forward prediction."""
 
-    Attributes:
-        features: numbers that stand for an observation with images; others are predicted as they are.
-        hidden: width of the hidden layers.
-    """
-
+    features: int = setting(64, "size of what stands for an observation with images; others are predicted as they are")
     hidden: int = 128
 
 

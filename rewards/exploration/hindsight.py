@@ -1,8 +1,8 @@
-"""Curiosity in hindsight: pay for what remains unexplained once chance is known.
+"""Curiosity in hindsight: a bonus for what remains unexplained once chance is known.
 
-A generator looks at what happened and says in a small vector z which chance it was; a reconstructor predicts the
-outcome from state, action and z. A critic sees to it that z tells nothing about state and action, so z can hold chance
-alone: what could have been learnt stays surprising, what could not does not.
+A generator sees the outcome and encodes as a small vector z which chance it was; a reconstructor predicts the outcome
+from state, action and z. A critic keeps z independent of state and action, so z can hold chance alone: what could have
+been learnt stays surprising, what could not does not.
 Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, arXiv 2211.10515, section 3 and equations 7 to 12, with one
 step ahead and in the space of observations, for vectors. `byol_hindsight` is the latent, recurrent form.
 Differences:
@@ -11,7 +11,9 @@ Differences:
     not depend on the rows beside it;
     the critic takes `critic_steps` steps of its own before each of the generator's;
     the bonus is on the scale of its first transitions (`freeze`): divided by a deviation that shrinks with it, what is
-    left of the noise would be blown up again.
+    left of the noise would be amplified again.
+On `temper`: smaller values reward z for carrying more; 0.1 with one step of the critic did better on one-hot cells and
+worse on dense ones (`bench noisy_rooms`).
 Fails when: chance follows from the action and looks like an outcome (a slot machine); when z is so wide that it copies
 the outcome before the critic has noticed; observations with images, which are seen as random features only.
 """
@@ -20,43 +22,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from envs.settings import setting
 from rewards.exploration.forward import Forward, ForwardConfig
 
 
 @dataclass
 class HindsightConfig(ForwardConfig):
-    """Settings of curiosity in hindsight; the paper's value in brackets where it differs.
+    """Settings of curiosity in hindsight; the paper's value in brackets where it differs."""
 
-    Attributes:
-        chance: size of z, each entry in [-1, 1].
-        noise: size of the generator's own noise.
-        temper: lambda; the reward is reconstruction / lambda + invariance. Smaller values pay z for carrying more: 0.1
-            with one step of the critic did better on one-hot cells and worse on dense ones (`bench noisy_rooms`).
-        invariance: weight of the critic's term in loss and reward; 0 leaves it out (an ablation) [1].
-        critic_steps: steps of the critic for each of the generator.
-        bank: z's kept as negatives of the score.
-        freeze: transitions after which the scale stands still; 0 never freezes [0].
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"temper": (0.1, 10.0, "log"), "invariance": (0.0, 2.0)}
-    freeze: int = 20_000
-    chance: int = 16
-    noise: int = 8
-    temper: float = 1.0
-    invariance: float = 1.0
-    critic_steps: int = 4
-    bank: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "chance", "noise", "critic_steps", "bank")
-        self.positive("temper")
-        self.at_least(0, "invariance")
+    freeze: int = setting(20_000, "transitions after which the scale stands still; 0 never freezes [0]")
+    chance: int = setting(16, "size of z, each entry in [-1, 1]", low=1)
+    noise: int = setting(8, "size of the generator's own noise", low=1)
+    temper: float = setting(
+        1.0, "lambda; the reward is reconstruction / lambda + invariance", above=0, tune=(0.1, 10.0, "log")
+    )
+    invariance: float = setting(
+        1.0, "weight of the critic's term in loss and reward; 0 leaves it out (an ablation)", low=0, tune=(0.0, 2.0)
+    )
+    critic_steps: int = setting(4, "steps of the critic for each of the generator", low=1)
+    bank: int = setting(256, "z's kept as negatives of the score", low=1)
 
 
 class Hindsight(Forward):

@@ -1,46 +1,43 @@
-"""Intrinsic curiosity: pay for transitions whose outcome the agent cannot foresee, in a space of what it can control.
+"""Intrinsic curiosity: a bonus for transitions whose outcome is mispredicted in a space of what actions control.
 
 An inverse-dynamics embedding keeps what actions change; in it a forward model predicts the next state, and its error is
 the bonus.
 Source: Pathak, Agrawal, Efros, Darrell 2017, arXiv 1705.05363, equations 2 to 7.
 Differences: the paper's weight of the policy's loss against the curiosity module's is left to the mix, whose `weight`
 also takes the place of eta; vectors pass dense layers.
-Fails when: an action shows something that nobody can foresee (a television with a remote control): the error stays, and
-the agent with it. See `hindsight`.
+Fails when: an action shows something unpredictable (a television with a remote control): the error stays, and the agent
+with it. See `hindsight`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
-from rewards.exploration.inverse import Embedded
-from rewards.exploration.learned import LearnedConfig
+from rewards.exploration.learned import InverseDynamics, LearnedConfig
 
 
 @dataclass
 class ICMConfig(LearnedConfig):
-    """Settings of ICM; the paper's value in brackets where it differs.
+    """Settings of ICM; the paper's value in brackets where it differs."""
 
-    Attributes:
-        forward_share: beta, share of the forward model's loss, in [0, 1]; the inverse model's is the rest.
-        features: size of the embedding [288, of images].
-        hidden: width of the hidden layers [256].
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"forward_share": (0.05, 0.95)}
-    forward_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.share("forward_share")
+    features: int = setting(64, "size of the embedding [288, of images]")
+    hidden: int = setting(64, "width of the hidden layers [256]")
+    forward_share: float = setting(
+        0.2,
+        "beta, share of the forward model's loss; the inverse model's is the rest",
+        low=0,
+        high=1,
+        tune=(0.05, 0.95),
+    )
 
 
-class ICM(Embedded):
+class ICM(InverseDynamics):
     """r(s, a, s') = 1/2 |f(phi(s), a) - phi(s')|**2."""
 
     Config = ICMConfig

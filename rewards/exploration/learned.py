@@ -1,8 +1,8 @@
 """What bonuses that learn have in common: inputs, networks, an optimiser and passes over minibatches.
 
-A bonus of this kind builds its networks in `__init__` from `self.net(...)`, names them once to `self.train_on(...)`,
-and says what one minibatch costs in `loss`. `update` does the rest: observations move the statistics, whitened rows go
-through `epochs` passes of minibatches, the gradient is shortened, Adam steps.
+A bonus of this kind builds its networks in `__init__` with `self.net(...)`, passes them once to `self.train_on(...)`,
+and returns the losses of one minibatch from `loss`. `update` does the rest: observations move the statistics, whitened
+rows go through `epochs` passes of minibatches, the gradient is clipped, Adam steps.
 
     x = self.inputs(obs)                 whitened rows, float32 tensor (N, size), on the device
     a = self.actions(action)             float32 tensor (N, A): one-hot, or scaled to [-1, 1]
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import skip_init
 
+from envs.settings import setting
 from envs.types import Array, Obs, Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.spaces import Layout
@@ -39,52 +40,41 @@ ROWS = 512  # images looked at a time, to bound memory
 
 @dataclass
 class LearnedConfig(RewardConfig):
-    """Settings of every bonus that learns.
+    """Settings of every bonus that learns."""
 
-    Attributes:
-        gamma: discount of the bonus.
-        normalize_obs: `running` whitens by the mean and deviation of what was seen, clipped at 5; `bounds` by those of
-            the observation space, which never move, and leaves alone what has no bounds; `none` takes numbers as they
-            are, which suits one-hot codes.
-        learning_rate: Adam step size.
-        features: size of the embedding, or of the networks' outputs, D.
-        hidden: width of the hidden layers.
-        update_proportion: share of each minibatch that is learnt from, in (0, 1]. Lower it when environments are added,
-            so that what a network sees stays the same.
-        epochs: passes over the transitions of one update.
-        batch_size: transitions in a minibatch.
-        max_grad_norm: the gradient is shortened to this length.
-        keys: entries of a Dict observation to look at; empty looks at all.
-        channels: channels of an image to look at, counted from the last; 0 looks at all. A stack of grey frames wants
-            1: the bonus is for what the step showed.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"learning_rate": (1e-5, 1e-2, "log"), "update_proportion": (0.1, 1.0, "log")}
     scale: str = "return"
     gamma: float | None = 0.99
-    normalize_obs: str = "running"
-    learning_rate: float = 1e-3
-    features: int = 64
-    hidden: int = 64
-    update_proportion: float = 1.0
-    epochs: int = 1
-    batch_size: int = 256
-    max_grad_norm: float = 0.5
-    keys: list[str] = field(default_factory=list)
-    channels: int = 0
-
-    def __post_init__(self) -> None:
-        self.share("update_proportion", above=0)
-        self.positive("learning_rate", "max_grad_norm")
-        self.at_least(1, "features", "hidden", "epochs", "batch_size")
-        self.at_least(0, "channels")
-        self.one_of("normalize_obs", "running", "bounds", "none")
+    normalize_obs: str = setting(
+        "running",
+        "running whitens by mean and deviation of the observations so far, clipped at 5; bounds by those of the"
+        " observation space, which never move, where it has them; none leaves numbers as they are (one-hot codes)",
+        choices=("running", "bounds", "none"),
+    )
+    learning_rate: float = setting(1e-3, "Adam step size", above=0, tune=(1e-5, 1e-2, "log"))
+    features: int = setting(64, "size of the embedding, or of the networks' outputs, D", low=1)
+    hidden: int = setting(64, "width of the hidden layers", low=1)
+    update_proportion: float = setting(
+        1.0,
+        "share of each minibatch that is learnt from; lower it when environments are added, so that a network sees as"
+        " many rows as before",
+        above=0,
+        high=1,
+        tune=(0.1, 1.0, "log"),
+    )
+    epochs: int = setting(1, "passes over the transitions of one update", low=1)
+    batch_size: int = setting(256, "transitions in a minibatch", low=1)
+    max_grad_norm: float = setting(0.5, "gradients are clipped to this norm", above=0)
+    keys: list[str] = setting([], "entries of a Dict observation to look at; empty looks at all")
+    channels: int = setting(
+        0, "channels of an image to look at, counted from the last; 0 for all; a stack of grey frames wants 1", low=0
+    )
 
 
 class Learned(Reward):
     """Base class of bonuses that learn from transitions, one by one."""
 
     Config: ClassVar[type[RewardConfig]] = LearnedConfig
+    learns = True  # False where only the whitening moves
 
     def __init__(
         self,
@@ -124,8 +114,8 @@ class Learned(Reward):
         self.optimizer = torch.optim.Adam(self.trained, lr=rate, fused=True)
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Losses of one minibatch by name: their sum is descended, each is logged."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it learns; define loss()")
+        """Losses of one minibatch by name: their sum is minimised, each is logged."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss()")
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
         """What `loss` takes for the rows of a flat batch: tensors with leading axis N."""
@@ -138,7 +128,7 @@ class Learned(Reward):
         if len(batch.step) == 0:
             return {}
         self.watch(batch)
-        return self.fit(self.columns(batch))
+        return self.fit(self.columns(batch)) if self.learns else {}
 
     def watch(self, batch: Transitions) -> None:
         """Let the statistics move, once for each transition."""
@@ -176,7 +166,7 @@ class Learned(Reward):
         return columns
 
     def descend(self, loss: Any) -> None:
-        """One step of the optimiser; none on a loss that is no number, which would spoil every weight."""
+        """One step of the optimiser; none on a loss that is NaN or infinite, which would spoil every weight."""
         self.optimizer.zero_grad()
         loss.backward()
         if bool(nn.utils.clip_grad_norm_(self.trained, self.settings.max_grad_norm).isfinite()):
@@ -193,7 +183,7 @@ class Learned(Reward):
             row, column = np.argwhere(~np.isfinite(x))[0]
             raise FloatingPointError(
                 f"reward {self.settings.name} was given an observation with {x[row, column]} at place {column} "
-                f"(row {row} of the batch); nothing has been learnt from it, mend the environment"
+                f"(row {row} of the batch); nothing has been learnt from it, fix the environment"
             )
         return x
 
@@ -209,14 +199,54 @@ class Learned(Reward):
         x *= (1 / self.statistics.std).astype(np.float32)
         return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
 
+    def values(self, function: Callable[[torch.Tensor], torch.Tensor], obs: Obs) -> np.ndarray:
+        """`function` of whitened observations (N, ...) without gradients, as an array (N, ...)."""
+        return self.in_pieces(function, self.inputs(obs)).cpu().numpy()
+
     def in_pieces(self, function: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:
         """`function` of whole columns without gradients; images go in pieces, to bound memory."""
-        if not len(columns[0]):  # a row of zeros tells what nothing looks like
+        if not len(columns[0]):  # a row of zeros gives the shape of an empty result
             return self.in_pieces(function, *(c.new_zeros(1, *c.shape[1:]) for c in columns))[:0]
         rows = ROWS if self.layout.images else len(columns[0])
         with torch.no_grad():
             pieces = [function(*(c[i : i + rows] for c in columns)) for i in range(0, len(columns[0]), rows)]
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+class InverseDynamics(Learned):
+    """Base class of bonuses in an inverse-dynamics embedding, which keeps what the agent's actions change.
+
+    Two observations in a row pass the same encoder; from both embeddings a head predicts the action between them. Noise
+    that no action controls does not help the prediction, so nothing keeps it in the embedding.
+    Source: Pathak, Agrawal, Efros, Darrell 2017, arXiv 1705.05363, section 2.2; Badia et al. 2020, arXiv 2002.06038,
+    2.1. Fails when what matters does not follow from the last action (a key that is carried), or noise follows the
+    action (a television with a remote control).
+    """
+
+    requires = frozenset({"obs", "action", "next_obs"})
+
+    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
+        super().__init__(config, *spaces, **options)
+        hidden, features = config.hidden, config.features
+        self.encoder = self.net(hidden, features)
+        self.guess = self.head(2 * features, hidden, self.actions.size)
+
+    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+        return self.inputs(batch.obs), self.actions(batch.action), self.inputs(batch.next_obs)
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, action, after = columns
+        one, two = self.encode(x, after)
+        return {"inverse_loss": self.inverse_loss(one, two, action)}
+
+    def encode(self, x: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings (N, D) of two columns, in one pass."""
+        one, two = self.encoder(torch.cat([x, after])).chunk(2)
+        return one, two
+
+    def inverse_loss(self, one: torch.Tensor, two: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """Loss of predicting the action between embeddings `one` and `two`."""
+        return self.actions.loss(self.guess(torch.cat([one, two], dim=1)), action)
 
 
 class Net(nn.Module):
@@ -271,10 +301,10 @@ def _outputs(shape: tuple[int, int, int]) -> int:
 
 
 class ActionCode:
-    """Actions as numbers for a network, and the loss of a network that guesses them.
+    """Actions as numbers for a network, and the loss of a network that predicts them.
 
-    Discrete, MultiDiscrete and MultiBinary become one-hot blocks, guessed by cross-entropy; a Box is scaled from its
-    bounds to [-1, 1], or taken as it is where it has none, and guessed by squared error.
+    Discrete, MultiDiscrete and MultiBinary become one-hot blocks, predicted with cross-entropy; a Box is scaled from its
+    bounds to [-1, 1], or taken as it is where it has none, and predicted with squared error.
     """
 
     def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:
@@ -316,13 +346,13 @@ class ActionCode:
                 row, column = np.argwhere(~np.isfinite(code))[0]
                 raise FloatingPointError(
                     f"reward {self.reward} was given an action with {action[row, column]} at place {column} (row {row} "
-                    "of the batch); nothing has been learnt from it, mend the agent"
+                    "of the batch); nothing has been learnt from it, fix the agent"
                 )
         else:
             choice = action.astype(np.int64) - self.start
-            strange = (choice < 0) | (choice >= self.blocks)
-            if strange.any():  # it would be read as an action of another block
-                row, column = np.argwhere(strange)[0]
+            outside = (choice < 0) | (choice >= self.blocks)
+            if outside.any():  # it would be read as an action of another block
+                row, column = np.argwhere(outside)[0]
                 low = int(self.start[column])
                 raise ValueError(
                     f"reward {self.reward} was given the action {action[row, column]} at place {column} (row {row} of "
@@ -333,7 +363,7 @@ class ActionCode:
         return torch.from_numpy(code).to(self.device)
 
     def loss(self, guess: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
-        """Guesses (N, size) against codes (N, size): mean over rows, sum over blocks."""
+        """Predictions (N, size) against codes (N, size): mean over rows, sum over blocks."""
         if not self.blocks:
             return (guess - code).square().mean()
         guesses, codes = guess.split(self.blocks, dim=1), code.split(self.blocks, dim=1)

@@ -4,7 +4,7 @@ A memory is a dict of arrays with leading axis N that its caller keeps. Each kin
 
     answers, after = kind.walk(memory, x, valid, ended)     x (T, N, ...), valid and ended bool (T, N)
 
-that answers for each row what the memory held before it, takes the row in, and starts afresh after the last row of an
+that answers for each row from what the memory held before it, adds the row, and starts afresh after the last row of an
 episode. Rows that are not valid change nothing; their own answer means nothing. The memory handed in is not written
 into. A walk along a rollout gives what T walks of one row give; neighbours and ellipses take it in one piece of linear
 algebra.
@@ -17,7 +17,7 @@ noise 1 once the rows before it are known: the diagonal of a Cholesky factor (Ra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,21 +29,39 @@ from rewards.base import Reward
 PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
 
+class EpisodeMemory(Protocol):
+    """What the memories of this file have in common; the module says more."""
+
+    def initial(self, n: int) -> dict[str, np.ndarray]: ...
+
+    def walk(
+        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray, /
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]: ...
+
+
 class Episodic(Reward):
     """Base class of bonuses whose `scan` walks a rollout through `self.memory`; `score` is a rollout of one row."""
 
-    relabelable = False  # what an episode has seen cannot be told from one transition
-    memory: Any
+    relabelable = False  # what an episode has seen does not follow from one transition
+    memory: EpisodeMemory
 
     def initial_memory(self, n: int) -> Memory:
         return self.memory.initial(n)
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
-        # its caller takes care of ends and of rows that are no transitions
+        # the caller handles ends and rows that are no transitions
         no = np.zeros((1, *batch.shape), bool)
         row = batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
         raw, memory = self.scan(row, memory)
         return raw[0], memory
+
+    def walk(
+        self, batch: Transitions, memory: Memory, function: Callable[[Obs], np.ndarray]
+    ) -> tuple[np.ndarray, Memory]:
+        """What `self.memory` answers for `function` of each `next_obs`, (T, N, ...), and the memory after it."""
+        visits = Visits(batch)
+        answers, memory = self.memory.walk(memory, visits.of(function), visits.valid, visits.ended)
+        return answers[visits.rows], memory
 
 
 class Visits:

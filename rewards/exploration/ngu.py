@@ -1,22 +1,23 @@
 """NGU, never give up: episodic pseudo-counts, times how new a state is in the whole of training.
 
-The episodic half pays for every state again in every episode, so it never dries up; RND's error, in deviations above
+The episodic half rewards every state again in every episode, so it never dries up; RND's error, in deviations above
 its mean, raises what is new and leaves alone what is not.
 Source: Badia et al. 2020, Never Give Up: Learning Directed Exploration Strategies, arXiv 2002.06038, equation 1 and
 section 2.1.
 Differences: those of `pseudocount` and of `rnd`; the RND half whitens for itself; its error's mean and deviation are
 those of the last 10,000 transitions or so; one weight instead of the paper's family of 32 mixtures of task and bonus.
-Fails when: either half does; the product of both keeps an agent busy that should go for the task at last, unless the
+Fails when: either half does; the product of both keeps an agent busy that should turn to the task at last, unless the
 weight ends.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import LearnedConfig
 from rewards.exploration.pseudocount import RECENT, PseudoCount, PseudoCountConfig
@@ -26,21 +27,10 @@ from rewards.mix.scale import RunningMeanStd
 
 @dataclass
 class NGUConfig(PseudoCountConfig):
-    """Settings of NGU, beside those of the pseudo-counts.
+    """Settings of NGU, beside those of the pseudo-counts."""
 
-    Attributes:
-        max_factor: L, the most that novelty over the whole of training multiplies with; at least 1.
-        rnd_learning_rate: of the RND half [5e-4].
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"max_factor": (1.0, 10.0), "rnd_learning_rate": (1e-5, 1e-2, "log")}
-    max_factor: float = 5.0
-    rnd_learning_rate: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "max_factor")
-        self.positive("rnd_learning_rate")
+    max_factor: float = setting(5.0, "L, the largest factor of lifelong novelty", low=1, tune=(1.0, 10.0))
+    rnd_learning_rate: float = setting(1e-4, "of the RND half [5e-4]", above=0, tune=(1e-5, 1e-2, "log"))
 
 
 class NGU(PseudoCount):

@@ -1,50 +1,36 @@
-"""NovelD: pay for stepping from what is known to what is new, once an episode for each state.
+"""NovelD: a bonus for stepping from the known to the new, once an episode for each state.
 
-The novelty of a state is RND's error; paying its rise instead of its height keeps the agent at the border of what it
+The novelty of a state is RND's error; rewarding its rise instead of its height keeps the agent at the border of what it
 knows, and evens out how often each part of the border is tried.
 Source: Zhang, Xu, Wang, Wu, Keutzer, Gonzalez, Tian 2021, NovelD: A Simple yet Effective Exploration Criterion,
 NeurIPS 2021, equations 2 and 3; BeBold, arXiv 2012.08621, is its earlier form with alpha 1.
 Differences: those of RND; the state that an episode begins in counts as visited; an episode remembers its latest
 `capacity` cells, told apart by a hash (see `count`).
 Fails when: RND's error does (noise that no network can predict), or no two observations are alike, so that every
-visit is a first one and a noisy step pays whenever the error happens to rise.
+visit is a first one and a noisy step is rewarded whenever the error happens to rise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
-from rewards.exploration.count import Hash
-from rewards.exploration.memories import CountMemory, Episodic, Visits, both
+from rewards.exploration.count import CellSettings, Hash
+from rewards.exploration.memories import CountMemory, Episodic, both
 from rewards.exploration.rnd import RND, RNDConfig
 
 
 @dataclass
-class NovelDConfig(RNDConfig):
-    """Settings of NovelD, beside RND's.
+class NovelDConfig(RNDConfig, CellSettings):
+    """Settings of NovelD, beside RND's."""
 
-    Attributes:
-        weight: of a bonus whose discounted return has a deviation of 1.
-        alpha: share of the novelty of s that the novelty of s' has to exceed, in [0, 1].
-        bin: width of a cell of the count, in the units of a float observation; one number, or one for each dimension.
-        capacity: distinct cells that an episode remembers.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"alpha": (0.0, 1.0), "bin": (0.01, 1.0, "log")}
-    weight: Any = 0.3
-    alpha: float = 0.5
-    bin: Any = 0.1
-    capacity: int = 1024
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.share("alpha")
-        self.at_least(1, "capacity")
+    weight: Any = 0.3  # of a bonus whose discounted return has a deviation of 1
+    alpha: float = setting(0.5, "share of e(s) that e(s') has to exceed", low=0, high=1, tune=(0.0, 1.0))
 
 
 class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has none
@@ -63,14 +49,13 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         before, after = both(self.novelty, batch)
-        visits = Visits(batch)
-        n, memory = self.memory.walk(memory, visits.of(self.hash), visits.valid, visits.ended)
+        n, memory = self.walk(batch, memory, self.hash)
         rise = np.maximum(after - np.float32(self.settings.alpha) * before, 0)
-        return np.where(n[visits.rows] == 1, rise, np.float32(0)), memory
+        return np.where(n == 1, rise, np.float32(0)), memory
 
     def novelty(self, obs: Obs) -> np.ndarray:
         """e of observations (M, ...), float32 (M,)."""
-        return self.in_pieces(self._length, self.inputs(obs)).cpu().numpy()
+        return self.values(self._length, obs)
 
     def _length(self, x: torch.Tensor) -> torch.Tensor:
         return (self.predictor(x) - self.target(x)).norm(dim=1)

@@ -1,11 +1,11 @@
-"""Episodic pseudo-counts: pay for a state by how far it is from what this episode has seen, in an embedding.
+"""Episodic pseudo-counts: a bonus by how far a state is, in an embedding, from what this episode has seen.
 
 Near neighbours count as visits, so that 1/sqrt(n) makes sense where observations never repeat.
 Source: Badia et al. 2020, Never Give Up: Learning Directed Exploration Strategies, arXiv 2002.06038, section 2.1,
 algorithm 1: the episodic half of NGU.
 Differences:
     a neighbour that an episode does not have yet counts as one at the mean distance; without it the first step of an
-    episode would pay 1/c, a hundred times any other;
+    episode would get 1/c, a hundred times any other;
     the mean distance moves in `update` alone: each rollout is walked once more with an empty memory, and the distances
     it met are averaged, the last 10,000 of them weighing most;
     the state that an episode begins in is seen; an episode remembers its latest `capacity` states (30,000 there).
@@ -16,13 +16,13 @@ Fails when: the embedding keeps noise, or moves so fast that old neighbours look
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
-from rewards.exploration.inverse import Embedded
-from rewards.exploration.learned import LearnedConfig
+from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 from rewards.mix.scale import EPSILON, RunningMeanStd
 
@@ -31,37 +31,25 @@ RECENT = 10_000  # distances, and errors in NGU, that a running mean remembers: 
 
 @dataclass
 class PseudoCountConfig(LearnedConfig):
-    """Settings of the pseudo-counts; the paper's value in brackets where it differs.
+    """Settings of the pseudo-counts; the paper's value in brackets where it differs."""
 
-    Attributes:
-        weight: of a bonus whose deviation is 1 [up to 0.3 of the bare one, which lies between 0.3 and 10 here].
-        features: size of the embedding [32].
-        k: neighbours.
-        kernel: epsilon of the kernel: the share of the mean squared distance at which a neighbour counts half.
-        cluster: neighbours nearer than this share of the mean squared distance count whole.
-        constant: c, beside the root of the kernel sum.
-        s_max: above this root nothing is paid.
-        capacity: states that an episode remembers [30,000].
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"k": (3, 30, "log"), "kernel": (1e-4, 1e-1, "log")}
-    weight: Any = 0.01
+    weight: Any = 0.01  # of a bonus whose deviation is 1 [up to 0.3 of the bare one, which lies between 0.3 and 10]
     scale: str = "ema"
-    k: int = 10
-    kernel: float = 1e-3
-    cluster: float = 0.008
-    constant: float = 1e-3
-    s_max: float = 8.0
-    capacity: int = 1024
+    features: int = setting(64, "size of the embedding [32]")
+    k: int = setting(10, "neighbours", low=1, tune=(3, 30, "log"))
+    kernel: float = setting(
+        1e-3,
+        "epsilon: share of the mean squared distance at which a neighbour counts half",
+        above=0,
+        tune=(1e-4, 1e-1, "log"),
+    )
+    cluster: float = setting(0.008, "neighbours nearer than this share of the mean squared distance count whole", low=0)
+    constant: float = setting(1e-3, "c, beside the root of the kernel sum", above=0)
+    s_max: float = setting(8.0, "above this root the bonus is 0", above=0)
+    capacity: int = setting(1024, "states that an episode remembers [30,000]", low=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.positive("kernel", "constant", "s_max")
-        self.at_least(0, "cluster")
-        self.at_least(1, "k", "capacity")
 
-
-class PseudoCount(Episodic, Embedded):
+class PseudoCount(Episodic, InverseDynamics):
     """r(s') = 1 / (sqrt(sum over k neighbours of K) + c), K = kernel / (max(d2/mean - cluster, 0) + kernel)."""
 
     Config = PseudoCountConfig
@@ -74,9 +62,8 @@ class PseudoCount(Episodic, Embedded):
         self.train_on(self.encoder, self.guess)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        visits = Visits(batch)
-        squares, memory = self.memory.walk(memory, visits.of(self._phi), visits.valid, visits.ended)
-        return self.bonus(squares[visits.rows]), memory
+        squares, memory = self.walk(batch, memory, self._phi)
+        return self.bonus(squares), memory
 
     def update(self, batch: Transitions) -> dict[str, float]:
         metrics = super().update(batch)
@@ -98,4 +85,4 @@ class PseudoCount(Episodic, Embedded):
         return np.where(root > settings.s_max, 0, 1 / root).astype(np.float32)
 
     def _phi(self, obs: Obs) -> np.ndarray:
-        return self.embedded(obs).cpu().numpy()
+        return self.values(self.encoder, obs)

@@ -22,46 +22,30 @@ floor that does not vanish).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from envs.settings import setting
 from envs.types import Transitions
 from rewards.exploration.rnd import RND, RNDConfig
 
 
 @dataclass
 class RDDConfig(RNDConfig):
-    """Settings of random distribution distillation; the paper's value in brackets where it differs.
+    """Settings of random distribution distillation; the paper's value in brackets where it differs."""
 
-    Attributes:
-        target: `gaussian`, `ensemble` or `coin_flip`.
-        sigma: deviation of the gaussian draws.
-        members: fixed networks of the ensemble, K.
-        alpha: share of the ensemble's first term, in [0, 1].
-        replay: visits kept to be learnt from again; 0 keeps none.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"sigma": (0.1, 3.0, "log")}
     learning_rate: float = 3e-4
-    target: str = "gaussian"
-    sigma: float = 1.0
-    members: int = 10
-    alpha: float = 0.9
-    replay: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.one_of("target", "gaussian", "ensemble", "coin_flip")
-        self.positive("sigma")
-        self.at_least(2, "members")
-        self.share("alpha")
-        self.at_least(0, "replay")
+    target: str = setting("gaussian", "how targets are drawn", choices=("gaussian", "ensemble", "coin_flip"))
+    sigma: float = setting(1.0, "deviation of the gaussian draws", above=0, tune=(0.1, 3.0, "log"))
+    members: int = setting(10, "fixed networks of the ensemble, K", low=2)
+    alpha: float = setting(0.9, "share of the ensemble's first term", low=0, high=1)
+    replay: int = setting(0, "visits kept to be learnt from again; 0 keeps none", low=0)
 
 
 class RDD(RND):
-    """r(s') = mean over D of (f(x) - E target(x))**2, f trained on draws; the module says what the others pay."""
+    """r(s') = mean over D of (f(x) - E target(x))**2, f trained on draws; the module gives the other bonuses."""
 
     Config = RDDConfig
 
@@ -71,7 +55,7 @@ class RDD(RND):
         if self.kind == "ensemble":
             nets = [self.net(config.hidden, config.features) for _ in range(config.members)]
             self.targets = torch.nn.ModuleList(nets).requires_grad_(False)
-        self.replay = Visits(config.replay, self.layout.size, config.features)
+        self.replay = VisitReplay(config.replay, self.layout.size, config.features)
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
         rows = self.rows(batch.next_obs)
@@ -115,8 +99,8 @@ class RDD(RND):
         return self.settings.alpha * first + (1 - self.settings.alpha) * second
 
 
-class Visits:
-    """A fair sample of all visits so far, each with the target that was drawn for it (reservoir sampling)."""
+class VisitReplay:
+    """A uniform sample of all visits so far, each with the target that was drawn for it (reservoir sampling)."""
 
     def __init__(self, capacity: int, size: int, features: int) -> None:
         self.rows = np.zeros((capacity, size), np.float32)

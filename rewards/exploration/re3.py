@@ -1,4 +1,4 @@
-"""RE3: pay for states that lie far from their neighbours, in the eyes of a random network that never learns.
+"""RE3: a bonus for states far from their neighbours in the features of a random network that never learns.
 
 The log of the distance to the k-th nearest neighbour estimates the entropy of the states visited, up to a constant;
 a random encoder keeps distances well enough, and nothing has to be trained.
@@ -16,46 +16,34 @@ Fails when: observations contain noise, or much that does not matter: a random n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import torch
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
-from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
+from rewards.exploration.memories import Episodic, NeighbourMemory
 
 
 @dataclass
 class RE3Config(LearnedConfig):
-    """Settings of RE3; the paper's value in brackets where it differs. `learning_rate` and its like do nothing here.
+    """Settings of RE3; the paper's value in brackets where it differs. `learning_rate` and its like have no effect."""
 
-    Attributes:
-        weight: of a bonus whose deviation is 1 [0.05 of the bare one, fading].
-        features: size of the random embedding [50].
-        k: which neighbour counts.
-        capacity: states that an episode remembers.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {  # nothing is learned
-        "k": (1, 10),
-        "learning_rate": (),
-        "update_proportion": (),
-    }
-    weight: Any = 0.01
+    weight: Any = 0.01  # of a bonus whose deviation is 1 [0.05 of the bare one, fading]
     scale: str = "ema"
-    k: int = 3
-    capacity: int = 1024
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "k", "capacity")
+    learning_rate: float = setting(1e-3, tune=())
+    update_proportion: float = setting(1.0, tune=())
+    features: int = setting(64, "size of the random embedding [50]")
+    k: int = setting(3, "which neighbour counts", low=1, tune=(1, 10))
+    capacity: int = setting(1024, "states that an episode remembers", low=1)
 
 
 class RE3(Episodic, Learned):
     """r(s') = log(1 + |y - y_k|), y the random embedding of s' and y_k its k-th nearest neighbour in the episode."""
 
     Config = RE3Config
+    learns = False
     requires = frozenset({"obs", "next_obs"})
 
     def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
@@ -64,15 +52,6 @@ class RE3(Episodic, Learned):
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        visits = Visits(batch)
-        y = visits.of(lambda obs: self.in_pieces(self.encoder, self.inputs(obs)).cpu().numpy())
-        squares, memory = self.memory.walk(memory, y, visits.valid, visits.ended)
-        squares = squares[visits.rows]
+        squares, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))
         far = np.where(np.isfinite(squares), squares, 0).max(axis=-1)
         return np.log1p(np.sqrt(far)).astype(np.float32), memory
-
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
-        return ()
-
-    def fit(self, columns: tuple[torch.Tensor, ...]) -> dict[str, float]:
-        return {}  # only the whitening moves

@@ -1,4 +1,4 @@
-"""RIDE: pay for how much an action changed the world, discounted where this episode has been before.
+"""RIDE: a bonus for how much an action changed the environment, discounted by visits within the episode.
 
 Inverse and forward dynamics learn an embedding of what actions change; the distance between its values before and after
 a step is the impact, and a count of the new state within the episode keeps the agent from going to and fro.
@@ -8,7 +8,7 @@ Differences:
     point; an optimiser and a gradient clip of its own;
     the state that an episode begins in counts as visited; an episode remembers its latest `capacity` cells, told apart
     by a hash (see `count`);
-    divided by a moving deviation, where the paper pays it bare with a coefficient of 0.1 or 0.5.
+    divided by a moving deviation, where the paper adds it bare with a coefficient of 0.1 or 0.5.
 Fails when: large changes are not the useful ones (a lift, a television that the agent can switch), or no two
 observations are alike, so that every count is 1.
 """
@@ -16,49 +16,31 @@ observations are alike, so that every count is 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
-from rewards.exploration.count import Hash
-from rewards.exploration.inverse import Embedded
-from rewards.exploration.learned import LearnedConfig
-from rewards.exploration.memories import CountMemory, Episodic, Visits, both
+from rewards.exploration.count import CellSettings, Hash
+from rewards.exploration.learned import InverseDynamics, LearnedConfig
+from rewards.exploration.memories import CountMemory, Episodic, both
 
 
 @dataclass
-class RIDEConfig(LearnedConfig):
-    """Settings of RIDE; the paper's value in brackets where it differs.
+class RIDEConfig(LearnedConfig, CellSettings):
+    """Settings of RIDE; the paper's value in brackets where it differs."""
 
-    Attributes:
-        weight: of a bonus whose deviation is 1 [0.1 or 0.5 of the bare one].
-        inverse_weight: of the loss that guesses the action.
-        forward_weight: of the loss that predicts the next embedding.
-        bin: width of a cell of the count, in the units of a float observation; one number, or one for each dimension.
-        capacity: distinct cells that an episode remembers.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {
-        "inverse_weight": (0.01, 1.0, "log"),
-        "forward_weight": (0.1, 100.0, "log"),
-        "bin": (0.01, 1.0, "log"),
-    }
-    weight: Any = 0.01
+    weight: Any = 0.01  # of a bonus whose deviation is 1 [0.1 or 0.5 of the bare one]
     scale: str = "ema"
-    inverse_weight: float = 0.1
-    forward_weight: float = 10.0
-    bin: Any = 0.1
-    capacity: int = 1024
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(0, "inverse_weight", "forward_weight")
-        self.at_least(1, "capacity")
+    inverse_weight: float = setting(0.1, "of the loss that predicts the action", low=0, tune=(0.01, 1.0, "log"))
+    forward_weight: float = setting(
+        10.0, "of the loss that predicts the next embedding", low=0, tune=(0.1, 100.0, "log")
+    )
 
 
-class RIDE(Episodic, Embedded):
+class RIDE(Episodic, InverseDynamics):
     """r(s, s') = |phi(s') - phi(s)| / sqrt(N(s')), N the visits of s' in this episode, this one included."""
 
     Config = RIDEConfig
@@ -71,11 +53,10 @@ class RIDE(Episodic, Embedded):
         self.train_on(self.encoder, self.guess, self.forward)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        before, after = both(lambda obs: self.embedded(obs).cpu().numpy(), batch)
-        visits = Visits(batch)
-        n, memory = self.memory.walk(memory, visits.of(self.hash), visits.valid, visits.ended)
+        before, after = both(lambda obs: self.values(self.encoder, obs), batch)
+        n, memory = self.walk(batch, memory, self.hash)
         impact = np.linalg.norm(after - before, axis=-1)
-        return (impact / np.sqrt(n[visits.rows])).astype(np.float32), memory
+        return (impact / np.sqrt(n)).astype(np.float32), memory
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         x, action, after = columns

@@ -1,6 +1,6 @@
-"""Random network distillation: pay for what a network cannot yet predict about a random, fixed one.
+"""Random network distillation: a bonus where a network cannot yet predict a random, fixed one.
 
-A predictor is trained on visited states to imitate a random target network; where it fails, it has seldom been.
+A predictor is trained on visited states to imitate a random target network; where it fails, states were seldom visited.
 Source: Burda, Edwards, Storkey, Klimov 2018, arXiv 1810.12894, sections 2.2 to 2.4.
 Differences:
     an optimiser and a gradient clip of its own (the paper shares them with the policy);
@@ -8,47 +8,41 @@ Differences:
     steps the environment at random beforehand;
     vectors pass dense layers instead of convolutions, one hidden layer in the target and `depth` in the predictor;
     the stream ends with the episode unless `episodic=false` asks for the paper's value that crosses resets.
-Fails when: observations contain noise that no network can predict; or the world is so small that the predictor
+On `scale`: the paper's `return` never drowns the task, and fades as the bonus does. `ema` keeps a vanishing bonus
+alive: it reaches distant states sooner, and needs a weight that ends, as in `linear:1:0:200000`. RND on MountainCar-v0
+with PPO passed a mean return of -150 after 128,000 steps with `ema` faded out (five seeds) and 188,000 with these
+defaults (one seed); without a bonus one seed of five did within 300,000. `ema` with a weight of 1 throughout fell back
+from -115 to -139 by 500,000 (three seeds).
+Fails when: observations contain noise that no network can predict; or the environment is so small that the predictor
 learns everything before the agent has found the task.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
 @dataclass
 class RNDConfig(LearnedConfig):
-    """Settings of RND; the paper's value in brackets where it differs.
+    """Settings of RND; the paper's value in brackets where it differs."""
 
-    Attributes:
-        scale: the paper's `return` never drowns the task, and fades as the bonus does. `ema` keeps a vanishing bonus
-            alive: it finds what is far away sooner, and needs a weight that ends, as in `linear:1:0:200000`. RND on
-            MountainCar-v0 with PPO passed a mean return of -150 after 128,000 steps with `ema` faded out (five seeds)
-            and 188,000 with these defaults (one seed); without a bonus one seed of five did within 300,000. `ema` with
-            a weight of 1 throughout fell back from -115 to -139 by 500,000 (three seeds).
-        features: outputs of both networks, D [512].
-        hidden: width of the hidden layers [512].
-        update_proportion: [1 with 32 environments, 0.25 with 128].
-        epochs: passes over the transitions of one update [4].
-        depth: hidden layers of the predictor; the target has one.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"depth": (1, 3)}
     learning_rate: float = 1e-4
-    depth: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "depth")
+    features: int = setting(64, "outputs of both networks, D [512]")
+    hidden: int = setting(64, "width of the hidden layers [512]")
+    update_proportion: float = setting(
+        1.0, "share of each minibatch that is learnt from [1 with 32 environments, 0.25 with 128]"
+    )
+    epochs: int = setting(1, "passes over the transitions of one update [4]")
+    depth: int = setting(2, "hidden layers of the predictor; the target has one", low=1, tune=(1, 3))
 
 
 class RND(Learned):
@@ -63,7 +57,7 @@ class RND(Learned):
         self.train_on(self.predictor)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        return self.in_pieces(self.error, self.inputs(batch.next_obs)).cpu().numpy()
+        return self.values(self.error, batch.next_obs)
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
         x = self.inputs(batch.next_obs)

@@ -28,13 +28,13 @@ def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.S
         unknown = [key for key in keys if key not in space.spaces]
         if unknown:
             raise ValueError(
-                f"reward {reward}: keys={list(keys)} names {unknown[0]!r}, which the observation does not have; "
+                f"reward.{reward}.keys={list(keys)} names {unknown[0]!r}, which the observation does not have; "
                 f"choose among {sorted(space.spaces)}"
             )
         found = {key: space.spaces[key] for key in sorted(keys or space.spaces)}
     elif keys:
         raise ValueError(
-            f"reward {reward}: keys={list(keys)} needs a Dict observation, this one is {space}; leave keys empty"
+            f"reward.{reward}.keys={list(keys)} needs a Dict observation, this one is {space}; leave keys empty"
         )
     else:
         found = {PLAIN: space}
@@ -79,7 +79,7 @@ class Layout:
             shape = _image_shape(box)
             if shape and channels > shape[0]:
                 raise ValueError(
-                    f"reward {reward}: channels={channels}, but the image has {shape[0]}; give at most that, or 0"
+                    f"reward.{reward}.channels={channels}, but the image has {shape[0]}; give at most that, or 0"
                 )
             if shape and min(shape[1:]) >= smallest_image:
                 self.images[key] = (channels or shape[0], shape[1], shape[2])

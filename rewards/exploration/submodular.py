@@ -1,30 +1,30 @@
-"""Submodular bonus: pay for what a state adds to what the episode's set of states is worth, not for the state itself.
+"""Submodular bonus: a reward for what a state adds to the value of the episode's set of states.
 
-F gives a value to a set of states and has diminishing returns; a step pays F(S + s') - F(S). Over an episode that adds
-up to F of all that was visited, so going back and forth between two good places pays once.
+F gives a value to a set of states and has diminishing returns; a step gets F(S + s') - F(S). Over an episode that adds
+up to F of all that was visited, so going back and forth between two good places counts once.
 Source: Prajapat, Mutny, Zeilinger, Krause 2024, Submodular Reinforcement Learning (SubPO), arXiv 2307.13372, sections 3
 to 5: marginal gains as rewards, coverage and information gain as F.
 Differences:
     a reward for any learner, where the paper derives a policy gradient of its own (the same one, for a discount of 1);
-    S begins with the state that the episode begins in, whose own worth is not paid;
+    S begins with the state that the episode begins in, whose own value is not rewarded;
     the kernel of `logdet` is Gaussian, by random Fourier features (Rahimi, Recht 2007) of whitened observations; the
     paper halves the logarithm and knows the map beforehand.
-Fails when: the policy cannot tell from its observation what it has seen (F depends on the past; a policy without a
-memory can only hope for the best); a discount below 1 prefers what is near to what is worth more.
+Fails when: the observation does not contain what has been visited (F depends on the past; a policy without a memory
+cannot know it); a discount below 1 prefers what is near to what is worth more.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
+from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
 from rewards.exploration.count import Hash
 from rewards.exploration.learned import Learned, LearnedConfig
@@ -36,47 +36,46 @@ DISC = 1000  # cells; a disc of more has the wrong radius
 
 @dataclass
 class SubmodularConfig(LearnedConfig):
-    """Settings of the submodular bonus. `learning_rate` and its like do nothing here.
+    """Settings of the submodular bonus. `learning_rate` and its like have no effect.
 
-    Attributes:
-        weight: of a bonus that is in cells, or in nats (at most log(1 + 1/noise) a step).
-        gamma: None takes the learner's; the closer to 1, the closer the return is to F.
-        kind: `logdet` is the information that noisy measurements in S give, F = log det(I + K/noise); `cover` is the
-            number of cells that lie in a disc around a state of S.
-        features: random Fourier features of `logdet`: an episode cannot tell more directions apart.
-        length: of the kernel, in deviations of an observation (root mean square over its numbers).
-        noise: variance of a measurement of `logdet`, where the kernel's is 1: a second look is worth about noise/2 of
-            a first one.
-        bin: width of a cell of `cover`, in the units of a float observation; one number, or one for each dimension.
-        radius: of the disc of `cover`, in cells; 0 is the cell itself. Above 0 it needs an observation that is one
-            vector (see `keys`); cells outside of its bounds are left out.
-        capacity: cells that an episode of `cover` remembers.
+    `logdet` is the information that noisy measurements in S give, F = log det(I + K/noise); `cover` is the number of
+    cells that lie in a disc around a state of S.
     """
 
-    search: ClassVar[dict[str, tuple]] = {"length": (0.1, 3.0, "log"), "noise": (0.01, 1.0, "log")}
-    weight: Any = 0.01
+    weight: Any = 0.01  # of a bonus that is in cells, or in nats (at most log(1 + 1/noise) a step)
     scale: str = "none"
-    gamma: float | None = None
-    kind: str = "logdet"
-    features: int = 128
-    length: float = 0.5
-    noise: float = 0.1
-    bin: Any = 0.1
-    radius: float = 0.0
-    capacity: int = 4096
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.one_of("kind", "logdet", "cover")
-        self.positive("length", "noise")
-        self.at_least(0, "radius")
-        self.at_least(1, "capacity")
+    gamma: float | None = setting(None, "null takes the learner's; the closer to 1, the closer the return is to F")
+    kind: str = setting("logdet", "what F is", choices=("logdet", "cover"))
+    features: int = setting(128, "random Fourier features of logdet: the most directions an episode can distinguish")
+    length: float = setting(
+        0.5,
+        "of the kernel, in deviations of an observation (root mean square over its numbers)",
+        above=0,
+        tune=(0.1, 3.0, "log"),
+    )
+    noise: float = setting(
+        0.1,
+        "variance of a measurement of logdet, where the kernel's is 1: a second look is worth about noise/2 of a first",
+        above=0,
+        tune=(0.01, 1.0, "log"),
+    )
+    bin: Any = setting(
+        0.1, "width of a cell of cover, in units of a float observation; one, or one for each dimension", above=0
+    )
+    radius: float = setting(
+        0.0,
+        "of the disc of cover, in cells; 0 is the cell itself; above 0 the observation must be one vector (see keys),"
+        " and cells outside of its bounds are left out",
+        low=0,
+    )
+    capacity: int = setting(4096, "cells that an episode of cover remembers", low=1)
 
 
 class Submodular(Episodic, Learned):
     """r(s') = F(S + s') - F(S), S the states of the episode before s'."""
 
     Config = SubmodularConfig
+    learns = False
     requires = frozenset({"obs", "next_obs"})
 
     def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
@@ -84,16 +83,16 @@ class Submodular(Episodic, Learned):
         if config.kind == "cover":
             self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
             self.disc = self._disc(config.radius)
-            self.memory: Any = CountMemory(config.capacity)
+            self.memory = CountMemory(config.capacity)
         else:
             self.waves = self._waves(config).requires_grad_(False).to(self.device)
             self.memory = EllipticalMemory(config.features, config.noise)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        visits = Visits(batch)
         if self.settings.kind == "logdet":
-            bonus, memory = self.memory.walk(memory, visits.of(self._phi), visits.valid, visits.ended)
-            return np.log1p(bonus[visits.rows]).astype(np.float32), memory
+            bonus, memory = self.walk(batch, memory, self._phi)
+            return np.log1p(bonus).astype(np.float32), memory
+        visits = Visits(batch)
         cells = visits.of(self._cells)  # (S, N, M), which the memory is to see one after the other
         (rows, n, m), order = cells.shape, (0, 2, 1)
         valid = (visits.valid[..., None] & (cells > 0)).transpose(order).reshape(rows * m, n)
@@ -105,12 +104,6 @@ class Submodular(Episodic, Learned):
         new = ((walked == 1) & valid).reshape(rows, m, n).sum(axis=1)
         return new[visits.rows].astype(np.float32), memory
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
-        return ()
-
-    def fit(self, columns: tuple[torch.Tensor, ...]) -> dict[str, float]:
-        return {}  # only the whitening of `logdet` moves
-
     def _waves(self, config: SubmodularConfig) -> nn.Linear:
         size = self.layout.size
         waves = skip_init(nn.Linear, size, config.features)
@@ -120,8 +113,7 @@ class Submodular(Episodic, Learned):
 
     def _phi(self, obs: Obs) -> np.ndarray:
         """Fourier features (M, D) of observations, of a length near 1."""
-        waves = self.in_pieces(self.waves, self.inputs(obs))
-        return (waves.cos() * math.sqrt(2 / self.settings.features)).cpu().numpy()
+        return self.values(lambda x: self.waves(x).cos() * math.sqrt(2 / self.settings.features), obs)
 
     def _disc(self, radius: float) -> np.ndarray:
         """Places (M, D) of the cells of a disc around the cell 0; only that cell for any other kind of observation."""
@@ -131,7 +123,7 @@ class Submodular(Episodic, Learned):
         size, reach = int(np.prod(box.shape or ())), math.floor(radius)
         if more or not isinstance(box, gym.spaces.Box) or (2 * reach + 1) ** size > DISC:
             raise ValueError(
-                f"reward submodular: radius={radius} makes no disc of at most {DISC} cells in {self.observation_space};"
+                f"reward.submodular.radius={radius} makes no disc of at most {DISC} cells in {self.observation_space};"
                 " name one short vector in keys, or give radius=0"
             )
         places = np.indices((2 * reach + 1,) * size).reshape(size, -1).T - reach

@@ -27,7 +27,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from envs.types import Memory, Transitions
-from rewards.exploration.disagreement import Ensemble
+from rewards.exploration.disagreement import StackedHeads
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.preference.judge import make_judge
 from rewards.preference.segments import Segments
@@ -145,7 +145,7 @@ class BradleyTerry(Learned):
             raise ValueError(f"reward bradley_terry cannot read the images of {observation_space}; take of=frame")
         inputs = self.layout.size + (0 if self.encoder else self.actions.size)
         members = [self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)]
-        self.ensemble = Ensemble(members).to(device)
+        self.ensemble = StackedHeads(members).to(device)
         self.train_on(self.ensemble)
         kept = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
         self.segments = Segments(config.length, config.pool, kept, (self.embedding,) if self.embedding else ())

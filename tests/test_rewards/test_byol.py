@@ -217,9 +217,9 @@ def test_a_belief_remembers_what_the_observation_no_longer_shows():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"horizon": 0}, r"reward byol: horizon=0 must be at least 1"),
-        ({"sequence": 0}, r"reward byol: sequence=0 must be at least 1"),
-        ({"decay": 1.5}, r"reward byol: decay=1.5 is no share; give a number in \[0, 1\]"),
+        ({"horizon": 0}, r"reward.byol.horizon=0 is out of range; give a number at least 1"),
+        ({"sequence": 0}, r"reward.byol.sequence=0 is out of range; give a number at least 1"),
+        ({"decay": 1.5}, r"reward.byol.decay=1.5 is out of range; give a number in \[0, 1\]"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, sentence):

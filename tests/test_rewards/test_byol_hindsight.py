@@ -122,7 +122,7 @@ def test_noise_beside_a_known_cycle_stops_paying_while_a_new_cycle_pays():
 
 
 def test_settings_of_both_parents_are_checked():
-    with pytest.raises(ValueError, match=r"horizon=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"horizon=0 is out of range; give a number at least 1"):
         BYOLHindsightConfig(horizon=0)
-    with pytest.raises(ValueError, match=r"temper=0 must be above 0"):
+    with pytest.raises(ValueError, match=r"temper=0 is out of range; give a number above 0"):
         BYOLHindsightConfig(temper=0)

@@ -148,10 +148,10 @@ def test_keys_depend_on_neither_the_drivers_dtype_nor_a_trailing_axis_nor_the_ru
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"kind": "log"}, CELLS, "kind='log' is not one of first, sqrt"),
-        ({"memory": "epoch"}, CELLS, "memory='epoch' is not one of episode, lifetime"),
-        ({"capacity": 0}, CELLS, "capacity=0 leaves no room for a cell; give 1 or more, or null"),
-        ({"bin": 0}, spaces.Box(0, 1, (2,)), "bin=0 must be above 0, or cells would have no width"),
+        ({"kind": "log"}, CELLS, "kind='log' is unknown; give one of first, sqrt"),
+        ({"memory": "epoch"}, CELLS, "memory='epoch' is unknown; give one of episode, lifetime"),
+        ({"capacity": 0}, CELLS, "reward.count.capacity=0 is out of range; give a number at least 1"),
+        ({"bin": 0}, spaces.Box(0, 1, (2,)), "bin=0 is out of range; give a number above 0"),
         ({"bin": [1, 2, 3]}, spaces.Box(0, 1, (2,)), "has 3 numbers, the observation has 2; give one, or one for each"),
         ({"bin": "wide"}, spaces.Box(0, 1, (2,)), "bin='wide' is neither a number nor a list of numbers"),
         (
@@ -164,6 +164,6 @@ def test_keys_depend_on_neither_the_drivers_dtype_nor_a_trailing_axis_nor_the_ru
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward count") as error:
+    with pytest.raises(ValueError, match="reward.count") as error:
         make(space, **options)
     assert sentence in str(error.value)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, paid, path
+from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
 
 from rewards.check import check_reward
-from rewards.exploration.deir import DEIR, DEIRConfig, Ways
+from rewards.exploration.deir import DEIR, DEIRConfig, TrajectoryQuotient
 from rewards.made_up import make_up
 
 
@@ -23,7 +23,7 @@ def test_deir_keeps_the_contract(space):
 def test_distances_are_squares_of_observations_over_lengths_of_ways():
     # observations 3 apart, ways (3, 4) apart: 9 / 5
     x, y = np.float32([[[0, 0, 0, 0]]]), np.float32([[[3, 0, 3, 4], [0, 0, 1, 1]]])
-    np.testing.assert_allclose(Ways(8, 4, 1).distances(x, y), [[[9 / 5, 0]]], rtol=1e-5)
+    np.testing.assert_allclose(TrajectoryQuotient(8, 4, 1).distances(x, y), [[[9 / 5, 0]]], rtol=1e-5)
 
 
 def test_it_pays_the_smallest_quotient_over_the_states_of_the_episode():
@@ -40,11 +40,11 @@ def test_it_pays_the_smallest_quotient_over_the_states_of_the_episode():
                     expected.append(float((squares / (lengths + 1e-6)).min()))
                 ways.append(h)
                 h = deir.trajectory(e[t : t + 1], h)
-    np.testing.assert_allclose(paid(deir, path(*episodes)), expected, rtol=1e-3)
+    np.testing.assert_allclose(scan_rewards(deir, path(*episodes)), expected, rtol=1e-3)
 
 
 def test_a_state_of_this_episode_pays_nothing_again():
-    bonus = paid(make(), path([0, 1, 2, 1, 0]))
+    bonus = scan_rewards(make(), path([0, 1, 2, 1, 0]))
     assert min(bonus[:2]) > 1e-4
     np.testing.assert_allclose(bonus[2:], 0, atol=1e-6)
 
@@ -64,24 +64,24 @@ def test_the_discriminator_learns_which_successor_is_true_where_actions_decide()
 def test_observations_that_never_change_pay_nothing_and_teach_nothing():
     deir, data = make(), path(np.full(50, 7.0))
     assert deir.update(data)["loss"] == 0
-    np.testing.assert_allclose(paid(deir, data), 0, atol=1e-4)
+    np.testing.assert_allclose(scan_rewards(deir, data), 0, atol=1e-4)
 
 
 def test_episodes_of_one_step_and_a_full_memory_are_finite():
     deir = make(capacity=2)
-    assert np.isfinite(paid(deir, path([0, 1], [1, 1], [1, 2]))).all()
-    assert np.isfinite(paid(deir, path(np.arange(300)))).all()
+    assert np.isfinite(scan_rewards(deir, path([0, 1], [1, 1], [1, 2]))).all()
+    assert np.isfinite(scan_rewards(deir, path(np.arange(300)))).all()
 
 
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"capacity": 0}, PLANE, "capacity=0 must be at least 1"),
-        ({"features": 0}, PLANE, "features=0 must be at least 1"),
+        ({"capacity": 0}, PLANE, "capacity=0 is out of range; give a number at least 1"),
+        ({"features": 0}, PLANE, "features=0 is out of range; give a number at least 1"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward deir") as error:
+    with pytest.raises(ValueError, match="reward.deir") as error:
         make(space, **options)
     assert sentence in str(error.value)

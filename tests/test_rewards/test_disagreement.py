@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from rewards.check import check_reward
-from rewards.exploration.disagreement import Disagreement, DisagreementConfig, Ensemble
+from rewards.exploration.disagreement import Disagreement, DisagreementConfig, StackedHeads
 from rewards.exploration.forward import Forward, ForwardConfig
 from rewards.exploration.learned import dense
 from rewards.made_up import make_up
@@ -35,7 +35,7 @@ def test_an_ensemble_is_its_members_run_one_by_one():
     members = [dense(6, (16, 16, 3), generator) for _ in range(4)]
     for member in members:
         torch.nn.init.normal_(member[0].bias, generator=generator)
-    ensemble, x = Ensemble(members), torch.randn(10, 6, generator=generator)
+    ensemble, x = StackedHeads(members), torch.randn(10, 6, generator=generator)
     together = ensemble(x)
     assert together.shape == (4, 10, 3)
     torch.testing.assert_close(together, torch.stack([member(x) for member in members]))
@@ -146,12 +146,12 @@ def test_the_encoder_never_learns():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"members": 1}, "members=1 must be at least 2"),
-        ({"bootstrap": 0.0}, "bootstrap=0.0 is no share; give a number in (0, 1]"),
-        ({"bootstrap": 1.1}, "bootstrap=1.1 is no share; give a number in (0, 1]"),
+        ({"members": 1}, "members=1 is out of range; give a number at least 2"),
+        ({"bootstrap": 0.0}, "bootstrap=0.0 is out of range; give a number in (0, 1]"),
+        ({"bootstrap": 1.1}, "bootstrap=1.1 is out of range; give a number in (0, 1]"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, sentence):
-    with pytest.raises(ValueError, match="reward disagreement") as error:
+    with pytest.raises(ValueError, match="reward.disagreement") as error:
         DisagreementConfig(**options)
     assert sentence in str(error.value)

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, paid, path, see_as_it_is
+from paths import LINE, PLANE, SPACES, TWO, identity_embedding, path, scan_rewards
 
 from rewards.check import check_reward
 from rewards.exploration.e3b import E3B, E3BConfig
@@ -25,32 +25,32 @@ def test_e3b_keeps_the_contract(space):
 
 @pytest.mark.parametrize("ridge", [1.0, 0.1])
 def test_on_one_hot_states_it_pays_one_over_the_number_of_visits_where_the_first_state_is_one(ridge):
-    e3b = see_as_it_is(make(features=2, ridge=ridge))
+    e3b = identity_embedding(make(features=2, ridge=ridge))
     earlier = np.array([1, 2, 0, 3, 0, 1])  # visits of the same state in the same episode
-    np.testing.assert_allclose(paid(e3b, path([A, A, A, B, A], [B, A, A])), 1 / (ridge + earlier), rtol=1e-6)
+    np.testing.assert_allclose(scan_rewards(e3b, path([A, A, A, B, A], [B, A, A])), 1 / (ridge + earlier), rtol=1e-6)
 
 
 def test_with_sqrt_it_pays_the_root():
-    e3b = see_as_it_is(make(features=2, ridge=1.0, sqrt=True))
-    np.testing.assert_allclose(paid(e3b, path([A, A, B, A])), [2**-0.5, 1, 3**-0.5], rtol=1e-6)
+    e3b = identity_embedding(make(features=2, ridge=1.0, sqrt=True))
+    np.testing.assert_allclose(scan_rewards(e3b, path([A, A, B, A])), [2**-0.5, 1, 3**-0.5], rtol=1e-6)
 
 
 def test_a_diagonal_pays_by_how_often_both_of_its_sides_were_visited():
-    e3b = see_as_it_is(make(features=2, ridge=1.0))
+    e3b = identity_embedding(make(features=2, ridge=1.0))
     # C = diag(1 + 1, 1 + 1) before (1, 1): 1/2 + 1/2
-    np.testing.assert_allclose(paid(e3b, path([A, B, [1, 1]]))[1], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(scan_rewards(e3b, path([A, B, [1, 1]]))[1], 1.0, rtol=1e-6)
 
 
 def test_episodes_of_one_step_pay_for_that_step_against_its_first_state():
-    e3b = see_as_it_is(make(features=2, ridge=1.0))
-    np.testing.assert_allclose(paid(e3b, path([A, A], [A, B], [B, B])), [0.5, 1, 0.5], rtol=1e-6)
+    e3b = identity_embedding(make(features=2, ridge=1.0))
+    np.testing.assert_allclose(scan_rewards(e3b, path([A, A], [A, B], [B, B])), [0.5, 1, 0.5], rtol=1e-6)
 
 
 def test_observations_that_never_change_pay_less_and_less_and_stay_finite():
     e3b, data = make(LINE), path(np.full(300, 7.0))
     for _ in range(3):
         e3b.update(data)
-    bonus = np.array(paid(e3b, data))
+    bonus = np.array(scan_rewards(e3b, data))
     assert np.isfinite(bonus).all()
     assert (np.diff(bonus) <= 0).all()
     assert bonus[-1] < 0.01
@@ -79,7 +79,7 @@ def test_inverse_dynamics_drop_what_no_action_moves():
     assert metrics["inverse_loss"] < 0.05
 
     def spread(one, other):
-        one, other = (e3b.embedded(np.float32(x)[None]) for x in (one, other))
+        one, other = (e3b.in_pieces(e3b.encoder, e3b.inputs(np.float32(x)[None])) for x in (one, other))
         return float((one - other).norm())
 
     assert spread([-1, 0], [1, 0]) > 2 * spread([0, -1], [0, 1])
@@ -88,12 +88,12 @@ def test_inverse_dynamics_drop_what_no_action_moves():
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"ridge": 0}, PLANE, "ridge=0 must be above 0 and finite"),
-        ({"embedding": "pca"}, PLANE, "embedding='pca' is not one of inverse, random"),
+        ({"ridge": 0}, PLANE, "ridge=0 is out of range; give a number above 0"),
+        ({"embedding": "pca"}, PLANE, "embedding='pca' is unknown; give one of inverse, random"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward e3b") as error:
+    with pytest.raises(ValueError, match="reward.e3b") as error:
         make(space, **options)
     assert sentence in str(error.value)

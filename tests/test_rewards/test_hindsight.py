@@ -213,16 +213,16 @@ def test_a_coin_stops_paying_where_forward_prediction_pays_its_variance_for_ever
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"chance": 0}, "chance=0 must be at least 1"),
-        ({"noise": 0}, "noise=0 must be at least 1"),
-        ({"critic_steps": 0}, "critic_steps=0 must be at least 1"),
-        ({"bank": 0}, "bank=0 must be at least 1"),
-        ({"temper": 0.0}, "temper=0.0 must be above 0 and finite"),
-        ({"invariance": -1.0}, "invariance=-1.0 must be at least 0"),
-        ({"invariance": float("nan")}, "invariance=nan must be at least 0"),
+        ({"chance": 0}, "chance=0 is out of range; give a number at least 1"),
+        ({"noise": 0}, "noise=0 is out of range; give a number at least 1"),
+        ({"critic_steps": 0}, "critic_steps=0 is out of range; give a number at least 1"),
+        ({"bank": 0}, "bank=0 is out of range; give a number at least 1"),
+        ({"temper": 0.0}, "temper=0.0 is out of range; give a number above 0"),
+        ({"invariance": -1.0}, "invariance=-1.0 is out of range; give a number at least 0"),
+        ({"invariance": float("nan")}, "invariance=nan is out of range; give a number at least 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, sentence):
-    with pytest.raises(ValueError, match="reward hindsight") as error:
+    with pytest.raises(ValueError, match="reward.hindsight") as error:
         HindsightConfig(**options)
     assert sentence in str(error.value)

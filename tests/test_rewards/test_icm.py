@@ -100,8 +100,11 @@ def test_the_inverse_model_tells_actions_apart_and_the_embedding_leaves_noise_ou
 
     def sensitivity(reward):
         reward.statistics.mean, reward.statistics.var = icm.statistics.mean, icm.statistics.var
-        plain = reward.embedded(batch.next_obs)
-        return [float((reward.embedded(x) - plain).square().sum(dim=1).mean()) for x in (moved, noisy)]
+        plain = reward.in_pieces(reward.encoder, reward.inputs(batch.next_obs))
+        return [
+            float((reward.in_pieces(reward.encoder, reward.inputs(x)) - plain).square().sum(dim=1).mean())
+            for x in (moved, noisy)
+        ]
 
     place, noise = sensitivity(icm)
     place_before, noise_before = sensitivity(fresh)
@@ -117,5 +120,7 @@ def test_the_bonus_falls_where_it_has_been_and_stays_where_it_has_not():
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(ValueError, match=rf"reward icm: forward_share={share} is no share; give a number in \[0, 1\]"):
+    with pytest.raises(
+        ValueError, match=rf"reward.icm.forward_share={share} is out of range; give a number in \[0, 1\]"
+    ):
         ICMConfig(forward_share=share)

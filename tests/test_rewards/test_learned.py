@@ -159,23 +159,23 @@ def test_one_row_and_equal_rows_give_finite_scores():
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"update_proportion": 0}, BOX, "update_proportion=0 is no share; give a number in (0, 1]"),
-        ({"update_proportion": 1.5}, BOX, "update_proportion=1.5 is no share; give a number in (0, 1]"),
-        ({"learning_rate": 0.0}, BOX, "learning_rate=0.0 must be above 0 and finite"),
-        ({"features": 0}, BOX, "features=0 must be at least 1"),
-        ({"epochs": 0}, BOX, "epochs=0 must be at least 1"),
-        ({"batch_size": 0}, BOX, "batch_size=0 must be at least 1"),
-        ({"max_grad_norm": float("inf")}, BOX, "max_grad_norm=inf must be above 0 and finite"),
-        ({"learning_rate": float("nan")}, BOX, "learning_rate=nan must be above 0 and finite"),
-        ({"normalize_obs": "yes"}, BOX, "normalize_obs='yes' is not one of running, bounds, none"),
-        ({"channels": -1}, BOX, "channels=-1 must be at least 0"),
+        ({"update_proportion": 0}, BOX, "update_proportion=0 is out of range; give a number in (0, 1]"),
+        ({"update_proportion": 1.5}, BOX, "update_proportion=1.5 is out of range; give a number in (0, 1]"),
+        ({"learning_rate": 0.0}, BOX, "learning_rate=0.0 is out of range; give a number above 0"),
+        ({"features": 0}, BOX, "features=0 is out of range; give a number at least 1"),
+        ({"epochs": 0}, BOX, "epochs=0 is out of range; give a number at least 1"),
+        ({"batch_size": 0}, BOX, "batch_size=0 is out of range; give a number at least 1"),
+        ({"max_grad_norm": float("inf")}, BOX, "max_grad_norm=inf is out of range; give a number above 0"),
+        ({"learning_rate": float("nan")}, BOX, "learning_rate=nan is out of range; give a number above 0"),
+        ({"normalize_obs": "yes"}, BOX, "normalize_obs='yes' is unknown; give one of running, bounds, none"),
+        ({"channels": -1}, BOX, "channels=-1 is out of range; give a number at least 0"),
         ({"channels": 5}, GREY, "channels=5, but the image has 4; give at most that, or 0"),
         ({"keys": ["poze"]}, MANY, "names 'poze', which the observation does not have"),
         ({}, spaces.Dict({"words": spaces.Text(5)}), "(entry 'words'); it takes Box, Discrete, MultiDiscrete"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward rnd") as error:
+    with pytest.raises(ValueError, match="reward.rnd") as error:
         make(space, **options)
     assert sentence in str(error.value)
 
@@ -205,7 +205,7 @@ def test_an_observation_that_is_not_finite_is_named_and_nothing_is_learnt_from_i
             call(poisoned(field, value))
         assert str(error.value) == (
             f"reward {reward.settings.name} was given an observation with {value} at place 1 (row 3 of the batch); "
-            "nothing has been learnt from it, mend the environment"
+            "nothing has been learnt from it, fix the environment"
         )
         assert _same(before, reward.state_dict())
 
@@ -367,7 +367,7 @@ def test_a_bonus_that_does_not_say_what_it_learns_is_told_so():
         def score(self, batch, memory=None):
             return np.zeros(len(batch.step), np.float32)
 
-    with pytest.raises(NotImplementedError, match=r"Silent does not say what it learns; define loss\(\)"):
+    with pytest.raises(NotImplementedError, match=r"Silent must define loss\(\)"):
         Silent(LearnedConfig(), BOX, ACTIONS).update(points(3, 0.0))
 
 

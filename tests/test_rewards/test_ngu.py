@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, paid, path
+from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
 
 from rewards.check import check_reward
 from rewards.exploration.ngu import NGU, NGUConfig
@@ -30,7 +30,7 @@ def test_the_factor_is_one_plus_deviations_above_the_mean_between_one_and_five()
 def test_before_it_has_learnt_it_pays_the_pseudocount():
     data = path([0, 2, 3, 3], [1, 0])
     same = PseudoCount(PseudoCountConfig(), LINE, TWO)
-    np.testing.assert_allclose(paid(make(), data), paid(same, data))
+    np.testing.assert_allclose(scan_rewards(make(), data), scan_rewards(same, data))
 
 
 def test_it_pays_the_pseudocount_times_the_factor_of_what_the_step_led_to():
@@ -39,7 +39,7 @@ def test_it_pays_the_pseudocount_times_the_factor_of_what_the_step_led_to():
     ngu.error.mean, ngu.error.var, ngu.error.count = np.array(2.0), np.array(4.0), 10
     ngu.rnd.score = lambda batch: np.asarray(batch.next_obs)[:, 0] * 2
     # errors 4, 6, 6, 0 in deviations of 2 around 2
-    np.testing.assert_allclose(paid(ngu, data), np.array([2, 3, 3, 1]) * paid(same, data), rtol=1e-6)
+    np.testing.assert_allclose(scan_rewards(ngu, data), np.array([2, 3, 3, 1]) * scan_rewards(same, data), rtol=1e-6)
 
 
 def test_the_errors_mean_and_deviation_are_those_of_valid_rows_and_move_only_in_update():
@@ -68,20 +68,20 @@ def test_observations_that_never_change_stay_finite():
     ngu, data = make(), path(np.full(20, 7.0))
     for _ in range(2):
         ngu.update(data)
-    assert np.isfinite(paid(ngu, data)).all()
-    assert np.isfinite(paid(ngu, path([7.0, 8.0, 1e6]))).all()
+    assert np.isfinite(scan_rewards(ngu, data)).all()
+    assert np.isfinite(scan_rewards(ngu, path([7.0, 8.0, 1e6]))).all()
 
 
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"max_factor": 0.5}, PLANE, "max_factor=0.5 must be at least 1"),
-        ({"rnd_learning_rate": 0.0}, PLANE, "rnd_learning_rate=0.0 must be above 0 and finite"),
-        ({"k": 0}, PLANE, "k=0 must be at least 1"),
+        ({"max_factor": 0.5}, PLANE, "max_factor=0.5 is out of range; give a number at least 1"),
+        ({"rnd_learning_rate": 0.0}, PLANE, "rnd_learning_rate=0.0 is out of range; give a number above 0"),
+        ({"k": 0}, PLANE, "k=0 is out of range; give a number at least 1"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward ngu") as error:
+    with pytest.raises(ValueError, match="reward.ngu") as error:
         make(space, **options)
     assert sentence in str(error.value)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, paid, path
+from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
 from torch import nn
 
 from rewards.check import check_reward
@@ -29,14 +29,14 @@ def test_noveld_keeps_the_contract(space):
 
 def test_it_pays_the_rise_of_novelty_above_a_share_of_what_it_was():
     states = [1, 4, 2, 7]
-    np.testing.assert_allclose(paid(known(np.abs), path(states)), [3.5, 0, 6])
-    np.testing.assert_allclose(paid(known(np.abs, alpha=0.0), path(states)), [4, 2, 7])
-    np.testing.assert_allclose(paid(known(np.abs, alpha=1.0), path(states)), [3, 0, 5])
+    np.testing.assert_allclose(scan_rewards(known(np.abs), path(states)), [3.5, 0, 6])
+    np.testing.assert_allclose(scan_rewards(known(np.abs, alpha=0.0), path(states)), [4, 2, 7])
+    np.testing.assert_allclose(scan_rewards(known(np.abs, alpha=1.0), path(states)), [3, 0, 5])
 
 
 def test_a_state_pays_once_an_episode_and_the_one_that_it_begins_in_never():
     episode = [1, 4, 1, 4, 1]
-    assert paid(known(np.abs, alpha=0.0), path(episode, episode)) == [4, 0, 0, 0, 4, 0, 0, 0]
+    assert scan_rewards(known(np.abs, alpha=0.0), path(episode, episode)) == [4, 0, 0, 0, 4, 0, 0, 0]
 
 
 def test_novelty_is_the_length_of_the_error_of_hand_set_linear_networks():
@@ -58,19 +58,19 @@ def test_novelty_falls_where_it_has_been():
 def test_observations_that_never_change_pay_nothing():
     noveld, data = make(), path(np.full(50, 7.0))
     noveld.update(data)
-    assert paid(noveld, data) == [0] * 49
+    assert scan_rewards(noveld, data) == [0] * 49
 
 
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"alpha": 1.5}, PLANE, "alpha=1.5 is no share; give a number in [0, 1]"),
-        ({"capacity": 0}, PLANE, "capacity=0 must be at least 1"),
+        ({"alpha": 1.5}, PLANE, "alpha=1.5 is out of range; give a number in [0, 1]"),
+        ({"capacity": 0}, PLANE, "capacity=0 is out of range; give a number at least 1"),
         ({"bin": [1.0]}, PLANE, "bin=[1.0] has 1 numbers, the observation has 2"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward noveld") as error:
+    with pytest.raises(ValueError, match="reward.noveld") as error:
         make(space, **options)
     assert sentence in str(error.value)

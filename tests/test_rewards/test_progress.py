@@ -106,9 +106,11 @@ def test_progress_is_paid_as_a_potential_that_telescopes(demos):
     batch = batch.replace(terminated=batch.terminated & (np.arange(13)[:, None] > 9))
     batch = batch.replace(truncated=np.arange(13)[:, None] == 9)
     raw, memory = mix.score(batch)
-    paid, progress = raw["progress"][:, 0], phi(mix.streams["progress"].reward, np.linspace(0, LENGTH, 11))
-    assert (0.9 ** np.arange(10) * paid[:10]).sum() == pytest.approx(0.9**10 * progress[-1], abs=1e-5)  # truncated
-    assert paid[10] + 0.9 * paid[11] == pytest.approx(0, abs=1e-5)  # terminated: -phi(start) = 0
+    scan_rewards, progress = raw["progress"][:, 0], phi(mix.streams["progress"].reward, np.linspace(0, LENGTH, 11))
+    assert (0.9 ** np.arange(10) * scan_rewards[:10]).sum() == pytest.approx(
+        0.9**10 * progress[-1], abs=1e-5
+    )  # truncated
+    assert scan_rewards[10] + 0.9 * scan_rewards[11] == pytest.approx(0, abs=1e-5)  # terminated: -phi(start) = 0
     assert memory["progress"]["begun"].tolist() == [True] and not mix.relabelable
 
 

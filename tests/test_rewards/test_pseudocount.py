@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, paid, path, see_as_it_is
+from paths import LINE, PLANE, SPACES, TWO, identity_embedding, path, scan_rewards
 
 from rewards.check import check_reward
 from rewards.exploration.pseudocount import PseudoCount, PseudoCountConfig
@@ -16,7 +16,7 @@ def make(space=LINE, **options):
 
 def by_hand(**options):
     """On the line, mean squared distance 1, embedding one number."""
-    return see_as_it_is(make(features=1, **options))
+    return identity_embedding(make(features=1, **options))
 
 
 @pytest.mark.parametrize("space", SPACES, ids=["box", "discrete", "image", "dict"])
@@ -28,25 +28,25 @@ def test_it_pays_one_over_the_root_of_the_kernel_sum():
     reward = by_hand(k=1, kernel=0.1, cluster=0.0, constant=0.5)
     # squared distances to the nearest: 4, 0, 1
     expected = [1 / (np.sqrt(0.1 / (d + 0.1)) + 0.5) for d in (4, 0, 1)]
-    np.testing.assert_allclose(paid(reward, path([0, 2, 2, 3])), expected, rtol=1e-6)
+    np.testing.assert_allclose(scan_rewards(reward, path([0, 2, 2, 3])), expected, rtol=1e-6)
 
 
 def test_a_neighbour_that_is_missing_counts_as_one_at_the_mean_distance():
     reward = by_hand(k=3, kernel=0.1, cluster=0.0, constant=0.5)
     far = 0.1 / 1.1
     expected = 1 / (np.sqrt(0.1 / 4.1 + 2 * far) + 0.5), 1 / (np.sqrt(1 + 0.1 / 4.1 + far) + 0.5)
-    np.testing.assert_allclose(paid(reward, path([0, 2, 2])), expected, rtol=1e-6)
+    np.testing.assert_allclose(scan_rewards(reward, path([0, 2, 2])), expected, rtol=1e-6)
 
 
 def test_visits_of_one_state_pay_one_over_the_root_of_their_number_up_to_k():
-    bonus = paid(by_hand(k=4, kernel=1e-6, constant=1e-6), path([3] * 8))
+    bonus = scan_rewards(by_hand(k=4, kernel=1e-6, constant=1e-6), path([3] * 8))
     np.testing.assert_allclose(bonus, np.array([1, 2, 3, 4, 4, 4, 4]) ** -0.5, rtol=1e-4)
 
 
 def test_neighbours_within_the_cluster_count_whole_and_too_many_pay_nothing():
     near = path([0, 0.05, 0.1])  # squared distances of 0.0025 and 0.01, below 0.02
-    np.testing.assert_allclose(paid(by_hand(k=1, cluster=0.02, constant=1.0), near), [0.5, 0.5])
-    assert paid(by_hand(k=2, cluster=0.02, constant=1e-3, s_max=1.2), near)[1] == 0
+    np.testing.assert_allclose(scan_rewards(by_hand(k=1, cluster=0.02, constant=1.0), near), [0.5, 0.5])
+    assert scan_rewards(by_hand(k=2, cluster=0.02, constant=1e-3, s_max=1.2), near)[1] == 0
 
 
 def test_the_mean_distance_is_that_of_each_state_to_its_neighbours_in_the_episode():
@@ -61,7 +61,7 @@ def test_distances_are_told_in_units_of_their_mean():
     for width in (1, 100):
         reward = by_hand(k=2, cluster=0.0)
         reward.distance.mean = np.array(float(width**2))
-        bonus.append(paid(reward, path(width * np.array([0, 1, 3, 3, 0]))))
+        bonus.append(scan_rewards(reward, path(width * np.array([0, 1, 3, 3, 0]))))
     np.testing.assert_allclose(*bonus, rtol=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_observations_that_never_change_are_visits_of_one_state():
     for _ in range(2):
         reward.update(data)
     assert float(reward.distance.mean) == pytest.approx(0, abs=1e-9)
-    bonus = paid(reward, data)
+    bonus = scan_rewards(reward, data)
     assert np.isfinite(bonus).all()
     np.testing.assert_allclose(bonus[9:], 1 / (np.sqrt(10) + 1e-3), rtol=1e-3)
 
@@ -78,20 +78,20 @@ def test_observations_that_never_change_are_visits_of_one_state():
 def test_one_row_and_a_full_memory_are_no_trouble():
     reward = make(PLANE, capacity=3)
     reward.update(make_up(PLANE, TWO).flatten()[:1])
-    assert np.isfinite(paid(reward, path(np.random.default_rng(0).normal(size=(300, 2))))).all()
+    assert np.isfinite(scan_rewards(reward, path(np.random.default_rng(0).normal(size=(300, 2))))).all()
 
 
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"k": 0}, PLANE, "k=0 must be at least 1"),
-        ({"kernel": 0.0}, PLANE, "kernel=0.0 must be above 0 and finite"),
-        ({"cluster": -1}, PLANE, "cluster=-1 must be at least 0"),
-        ({"capacity": 0}, PLANE, "capacity=0 must be at least 1"),
+        ({"k": 0}, PLANE, "k=0 is out of range; give a number at least 1"),
+        ({"kernel": 0.0}, PLANE, "kernel=0.0 is out of range; give a number above 0"),
+        ({"cluster": -1}, PLANE, "cluster=-1 is out of range; give a number at least 0"),
+        ({"capacity": 0}, PLANE, "capacity=0 is out of range; give a number at least 1"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward pseudocount") as error:
+    with pytest.raises(ValueError, match="reward.pseudocount") as error:
         make(space, **options)
     assert sentence in str(error.value)

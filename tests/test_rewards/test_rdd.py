@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from rewards.check import check_reward
-from rewards.exploration.rdd import RDD, RDDConfig, Visits
+from rewards.exploration.rdd import RDD, RDDConfig, VisitReplay
 from rewards.exploration.rnd import RND, RNDConfig
 from rewards.made_up import make_up
 
@@ -163,7 +163,7 @@ def test_the_reservoir_keeps_every_visit_with_the_same_probability():
     kept = np.zeros(60)
     for seed in range(2000):
         rng = np.random.default_rng(seed)
-        reservoir = Visits(10, 1, 1)
+        reservoir = VisitReplay(10, 1, 1)
         for start, stop in ((0, 4), (4, 25), (25, 60)):  # filling, overfilling, full
             numbers = np.arange(start, stop, dtype=np.float32)[:, None]
             reservoir.add(rng, numbers, -numbers)
@@ -175,7 +175,7 @@ def test_the_reservoir_keeps_every_visit_with_the_same_probability():
 
 
 def test_a_sample_of_the_reservoir_has_only_what_was_put_in():
-    rng, reservoir = np.random.default_rng(0), Visits(10, 1, 2)
+    rng, reservoir = np.random.default_rng(0), VisitReplay(10, 1, 2)
     reservoir.add(rng, np.float32([[1], [2]]), np.float32([[1, 1], [2, 2]]))
     found, draws = reservoir.sample(rng, 100)
     assert set(found[:, 0]) == {1.0, 2.0}
@@ -216,14 +216,14 @@ def test_the_reservoir_is_saved_with_the_draws_and_goes_on_as_if_nothing_had_hap
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"target": "dice"}, "target='dice' is not one of gaussian, ensemble, coin_flip"),
-        ({"sigma": 0.0}, "sigma=0.0 must be above 0 and finite"),
-        ({"members": 1}, "members=1 must be at least 2"),
-        ({"alpha": 1.5}, "alpha=1.5 is no share; give a number in [0, 1]"),
-        ({"replay": -1}, "replay=-1 must be at least 0"),
+        ({"target": "dice"}, "target='dice' is unknown; give one of gaussian, ensemble, coin_flip"),
+        ({"sigma": 0.0}, "sigma=0.0 is out of range; give a number above 0"),
+        ({"members": 1}, "members=1 is out of range; give a number at least 2"),
+        ({"alpha": 1.5}, "alpha=1.5 is out of range; give a number in [0, 1]"),
+        ({"replay": -1}, "replay=-1 is out of range; give a number at least 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, sentence):
-    with pytest.raises(ValueError, match="reward rdd") as error:
+    with pytest.raises(ValueError, match="reward.rdd") as error:
         RDDConfig(**options)
     assert sentence in str(error.value)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, paid, path
+from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
 from torch import nn
 
 from rewards.check import check_reward
@@ -34,16 +34,16 @@ def test_re3_keeps_the_contract(space):
 def test_it_pays_the_log_of_one_plus_the_distance_to_the_kth_neighbour_or_the_farthest_while_there_are_fewer():
     states = [0, 3, 1, 1, 5]
     # nearest: 3, 1, 0, 2; second nearest: 3 (only one there), 2, 1, 4
-    np.testing.assert_allclose(paid(by_hand(k=1), path(states)), np.log1p([3, 1, 0, 2]), atol=1e-6)
-    np.testing.assert_allclose(paid(by_hand(k=2), path(states)), np.log1p([3, 2, 1, 4]), atol=1e-6)
+    np.testing.assert_allclose(scan_rewards(by_hand(k=1), path(states)), np.log1p([3, 1, 0, 2]), atol=1e-6)
+    np.testing.assert_allclose(scan_rewards(by_hand(k=2), path(states)), np.log1p([3, 2, 1, 4]), atol=1e-6)
 
 
 def test_a_new_episode_knows_only_the_state_that_it_begins_in():
-    np.testing.assert_allclose(paid(by_hand(k=1), path([0, 1], [4, 1, 0])), np.log1p([1, 3, 1]), atol=1e-6)
+    np.testing.assert_allclose(scan_rewards(by_hand(k=1), path([0, 1], [4, 1, 0])), np.log1p([1, 3, 1]), atol=1e-6)
 
 
 def test_an_episode_forgets_its_oldest_state_when_it_is_full():
-    np.testing.assert_allclose(paid(by_hand(k=1, capacity=1), path([0, 4, 0])), np.log1p([4, 4]), atol=1e-6)
+    np.testing.assert_allclose(scan_rewards(by_hand(k=1, capacity=1), path([0, 4, 0])), np.log1p([4, 4]), atol=1e-6)
 
 
 def test_only_the_whitening_learns():
@@ -57,18 +57,18 @@ def test_only_the_whitening_learns():
 def test_observations_that_never_change_pay_nothing():
     re3, data = make(), path(np.full(50, 7.0))
     re3.update(data)
-    np.testing.assert_allclose(paid(re3, data), 0, atol=1e-5)
+    np.testing.assert_allclose(scan_rewards(re3, data), 0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"k": 0}, PLANE, "k=0 must be at least 1"),
-        ({"capacity": 0}, PLANE, "capacity=0 must be at least 1"),
+        ({"k": 0}, PLANE, "k=0 is out of range; give a number at least 1"),
+        ({"capacity": 0}, PLANE, "capacity=0 is out of range; give a number at least 1"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward re3") as error:
+    with pytest.raises(ValueError, match="reward.re3") as error:
         make(space, **options)
     assert sentence in str(error.value)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, paid, path, see_as_it_is
+from paths import LINE, PLANE, SPACES, TWO, identity_embedding, path, scan_rewards
 
 from rewards.check import check_reward
 from rewards.exploration.ride import RIDE, RIDEConfig
@@ -20,25 +20,29 @@ def test_ride_keeps_the_contract(space):
 
 
 def test_it_pays_the_length_of_the_change_over_the_root_of_the_visits_and_the_first_state_is_one():
-    ride = see_as_it_is(make())
+    ride = identity_embedding(make())
     states = [[0, 0], [3, 4], [3, 4], [0, 0], [3, 4]]
-    np.testing.assert_allclose(paid(ride, path(states)), [5, 0, 5 / 2**0.5, 5 / 3**0.5], rtol=1e-6)
+    np.testing.assert_allclose(scan_rewards(ride, path(states)), [5, 0, 5 / 2**0.5, 5 / 3**0.5], rtol=1e-6)
 
 
 def test_a_new_episode_counts_afresh_and_does_not_see_the_way_back_to_its_start():
-    ride = see_as_it_is(make(LINE))
-    np.testing.assert_allclose(paid(ride, path([0, 2, 0], [5, 2], [2, 2, 3])), [2, 2 / 2**0.5, 3, 0, 1], rtol=1e-6)
+    ride = identity_embedding(make(LINE))
+    np.testing.assert_allclose(
+        scan_rewards(ride, path([0, 2, 0], [5, 2], [2, 2, 3])), [2, 2 / 2**0.5, 3, 0, 1], rtol=1e-6
+    )
 
 
 def test_bin_says_which_states_are_the_same():
-    fine, coarse = (paid(see_as_it_is(make(LINE, bin=width)), path([0, 1.0, 0.1])) for width in (0.1, 5.0))
+    fine, coarse = (
+        scan_rewards(identity_embedding(make(LINE, bin=width)), path([0, 1.0, 0.1])) for width in (0.1, 5.0)
+    )
     np.testing.assert_allclose(fine, [1, 0.9], rtol=1e-6)
     np.testing.assert_allclose(coarse, [2**-0.5, 0.9 / 3**0.5], rtol=1e-6)
 
 
 def test_an_episode_forgets_its_oldest_cell_when_it_is_full():
-    ride = see_as_it_is(make(LINE, capacity=2))
-    np.testing.assert_allclose(paid(ride, path([1, 2, 3, 2, 1])), [1, 1, 2**-0.5, 1], rtol=1e-6)
+    ride = identity_embedding(make(LINE, capacity=2))
+    np.testing.assert_allclose(scan_rewards(ride, path([1, 2, 3, 2, 1])), [1, 1, 2**-0.5, 1], rtol=1e-6)
 
 
 def test_losses_are_weighted_and_what_weighs_nothing_is_nothing():
@@ -64,24 +68,24 @@ def test_both_models_learn_a_world_that_its_actions_move():
 def test_observations_that_never_change_pay_nothing():
     ride, data = make(LINE), path(np.full(50, 7.0))
     ride.update(data)
-    assert paid(ride, data) == [0] * 49
+    assert scan_rewards(ride, data) == [0] * 49
 
 
 def test_an_observation_that_is_not_a_number_is_refused():
     with pytest.raises(FloatingPointError, match=r"reward ride was given an observation with nan"):
-        paid(make(LINE), path([0, np.nan, 1]))
+        scan_rewards(make(LINE), path([0, np.nan, 1]))
 
 
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"forward_weight": -1}, PLANE, "forward_weight=-1 must be at least 0"),
-        ({"capacity": 0}, PLANE, "capacity=0 must be at least 1"),
-        ({"bin": 0}, PLANE, "bin=0 must be above 0, or cells would have no width"),
+        ({"forward_weight": -1}, PLANE, "forward_weight=-1 is out of range; give a number at least 0"),
+        ({"capacity": 0}, PLANE, "capacity=0 is out of range; give a number at least 1"),
+        ({"bin": 0}, PLANE, "bin=0 is out of range; give a number above 0"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward ride") as error:
+    with pytest.raises(ValueError, match="reward.ride") as error:
         make(space, **options)
     assert sentence in str(error.value)

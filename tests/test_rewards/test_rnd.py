@@ -72,5 +72,5 @@ def test_depth_is_the_number_of_hidden_layers_of_the_predictor_alone():
         rnd = make(depth=depth, hidden=7, features=3)
         assert [len(p) for p in rnd.predictor.parameters() if p.ndim == 2] == [7] * depth + [3]
         assert [len(p) for p in rnd.target.parameters() if p.ndim == 2] == [7, 3]
-    with pytest.raises(ValueError, match=r"reward rnd: depth=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"reward.rnd.depth=0 is out of range; give a number at least 1"):
         make(depth=0)

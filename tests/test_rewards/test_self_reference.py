@@ -100,7 +100,7 @@ def test_episodes_of_one_environment_do_not_count_for_another():
     reward = made(centres=1000)
     assert reward.update(both)["successes"] == 1
     assert np.unique(reward.ways[0]).tolist() == [1, 2]
-    assert reward.running.paid.tolist() == [0, 15]
+    assert reward.running.scan_rewards.tolist() == [0, 15]
 
 
 def test_only_the_latest_successes_are_kept():
