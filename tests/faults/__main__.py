@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import pkgutil
 import signal
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from runners.run.config import UsageError, unknown
 from tests.faults import Fault, Found
 
 HEADLINES = ("kills_lost", "deaths_hung", "malicious_executed", "resume_max_diff", "secrets_leaked")
-ORDER = ("workers", "processes", "storage", "resume", "numbers", "security")
+GROUPS = ("workers", "processes", "storage", "resume", "numbers", "security")
 
 
 def faults() -> dict[str, Fault]:
@@ -43,10 +42,9 @@ def faults() -> dict[str, Fault]:
         ValueError: if two have one name.
     """
     found: dict[str, Fault] = {}
-    files = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name != "__main__"]
-    for name in sorted(files, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
+    for name in GROUPS:
         try:
-            rows = getattr(import_module(f"tests.faults.{name}"), "FAULTS", [])
+            rows = import_module(f"tests.faults.{name}").FAULTS
         except Exception as error:
             rows = [Fault(name, "the file of these faults", "It can be imported.", _raising(error))]
         for row in rows:

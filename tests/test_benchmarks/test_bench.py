@@ -140,7 +140,7 @@ def test_figures_of_the_studies_are_means_of_what_the_rows_say():
 def test_the_command_writes_the_figures_where_the_readme_looks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(foundation, "run", lambda folder: {"rnd_callback_ratio": 0.9})
     monkeypatch.setattr(studies, "tiny", lambda folder: {"tiny_score": 0.5}, raising=False)
-    monkeypatch.setitem(bench.TABLE, "tiny", ("studies:tiny", "foundation"))
+    monkeypatch.setitem(bench.TABLE, "tiny", ("studies.studies:tiny", "foundation"))
     assert bench.main(["foundation", "tiny"], tmp_path) == 0
     assert json.loads((tmp_path / "foundation.json").read_text())["figures"] == {
         "rnd_callback_ratio": 0.9,

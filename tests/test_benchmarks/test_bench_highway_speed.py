@@ -15,4 +15,4 @@ def test_each_ratio_is_the_median_over_rounds_of_what_the_rows_say(tmp_path):
     rates = [int(row["frames"]) / float(row["cpu_seconds"]) for row in rows]
     for key, ours, theirs in zip(highway_speed.GROUPS, rates[::2], rates[1::2]):
         assert abs(figures[key] / (ours / theirs) - 1) < 0.05
-    assert TABLE["highway-speed"] == ("highway_speed:run", "vision")
+    assert TABLE["highway-speed"] == ("speed.highway:run", "vision")

@@ -20,7 +20,7 @@ def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path,
     figures = offline.run(tmp_path)
     assert figures["offline_preferences"] == -299 and figures["offline_true"] == -200
     assert figures["offline_preferences_ratio"] == pytest.approx((1200 - 299) / (1200 - 200))
-    assert bench.TABLE["offline"] == ("offline:run", "vision")
+    assert bench.TABLE["offline"] == ("studies.offline:run", "vision")
 
 
 def test_the_data_hold_as_many_transitions_of_each_age_and_begin_at_random(monkeypatch):
