@@ -116,13 +116,14 @@ class Settings:
         return ""
 
     def __post_init__(self) -> None:
+        chosen: dict[str, Any] = {}
         if self.presets:
             self.check("preset")
             chosen = self.presets[getattr(self, "preset")]  # noqa: B009 (not every Config has one)
-            for name, declared in declarations(type(self)).items():
-                if getattr(self, name) is None:
-                    value = chosen.get(name, declared.otherwise)
-                    setattr(self, name, list(value) if isinstance(value, list) else value)
+        for name, declared in declarations(type(self)).items():
+            if getattr(self, name) is None:
+                value = chosen.get(name, declared.otherwise)
+                setattr(self, name, list(value) if isinstance(value, list) else value)
         self.check(*declarations(type(self)))
 
     def check(self, *names: str) -> None:
