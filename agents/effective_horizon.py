@@ -32,7 +32,7 @@ MAX_SEQUENCES = 20_000  # A ** k
 
 
 @dataclass
-class Horizon:
+class EffectiveHorizon:
     """The answer.
 
     Attributes:
@@ -133,7 +133,7 @@ def effective_horizon(
     seeds: int = 3,
     max_steps: int | None = None,
     budget: int = 2_000_000,
-) -> Horizon:
+) -> EffectiveHorizon:
     """The smallest k, and m for each k, with which GORP solves the task on every seed.
 
     Args:
@@ -170,7 +170,7 @@ def effective_horizon(
                 break
             m *= step
     k_best = min(found) if found else None
-    return Horizon(k_best, found.get(k_best or 0), _value(found, n_actions), steps, found)
+    return EffectiveHorizon(k_best, found.get(k_best or 0), _value(found, n_actions), steps, found)
 
 
 def _value(found: dict[int, int], n_actions: int) -> float:

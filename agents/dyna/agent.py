@@ -36,11 +36,10 @@ from torch import Tensor
 from agents.base import OwnAgent, is_single
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
-from agents.dynamics.reward_source import Payer
+from agents.dynamics.rollout import RewardSource
 from agents.env_stepper import Steps
 from agents.networks.cuda_graphs import captured
 from agents.networks.space_encoding import SpaceEncoding
-from agents.off_policy.critics import LearnerConfig
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.frozen_reward import FrozenReward
@@ -78,29 +77,27 @@ class Dyna(OwnAgent):
         self, envs: Any, config: DynaConfig | None = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
     ) -> None:
         super().__init__()
-        settings: Any = DynaConfig() if config is None else config  # whose fields are all filled in
-        self.config = settings
+        self.config = settings = DynaConfig() if config is None else config
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.check(self.observation_space, self.action_space)
         self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
         self._refuse_discrete()
         self.scorer = TaskScorer(settings.gamma) if scorer is None else checked(scorer, ReplayScorer)
-        self.paying = self.scorer if settings.relabel else FrozenReward(self.scorer)
+        self.replay_scorer = self.scorer if settings.relabel else FrozenReward(self.scorer)
         self.steps = Steps(envs, seed, self.scorer)
         self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
         self.replay = Replay(
             settings.buffer_size,
             envs.num_envs,
             encoding,
-            self.paying,
+            self.replay_scorer,
             gamma=settings.gamma,
             device=str(self.device),
             seed=seed,
         )
         kind: Any = DeepQ if encoding.discrete else SoftActorCritic
-        learner_config = settings.part(LearnerConfig)
-        self.learner = kind(encoding.obs_size, encoding.action_size, learner_config, seed=seed, device=str(self.device))
+        self.learner = kind(encoding.obs_size, encoding.action_size, settings, seed=seed, device=str(self.device))
         generators = [self.learner.generator]
         self._learn = captured(self.learner.update, device=self.device, mode=settings.compile, generators=generators)
         if encoding.discrete:
@@ -187,8 +184,8 @@ class Dyna(OwnAgent):
     def _step(self, callback: Any) -> bool:
         """One step of every environment, and what is learnt from it; whether to go on."""
         batch = self.steps.step(self._act(), self.encoding)
-        for pays in (self.paying, self.imagination and self.imagination.payer):
-            if isinstance(pays, FrozenReward | Payer):  # weights follow schedules
+        for pays in (self.replay_scorer, self.imagination and self.imagination.reward_source):
+            if isinstance(pays, FrozenReward | RewardSource):  # weights follow schedules
                 pays.timesteps = self.num_timesteps
         self.replay.add(batch)
         self.num_timesteps += self.steps.n
@@ -250,15 +247,15 @@ class Dyna(OwnAgent):
                 metrics = imagination.update(*rows)
         else:
             real = size
-            dreams = None
+            buffer = None
             if self.config.update == "buffer":
                 assert imagination is not None
-                if len(imagination.dreams):  # none are left where every rollout diverged
+                if len(imagination.buffer):  # none are left where every rollout diverged
                     real = round(size * self.config.real_ratio)
-                dreams = imagination.dreams.sample(count * (size - real), self.config.gamma) if real < size else None
+                buffer = imagination.buffer.sample(count * (size - real), self.config.gamma) if real < size else None
             drawn = self.replay.sample(count * real) if real else None
             for i in range(count):
-                metrics = self._learn(_joined(_slice(drawn, i, real), _slice(dreams, i, size - real)))
+                metrics = self._learn(_joined(_slice(drawn, i, real), _slice(buffer, i, size - real)))
         self._n_updates += count
         metrics.pop("td", None)  # one for each row, for priorities
         self._note(metrics)
@@ -360,9 +357,9 @@ def _slice(rows: Rows | None, i: int, size: int) -> Rows | None:
     return None if rows is None else Rows(*(x[i * size : (i + 1) * size] for x in rows))
 
 
-def _joined(real: Rows | None, dreams: Rows | None) -> Rows:
-    if real is None or dreams is None:
-        rows = real if dreams is None else dreams
+def _joined(real: Rows | None, buffer: Rows | None) -> Rows:
+    if real is None or buffer is None:
+        rows = real if buffer is None else buffer
         assert rows is not None
         return rows
-    return Rows(*(torch.cat(pair) for pair in zip(real, dreams)))
+    return Rows(*(torch.cat(pair) for pair in zip(real, buffer)))

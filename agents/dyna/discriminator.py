@@ -22,7 +22,7 @@ far from the data the judge has seen neither kind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from envs.settings import Settings, setting
 
 MOST = 1 - 1e-4  # a judge is never surer than this, so that the reward stays finite
 KEPT = 0.95  # share of held-out recorded transitions that the calibrated threshold keeps, at least
@@ -41,41 +42,20 @@ THRESHOLD = 0.6  # the source's
 
 
 @dataclass
-class DiscriminatorConfig:
-    """Settings of `Discriminator`.
+class DiscriminatorConfig(Settings):
+    """Settings of `Discriminator`."""
 
-    Attributes:
-        hidden: units of each hidden layer.
-        snapshots: how many are averaged, M.
-        every: gradient steps between two snapshots.
-        steps: gradient steps of a fit.
-        batch_size: recorded transitions in a minibatch; as many imagined ones.
-        learning_rate: of Adam.
-        gradient_weight: of the gradient penalty.
-        threshold: reward below which a rollout ends; None for one calibrated at each fit, at most 0.6.
-        beta: outcomes are drawn with odds exp(beta * reward); None for the best.
-    """
-
-    hidden: list[int] = field(default_factory=lambda: [128, 128])
-    snapshots: int = 8
-    every: int = 50
-    steps: int = 200
-    batch_size: int = 256
-    learning_rate: float = 3e-4
-    gradient_weight: float = 0.1
-    threshold: float | None = None
-    beta: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("snapshots", "every", "steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is out of range; give 1 or more")
-        if not 0 < self.learning_rate < 1:
-            raise ValueError(f"learning_rate={self.learning_rate} is out of range; give a number between 0 and 1")
-        if not self.gradient_weight >= 0:
-            raise ValueError(f"gradient_weight={self.gradient_weight} is out of range; give 0 or more")
-        if self.beta is not None and not self.beta >= 0:
-            raise ValueError(f"beta={self.beta} is out of range; give 0 (any outcome) or more, or None for the best")
+    hidden: list[int] = setting([128, 128], "units of each hidden layer", low=1)
+    snapshots: int = setting(8, "how many are averaged, M", low=1)
+    every: int = setting(50, "gradient steps between two snapshots", low=1)
+    steps: int = setting(200, "gradient steps of a fit", low=1)
+    batch_size: int = setting(256, "recorded transitions in a minibatch, and as many imagined ones", low=1)
+    learning_rate: float = setting(3e-4, "of Adam", above=0, below=1)
+    gradient_weight: float = setting(0.1, "of the gradient penalty", low=0)
+    threshold: float | None = setting(
+        None, "reward below which a rollout ends; None: calibrated at each fit, at most 0.6"
+    )
+    beta: float | None = setting(None, "outcomes are drawn with odds exp(beta * reward); None for the best", low=0)
 
 
 def gradient_penalty(judge: Stacked, x: Tensor) -> Tensor:

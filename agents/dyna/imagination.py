@@ -18,21 +18,19 @@ import torch
 from torch import Tensor
 
 import envs.make
-from agents.dyna.config import Horizon
+from agents.dyna.config import HorizonSchedule
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig
 from agents.dyna.penalties import PENALTIES
-from agents.dynamics.ensemble import Ensemble, EnsembleConfig
+from agents.dyna.svg import Svg
+from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.dynamics.factored import Factored, FactoredConfig
 from agents.dynamics.planners import CEM, MPPI, UPMPC
-from agents.dynamics.reward_source import Payer
-from agents.dynamics.rollout import Adaptive, Ends, Imagined, imagine
+from agents.dynamics.rollout import Adaptive, Ends, Imagined, RewardFunction, RewardSource, imagine
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.cuda_graphs import captured
 from agents.networks.space_encoding import SpaceEncoding
-from agents.off_policy.svg import Svg
-from agents.replay.imagined import Dreams
-from agents.replay.replay import Replay
+from agents.replay.replay import Replay, Rows
 
 ROWS = 4096  # rollouts side by side: as many as stay in a core's cache
 HEAD_STEPS = 200  # gradient steps of a distilled reward between two fits
@@ -64,35 +62,37 @@ class Imagination:
         self.ends = ending(spec, encoding, self.device)
         self.model: Any = _model(config, encoding, spec, self.ends is None, seed, device)
         # Without relabelling imagination pays as other libraries do: by a network fitted to the rewards in the replay.
-        distilled = config.update == "svg" or config.reward_in_dreams == "head" or not config.relabel
-        self.payer = Payer(scorer, encoding, differentiable=distilled, device=device, seed=seed)
-        self.notes = [self.payer.reason] if self.payer.how == "head" and config.relabel else []
-        self.horizon = Horizon(config.horizon)
+        distilled = config.update == "svg" or config.reward_source == "head" or not config.relabel
+        self.reward_source = RewardSource(scorer, encoding, differentiable=distilled, device=device, seed=seed)
+        self.notes = [self.reward_source.reason] if self.reward_source.how == "head" and config.relabel else []
+        self.horizon = HorizonSchedule(config.horizon)
         self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
         self.discriminator = _discriminator(config, encoding, seed, device) if config.filter == "morec" else None
         self.planner = _planner(config, encoding, seed, device)
         imagines = config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0
         counts = (config.plan_candidates, config.plan_horizon)
-        self.careful = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
+        self.pessimistic = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
         self.bounds: Any = None  # (lowest, highest) observations, (D,) each; None before the first fit
-        per_fit = math.ceil(config.dreams_per_step * config.model_every)
+        per_fit = math.ceil(config.rollouts_per_step * config.model_every)
         self.rollouts = per_fit
-        self.dreams: Any = None
+        self.buffer: Any = None
         self._states: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.retain)
         if config.update == "buffer":
             capacity = config.retain * per_fit * self.horizon.longest
-            self.dreams = Dreams(capacity, encoding, self.payer, retain=config.retain, device=device, seed=seed)
+            self.buffer = ImaginedBuffer(
+                capacity, encoding, self.reward_source, retain=config.retain, device=device, seed=seed
+            )
         elif config.update == "svg":
             self.svg = Svg(
-                learner, self.model, self.payer, self.ends, gamma=config.gamma, horizon=config.training_horizon
+                learner, self.model, self.reward_source, self.ends, gamma=config.gamma, horizon=config.training_horizon
             )
             self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Fit the model and what is learnt beside it to a replay, and imagine anew; returns metrics."""
-        self.payer.timesteps = timesteps
+        self.reward_source.timesteps = timesteps
         metrics: dict[str, Any] = dict(self.model.fit(replay))
-        metrics |= self.payer.fit(replay, HEAD_STEPS)
+        metrics |= self.reward_source.fit(replay, HEAD_STEPS)
         if self.discriminator is not None:
             metrics |= self.discriminator.fit(replay, self.model, self.config.model_steps)
         self.bounds = replay.bounds()
@@ -100,7 +100,7 @@ class Imagination:
             self._update = self._capture()
         if self.config.update != "none":
             with torch.no_grad():
-                metrics |= self._dream(replay, timesteps)
+                metrics |= self._imagine_all(replay, timesteps)
         return metrics
 
     def update(self, obs: Tensor, step: Tensor) -> dict[str, Tensor]:
@@ -115,14 +115,14 @@ class Imagination:
             lambda x: self.svg.update(x[0], x[1], (x[2], x[3])), device=self.device, mode=mode, generators=generators
         )
 
-    def _dream(self, replay: Replay, timesteps: int) -> dict[str, Any]:
+    def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Imagine from remembered states: transitions to learn from, or states to begin from."""
         config, svg = self.config, self.config.update == "svg"
         horizon = config.distribution_horizon if svg else self.horizon(timesteps)
         length = diverged = penalty = torch.zeros((), device=self.device)
         states: list[tuple[Tensor, Tensor]] = []
         if not svg:
-            self.dreams.refitted()
+            self.buffer.refitted()
         for begin in range(0, self.rollouts, ROWS):
             obs, step = replay.starts(min(ROWS, self.rollouts - begin))
             imagined = self._imagine(obs, step, horizon)
@@ -132,13 +132,17 @@ class Imagination:
                 reached[0] = True  # where rollouts begin has been seen, whatever the model makes of it
                 states.append((imagined.obs[reached], imagined.step[reached]))
             else:
-                self.dreams.add(imagined)
+                self.buffer.add(imagined)
             length, diverged = length + alive.sum(), diverged + imagined.diverged
             penalty = penalty + imagined.penalty.sum()
         if svg:
             self._states.append((torch.cat([s[0] for s in states]), torch.cat([s[1] for s in states])))
             self._gather()
-        return {"dream_length": length / self.rollouts, "diverged": diverged, "penalty": penalty / length.clamp(min=1)}
+        return {
+            "rollout_length": length / self.rollouts,
+            "diverged": diverged,
+            "penalty": penalty / length.clamp(min=1),
+        }
 
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
         config = self.config
@@ -160,8 +164,8 @@ class Imagination:
 
     def _act(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         """The policy's action; a careful one at the first step if a planner says so."""
-        if self.careful is not None and t == 0:
-            return self.careful.plan(self._dreaming(), self._sample, obs), None
+        if self.pessimistic is not None and t == 0:
+            return self.pessimistic.plan(self._rollouts(), self._sample, obs), None
         return self._sample(obs, t)
 
     def states(self, count: int) -> tuple[Tensor, Tensor]:
@@ -178,18 +182,20 @@ class Imagination:
             step: int64 (B,), within the episodes of environments whose last plans go on; None for states from anywhere.
         """
         if isinstance(self.planner, UPMPC):
-            return self.planner.plan(self._dreaming(), self._sample, obs)
+            return self.planner.plan(self._rollouts(), self._sample, obs)
         assert self.planner is not None
         last = self.planner.mean
         if step is not None:
             self.planner.reset(torch.as_tensor(step == 0, device=self.device))
-        action = self.planner.plan(self._dreaming(), obs, warm=step is not None)
+        action = self.planner.plan(self._rollouts(), obs, warm=step is not None)
         if step is None:
             self.planner.mean = last
         return action
 
-    def _dreaming(self) -> Any:
-        return functools.partial(imagine, self.model, pay=self.payer, ends=self.ends, bounds=self.bounds)
+    def _rollouts(self) -> Any:
+        return functools.partial(
+            imagine, self.model, reward_function=self.reward_source, ends=self.ends, bounds=self.bounds
+        )
 
     def _sample(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         return self.learner.sample(obs)[0], None
@@ -217,17 +223,113 @@ class Imagination:
     def _parts(self) -> dict[str, Any]:
         parts = {
             "model": self.model,
-            "payer": self.payer,
-            "dreams": self.dreams,
+            "reward_source": self.reward_source,
+            "imagined": self.buffer,
             "discriminator": self.discriminator,
             "adaptive": self.adaptive,
             "planner": self.planner,
-            "careful": self.careful,
+            "pessimistic": self.pessimistic,
         }
         return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def _gather(self) -> None:
         self._all = [torch.cat(column) for column in zip(*self._states)]
+
+
+class ImaginedBuffer:
+    """A ring of imagined transitions on the compute device.
+
+    Args:
+        capacity: transitions, 1 or more; newer ones take the place of older ones.
+        encoding: the spaces.
+        reward_function: what a transition is worth, see `agents.dynamics.rollout`; asked when it is sampled.
+        retain: how many fits of the model dreams outlive, 1 or more: see `refitted`.
+        device: as torch writes it.
+        seed: of what is sampled.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        encoding: SpaceEncoding,
+        reward_function: RewardFunction,
+        *,
+        retain: int = 1,
+        device: Any = "cpu",
+        seed: int = 0,
+    ) -> None:
+        if capacity < 1 or retain < 1:
+            raise ValueError(f"a buffer with capacity={capacity}, retain={retain} hold nothing; give 1 or more of each")
+        self.capacity, self.reward_function, self.device = int(capacity), reward_function, torch.device(device)
+        d, a = encoding.obs_size, encoding.action_size
+        self._widths = [d, a, d, 1, 1, 1, 1]  # obs, action, next_obs, task, penalty, terminated, step
+        self.table = torch.empty((self.capacity, sum(self._widths)), device=self.device)
+        self.written = 0  # ever
+        self._fits: deque[int] = deque(maxlen=retain)  # what was written when the model was fitted
+        self._dropped = 0  # of what was written
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+
+    def __len__(self) -> int:
+        return min(self.capacity, self.written - self._dropped)
+
+    def add(self, imagined: Imagined) -> None:
+        """Keep the transitions that were really imagined; of more than `capacity`, the last."""
+        numbers = (imagined.task, imagined.penalty, imagined.terminated, imagined.step)
+        parts = [imagined.obs, imagined.action, imagined.next_obs, *(x.unsqueeze(-1).float() for x in numbers)]
+        rows = torch.cat(parts, -1).detach()[imagined.alive][-self.capacity :]
+        places = (self.written + torch.arange(len(rows), device=self.device)) % self.capacity
+        self.table[places] = rows
+        self.written += len(rows)
+
+    def refitted(self) -> None:
+        """The model has been fitted anew: forget what was imagined before the last `retain` fits."""
+        self._fits.append(self.written)
+        if len(self._fits) == self._fits.maxlen:
+            self._dropped = self._fits[0]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._dropped = self.written
+        self._fits.clear()
+
+    def sample(self, batch_size: int, gamma: float) -> Rows:
+        """Transitions drawn with replacement, paid now.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if not len(self):
+            raise ValueError("nothing has been imagined yet; add rollouts before sampling from them")
+        index = torch.randint(len(self), (batch_size,), generator=self._generator, device=self.device)
+        index = index.add_(self.written - len(self)).remainder_(self.capacity)
+        rows = self.table.index_select(0, index)
+        obs, action, next_obs, *numbers = rows.split(self._widths, -1)
+        task, penalty, terminated, step = (x.squeeze(-1) for x in numbers)
+        step = step.long()
+        with torch.no_grad():
+            reward = self.reward_function(obs, action, next_obs, task, terminated > 0, step) - penalty
+        return Rows(obs, action, reward, next_obs, gamma * (1 - terminated), step, index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, the filled part only, as a view."""
+        return {
+            "table": self.table[: min(self.written, self.capacity)],
+            "written": self.written,
+            "fits": list(self._fits),
+            "dropped": self._dropped,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned into one of the same capacity."""
+        table: Tensor = torch.as_tensor(state["table"])
+        self.table[: len(table)] = table.to(self.device)
+        self.written, self._dropped = int(state["written"]), int(state["dropped"])
+        self._fits = deque(map(int, state["fits"]), maxlen=self._fits.maxlen)
+        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
 
 
 def ending(spec: Any, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
@@ -269,7 +371,7 @@ def _model(config: Any, encoding: SpaceEncoding, spec: Any, terminations: bool, 
         }
         if config.model == "factored":
             return Factored(encoding, FactoredConfig(**settings), seed=seed, device=device)
-        return Ensemble(encoding, EnsembleConfig(kind=config.model_kind, **settings), seed=seed, device=device)
+        return DynamicsEnsemble(encoding, EnsembleConfig(kind=config.model_kind, **settings), seed=seed, device=device)
     if spec is None:
         raise ValueError("agent.model=true asks the simulator, and this environment is not registered; use ensemble")
     return TrueModel(spec.id, encoding, **spec.kwargs)

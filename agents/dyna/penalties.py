@@ -1,7 +1,7 @@
 """Five numbers for how unsure a model is of an outcome, to be taken off the reward in imagination.
 
 Each is a function of what K members said of B transitions, in standard deviations of the changes the model was fitted
-to: `means` and `stds` (K, B, D) of a `agents.dynamics.Predicted` opened by `opinions=True`. The result (B,) is a
+to: `means` and `stds` (K, B, D) of a `agents.dynamics.Predicted` opened by `member_predictions=True`. The result (B,) is a
 distance over all D numbers, 0 for certainty, and grows as sqrt(D).
 
     aleatoric_max  max_k |s_k|                     the most that any member expects by chance
@@ -102,10 +102,10 @@ def penalty(name: str, members: int, gauss: bool) -> Penalty:
 
 
 def _means(predicted: Predicted) -> Tensor:
-    assert predicted.means is not None, "step(..., opinions=True)"
+    assert predicted.means is not None, "step(..., member_predictions=True)"
     return predicted.means
 
 
 def _stds(predicted: Predicted) -> Tensor:
-    assert predicted.stds is not None, "step(..., opinions=True) of a model that predicts deviations"
+    assert predicted.stds is not None, "step(..., member_predictions=True) of a model that predicts deviations"
     return predicted.stds

@@ -28,7 +28,7 @@ numbers that change rarely are rare in the loss, too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from envs.settings import Settings, setting
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
 HELD = 1000  # held-out rows that are looked at, at most
@@ -49,49 +50,28 @@ GAIN = 0.01  # an improvement by less than this part is none
 
 
 @dataclass
-class EnsembleConfig:
-    """Settings of `Ensemble`.
+class EnsembleConfig(Settings):
+    """Settings of `DynamicsEnsemble`."""
 
-    Attributes:
-        kind: "gauss" (each member predicts a mean and a variance) or "det" (a number).
-        members: networks side by side, K.
-        elites: how many of them, the best by held-out loss, are asked for outcomes; None for all.
-        hidden: units of each hidden layer.
-        norm: "none" or "layer" (LayerNorm before each activation).
-        terminations: whether the end of an episode is learned, too.
-        learning_rate, weight_decay, batch_size: of AdamW; the batch is each member's.
-        first_steps: gradient steps of a fit after the scalers were set: at first, and when the data has doubled.
-        min_steps, max_steps: of every other fit, which ends early when no member gets better.
-    """
-
-    kind: str = "gauss"
-    members: int = 5
-    elites: int | None = None
-    hidden: list[int] = field(default_factory=lambda: [128, 128, 128])
-    norm: str = "none"
-    terminations: bool = False
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    batch_size: int = 256
-    first_steps: int = 1000
-    min_steps: int = 100
-    max_steps: int = 500
+    kind: str = setting("gauss", "each member predicts mean and variance, or a value", choices=("gauss", "det"))
+    members: int = setting(5, "networks side by side, K", low=1)
+    elites: int | None = setting(None, "the best by held-out loss, which predict; None for all", low=1)
+    hidden: list[int] = setting([128, 128, 128], "units of each hidden layer", low=1)
+    norm: str = setting("none", "layer: LayerNorm before each activation", choices=("none", "layer"))
+    terminations: bool = setting(False, "whether the end of an episode is learned, too")
+    learning_rate: float = setting(1e-3, "of AdamW", above=0, below=1)
+    weight_decay: float = setting(1e-4, "of AdamW", low=0, below=1)
+    batch_size: int = setting(256, "rows of each member's minibatch", low=1)
+    first_steps: int = setting(1000, "gradient steps of a fit after the scalers were set", low=1)
+    min_steps: int = setting(100, "gradient steps of every other fit, at least", low=1)
+    max_steps: int = setting(500, "at most; it ends early when no member improves", low=1)
 
     def __post_init__(self) -> None:
-        if self.kind not in ("gauss", "det"):
-            raise ValueError(f'kind={self.kind!r} is no kind of model; give "gauss" or "det"')
-        for name in ("members", "batch_size", "first_steps", "min_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is out of range; give 1 or more")
-        if self.elites is not None and not 1 <= self.elites <= self.members:
+        super().__post_init__()
+        if self.elites is not None and self.elites > self.members:
             raise ValueError(f"elites={self.elites} is out of range; give 1 to members={self.members}, or None for all")
         if self.max_steps < self.min_steps:
             raise ValueError(f"max_steps={self.max_steps} is below min_steps={self.min_steps}; give at least as many")
-        if not 0 < self.learning_rate < 1 or not 0 <= self.weight_decay < 1:
-            raise ValueError(
-                f"learning_rate={self.learning_rate}, weight_decay={self.weight_decay} are out of range; "
-                "give a rate between 0 and 1 and a decay from 0 to below 1"
-            )
 
 
 class Scaler(nn.Module):
@@ -136,7 +116,7 @@ def split(rows: int, turn: int = 0, device: Any = "cpu") -> tuple[Tensor, Tensor
     return index[~held], judged[:: -(-len(judged) // HELD)]
 
 
-class Ensemble:
+class DynamicsEnsemble:
     """A `Dynamics`: next_obs = obs + mean + scale * f_k(whitened obs and action).
 
     Attributes:

@@ -11,7 +11,7 @@ Differences from the source:
   - Discrete and MultiDiscrete parts are categoricals, so that samples are observations again;
   - logits begin at "stays as it is", with a weight that is learnt, entry by entry;
   - reward and end are read off the sampled outcome, so that chance in the one is chance in the other;
-  - several members, the budget and the choice of the best weights are those of `Ensemble`.
+  - several members, the budget and the choice of the best weights are those of `DynamicsEnsemble`.
 
 When it fails: entries whose chances hang together (a ball that is here or there: independent entries show two balls, or
 none); worlds whose parts only show in pictures.
@@ -19,7 +19,7 @@ none); worlds whose parts only show in pictures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,30 +29,26 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, one_hot
 
 from agents.dynamics import Predicted
-from agents.dynamics.ensemble import Ensemble, EnsembleConfig
+from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from envs.settings import setting
 
 STAYS = 6.0  # logit with which an entry stays at first: what never changes needs no word from a network that overfits
 
 
 @dataclass
 class FactoredConfig(EnsembleConfig):
-    """Settings of `Factored`: those of `Ensemble`, with other defaults [the source's in brackets].
+    """Settings of `Factored`: those of `DynamicsEnsemble`, with other defaults; `kind` has no meaning here."""
 
-    Attributes:
-        kind: has no meaning here.
-        members: 1 [1].
-        hidden: of both networks [three times 200].
-        terminations: whether ends are learnt, too; the source's worlds need it.
-    """
-
-    members: int = 1
-    hidden: list[int] = field(default_factory=lambda: [200, 200])
-    terminations: bool = True
+    members: int = setting(1, "networks side by side, K; 1 in the source", low=1)
+    hidden: list[int] = setting(
+        [200, 200], "units of both networks' hidden layers; three times 200 in the source", low=1
+    )
+    terminations: bool = setting(True, "whether ends are learned, too; the source's environments need it")
 
 
-class Factored(Ensemble):
+class Factored(DynamicsEnsemble):
     """A `Dynamics` of independent entries; gradients do not flow through it.
 
     `model_error` is the share of entries whose likeliest value is wrong, on held-out rows; `means` and `stds` of

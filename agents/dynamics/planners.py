@@ -34,7 +34,7 @@ from agents.dynamics import Predicted
 from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.space_encoding import SpaceEncoding
 
-Dream = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
+Rollout = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
 Value = Callable[[Tensor], Tensor]  # observations (B, D) -> what follows from there (B,)
 
 
@@ -42,7 +42,7 @@ def returns(imagined: Imagined, reward: Tensor, gamma: float, value: Value | Non
     """Discounted sums over the horizon of `reward` (H, B), and the value of where rollouts go on from; (B,)."""
     total = torch.zeros_like(reward[0])
     if value is not None:
-        total = torch.where(imagined.going, value(imagined.next_obs[-1]), 0.0)
+        total = torch.where(imagined.continues, value(imagined.next_obs[-1]), 0.0)
     for now in reward.flip(0):
         total = now + gamma * total
     return total
@@ -99,7 +99,7 @@ class _Sequences:
     @torch.no_grad()
     def plan(
         self,
-        dream: Dream,
+        rollout: Rollout,
         obs: Tensor,
         *,
         value: Value | None = None,
@@ -110,7 +110,7 @@ class _Sequences:
         """The first actions of the plans, (B, A) in [-1, 1].
 
         Args:
-            dream: see the module.
+            rollout: see the module.
             obs: (B, D).
             value: of the last states.
             policy: proposes some of MPPI's sequences.
@@ -119,7 +119,7 @@ class _Sequences:
         """
         mean = self._begin(obs, warm)
         std = torch.full_like(mean, self.widest)
-        proposed = self._propose(dream, obs, policy)
+        proposed = self._propose(rollout, obs, policy)
         n = self.samples - (0 if proposed is None else proposed.shape[1])
         best = weight = mean
         for _ in range(self.iterations):
@@ -127,7 +127,7 @@ class _Sequences:
             sequences = (mean[:, None] + self._spread(mean, std)[:, None] * noise.to(obs.dtype)).clamp(-1, 1)
             if proposed is not None:
                 sequences = torch.cat([proposed, sequences], 1)
-            score = self._judge(dream, obs, sequences, value)
+            score = self._judge(rollout, obs, sequences, value)
             top, index = score.topk(self.elites, 1)
             best = sequences.gather(1, index[..., None, None].expand(-1, -1, *mean.shape[1:]))
             mean, std, weight = self._refit(mean, std, best, top)
@@ -140,17 +140,17 @@ class _Sequences:
             fresh[:, :-1] = self.mean[:, 1:]
         return fresh
 
-    def _propose(self, dream: Dream, obs: Tensor, policy: Act | None) -> Tensor | None:
+    def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
         return None
 
     def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
         return std
 
-    def _judge(self, dream: Dream, obs: Tensor, sequences: Tensor, value: Value | None) -> Tensor:
+    def _judge(self, rollout: Rollout, obs: Tensor, sequences: Tensor, value: Value | None) -> Tensor:
         """Mean return over the particles of every sequence, (B, N)."""
         times = sequences.shape[1] * self.particles
         actions = sequences.repeat_interleave(self.particles, 1).flatten(0, 1)
-        imagined = dream(
+        imagined = rollout(
             act=lambda obs, t: (actions[:, t], None), obs=obs.repeat_interleave(times, 0), horizon=self.horizon
         )
         total = _judged(imagined, returns(imagined, imagined.reward, self.gamma, value)) / self.particles
@@ -249,11 +249,11 @@ class MPPI(_Sequences):
         self.temperature, self.policy_samples = temperature, policy_samples
         self.lowest, self.widest = lowest, widest
 
-    def _propose(self, dream: Dream, obs: Tensor, policy: Act | None) -> Tensor | None:
+    def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
         if policy is None or not self.policy_samples:
             return None
         rows = obs.repeat_interleave(self.policy_samples, 0)
-        imagined = dream(act=policy, obs=rows, horizon=self.horizon)
+        imagined = rollout(act=policy, obs=rows, horizon=self.horizon)
         return imagined.action.transpose(0, 1).unflatten(0, (len(obs), -1))
 
     def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -294,16 +294,16 @@ class UPMPC:
         self.square: Tensor | None = None  # running mean square of imagined rewards
 
     @torch.no_grad()
-    def plan(self, dream: Dream, policy: Act, obs: Tensor, *, value: Value | None = None) -> Tensor:
+    def plan(self, rollout: Rollout, policy: Act, obs: Tensor, *, value: Value | None = None) -> Tensor:
         """Actions (B, A), each one that `policy`, which acts with chance, proposed for its row of `obs` (B, D).
 
         Args:
-            dream: see the module; a penalty of its own does not count here.
+            rollout: see the module; a penalty of its own does not count here.
             policy: (obs (B, D), t) -> (action (B, A), anything).
             obs: (B, D).
             value: of the last states, (B, D) -> (B,), in the rewards' own unit.
         """
-        imagined = dream(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=self.measure)
+        imagined = rollout(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=self.measure)
         reward = imagined.reward + imagined.penalty
         alive = imagined.alive
         square = reward.square().sum() / alive.sum().clamp(min=1)

@@ -13,6 +13,8 @@ Sources:
 Differences from them:
     - the threshold is in standard deviations of the change for a term of root mean square 1, not in raw coefficients;
     - a bootstrap draws from 64 random blocks of rows, so that Theta^T Theta is computed once for all members;
+    - a term that is struck out becomes a row of the identity, so that systems of different sparsity have one shape and
+      are solved together, by Cholesky's method;
     - every member keeps the whole library unless `drop_terms` is set, because members also sample one by one;
     - members whose rollouts leave the data are replaced by others; predictions are cut at the data's bounds;
     - a reward that is no such polynomial (held-out R2 below 0.99) is predicted by a small network.
@@ -32,57 +34,36 @@ import torch
 from torch import Tensor, nn
 
 from agents.dynamics import Predicted
-from agents.dynamics.polynomials import Library, stlsq
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
+from envs.settings import Settings, setting
 
 BLOCKS = 64  # of rows, which bootstraps draw from
 REWARD_R2 = 0.99  # below it a network predicts the reward
 STARTS, STEPS, STRAYED = 32, 50, 0.1  # `validate`: rollouts, their length, share of them that may leave the data
 FEWEST = 20  # rows a fit begins with
 HEAD_STEPS, HEAD_BATCH, HEAD_RATE = 1000, 256, 1e-3  # of the reward's network
+COLUMNS, AFFORDABLE = 500, 150  # of a library: at most, and at most if nobody chose the degree
 
 
 @dataclass
-class SindyConfig:
-    """Settings of `Sindy`; the source's value in brackets where it differs.
+class SindyConfig(Settings):
+    """Settings of `Sindy`; the source's value in brackets where it differs."""
 
-    Attributes:
-        members: bootstraps, at least 1.
-        degree: of the polynomials, 1 to 3; 0 for the largest whose library has at most 150 terms.
-        affine: whether no term holds two actions; always so for Discrete ones.
-        whiten: whether monomials are of observations minus their mean. Where zero means something, False gives sparser
-            and truer equations; where it lies far outside the data, they cannot be told apart without it.
-        threshold: smallest coefficient that stays, 0 or more, see above [0.007 to 0.02, raw].
-        alpha: ridge penalty, above 0, for terms of root mean square 1 [5e-5 to 0.5].
-        drop_terms: share of the library each member has to do without, in [0, 1).
-        aggregate: "median" or "mean" of the members' coefficients, for predictions that are not sampled.
-        margin: how far outside the data's bounds predictions are cut, in ranges of the data, 0 or more.
-        max_rows: rows a fit reads, drawn from all.
-    """
+    prefix = "sindy."
 
-    members: int = 20
-    degree: int = 0
-    affine: bool = False
-    whiten: bool = True
-    threshold: float = 0.005
-    alpha: float = 1e-3
-    drop_terms: float = 0.0
-    aggregate: str = "median"
-    margin: float = 0.1
-    max_rows: int = 20_000
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("members", 1, 1000), ("degree", 0, 3), ("max_rows", 20, 10_000_000)):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"sindy.{name}={getattr(self, name)} is out of range; give {low} to {high}")
-        for name, most in (("threshold", float("inf")), ("margin", float("inf")), ("drop_terms", 0.999)):
-            if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"sindy.{name}={getattr(self, name)} is out of range; give 0 to {most}")
-        if not self.alpha > 0:
-            raise ValueError(f"sindy.alpha={self.alpha} leaves systems unsolvable; give a number above 0, like 1e-3")
-        if self.aggregate not in ("median", "mean"):
-            raise ValueError(f"sindy.aggregate={self.aggregate!r} is unknown; give median or mean")
+    members: int = setting(20, "bootstraps", low=1, high=1000)
+    degree: int = setting(0, "of the polynomials; 0: the largest whose library has at most 150 terms", low=0, high=3)
+    affine: bool = setting(False, "whether no term holds two actions; always so for Discrete ones")
+    # Where zero means something, whiten=False gives sparser and truer equations; where zero lies far outside the data,
+    # they cannot be told apart without it.
+    whiten: bool = setting(True, "whether monomials are of observations minus their mean")
+    threshold: float = setting(0.005, "smallest coefficient that is kept, see above [0.007 to 0.02, raw]", low=0)
+    alpha: float = setting(1e-3, "ridge penalty, for terms of root mean square 1 [5e-5 to 0.5]", above=0)
+    drop_terms: float = setting(0.0, "share of the library each member does without", low=0, below=1)
+    aggregate: str = setting("median", "of the members, where outcomes are not sampled", choices=("median", "mean"))
+    margin: float = setting(0.1, "how far outside the data predictions are clipped, in ranges of the data", low=0)
+    max_rows: int = setting(20_000, "rows a fit reads, drawn from all", low=20)
 
 
 class Sindy:
@@ -359,3 +340,90 @@ def _root_mean_square(columns: Tensor) -> Tensor:
     """(P,) of columns (P, B), 1 where there is nothing."""
     size = columns.square().mean(1).sqrt()
     return torch.where(size > 0, size, 1.0)
+
+
+class Library:
+    """All monomials of I variables up to a degree, the constant first.
+
+    Attributes:
+        terms: what each of P columns multiplies: tuples of variables in rising order.
+
+    Args:
+        variables: I, observations first.
+        controls: how many of the last variables are actions.
+        degree: 1 to 3, or 0 for the largest that fits.
+        affine: whether no term holds two actions.
+
+    Raises:
+        ValueError: for a library of more than 500 terms.
+    """
+
+    def __init__(self, variables: int, controls: int, degree: int, affine: bool) -> None:
+        first = variables - controls if affine else variables
+        for self.degree in [degree] if degree else [3, 2, 1]:  # a fit solves systems of the library's size
+            self.terms = [
+                term
+                for size in range(self.degree + 1)
+                for term in itertools.combinations_with_replacement(range(variables), size)
+                if sum(i >= first for i in term) <= 1
+            ]
+            if len(self.terms) <= (COLUMNS if degree else AFFORDABLE):
+                break
+        else:
+            raise ValueError(
+                f"polynomials of degree {self.degree} in {variables} numbers have {len(self.terms)} terms, and at most "
+                f"{COLUMNS} can be fitted; give a lower sindy.degree, or model=ensemble"
+            )
+        self._last = []  # of every degree above 1: column of the degree below, and the variable it is multiplied by
+        for size in range(2, self.degree + 1):
+            below = {term: place for place, term in enumerate(t for t in self.terms if len(t) == size - 1)}
+            here = [term for term in self.terms if len(term) == size]
+            self._last.append((torch.tensor([below[t[:-1]] for t in here]), torch.tensor([t[-1] for t in here])))
+
+    def __call__(self, variables: Tensor) -> Tensor:
+        """(I, B) -> (P, B)."""
+        columns = [torch.ones_like(variables[:1]), variables]
+        for left, right in self._last:
+            columns.append(columns[-1][left] * variables[right])
+        return torch.cat(columns)
+
+    def to(self, device: torch.device) -> Library:
+        """Itself, there."""
+        self._last = [(left.to(device), right.to(device)) for left, right in self._last]
+        return self
+
+
+def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Tensor | None = None) -> Tensor:
+    """Sequentially thresholded least squares of K bootstraps at once.
+
+    Args:
+        gram: float64 (K, P, P), Theta^T Theta over the rows' number, columns of root mean square 1.
+        cross: float64 (K, P, D), Theta^T Y over the rows' number.
+        threshold: coefficients below it are struck out, and the others fitted again, until none is.
+        alpha: ridge penalty.
+        keep: bool (K, P), the columns each may use; None for all.
+
+    Returns:
+        Coefficients (K, P, D), exactly 0 where struck out.
+    """
+    allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device) if keep is None else keep
+    solutions = []
+    for target in cross.unbind(-1):
+        mask = allowed
+        for _ in range(gram.shape[1] + 1):  # each round but the last strikes a column of somebody
+            solution = _ridge(gram, target, mask, alpha)
+            smaller = mask & (solution.abs() >= threshold)
+            if torch.equal(smaller, mask):
+                break
+            mask = smaller
+        solutions.append(solution)
+    return torch.stack(solutions, -1)
+
+
+def _ridge(gram: Tensor, target: Tensor, mask: Tensor, alpha: float) -> Tensor:
+    """(K, P): least squares over the columns in `mask`; the others become rows of the identity, so they solve to 0."""
+    m = mask.to(gram)
+    system = gram * m[:, :, None] * m[:, None, :] + torch.diag_embed(1 - m + alpha * m)
+    factor, failed = torch.linalg.cholesky_ex(system)
+    solution = torch.cholesky_solve((target * m)[..., None], factor)[..., 0]
+    return torch.where(failed[:, None] > 0, torch.nan, solution)

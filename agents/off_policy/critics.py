@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from torch import Tensor
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.heads import HEADS, head_of
 from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
+from envs.settings import Settings, setting
 
 Pick = Callable[[Tensor], Tensor]
 RATE = 0.01  # at which running quantiles follow
@@ -39,69 +40,46 @@ EDGE = 0.01  # share of rewards beyond each quantile
 
 
 @dataclass
-class LearnerConfig:
-    """Settings of `agents.off_policy.sac.SoftActorCritic` and `agents.off_policy.dqn.DeepQ`.
+class LearnerConfig(Settings):
+    """Settings of `agents.off_policy.sac.SoftActorCritic` and `agents.off_policy.dqn.DeepQ`."""
 
-    Attributes:
-        net_arch: units of the hidden layers of each network.
-        activation: "relu", "silu", "mish", "elu" or "tanh".
-        learning_rate: of Adam, in (0, 1].
-        gamma: discount in (0, 1]; here only for the range of `bounded_targets`.
-        tau: share of the new critics in their targets after each step, in (0, 1].
-        critics: how many, 1 or more.
-        target: "min" or "mean" of them is what a state is worth.
-        norm: of the critics: "none", "layer", or "batch" (CrossQ: no target network).
-        dropout: share of the critics' hidden units dropped in training, in [0, 1).
-        head: "mse", "hl_gauss" or "two_hot" (see `agents.networks.heads`).
-        entropy: "auto" (its weight is learned, from 1), "auto_0.1" (from 0.1), or a fixed weight, 0 or more.
-        target_entropy: what "auto" aims at; None for minus the action's size.
-        bounded_targets: whether targets are cut to running quantiles of the rewards / (1 - gamma).
-        lipschitz: "none", "spectral" or "robust".
-        lipschitz_bound: spectral norm of each layer at most, on whitened inputs.
-        lipschitz_weight: of the robust penalty.
-        lipschitz_radius: largest disturbance of an entry of the whitened observation.
-        max_grad_norm: gradients are cut to it.
-    """
+    prefix = "agent."
 
-    net_arch: list[int] = field(default_factory=lambda: [256, 256])
-    activation: str = "relu"
-    learning_rate: float = 3e-4
-    gamma: float = 0.99
-    tau: float = 0.005
-    critics: int = 2
-    target: str = "min"
-    norm: str = "none"
-    dropout: float = 0.0
-    head: str = "mse"
-    entropy: float | str = "auto"
-    target_entropy: float | None = None
-    bounded_targets: bool = False
-    lipschitz: str = "none"
-    lipschitz_bound: float = 3.0
-    lipschitz_weight: float = 0.1
-    lipschitz_radius: float = 0.1
-    max_grad_norm: float = 10.0
+    net_arch: list[int] = setting(None, "units of the hidden layers of each network", low=1, otherwise=[256, 256])
+    activation: str = setting("relu", "of actor and critics", choices=tuple(ACTIVATIONS))
+    learning_rate: float = setting(None, "of Adam", above=0, high=1, otherwise=3e-4)
+    gamma: float = setting(
+        None, "discount; here only for the range of bounded_targets", above=0, high=1, otherwise=0.99
+    )
+    tau: float = setting(0.005, "share of the new critics in their targets after each step", above=0, high=1)
+    critics: int = setting(None, "how many", low=1, otherwise=2)
+    target: str = setting(None, "over the critics: what a state is worth", choices=("min", "mean"), otherwise="min")
+    norm: str = setting(None, "of the critics; batch is CrossQ, without targets", choices=NORMS, otherwise="none")
+    dropout: float = setting(
+        None, "share of the critics' hidden units dropped in training", low=0, below=1, otherwise=0.0
+    )
+    head: str = setting(
+        None, "how a critic represents a value, see agents.networks.heads", choices=tuple(HEADS), otherwise="mse"
+    )
+    entropy: Any = setting(
+        None, "weight of the entropy: auto learns it, auto_0.1 from 0.1 on, a number fixes it", otherwise="auto"
+    )
+    target_entropy: float | None = setting(None, "of the policy, for auto; None for minus the action's size")
+    bounded_targets: bool = setting(
+        None, "whether targets are cut to running quantiles of the rewards / (1 - gamma)", otherwise=False
+    )
+    lipschitz: str = setting(
+        None, "how critics are kept smooth", choices=("none", "spectral", "robust"), otherwise="none"
+    )
+    lipschitz_bound: float = setting(3.0, "spectral: largest norm of each layer, on whitened inputs", above=0)
+    lipschitz_weight: float = setting(0.1, "robust: of the penalty", above=0)
+    lipschitz_radius: float = setting(
+        0.1, "robust: largest disturbance, in standard deviations of the observations", above=0
+    )
+    max_grad_norm: float = setting(10.0, "norm to which gradients are clipped", above=0)
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("activation", tuple(ACTIVATIONS)),
-            ("norm", NORMS),
-            ("head", tuple(HEADS)),
-            ("target", ("min", "mean")),
-            ("lipschitz", ("none", "spectral", "robust")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"agent.{name}={getattr(self, name)!r} is unknown; give one of {', '.join(known)}")
-        for name, high in (("learning_rate", 1), ("gamma", 1), ("tau", 1), ("max_grad_norm", math.inf)):
-            if not 0 < getattr(self, name) <= high:
-                raise ValueError(f"agent.{name}={getattr(self, name)} is out of range; give a number in (0, {high}]")
-        for name in ("lipschitz_bound", "lipschitz_weight", "lipschitz_radius"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"agent.{name}={getattr(self, name)} is out of range; give a number above 0")
-        if self.critics < 1:
-            raise ValueError(f"agent.critics={self.critics}; give 1 or more")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"agent.dropout={self.dropout} is out of range; give a share in [0, 1)")
+        super().__post_init__()
         if self.bounded_targets and self.gamma == 1:
             raise ValueError("agent.bounded_targets=True needs a discount below 1, and agent.gamma=1; lower gamma")
         if self.lipschitz == "spectral" and self.norm != "none":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from agents.off_policy.critics import Critics, LearnerConfig
-from agents.off_policy.sac import Batch
+from agents.replay.replay import Rows
 
 
 class DeepQ(Critics):
@@ -74,7 +74,7 @@ class DeepQ(Critics):
         """What the targets say of the action that the critics would choose, (B,)."""
         return self.aggregate(self.q(next_obs, self._hot(self._best(next_obs)), target=True))
 
-    def update(self, rows: Batch) -> dict[str, Tensor]:
+    def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of critics and targets. Returns numbers to log, still on the device."""
         with torch.no_grad():
             target = rows.reward + rows.discount * self.next_value(rows.next_obs)

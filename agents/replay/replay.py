@@ -3,8 +3,8 @@
 A reward that learns makes stored rewards wrong, so none is stored: a sampled row is paid at that moment, by the scorer
 as it stands, and an n-step return is the sum of what its rows are worth now. What cannot be told from a transition
 alone (the score of a reward that remembers the episode; frames, texts, signals) is kept as columns that the scorer
-names (`ReplayScorer.keep`), and weighed and scaled anew. How rows are drawn says `agents.replay.sampling`; what was imagined
-lies in `agents.replay.imagined`.
+names (`ReplayScorer.keep`), and weighed and scaled anew. How rows are drawn says `agents.replay.replay`; what was imagined
+lies in `agents.dyna.imagination`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from agents.networks.space_encoding import SpaceEncoding
-from agents.replay.images import Images
-from agents.replay.sampling import Sampler
 from envs.transitions import Chunk
 from envs.types import MODALITIES, Transitions
 
+SAMPLING = ("uniform", "dfs", "lap")
+LAP_ALPHA = 0.4  # the source's
+NEVER = 1e-12  # weight of a row that is drawn only if all others are as well
 PENDING = 64  # steps after which the scorer is asked what to keep, even if nobody samples
 
 
@@ -106,7 +107,7 @@ class Replay:
         self._fresh_rows = np.empty((n_envs, self._width), np.float32)
         self.sampler = Sampler(self.length, n_envs, sampling, self.device, seed)
         self.added = self.timesteps = self._pos = self._filled = 0  # _pos: time row that is written next
-        self._goes_on = np.zeros(n_envs, bool)  # the row before is a transition, and its episode has not ended
+        self._continues = np.zeros(n_envs, bool)  # the row before is a transition, and its episode has not ended
         self._was_valid = np.zeros(n_envs, bool)
         self._low, self._high = np.full(d, np.inf, np.float32), np.full(d, -np.inf, np.float32)
         self.columns: dict[str, np.ndarray] = {}
@@ -126,7 +127,7 @@ class Replay:
         """One step of all environments (N,), with true successors; rows that are no transitions keep their place."""
         valid, encoding, rows, pos = np.asarray(batch.valid, bool), self.encoding, self._fresh_rows, self._pos
         begins = (batch.step == 0) & valid
-        if (begins & self._goes_on).any():  # somebody has reset the environments
+        if (begins & self._continues).any():  # somebody has reset the environments
             self.flush()
             self._memory = self.scorer.initial_memory(self.n_envs)
         rows[:, self._obs], rows[:, self._next] = encoding.vector(batch.obs), encoding.vector(batch.next_obs)
@@ -147,7 +148,7 @@ class Replay:
         if self.scorer.keeps:
             self._pending.add(batch)
         self._pos, self._filled = (pos + 1) % self.length, min(self._filled + 1, self.length)
-        self._was_valid, self._goes_on = valid, valid & ~batch.ended
+        self._was_valid, self._continues = valid, valid & ~batch.ended
         self.added += self.n_envs
         self.timesteps += self.n_envs
         self._unlearnt += 1
@@ -331,7 +332,7 @@ class Replay:
             "columns": {k: v[:filled].tolist() if v.dtype == object else v[:filled] for k, v in self.columns.items()},
             "memory": copy.deepcopy(self._memory),
             "bounds": [self._low.copy(), self._high.copy()],
-            "envs": [self._goes_on, self._was_valid],
+            "envs": [self._continues, self._was_valid],
             "counters": [self.added, self.timesteps, self._pos, filled, self._unlearnt],
             "metrics": dict(self.metrics),
             "pending": self._pending.state_dict(),
@@ -350,9 +351,239 @@ class Replay:
             self.columns[key][: len(value)] = value
         self._memory = copy.deepcopy(state["memory"])
         self._low, self._high = (np.array(x) for x in state["bounds"])
-        self._goes_on, self._was_valid = (np.array(x) for x in state["envs"])
+        self._continues, self._was_valid = (np.array(x) for x in state["envs"])
         self.added, self.timesteps, self._pos, self._filled, self._unlearnt = map(int, state["counters"])
         self.metrics = dict(state["metrics"])
         self._pending = Chunk(self._pending.length)
         if "pending" in state:
             self._pending.load_state_dict(state["pending"])
+
+
+class Sampler:
+    """Draws rows of a ring of T time rows x N environments, of which some are no transitions.
+
+        uniform   all alike
+        lap       in proportion to max(|error|, 1)^0.4; a new row as often as the largest error so far (Fujimoto, Meger
+                  & Precup 2020, "An Equivalence between Loss Functions and Non-Uniform Sampling", arXiv 2007.06049,
+                  equation 8)
+        dfs       by frequency (Drama: Wang et al. 2025, arXiv 2410.08893). Each row counts how often it has trained the
+                  model, v, and how often imagination began there, b. A row trains in proportion to exp(-v); imagination
+                  begins in proportion to exp(min(v - b', 0)), b' = b sum(v) / sum(b), at rows with v > 0
+
+    Differences from Drama: a window of L rows counts 1 / L for each of them, not 1 for its first; b is measured in
+    units of v, so that the ratio of rollouts to windows does not matter; rows that have never trained the model begin
+    nothing. Where all rows are used alike dfs is uniform sampling, at the cost of a pass over all counts.
+
+    Attributes:
+        count: transitions that can be drawn.
+
+    Raises:
+        ValueError: for an unknown way of sampling.
+    """
+
+    def __init__(self, length: int, n_envs: int, sampling: str, device: torch.device, seed: int) -> None:
+        if sampling not in SAMPLING:
+            raise ValueError(f"sampling={sampling!r} is unknown; give one of {', '.join(SAMPLING)}")
+        self.length, self.n_envs, self.sampling, self.device = length, n_envs, sampling, device
+        self.size = size = length * n_envs
+        self._generator = torch.Generator(device).manual_seed(seed)
+        # transitions in the order they came: `count` places of `_queue` from `_tail` on, first in first out
+        self._queue = torch.arange(size, device=device)
+        self._tail = self.count = 0
+        self._counts = np.zeros(length, np.int64)  # transitions in each time row
+        self._gaps = False  # until a row is no transition, a place in the queue is the row itself
+        self.trained, self.imagined = torch.zeros((2, size if sampling == "dfs" else 0), device=device)
+        self._priority = torch.zeros(size if sampling == "lap" else 0, device=device)
+        self._highest = torch.ones((), device=device)
+
+    def add(self, pos: int, valid: np.ndarray) -> None:
+        """A time row is written; `valid` bool (N,) says which of it are transitions."""
+        self.forget(pos)
+        count = int(valid.sum())
+        self._gaps = self._gaps or count < self.n_envs
+        if self._gaps and count:
+            places = (self._tail + self.count + np.arange(count)) % self.size
+            new = torch.from_numpy(np.stack([places, pos * self.n_envs + np.flatnonzero(valid)])).to(self.device)
+            self._queue[new[0]] = new[1]
+        self._counts[pos] = count
+        self.count += count
+        here = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
+        if self.sampling == "dfs":
+            self.trained[here], self.imagined[here] = 0, 0
+        elif self.sampling == "lap":
+            self._priority[here] = self._highest
+
+    def forget(self, pos: int) -> None:
+        """The transitions of a time row, the oldest, are drawn no more."""
+        gone = self._counts[pos]
+        if gone:
+            self._tail = int(self._tail + gone) % self.size
+            self.count -= int(gone)
+            self._counts[pos] = 0
+
+    def newest(self, pos: int, rows: int) -> int:
+        """How many transitions the `rows` time rows before `pos` have."""
+        return int(self._counts[(pos - 1 - np.arange(rows)) % self.length].sum())
+
+    def in_order(self, begin: int = 0, end: int | None = None) -> Tensor:
+        """Rows of all transitions from the oldest to the newest, or of a part of them."""
+        return self._rows(torch.arange(begin, self.count if end is None else end, device=self.device))
+
+    def draw(self, batch_size: int, among: int | None = None, *, imagine: bool = False) -> Tensor:
+        """Rows (B,), with replacement.
+
+        Args:
+            batch_size: B.
+            among: only the oldest so many; None for all.
+            imagine: what for: to begin imagination, or to learn.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if not self.count:
+            raise ValueError("the replay is empty; collect transitions before sampling (agent.learning_starts)")
+        among = self.count if among is None else among
+        if self.sampling == "uniform" or (self.sampling == "lap" and imagine):
+            return self._rows(torch.randint(among, (batch_size,), generator=self._generator, device=self.device))
+        rows = self.in_order(0, among)
+        sums = self.weights(rows, imagine).double().cumsum(0)
+        drawn = torch.rand(batch_size, generator=self._generator, device=self.device, dtype=torch.float64)
+        return rows[torch.searchsorted(sums, drawn * sums[-1], right=True).clamp_(max=among - 1)]
+
+    def weights(self, rows: Tensor, imagine: bool = False) -> Tensor:
+        """How often rows are drawn, up to a factor."""
+        if self.sampling == "lap":
+            return self._priority[rows]
+        v = self.trained[rows]
+        if not imagine:
+            return torch.exp(v.min() - v)
+        b = self.imagined[rows]
+        b = b * (v.sum() / b.sum().clamp(min=1e-6))
+        return torch.where(v > 0, torch.exp((v - b).clamp(-20, 0)), NEVER)
+
+    def used(self, rows: Tensor, share: float = 1.0, *, imagine: bool = False) -> None:
+        """Rows (B,) were used, each for `share` of a time."""
+        if self.sampling == "dfs":
+            counts = self.imagined if imagine else self.trained
+            counts.index_add_(0, rows, counts.new_full((), share).expand(len(rows)))
+
+    def set_priority(self, rows: Tensor, error: Tensor) -> None:
+        """How wrong the values of rows (B,) were; they were drawn with `sampling=lap`."""
+        if self.sampling == "lap":
+            priority = error.detach().abs().clamp(min=1.0).pow(LAP_ALPHA)
+            self._priority[rows] = priority
+            self._highest = torch.maximum(self._highest, priority.max())
+
+    def _rows(self, order: Tensor) -> Tensor:
+        place = order.add_(self._tail).remainder_(self.size)
+        return self._queue.index_select(0, place) if self._gaps else place
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that moves."""
+        tensors = ("_queue", "trained", "imagined", "_priority", "_highest")
+        return {
+            "tensors": {name: getattr(self, name).clone() for name in tensors},
+            "counts": self._counts.copy(),
+            "numbers": [self._tail, self.count, int(self._gaps)],
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        for name, value in state["tensors"].items():
+            getattr(self, name).copy_(torch.as_tensor(value))
+        self._counts = np.array(state["counts"])
+        self._tail, self.count = int(state["numbers"][0]), int(state["numbers"][1])
+        self._gaps = bool(state["numbers"][2])
+        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
+
+
+class Images:
+    """uint8 images of a ring of T time rows x N environments, each stored once.
+
+    The image after a row is that of the row after it, or a final image kept aside.
+
+    Args:
+        shapes: key -> (C, H, W); empty for observations without images.
+        length: T.
+        n_envs: N.
+        device: where they are stored.
+        follows: whether `after` will be called, so that final images are kept.
+    """
+
+    def __init__(
+        self, shapes: dict[str, tuple[int, ...]], length: int, n_envs: int, device: Any, follows: bool
+    ) -> None:
+        self.length, self.n_envs, self.follows = length, n_envs, follows
+        self.size = length * n_envs
+        self.table = {k: torch.empty((self.size, *s), dtype=torch.uint8, device=device) for k, s in shapes.items()}
+        self.finals = {key: table[:0].clone() for key, table in self.table.items()}
+        self.slot = np.full(self.size if follows else 0, -1, np.int64)  # row -> its place in `finals`, or -1
+        self._free: list[int] = []
+
+    def write(self, pos: int, now: dict[str, np.ndarray], after: dict[str, np.ndarray], begins: np.ndarray) -> None:
+        """One time row: images of obs and of next_obs, (N, C, H, W).
+
+        Args:
+            pos: where.
+            now: of obs.
+            after: of next_obs; it stands in the next time row until that is written.
+            begins: bool (N,), where `now` begins an episode, so that what stands at `pos` was the final image before.
+        """
+        if not self.table:
+            return
+        if self.follows:
+            self._release((pos + 1) % self.length)
+            if begins.any():
+                self._keep(pos, np.flatnonzero(begins))
+            self._put((pos + 1) % self.length, after)
+        self._put(pos, now)
+
+    def at(self, index: np.ndarray) -> dict[str, np.ndarray]:
+        """The images of rows (B,)."""
+        return {key: table[index].cpu().numpy() for key, table in self.table.items()}
+
+    def after(self, index: np.ndarray) -> dict[str, np.ndarray]:
+        """The images that followed rows (B,)."""
+        images = self.at((index + self.n_envs) % self.size)
+        slots = self.slot[index]
+        final = slots >= 0
+        if final.any():
+            for key, image in images.items():
+                image[final] = self.finals[key][slots[final]].cpu().numpy()
+        return images
+
+    def state_dict(self, filled: int) -> dict[str, Any]:
+        """The images of the first `filled` time rows, and of the one after them."""
+        rows = min(filled + 1, self.length) * self.n_envs
+        tables = {key: table[:rows] for key, table in self.table.items()}
+        return {"table": tables, "finals": self.finals, "slot": self.slot.copy(), "free": list(self._free)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for key, table in self.table.items():
+            saved = torch.as_tensor(state["table"][key])
+            table[: len(saved)] = saved.to(table.device)
+            self.finals[key] = torch.as_tensor(state["finals"][key]).to(table.device).clone()
+        self.slot, self._free = np.array(state["slot"]), [int(x) for x in state["free"]]
+
+    def _put(self, pos: int, images: dict[str, np.ndarray]) -> None:
+        for key, image in images.items():
+            self.table[key][pos * self.n_envs : (pos + 1) * self.n_envs] = torch.from_numpy(np.ascontiguousarray(image))
+
+    def _release(self, pos: int) -> None:
+        here = self.slot[pos * self.n_envs : (pos + 1) * self.n_envs]
+        self._free += here[here >= 0].tolist()
+        here[:] = -1
+
+    def _keep(self, pos: int, columns: np.ndarray) -> None:
+        """What stands at `pos` ended the episodes of the rows before."""
+        while len(self._free) < len(columns):
+            count = next(iter(self.finals.values())).shape[0]
+            more = max(count, 16)
+            self.finals = {key: torch.cat([x, x.new_zeros((more, *x.shape[1:]))]) for key, x in self.finals.items()}
+            self._free += range(count, count + more)
+        slots = np.array([self._free.pop() for _ in columns])
+        ended: Tensor = torch.from_numpy(pos * self.n_envs + columns)
+        for key, table in self.table.items():
+            self.finals[key][torch.from_numpy(slots)] = table[ended]
+        self.slot[(pos - 1) % self.length * self.n_envs + columns] = slots

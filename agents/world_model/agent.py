@@ -32,7 +32,7 @@ from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer, checked
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.learner import Seen, WorldLearner
+from agents.world_model.learner import Observed, WorldLearner
 from envs.types import Obs, ReplayScorer, Transitions, map_obs
 
 JUMP, LARGE = 2.0, 0.5  # a head's error that is this many times the usual, and this large, belongs to another reward
@@ -199,7 +199,7 @@ class WorldModel(OwnAgent):
         to, batches = functools.partial(torch.as_tensor, device=self.device), [batch for batch, _ in self._recent]
         images = [self.encoding.pixels(batch.obs) for batch in batches]
         valid = np.stack([batch.valid for batch in batches])
-        seen = Seen(
+        seen = Observed(
             to(np.stack([self.encoding.vector(batch.obs) for batch in batches])),
             {key: to(np.stack([image[key] for image in images])) for key in images[0]},
             torch.stack([action for _, action in self._recent]),

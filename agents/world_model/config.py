@@ -1,4 +1,4 @@
-"""Settings of `agents.world_model.agent`: every published variant is a dict of switches.
+"""Settings of `agents.world_model.agent`: every published variant is a preset, a dict of settings.
 
     preset      cell      what shapes the latent                        behaviour   source
     r2dreamer   rssm      Barlow between latent and embedding           imag_ac     R2-Dreamer (2025); the default
@@ -9,7 +9,7 @@
     tdmpc2      simnorm   its own future latents, reward, value         mppi        Hansen et al. 2024, 2310.16828
     mrq         simnorm   its own future latents, reward, end           td3         Fujimoto et al. 2025, 2501.16142
 
-A field that is None takes its preset's value. Sizes and amounts are made for one CPU core: some 30 environment steps a
+Sizes and amounts are made for one CPU core: some 30 environment steps a
 second. On a GPU take those of the sources: latent=512, hidden=512, embed=512, groups=32, classes=32, batch_length=64,
 imagine_starts=0, horizon=15; for mrq and tdmpc2 batch_size=256, train_ratio=256, burst=250, plan_samples=512,
 plan_policy=24, plan_elites=64, plan_iterations=6.
@@ -17,41 +17,12 @@ plan_policy=24, plan_elites=64, plan_iterations=6.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-_DREAM: dict[str, Any] = {
-    "cell": "rssm",
-    "behaviour": "imag_ac",
-    "kl": "fixed",
-    "recon": 0.0,
-    "barlow": 0.0,
-    "infonce": 0.0,
-    "consistency": 0.0,
-    "reward_weight": 1.0,
-    "continue_weight": 1.0,
-    "value_weight": 0.0,
-    "empowerment": 0.0,
-    "empowerment_reward": 0.0,
-    "sampling": "uniform",
-    "n_step": 1,
-    "unroll": 0,
-    "horizon": 10,
-    "gamma": 0.99,
-    "batch_size": 16,
-    "batch_length": 16,
-    "train_ratio": 128.0,
-    "model_learning_rate": 1e-3,
-    "actor_learning_rate": 3e-4,
-    "critic_learning_rate": 3e-4,
-    "entropy_weight": 3e-4,
-    "critics": 1,
-    "exploration": 0.0,
-    "max_grad_norm": 100.0,
-}
+from envs.settings import Settings, setting
+
 _UNROLLED: dict[str, Any] = {
-    **_DREAM,
     "cell": "simnorm",
     "kl": "none",
     "unroll": 5,
@@ -65,11 +36,11 @@ _UNROLLED: dict[str, Any] = {
     "max_grad_norm": 20.0,
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    "r2dreamer": {**_DREAM, "barlow": 0.05},
-    "dreamer": {**_DREAM, "recon": 1.0},
-    "repo": {**_DREAM, "kl": "repo"},
-    "infopower": {**_DREAM, "kl": "repo", "infonce": 1.0, "empowerment": 0.1, "empowerment_reward": 0.01},
-    "drama": {**_DREAM, "cell": "ssm", "recon": 1.0, "sampling": "dfs"},
+    "r2dreamer": {"barlow": 0.05},
+    "dreamer": {"recon": 1.0},
+    "repo": {"kl": "repo"},
+    "infopower": {"kl": "repo", "infonce": 1.0, "empowerment": 0.1, "empowerment_reward": 0.01},
+    "drama": {"cell": "ssm", "recon": 1.0, "sampling": "dfs"},
     "tdmpc2": {
         **_UNROLLED,
         "behaviour": "mppi",
@@ -96,133 +67,116 @@ PRESETS: dict[str, dict[str, Any]] = {
         "exploration": 0.2,
     },
 }
-_CHOICES = {
-    "preset": tuple(PRESETS),
-    "cell": ("rssm", "simnorm", "ssm"),
-    "kl": ("fixed", "repo", "none"),
-    "behaviour": ("imag_ac", "mppi", "td3"),
-    "sampling": ("uniform", "dfs", "lap"),
-    "net": ("mlp", "glyphs"),
-}
-_WEIGHT = (0.0, 1e6, "0 (off) or a positive weight")
-_RATE = (1e-12, 1.0, "a number in (0, 1]")
-_RANGES: dict[str, tuple[float, float, str]] = {
-    **dict.fromkeys(
-        ("recon", "barlow", "infonce", "consistency", "reward_weight", "continue_weight", "value_weight"), _WEIGHT
-    ),
-    **dict.fromkeys(("empowerment", "empowerment_reward", "kl_dyn", "kl_rep", "free_nats", "replay_value"), _WEIGHT),
-    **dict.fromkeys(("model_learning_rate", "actor_learning_rate", "critic_learning_rate", "dual_lr", "tau"), _RATE),
-    **dict.fromkeys(
-        ("latent", "classes", "groups", "hidden", "embed", "batch_size", "batch_length", "buffer_size"),
-        (1, 1e9, "a positive whole number"),
-    ),
-    **dict.fromkeys(("n_step", "horizon", "critics", "rollout", "burst"), (1, 1e6, "a positive whole number")),
-    **dict.fromkeys(("learning_starts", "refit", "unroll", "imagine_starts"), (0, 1e9, "0 or a whole number")),
-    "kl_budget": (1e-6, 1e6, "a positive number of nats"),
-    "kl_balance": (0, 1, "a number in [0, 1]"),
-    "entropy_weight": (0, 10, "a number in [0, 10]"),
-    "exploration": (0, 2, "a number in [0, 2]"),
-    "gamma": (1e-12, 1, "a discount in (0, 1]"),
-    "lambda_": (0, 1, "a number in [0, 1]"),
-    "train_ratio": (1e-6, 1e7, "a positive number of replayed steps per environment step"),
-    "max_grad_norm": (1e-12, 1e9, "a positive number"),
-    "plan_samples": (2, 1e5, "at least 2 plans"),
-    "plan_elites": (1, 1e5, "a positive number of plans"),
-    "plan_policy": (0, 1e5, "0 or a number of plans"),
-    "plan_iterations": (1, 1e3, "a positive number of rounds"),
-}
 
 
 @dataclass
-class WorldModelConfig:
-    """Settings; None means as the preset says."""
+class WorldModelConfig(Settings):
+    """None means: as the preset says, else the default."""
 
-    search: ClassVar[dict[str, tuple]] = {  # what `runners.tune` tries
-        "model_learning_rate": (1e-4, 3e-3, "log"),
-        "actor_learning_rate": (3e-5, 1e-3, "log"),
-        "critic_learning_rate": (3e-5, 1e-3, "log"),
-        "entropy_weight": (1e-5, 1e-2, "log"),
-        "train_ratio": (32.0, 512.0, "log"),
-        "gamma": (0.9, 0.999),
-        "horizon": (3, 15),
-    }
-    presets: ClassVar[tuple[str, ...]] = tuple(PRESETS)
-    preset: str = "r2dreamer"  # r2dreamer, dreamer, repo, infopower, drama, tdmpc2 or mrq
-    cell: str | None = None  # rssm (recurrent), ssm (linear recurrence) or simnorm (no memory)
-    behaviour: str | None = None  # imag_ac (actor-critic in imagination), mppi (planning), td3 (no imagination)
-    kl: str | None = None  # fixed (dyn, rep, free nats), repo (a budget, held by a dual variable) or none
-    recon: float | None = None  # weight of reconstructing the observation
-    barlow: float | None = None  # of decorrelated agreement between latent and embedding
-    infonce: float | None = None  # of telling each row's embedding from the batch's others
-    consistency: float | None = None  # of predicted against encoded future latents
-    reward_weight: float | None = None  # of the reward head's loss
-    continue_weight: float | None = None  # of the loss of the head that says whether the episode goes on
-    value_weight: float | None = None  # of the value loss in what shapes the latent (mppi)
-    empowerment: float | None = None  # of the inverse-dynamics loss
-    empowerment_reward: float | None = None  # what a nat of empowerment pays in imagination
-    sampling: str | None = None  # uniform, dfs (rarely trained rows first) or lap (large errors first; td3)
-    n_step: int | None = None  # rewards before the value takes over, where there is no imagination
-    unroll: int | None = None  # steps a latent without memory is predicted ahead in training
-    horizon: int | None = None  # steps imagined, or planned
-    gamma: float | None = None  # discount in (0, 1]
-    lambda_: float = 0.95  # of the lambda-return, in [0, 1]
-    batch_size: int | None = None  # sequences a minibatch
-    batch_length: int | None = None  # steps each is trained on, not counting `unroll`
-    train_ratio: float | None = None  # replayed steps per environment step; updates = ratio / (size * length)
-    model_learning_rate: float | None = None
-    actor_learning_rate: float | None = None
-    critic_learning_rate: float | None = None
-    entropy_weight: float | None = None
-    critics: int | None = None  # value networks, where there is no imagination
-    exploration: float | None = None  # deviation of the action noise (td3); half of it, chance of a random Discrete one
-    max_grad_norm: float | None = None
-    kl_dyn: float = 1.0
-    kl_rep: float = 0.1
-    free_nats: float = 1.0
-    kl_budget: float = 3.0  # nats a step
-    kl_balance: float = 5 / 6  # share of the KL that trains the prediction and not the observation's reading
-    dual_lr: float = 1e-2
-    latent: int = 64  # recurrent units, or length of a latent without memory
-    groups: int = 8  # categoricals
-    classes: int = 8  # of each
-    hidden: int = 96  # units of hidden layers
-    embed: int = 96  # length of an encoded observation
-    net: str = "mlp"  # what reads flat observations: mlp; glyphs, for those that declare parts, as NetHack's do
-    tau: float = 0.02  # how fast the slow value follows, where it follows smoothly
-    replay_value: float = 0.3  # weight of the value loss on replayed steps (imag_ac)
-    imagine_starts: int = 64  # states a minibatch imagines from; 0 for all
-    burst: int = 100  # updates between two copies of the target networks (td3)
-    plan_samples: int = 32  # plans drawn a round (mppi)
-    plan_policy: int = 12  # more that follow the policy
-    plan_elites: int = 8  # best of them
-    plan_iterations: int = 3
-    buffer_size: int = 100_000  # transitions
-    learning_starts: int = 1_000  # transitions by random actions first
-    rollout: int = 100  # steps of each environment between two points where a run can be saved
-    refit: int = 200  # steps of the reward head alone after the reward has changed
-    relabel: bool = True  # False: what was paid at collection, a control
+    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+    prefix = "agent."
+
+    preset: str = setting("r2dreamer", "a published variant", choices=tuple(PRESETS))
+    cell: str = setting(
+        None,
+        "rssm (recurrent), ssm (linear recurrence) or simnorm (no memory)",
+        choices=("rssm", "simnorm", "ssm"),
+        otherwise="rssm",
+    )
+    behaviour: str = setting(
+        None,
+        "imag_ac (actor-critic in imagination), mppi (planning) or td3 (no imagination)",
+        choices=("imag_ac", "mppi", "td3"),
+        otherwise="imag_ac",
+    )
+    kl: str = setting(
+        None,
+        "fixed (dyn, rep, free nats), repo (a budget, by a dual variable) or none",
+        choices=("fixed", "repo", "none"),
+        otherwise="fixed",
+    )
+    recon: float = setting(None, "weight of reconstructing the observation", low=0, otherwise=0.0)
+    barlow: float = setting(None, "weight of decorrelated agreement between latent and embedding", low=0, otherwise=0.0)
+    infonce: float = setting(
+        None, "weight of telling each row's embedding from the batch's others", low=0, otherwise=0.0
+    )
+    consistency: float = setting(None, "weight of predicted against encoded future latents", low=0, otherwise=0.0)
+    reward_weight: float = setting(None, "of the reward head's loss", low=0, otherwise=1.0)
+    continue_weight: float = setting(
+        None, "of the loss of the head that predicts whether the episode continues", low=0, otherwise=1.0
+    )
+    value_weight: float = setting(None, "of the value loss in what shapes the latent (mppi)", low=0, otherwise=0.0)
+    empowerment: float = setting(None, "weight of the inverse-dynamics loss", low=0, otherwise=0.0)
+    empowerment_reward: float = setting(None, "imagined reward for a nat of empowerment", low=0, otherwise=0.0)
+    sampling: str = setting(
+        None,
+        "uniform, dfs (rarely trained rows first) or lap (large errors first; td3)",
+        choices=("uniform", "dfs", "lap"),
+        otherwise="uniform",
+    )
+    n_step: int = setting(None, "rewards before the value, where there is no imagination", low=1, otherwise=1)
+    unroll: int = setting(None, "steps a latent without memory is predicted ahead in training", low=0, otherwise=0)
+    horizon: int = setting(None, "steps imagined, or planned", low=1, tune=(3, 15), otherwise=10)
+    gamma: float = setting(None, "discount", above=0, high=1, tune=(0.9, 0.999), otherwise=0.99)
+    lambda_: float = setting(0.95, "of the lambda-return", low=0, high=1)
+    batch_size: int = setting(None, "sequences a minibatch", low=1, otherwise=16)
+    batch_length: int = setting(None, "steps each is trained on, not counting unroll", low=1, otherwise=16)
+    train_ratio: float = setting(
+        None,
+        "replayed steps per environment step; updates = ratio / (size * length)",
+        above=0,
+        high=1e7,
+        tune=(32.0, 512.0, "log"),
+        otherwise=128.0,
+    )
+    model_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(1e-4, 3e-3, "log"), otherwise=0.001)
+    actor_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(3e-5, 1e-3, "log"), otherwise=0.0003)
+    critic_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(3e-5, 1e-3, "log"), otherwise=0.0003)
+    entropy_weight: float = setting(
+        None, "of the policy's entropy", low=0, high=10, tune=(1e-5, 1e-2, "log"), otherwise=0.0003
+    )
+    critics: int = setting(None, "value networks, where there is no imagination", low=1, otherwise=1)
+    exploration: float = setting(
+        None,
+        "deviation of the action noise (td3); half of it, chance of a random Discrete action",
+        low=0,
+        high=2,
+        otherwise=0.0,
+    )
+    max_grad_norm: float = setting(None, "norm to which gradients are clipped", above=0, otherwise=100.0)
+    kl_dyn: float = setting(1.0, "weight of the KL that trains the prediction", low=0)
+    kl_rep: float = setting(0.1, "weight of the KL that trains the posterior", low=0)
+    free_nats: float = setting(1.0, "KL below which neither is trained, in nats", low=0)
+    kl_budget: float = setting(3.0, "nats a step (repo)", above=0)
+    kl_balance: float = setting(5 / 6, "share of the KL that trains the prediction (repo)", low=0, high=1)
+    dual_lr: float = setting(1e-2, "learning rate of the budget's multiplier (repo)", above=0, high=1)
+    latent: int = setting(64, "recurrent units, or length of a latent without memory", low=1)
+    groups: int = setting(8, "categoricals", low=1)
+    classes: int = setting(8, "of each categorical", low=1)
+    hidden: int = setting(96, "units of hidden layers", low=1)
+    embed: int = setting(96, "length of an encoded observation", low=1)
+    net: str = setting(
+        "mlp", "what reads flat observations; glyphs for those in parts, as NetHack's", choices=("mlp", "glyphs")
+    )
+    tau: float = setting(0.02, "share of the value in its slow copy after each step", above=0, high=1)
+    replay_value: float = setting(0.3, "weight of the value loss on replayed steps (imag_ac)", low=0)
+    imagine_starts: int = setting(64, "states of a minibatch that imagination begins from; 0 for all", low=0)
+    burst: int = setting(100, "updates between two copies of the target networks (td3)", low=1)
+    plan_samples: int = setting(32, "plans drawn in each iteration (mppi)", low=2)
+    plan_policy: int = setting(12, "more plans that follow the policy", low=0)
+    plan_elites: int = setting(8, "the best plans, which the next iteration follows", low=1)
+    plan_iterations: int = setting(3, "of the planner", low=1)
+    buffer_size: int = setting(100_000, "transitions stored", low=1)
+    learning_starts: int = setting(1_000, "transitions by random actions first", low=0)
+    rollout: int = setting(100, "steps of each environment between two points where a run can be saved", low=1)
+    refit: int = setting(200, "steps of the reward head alone after the reward has changed", low=0)
+    relabel: bool = setting(True, "recompute rewards when sampled; False: those of the time of collection, a control")
 
     def __post_init__(self) -> None:
-        self._choose("preset")
-        for name, value in PRESETS[self.preset].items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-        for name in _CHOICES:
-            self._choose(name)
-        for name, (low, high, words) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ValueError(f"agent.{name}={value} is out of range; give {words}")
-            if isinstance(low, int) and "number in" not in words and value != math.floor(value):
-                raise ValueError(f"agent.{name}={value} is no whole number; give {words}")
+        super().__post_init__()
         for wrong, sentence in self._contradictions():
             if wrong:
                 raise ValueError(sentence)
-
-    def _choose(self, name: str) -> None:
-        value = getattr(self, name)
-        if value not in _CHOICES[name]:
-            raise ValueError(f"agent.{name}={value!r} is unknown; give one of {', '.join(_CHOICES[name])}")
 
     def _contradictions(self) -> list[tuple[bool, str]]:
         plain = self.cell == "simnorm"
@@ -263,16 +217,16 @@ class WorldModelConfig:
             ),
             (
                 bool(self.empowerment) and plain,
-                f"agent.empowerment={self.empowerment} compares what was seen before and after an action, and "
-                'agent.cell="simnorm" is trained on first moments alone; give 0, or agent.cell="rssm"',
+                f"agent.empowerment={self.empowerment} compares the latents before and after an action, and "
+                'agent.cell="simnorm" is trained on first steps alone; give 0, or agent.cell="rssm"',
             ),
             (
                 bool(self.empowerment_reward) and self.behaviour != "imag_ac",
-                f"agent.empowerment_reward={self.empowerment_reward} is paid in imagination, and "
+                f"agent.empowerment_reward={self.empowerment_reward} is added in imagination, and "
                 f"agent.behaviour={self.behaviour!r} learns from none; give 0",
             ),
             (
-                not plain and self.batch_length < 2,  # type: ignore[operator]
+                not plain and self.batch_length < 2,
                 f"agent.batch_length={self.batch_length} leaves nothing to remember; give at least 2",
             ),
             (
@@ -285,6 +239,3 @@ class WorldModelConfig:
                 f"agent.plan_elites={self.plan_elites} of {self.plan_samples + self.plan_policy} plans; give fewer",
             ),
         ]
-
-
-FIELDS = tuple(field.name for field in fields(WorldModelConfig))

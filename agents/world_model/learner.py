@@ -17,13 +17,13 @@ from agents.dynamics.cells import State
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay, Sequences
-from agents.world_model.behaviour import ImagActorCritic, Replayed
+from agents.world_model.imag_ac import ImagActorCritic, Replayed
+from agents.world_model.model import LatentModel
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
-from agents.world_model.world import World
 
 
-class Seen(NamedTuple):
+class Observed(NamedTuple):
     """What was seen and done, time first; without rewards."""
 
     vector: Tensor  # (T, N, D)
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 class WorldLearner(nn.Module):
-    """A `World` and a behaviour: `ImagActorCritic`, `LatentMPC` or `LatentTD3`.
+    """A `LatentModel` and a behaviour: `ImagActorCritic`, `LatentMPC` or `LatentTD3`.
 
     Args:
         config: a `WorldModelConfig`.
@@ -58,7 +58,7 @@ class WorldLearner(nn.Module):
         self.generator = torch.Generator(device).manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.world = World(encoding, config, self.generator)
+            self.world = LatentModel(encoding, config, self.generator)
             self.behaviour: Any = self._behaviour(encoding, seed)
         self.to(device)
         self.flats: dict[str, Flat] = {**self.world.flats(), **self.behaviour.flats()}
@@ -164,7 +164,7 @@ class WorldLearner(nn.Module):
             flat.step(config.model_learning_rate, config.max_grad_norm)
 
     @torch.no_grad()
-    def head_error(self, seen: Seen, reward: Tensor) -> float:
+    def head_error(self, seen: Observed, reward: Tensor) -> float:
         """How far the reward head is off, root mean square.
 
         Args:

@@ -35,13 +35,13 @@ from agents.networks.heads import TwoHot
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.behaviour import Policy, Replayed, ReturnScale
+from agents.world_model.imag_ac import LatentPolicy, Replayed, ReturnRange
 
 DECAY = 0.5  # weight of each further step
 ASKED = 2  # of the critics, drawn each time
 
 
-class Foresight:
+class LatentDynamics:
     """A world without memory as an `agents.dynamics.Dynamics`, whose observations are latents (B, Z)."""
 
     members, differentiable = 1, True
@@ -103,8 +103,8 @@ class LatentMPC(nn.Module):
             seed=seed,
         )
         self.slow_q = copy.deepcopy(self.q)
-        self.policy = Policy(features, self.action_size, False, config.hidden)
-        self.scale = ReturnScale()
+        self.policy = LatentPolicy(features, self.action_size, False, config.hidden)
+        self.scale = ReturnRange()
         self.planner = MPPI(
             encoding,
             horizon=config.horizon,
@@ -132,7 +132,7 @@ class LatentMPC(nn.Module):
 
     def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """The first actions of plans for latents (N, Z), and the plans."""
-        dream = functools.partial(imagine, Foresight(world), pay=_task, ends=None)
+        dream = functools.partial(imagine, LatentDynamics(world), reward_function=_task, ends=None)
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
             dream, state["z"], value=self._value, policy=self._propose, deterministic=deterministic

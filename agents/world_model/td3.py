@@ -33,7 +33,7 @@ from agents.dynamics.cells import State, layer
 from agents.networks.actor_critic import Flat, linear
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.behaviour import Replayed
+from agents.world_model.imag_ac import Replayed
 
 SMOOTHING = (0.2, 0.3)  # deviation of the noise on target actions, and where it is cut
 CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient alive

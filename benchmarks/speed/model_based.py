@@ -25,10 +25,11 @@ from torch import Tensor
 
 from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
-from agents.dynamics.ensemble import Ensemble, EnsembleConfig
+from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.networks.cuda_graphs import captured
 from agents.networks.space_encoding import SpaceEncoding
-from agents.off_policy.sac import LearnerConfig, SoftActorCritic
+from agents.off_policy.critics import LearnerConfig
+from agents.off_policy.sac import SoftActorCritic
 from benchmarks.speed.measure import Measure, interleave, ratio
 
 ROUNDS, STARTS, ROWS = 3, 300, 10_000
@@ -59,8 +60,8 @@ def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, flo
     figures["sac_fused_ratio"] = ratio(rates, "fused", "eager")
     costs = {"svg": _dyna(steps, preset="dhmbpo"), "sac": _dyna(steps, preset="sac", updates_per_step=5)}
     figures["svg_cost_ratio"] = ratio(interleave(path, "dhmbpo and SAC", rounds, costs)["cpu"], "sac", "svg")
-    dreams = interleave(path, "SINDy", rounds, {"sindy": _sindy(share)})["cpu"]["sindy"]
-    figures["sindy_transitions_per_s"] = sorted(dreams)[len(dreams) // 2]
+    buffer = interleave(path, "SINDy", rounds, {"sindy": _sindy(share)})["cpu"]["sindy"]
+    figures["sindy_transitions_per_s"] = sorted(buffer)[len(buffer) // 2]
     members = {name: _ensemble(name == "all", max(int(20 * share), 2)) for name in ("split", "all")}
     figures["ts1_ratio"] = ratio(interleave(path, "ensemble", rounds, members)["cpu"], "split", "all")
     if torch.cuda.is_available():
@@ -148,7 +149,9 @@ def _sindy(share: float) -> Measure:
 
         def work() -> None:
             with torch.no_grad():
-                imagine(dreaming.model, lambda x, t: (actions[t], None), dreaming.payer, dreaming.ends, obs, horizon)
+                imagine(
+                    dreaming.model, lambda x, t: (actions[t], None), dreaming.reward_source, dreaming.ends, obs, horizon
+                )
 
         return count * horizon, work
 
@@ -161,7 +164,7 @@ def _ensemble(everyone: bool, calls: int) -> Measure:
     def measure() -> tuple[int, Callable[[], Any]]:
         env = gym.make(TASK)
         encoding = SpaceEncoding(env.observation_space, env.action_space)
-        model = Ensemble(encoding, EnsembleConfig(members=5, elites=5, hidden=[128, 128, 128]), seed=0)
+        model = DynamicsEnsemble(encoding, EnsembleConfig(members=5, elites=5, hidden=[128, 128, 128]), seed=0)
         obs, action = torch.zeros(ROWS, encoding.obs_size), torch.zeros(ROWS, encoding.action_size)
 
         def work() -> None:

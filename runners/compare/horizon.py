@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runners.run.config import UsageError
 
 if TYPE_CHECKING:
-    from agents.effective_horizon import Horizon
+    from agents.effective_horizon import EffectiveHorizon
     from rewards.base import Reward, RewardConfig
 
 BUDGET = 300_000  # simulator steps for each k, m and episode
@@ -22,7 +22,7 @@ def ask(
     reward: Reward | None = None,
     config: RewardConfig | None = None,
     options: dict[str, Any] | None = None,
-) -> Horizon:
+) -> EffectiveHorizon:
     """The effective horizon of `env` under a reward as a run would pay it: a bonus on top of the task, a goal alone.
 
     Args:
@@ -66,10 +66,10 @@ def _mix(reward: Reward, config: RewardConfig | None) -> Any:
     return Mix([Stream("task", task, gamma=1.0), stream])
 
 
-def words(found: Horizon, task: Horizon) -> str:
+def words(found: EffectiveHorizon, task: EffectiveHorizon) -> str:
     """The card's sentence."""
 
-    def one(horizon: Horizon) -> str:
+    def one(horizon: EffectiveHorizon) -> str:
         if horizon.k is None:
             return "not solved"
         return f"k={horizon.k} with m={horizon.m} (H={horizon.value:.2f})"

@@ -72,7 +72,7 @@ AGENTS: dict[str, tuple[tuple[str, ...], bool, int]] = {
         (
             *("agent.model_hidden=[16]", "agent.net_arch=[16]", "agent.batch_size=16", "agent.members=2"),
             *("agent.model_steps=20", "agent.learning_starts=50", "agent.updates_per_step=1"),
-            *("agent.dreams_per_step=4", "agent.rollout=40"),
+            *("agent.rollouts_per_step=4", "agent.rollout=40"),
         ),
         True,
         120,

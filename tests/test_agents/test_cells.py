@@ -5,10 +5,7 @@ import math
 import pytest
 import torch
 
-from agents.dynamics.cells import Categoricals
-from agents.dynamics.rssm import RSSM
-from agents.dynamics.simnorm import SimNorm
-from agents.dynamics.ssm import SSM, scan
+from agents.dynamics.cells import RSSM, SSM, Categoricals, SimNorm, scan
 
 L, B, E, A = 11, 3, 6, 2
 CELLS = {

@@ -4,11 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from agents.dynamics.rssm import RSSM
-from agents.dynamics.simnorm import SimNorm
-from agents.dynamics.ssm import SSM
+from agents.dynamics.cells import RSSM, SSM, SimNorm
 from agents.networks.actor_critic import Flat
-from agents.world_model.representation import consistency, divergence
+from agents.world_model.model import consistency, divergence
 
 PLACES, L, B = 5, 6, 16
 SMALL = {"memory": 32, "groups": 4, "classes": 4, "hidden": 32}

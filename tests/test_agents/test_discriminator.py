@@ -214,9 +214,9 @@ def test_on_a_gpu_it_chooses_as_well():
 
 
 def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"snapshots=0 is out of range; give 1 or more"):
+    with pytest.raises(ValueError, match=r"snapshots=0 is out of range; give a number at least 1"):
         DiscriminatorConfig(snapshots=0)
-    with pytest.raises(ValueError, match=r"gradient_weight=-1 is out of range; give 0 or more"):
+    with pytest.raises(ValueError, match=r"gradient_weight=-1 is out of range; give a number at least 0"):
         DiscriminatorConfig(gradient_weight=-1)
     with pytest.raises(ValueError, match=r"beta=-1 is out of range"):
         DiscriminatorConfig(beta=-1)

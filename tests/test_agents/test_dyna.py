@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
 from agents.dyna.agent import Dyna
-from agents.dyna.config import PRESETS, DynaConfig, Horizon
+from agents.dyna.config import PRESETS, DynaConfig, HorizonSchedule
 from agents.off_policy.dqn import DeepQ
 from agents.task_reward import TaskScorer
 
@@ -23,7 +23,7 @@ TINY = {
     "batch_size": 16,
     "net_arch": [8],
     "updates_per_step": 1.0,
-    "dreams_per_step": 1.0,
+    "rollouts_per_step": 1.0,
     "rollout": 25,
 }
 CHEAPER = {
@@ -105,8 +105,8 @@ def test_discrete_actions_are_learnt_by_dqn(preset):
     obs = model.encoding.obs(model.replay.arrays()[0][:7].numpy())
     assert model.predict(obs, deterministic=True)[0].shape == (7,)
     if preset == "factored":
-        dreams = model.imagination.dreams.sample(50, 0.99)
-        assert set(dreams.next_obs.unique().tolist()) <= {0.0, 1.0}
+        buffer = model.imagination.buffer.sample(50, 0.99)
+        assert set(buffer.next_obs.unique().tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
@@ -133,16 +133,16 @@ def test_batches_mix_what_happened_and_what_was_imagined_exactly_as_told():
 
 
 def test_the_horizon_grows_along_its_schedule():
-    horizon = Horizon("linear:1:15:20000:150000")
+    horizon = HorizonSchedule("linear:1:15:20000:150000")
     assert [horizon(t) for t in (0, 20_000, 29_285, 29_286, 85_000, 150_000, 10**6)] == [1, 1, 1, 2, 8, 15, 15]
-    assert horizon.longest == 15 and Horizon(4)(99) == Horizon("4").longest == 4
+    assert horizon.longest == 15 and HorizonSchedule(4)(99) == HorizonSchedule("4").longest == 4
 
 
 def test_dreams_last_as_many_steps_as_the_schedule_says():
     model = quick(agent(preset="single", horizon="linear:1:3:0:100", retain=1, learning_starts=100, model_every=100))
     model.learn(100, log_interval=None)
-    assert len(model.imagination.dreams) == 100 * 3
-    torch.testing.assert_close(model._sums["dream_length"], torch.tensor(3.0))
+    assert len(model.imagination.buffer) == 100 * 3
+    torch.testing.assert_close(model._sums["rollout_length"], torch.tensor(3.0))
 
 
 # ---------------------------------------------------------------------------------------------------------- rewards
@@ -153,15 +153,15 @@ def test_real_and_imagined_rows_are_paid_anew_unless_told_otherwise(relabel):
     scorer = Flip(0.99)
     model = quick(agent(preset="single", scorer=scorer, relabel=relabel))
     model.learn(100, log_interval=None)
-    before = model.replay.rows(torch.arange(16)).reward, model.imagination.dreams.table[:16]
-    state = copy.deepcopy(model.imagination.dreams.state_dict())
-    dreamt = model.imagination.dreams.sample(16, 0.99).reward
+    before = model.replay.rows(torch.arange(16)).reward, model.imagination.buffer.table[:16]
+    state = copy.deepcopy(model.imagination.buffer.state_dict())
+    sampled = model.imagination.buffer.sample(16, 0.99).reward
     scorer.sign = -1.0
-    model.imagination.dreams.load_state_dict(state)
+    model.imagination.buffer.load_state_dict(state)
     sign = -1 if relabel else 1
-    assert before[0].abs().min() > 0 and dreamt.abs().min() > 0
+    assert before[0].abs().min() > 0 and sampled.abs().min() > 0
     torch.testing.assert_close(model.replay.rows(torch.arange(16)).reward, sign * before[0])
-    torch.testing.assert_close(model.imagination.dreams.sample(16, 0.99).reward, sign * dreamt)
+    torch.testing.assert_close(model.imagination.buffer.sample(16, 0.99).reward, sign * sampled)
 
 
 def test_a_stale_reward_pays_new_rows_by_its_new_opinion():
@@ -179,10 +179,10 @@ def test_a_stale_reward_pays_new_rows_by_its_new_opinion():
 
 def test_a_reward_that_looks_at_pixels_is_learnt_by_a_head_and_says_so():
     model = quick(agent(preset="single", scorer=Bright(0.99), options={"frame_size": 8}))
-    assert model.imagination.payer.how == "head" and "frame" in model.notes[0]
+    assert model.imagination.reward_source.how == "head" and "frame" in model.notes[0]
     model.learn(60, log_interval=None)
     assert "head_gap" in model._sums
-    assert model.imagination.dreams.sample(8, 0.99).reward.isfinite().all()
+    assert model.imagination.buffer.sample(8, 0.99).reward.isfinite().all()
 
 
 def test_the_tasks_own_reward_needs_no_note():
@@ -235,7 +235,7 @@ def test_dreams_that_explode_are_cut_counted_and_do_no_harm(preset):
     model.learn(60, reset_num_timesteps=False, log_interval=None)
     assert model._sums["diverged"] > 0 and model._n_updates == 35
     if preset == "single":
-        assert len(model.imagination.dreams) == 0  # and so what happened is learnt from alone
+        assert len(model.imagination.buffer) == 0  # and so what happened is learnt from alone
     else:
         assert model.imagination.states(50)[0].isfinite().all()
     assert model._restored == 0 and bool(weights(model).isfinite().all())
@@ -284,11 +284,11 @@ def test_a_sound_fit_forgives_what_was_restored_before():
         ({"horizon": "linear:1:15"}, r"agent\.horizon='linear:1:15' is no horizon"),
         ({"real_ratio": 1.5}, r"agent\.real_ratio=1\.5 is out of range"),
         ({"members": 3, "elites": 4}, r"agent\.elites=4 is out of range; give 1 to agent\.members=3"),
-        ({"update": "svg", "model": "factored"}, r"update=svg needs a model that gradients flow through"),
-        ({"update": "svg", "model": "true"}, r"update=svg needs a model that gradients flow through"),
+        ({"update": "svg", "model": "factored"}, r"update=svg needs gradients of the model"),
+        ({"update": "svg", "model": "true"}, r"update=svg needs gradients of the model"),
         ({"planner": "upmpc", "members": 1}, r"planner=upmpc compares members, and members=1"),
         ({"planner": "upmpc", "model": "true"}, r"planner=upmpc compares the members of model=ensemble or sindy"),
-        ({"uncertainty": "loo_kl", "model_kind": "det"}, r"reads how unsure each member is"),
+        ({"uncertainty": "loo_kl", "model_kind": "det"}, r"reads each member's deviations"),
         ({"filter": "morec", "members": 1, "model_kind": "det"}, r"filter=morec chooses among outcomes that differ"),
         ({"planner": "cem"}, r"planner=cem or mppi acts without a policy"),
         ({"updates_per_step": 0}, r"updates_per_step=0 leaves the policy as it is"),

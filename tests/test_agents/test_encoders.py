@@ -8,7 +8,7 @@ from gymnasium import spaces
 from agents.networks.actor_critic import Flat
 from agents.networks.heads import symlog
 from agents.networks.space_encoding import SpaceEncoding
-from agents.world_model.encoders import Decoder, Encoder
+from agents.world_model.model import ObservationDecoder, ObservationEncoder
 from envs.nethack.view import View
 
 ACTIONS = spaces.Discrete(3)
@@ -42,7 +42,7 @@ def test_any_observation_becomes_an_embedding_and_features_become_one(shapes, nu
     if not shapes and not numbers:
         return
     encoding = codec_of(*shapes, numbers=numbers)
-    encoder, decoder = Encoder(encoding, 16), Decoder(encoding, 10)
+    encoder, decoder = ObservationEncoder(encoding, 16), ObservationDecoder(encoding, 10)
     vector, pixels = drawn(encoding, 3, 2)
     assert encoder(vector, pixels).shape == (3, 2, 16) and encoder.size == 16
     with torch.no_grad():
@@ -57,14 +57,14 @@ def test_bare_spaces_are_read_too():
     for space in (image(3, 16, 16), spaces.Box(-1, 1, (5,)), spaces.Discrete(4)):
         encoding = SpaceEncoding(space, ACTIONS)
         vector, pixels = drawn(encoding, 6)
-        assert Encoder(encoding, 8)(vector, pixels).shape == (6, 8)
-        said, modalities = Decoder(encoding, 8)(torch.zeros(6, 8))
+        assert ObservationEncoder(encoding, 8)(vector, pixels).shape == (6, 8)
+        said, modalities = ObservationDecoder(encoding, 8)(torch.zeros(6, 8))
         assert said.shape == vector.shape and modalities.keys() == pixels.keys()
 
 
 def test_a_row_is_embedded_alone_whatever_its_batch():
     encoding = codec_of((3, 16, 16))
-    encoder = Encoder(encoding, 8)
+    encoder = ObservationEncoder(encoding, 8)
     vector, pixels = drawn(encoding, 4, 2)
     whole = encoder(vector, pixels)
     part = encoder(vector[2, 1], {k: v[2, 1] for k, v in pixels.items()})
@@ -73,7 +73,7 @@ def test_a_row_is_embedded_alone_whatever_its_batch():
 
 def test_every_number_and_every_pixel_is_read():
     encoding = codec_of((1, 9, 10), (2, 5, 5))
-    encoder = seeded(lambda: Encoder(encoding, 8))
+    encoder = seeded(lambda: ObservationEncoder(encoding, 8))
     vector, pixels = drawn(encoding, 1)
     vector.requires_grad_()
     pixels = {k: v.float().requires_grad_() for k, v in pixels.items()}
@@ -83,7 +83,7 @@ def test_every_number_and_every_pixel_is_read():
 
 def test_large_numbers_are_squeezed():
     encoding = codec_of(numbers=2)
-    encoder = Encoder(encoding, 8, net_arch=())
+    encoder = ObservationEncoder(encoding, 8, net_arch=())
     with torch.no_grad():
         big = torch.tensor([[1e6, -1e6]])
         torch.testing.assert_close(encoder(big, {}), encoder.join(symlog(big)))
@@ -91,7 +91,7 @@ def test_large_numbers_are_squeezed():
 
 def test_a_decoder_learns_to_show_what_it_was_shown():
     encoding = codec_of((1, 8, 8), numbers=2)
-    encoder, decoder = seeded(lambda: (Encoder(encoding, 32), Decoder(encoding, 32)))
+    encoder, decoder = seeded(lambda: (ObservationEncoder(encoding, 32), ObservationDecoder(encoding, 32)))
     vector = torch.tensor([[1.0, 0.0], [0.0, 300.0]])
     pictures = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     pictures[0, 0, :4], pictures[1, 0, :, 2] = 255, 255
@@ -110,18 +110,18 @@ def test_a_decoder_learns_to_show_what_it_was_shown():
 
 def test_nethack_goes_through_glyphs():
     encoding = SpaceEncoding(View(crop=5, message=True).space(), ACTIONS)
-    encoder = Encoder(encoding, 16, net="glyphs")
+    encoder = ObservationEncoder(encoding, 16, net="glyphs")
     vector, _ = drawn(encoding, 3, 2)
     assert encoder(vector, {}).shape == (3, 2, 16)
     assert encoder.join[0].in_features == encoder.trunk.width == 256
     with pytest.raises(ValueError, match=r"needs observations in parts"):
-        Encoder(codec_of(), net="glyphs")
+        ObservationEncoder(codec_of(), net="glyphs")
     with pytest.raises(ValueError, match=r"net='cnn' is unknown; give mlp or glyphs"):
-        Encoder(codec_of(), net="cnn")
+        ObservationEncoder(codec_of(), net="cnn")
 
 
 def test_a_picture_of_64_pixels_becomes_4_by_4():
-    encoder = Encoder(codec_of((3, 64, 64), numbers=0), 16)
+    encoder = ObservationEncoder(codec_of((3, 64, 64), numbers=0), 16)
     assert encoder.join[0].in_features == 64 * 4 * 4
-    small = Encoder(codec_of((3, 7, 7), numbers=0), 16)
+    small = ObservationEncoder(codec_of((3, 7, 7), numbers=0), 16)
     assert small.join[0].in_features == 32 * 7 * 7

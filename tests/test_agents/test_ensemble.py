@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.dynamics.ensemble import Ensemble, EnsembleConfig, split
+from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig, split
 from agents.networks.space_encoding import SpaceEncoding
 
 A = torch.tensor([[0.9, 0.2], [-0.1, 0.8]])
@@ -40,7 +40,7 @@ def linear_world(rows=2000, seed=0, noise=0.0):
 
 
 def ensemble(obs_size=2, action_size=1, seed=0, **settings):
-    return Ensemble(
+    return DynamicsEnsemble(
         encoding(obs_size, action_size), EnsembleConfig(**{"hidden": [32, 32], "batch_size": 64, **settings}), seed=seed
     )
 
@@ -193,7 +193,9 @@ def test_a_fit_that_blows_up_leaves_what_was_known_and_the_next_one_works():
     assert after["model_failures"] == 1 and after["model_error"] < 0.1 and torch.isfinite(model._flat.value).all()
 
 
-@pytest.mark.parametrize("settings", [{"sample": True}, {"sample": False}, {"sample": True, "opinions": True}])
+@pytest.mark.parametrize(
+    "settings", [{"sample": True}, {"sample": False}, {"sample": True, "member_predictions": True}]
+)
 def test_gradients_of_an_outcome_equal_finite_differences(settings):
     model = ensemble(members=3, hidden=[8], terminations=True)
     model.fit(linear_world(200), 20)
@@ -236,7 +238,7 @@ def test_discrete_actions_and_the_end_of_an_episode_are_learned():
     next_obs = obs + action @ torch.tensor([[-0.5], [0.0], [0.5]])
     ended = (next_obs[:, 0].abs() > 1).float()
     line = SpaceEncoding(spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3))
-    model = Ensemble(line, EnsembleConfig(members=1, hidden=[32, 32], terminations=True, batch_size=64))
+    model = DynamicsEnsemble(line, EnsembleConfig(members=1, hidden=[32, 32], terminations=True, batch_size=64))
     model.fit(Rows(obs, action, next_obs, next_obs[:, 0], ended))
     predicted = model.step(obs, action, sample=False)
     assert (r2(predicted.next_obs - obs, next_obs - obs) > 0.995).all()
@@ -261,7 +263,7 @@ def test_a_restored_ensemble_goes_on_bit_for_bit():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_it_learns_the_same_world():
-    model = Ensemble(encoding(2), EnsembleConfig(members=3, elites=2, hidden=[32, 32]), device="cuda")
+    model = DynamicsEnsemble(encoding(2), EnsembleConfig(members=3, elites=2, hidden=[32, 32]), device="cuda")
     world = linear_world()
     world.columns = tuple(x.cuda() for x in world.columns)
     assert model.fit(world)["model_error"] < 0.03
@@ -300,9 +302,9 @@ def test_the_split_stays_as_the_data_grows_until_the_next_turn():
 
 
 def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"kind='bayes' is no kind of model; give \"gauss\" or \"det\""):
+    with pytest.raises(ValueError, match=r"kind='bayes' is unknown; give one of gauss, det"):
         EnsembleConfig(kind="bayes")
-    with pytest.raises(ValueError, match=r"members=0 is out of range; give 1 or more"):
+    with pytest.raises(ValueError, match=r"members=0 is out of range; give a number at least 1"):
         EnsembleConfig(members=0)
     with pytest.raises(ValueError, match=r"elites=6 is out of range; give 1 to members=5"):
         EnsembleConfig(elites=6)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from agents.replay.images import Images
+from agents.replay.replay import Images
 from runners.run.checkpoint import pack, unpack
 
 SHAPE = (1, 2, 2)

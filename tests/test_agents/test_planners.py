@@ -34,7 +34,7 @@ def task(obs, action, next_obs, task, terminated, step):
     return task
 
 
-DREAM = functools.partial(imagine, Integrator(), pay=task, ends=None)
+DREAM = functools.partial(imagine, Integrator(), reward_function=task, ends=None)
 
 
 def riccati(steps):
@@ -90,11 +90,11 @@ def test_returns_by_hand():
     def act(obs, t):
         return torch.ones(2, 1, dtype=torch.float64), None
 
-    def pay(obs, action, next_obs, task, terminated, step):
+    def reward_function(obs, action, next_obs, task, terminated, step):
         return 1.0 + step
 
     start = torch.tensor([[0.5, 0.5], [-9.0, 0.0]], dtype=torch.float64)
-    imagined = imagine(Integrator(), act, pay, ends, start, 3)
+    imagined = imagine(Integrator(), act, reward_function, ends, start, 3)
     found = returns(imagined, imagined.reward, 0.5, lambda obs: torch.full((2,), 80.0, dtype=torch.float64))
     assert found.tolist() == [1.0, 1 + 1 + 0.75 + 80 / 8]
 
@@ -133,8 +133,8 @@ def test_a_plan_that_is_cut_loses_to_a_loss():
             next_obs = torch.where(action > 0, torch.inf, obs)
             return Predicted(next_obs, -torch.ones_like(obs[:, 0]))
 
-    dream = functools.partial(imagine, Cliff(), pay=task, ends=None)
-    action = CEM(CODEC, horizon=1, samples=50, iterations=3, elites=5).plan(dream, STARTS)
+    rollout = functools.partial(imagine, Cliff(), reward_function=task, ends=None)
+    action = CEM(CODEC, horizon=1, samples=50, iterations=3, elites=5).plan(rollout, STARTS)
     assert (action < 0).all()
 
 
@@ -143,12 +143,12 @@ class Fork:
 
     members, differentiable = 2, False
 
-    def __init__(self, pay, doubt):
-        self.pay, self.doubt = torch.tensor(pay), torch.tensor(doubt)
+    def __init__(self, reward_function, doubt):
+        self.reward_function, self.doubt = torch.tensor(reward_function), torch.tensor(doubt)
 
     def step(self, obs, action, *, sample=True, member_predictions=False):
         half = (action * self.doubt).sum(-1)[:, None].expand_as(obs)
-        return Predicted(obs, (action * self.pay).sum(-1), None, torch.stack([obs - half, obs + half]))
+        return Predicted(obs, (action * self.reward_function).sum(-1), None, torch.stack([obs - half, obs + half]))
 
 
 def proposals(obs, t):
@@ -157,11 +157,11 @@ def proposals(obs, t):
 
 
 def test_upmpc_picks_the_best_return_and_doubt_attracts_or_repels():
-    obs, pay, doubt = torch.zeros(4, 2), [1.0, 1.2, -1.0], [0.1, 1.0, 5.0]
+    obs, reward_function, doubt = torch.zeros(4, 2), [1.0, 1.2, -1.0], [0.1, 1.0, 5.0]
 
     def chosen(alpha, ends=None):
-        dream = functools.partial(imagine, Fork(pay, doubt), pay=task, ends=ends)
-        action = UPMPC(candidates=3, horizon=2, alpha=alpha).plan(dream, proposals, obs)
+        rollout = functools.partial(imagine, Fork(reward_function, doubt), reward_function=task, ends=ends)
+        action = UPMPC(candidates=3, horizon=2, alpha=alpha).plan(rollout, proposals, obs)
         assert action.shape == (4, 3)
         return action.argmax(-1).tolist()
 
@@ -171,26 +171,28 @@ def test_upmpc_picks_the_best_return_and_doubt_attracts_or_repels():
 
 
 def test_upmpc_counts_nothing_after_the_end_and_a_value_where_there_is_none():
-    pay, doubt, obs = [3.0, 2.0, 0.0], [0.0, 0.0, 0.0], torch.zeros(1, 2)
-    dream = functools.partial(imagine, Fork(pay, doubt), pay=task, ends=lambda obs, action, next_obs: action[:, 0] > 0)
+    reward_function, doubt, obs = [3.0, 2.0, 0.0], [0.0, 0.0, 0.0], torch.zeros(1, 2)
+    rollout = functools.partial(
+        imagine, Fork(reward_function, doubt), reward_function=task, ends=lambda obs, action, next_obs: action[:, 0] > 0
+    )
     planner = UPMPC(candidates=3, horizon=2, alpha=0.0, gamma=0.5)
-    assert planner.plan(dream, proposals, obs).argmax() == 0  # 3 and over against 2 + 1
+    assert planner.plan(rollout, proposals, obs).argmax() == 0  # 3 and over against 2 + 1
     assert planner.square == pytest.approx((9 + 4 + 4) / 5)  # over the alive transitions
     planner.horizon = 3
-    assert planner.plan(dream, proposals, obs).argmax() == 1  # 2 + 1 + 0.5
+    assert planner.plan(rollout, proposals, obs).argmax() == 1  # 2 + 1 + 0.5
     planner.horizon = 1
-    assert planner.plan(dream, proposals, obs, value=lambda obs: torch.full((3,), 10.0)).argmax() == 1  # 2 + 5
+    assert planner.plan(rollout, proposals, obs, value=lambda obs: torch.full((3,), 10.0)).argmax() == 1  # 2 + 5
 
 
 def test_upmpc_chooses_the_same_in_any_unit_of_reward():
     obs = torch.zeros(1, 2)
     for unit in (1e-3, 1.0, 1e3):
         model = Fork([1.0 * unit, 1.5 * unit, 0.0], [0.0, 0.6, 0.0])
-        dream = functools.partial(imagine, model, pay=task, ends=None)
+        rollout = functools.partial(imagine, model, reward_function=task, ends=None)
         planner = UPMPC(candidates=3, horizon=1, alpha=-0.5)  # scale sqrt(3.25 / 3): 0.96 against 1.44 - 0.3
-        assert planner.plan(dream, proposals, obs).argmax() == 1
+        assert planner.plan(rollout, proposals, obs).argmax() == 1
         planner.alpha = -1.0  # 1.44 - 0.6
-        assert planner.plan(dream, proposals, obs).argmax() == 0
+        assert planner.plan(rollout, proposals, obs).argmax() == 0
 
 
 def test_impossible_planners_are_refused():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents.replay.sampling import Sampler
+from agents.replay.replay import Sampler
 
 CPU = torch.device("cpu")
 

@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 
+from agents.dyna.svg import Svg, model_return
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import Imagined
-from agents.off_policy.sac import LearnerConfig, SoftActorCritic
-from agents.off_policy.svg import Svg, model_return
+from agents.off_policy.critics import LearnerConfig
+from agents.off_policy.sac import SoftActorCritic
 
 GAMMA = 0.5
 
@@ -23,7 +24,7 @@ class Linear:
         return Predicted(next_obs, -next_obs.square().sum(-1))
 
 
-def pay(obs, action, next_obs, task, terminated, step):
+def reward_function(obs, action, next_obs, task, terminated, step):
     return task
 
 
@@ -77,7 +78,7 @@ def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it()
     )
     twin = copy.deepcopy(agent.state_dict())
     start = torch.linspace(-1, 1, 5)[:, None]
-    Svg(agent, Linear(), pay, None, gamma=GAMMA, horizon=2).update(start, torch.zeros(5, dtype=torch.int64))
+    Svg(agent, Linear(), reward_function, None, gamma=GAMMA, horizon=2).update(start, torch.zeros(5, dtype=torch.int64))
 
     other = learner()
     other.load_state_dict(twin)
@@ -103,7 +104,7 @@ def test_one_update_climbs_the_true_objective():
     for seed in range(5):
         agent = learner(seed)
         before = worth(agent)
-        svg = Svg(agent, Linear(), pay, None, gamma=1e-6, horizon=1)
+        svg = Svg(agent, Linear(), reward_function, None, gamma=1e-6, horizon=1)
         for _ in range(3):
             svg.update(start, torch.zeros(64, dtype=torch.int64))
         assert worth(agent) > before
@@ -112,7 +113,7 @@ def test_one_update_climbs_the_true_objective():
 @pytest.mark.parametrize("horizon", [1, 3])
 def test_it_finds_the_best_action_of_a_linear_world(horizon):
     agent = learner()
-    svg = Svg(agent, Linear(), pay, None, gamma=GAMMA, horizon=horizon)
+    svg = Svg(agent, Linear(), reward_function, None, gamma=GAMMA, horizon=horizon)
     draw = torch.Generator().manual_seed(0)
     for _ in range(250):
         svg.update(torch.rand(64, 1, generator=draw) * 1.6 - 0.8, torch.zeros(64, dtype=torch.int64))
@@ -137,7 +138,7 @@ def test_a_rollout_that_ends_gives_no_gradient_from_beyond_its_end():
     )
     twin = copy.deepcopy(agent.state_dict())
     start = torch.linspace(-1, 1, 5)[:, None]
-    Svg(agent, Ending(), pay, None, gamma=GAMMA, horizon=3).update(start, torch.zeros(5, dtype=torch.int64))
+    Svg(agent, Ending(), reward_function, None, gamma=GAMMA, horizon=3).update(start, torch.zeros(5, dtype=torch.int64))
     other = learner()
     other.load_state_dict(twin)
     action, log_prob = other.sample(start)

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.studies import model_learning, noise_video, reward_swap
 
 QUICK = {"learning_starts": 60, "net_arch": [8], "batch_size": 8, "model_hidden": [8], "model_steps": 100}
-QUICK |= {"dreams_per_step": 2, "model_every": 60}
+QUICK |= {"rollouts_per_step": 2, "model_every": 60}
 
 
 def swap(arm, values, agent="sac", task="task", way=-500.0):

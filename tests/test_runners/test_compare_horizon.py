@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agents.effective_horizon import Horizon
+from agents.effective_horizon import EffectiveHorizon
 from envs.make import make
 from rewards.base import Reward, RewardConfig
 from runners.compare import __main__ as compare
@@ -16,7 +16,7 @@ GRID = "MiniGrid-Empty-5x5-v0"
 
 def horizon(k, m):
     solved = {} if k is None else {k: m}
-    return Horizon(k, m, math.inf if k is None else k + math.log(m, 4), 0, solved)
+    return EffectiveHorizon(k, m, math.inf if k is None else k + math.log(m, 4), 0, solved)
 
 
 def test_the_sentence_says_whether_the_reward_helped():

@@ -26,7 +26,7 @@ DQN = ["env=CartPole-v1", "agent=dqn", "agent.learning_starts=200", "agent.buffe
 DQN += ["agent.target_update_interval=300", "total_timesteps=2500", "checkpoint_every=333", *SMALL]
 DYNA = ["env=Pendulum-v1", "agent=dyna", "agent.model_hidden=[16]", "agent.net_arch=[16]", "agent.batch_size=16"]
 DYNA += ["agent.members=2", "agent.model_steps=20", "agent.learning_starts=100", "agent.updates_per_step=1"]
-DYNA += ["agent.dreams_per_step=4", "agent.rollout=50", "total_timesteps=500", "checkpoint_every=100", *SMALL]
+DYNA += ["agent.rollouts_per_step=4", "agent.rollout=50", "total_timesteps=500", "checkpoint_every=100", *SMALL]
 WORLD = ["env=MiniGrid-Empty-5x5-v0", "agent=world_model", "agent.latent=16", "agent.hidden=16", "agent.embed=16"]
 WORLD += ["agent.groups=4", "agent.classes=4", "agent.batch_size=4", "agent.batch_length=8", "agent.horizon=3"]
 WORLD += ["agent.train_ratio=8", "agent.learning_starts=100", "agent.rollout=25", "n_envs=2", "total_timesteps=500"]

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rewards
-from agents.dynamics.reward_source import Head, Payer, spread
+from agents.dynamics.rollout import Head, RewardSource, spread
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
@@ -100,16 +100,16 @@ def imagined(encoding, count=64):
 )
 def test_how_imagination_is_paid_follows_from_what_the_reward_reads(make, how, why):
     encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
-    payer = Payer(make(), encoding)
-    assert payer.how == how and why in payer.reason
-    assert (payer.head is not None) == (how == "head")
+    reward_source = RewardSource(make(), encoding)
+    assert reward_source.how == how and why in reward_source.reason
+    assert (reward_source.head is not None) == (how == "head")
 
 
 def test_gradients_need_a_head_unless_the_model_predicts_the_reward():
     encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
-    wanted = Payer(mix_of(CARTPOLE, "rnd"), encoding, differentiable=True)
+    wanted = RewardSource(mix_of(CARTPOLE, "rnd"), encoding, differentiable=True)
     assert wanted.how == "head" and "gradients" in wanted.reason
-    assert Payer(TaskScorer(0.99), encoding, differentiable=True).how == "model"
+    assert RewardSource(TaskScorer(0.99), encoding, differentiable=True).how == "model"
 
 
 def test_frames_and_images_need_a_head():
@@ -117,8 +117,11 @@ def test_frames_and_images_need_a_head():
         requires = frozenset({"frame"})
 
     encoding = SpaceEncoding(PENDULUM.observation_space, PENDULUM.action_space)
-    assert "reads frame, which no model imagines" in Payer(mix_around(Watching, PENDULUM), encoding).reason
-    assert "reads images" in Payer(mix_around(Signed, PENDULUM), SpaceEncoding(IMAGES, PENDULUM.action_space)).reason
+    assert "reads frame, which no model imagines" in RewardSource(mix_around(Watching, PENDULUM), encoding).reason
+    assert (
+        "reads images"
+        in RewardSource(mix_around(Signed, PENDULUM), SpaceEncoding(IMAGES, PENDULUM.action_space)).reason
+    )
 
 
 def test_the_reward_itself_pays_what_it_pays_for_real_transitions():
@@ -126,9 +129,9 @@ def test_the_reward_itself_pays_what_it_pays_for_real_transitions():
     mix = mix_of(CARTPOLE, "task", "rnd", rnd="linear:1:0:1000")
     mix.streams["rnd"].warmup = 0
     obs, action, next_obs, task, terminated, step = imagined(encoding)
-    payer = Payer(mix, encoding)
-    payer.timesteps = 300
-    paid = payer(obs, action, next_obs, task, terminated, step)
+    reward_source = RewardSource(mix, encoding)
+    reward_source.timesteps = 300
+    paid = reward_source(obs, action, next_obs, task, terminated, step)
     batch = Transitions(
         obs.numpy(), action.argmax(-1).numpy(), task.numpy(), next_obs.numpy(), terminated.numpy(),
         np.zeros(64, bool), np.ones(64, bool), step.numpy(),
@@ -140,35 +143,35 @@ def test_the_reward_itself_pays_what_it_pays_for_real_transitions():
 def test_ends_steps_and_actions_reach_the_reward_in_its_own_units():
     encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
     obs, action, next_obs, task, terminated, step = imagined(encoding)
-    payer = Payer(mix_around(Ends, CARTPOLE), encoding)
+    reward_source = RewardSource(mix_around(Ends, CARTPOLE), encoding)
     expected = 100 * terminated.float() + step + 10 * action.argmax(-1) + next_obs[:, 0]
-    torch.testing.assert_close(payer(obs, action, next_obs, task, terminated, step), expected)
+    torch.testing.assert_close(reward_source(obs, action, next_obs, task, terminated, step), expected)
 
 
 def test_the_models_word_is_passed_on_with_its_gradient():
     encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
     rows = list(imagined(encoding))
     rows[3].requires_grad_()
-    payer = Payer(TaskScorer(0.99), encoding)
-    payer(*rows).sum().backward()
+    reward_source = RewardSource(TaskScorer(0.99), encoding)
+    reward_source(*rows).sum().backward()
     assert rows[3].grad.unique().tolist() == [1]
-    assert payer.fit(None, 10) == {}
+    assert reward_source.fit(None, 10) == {}
 
 
 def test_a_head_learns_a_reward_and_tells_when_it_has_changed():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix)
-    payer = Payer(mix, replay.encoding, differentiable=True, seed=0)
-    first = payer.fit(replay, 200)
+    reward_source = RewardSource(mix, replay.encoding, differentiable=True, seed=0)
+    first = reward_source.fit(replay, 200)
     assert first["head_gap"] > 0.5 and first["head_refits"] == 1
     for _ in range(8):
-        metrics = payer.fit(replay, 50)
+        metrics = reward_source.fit(replay, 50)
     assert metrics["head_gap"] < 0.1 and metrics["head_refits"] == 0
     mix.streams["it"].reward.sign = -1.0
-    turned = payer.fit(replay, 50)
+    turned = reward_source.fit(replay, 50)
     assert turned["head_gap"] > 1.5 and turned["head_refits"] == 1
     rows = replay.sample(512)
-    paid = payer(rows.obs, rows.action, rows.next_obs, rows.reward * 0, rows.discount == 0, rows.step)
+    paid = reward_source(rows.obs, rows.action, rows.next_obs, rows.reward * 0, rows.discount == 0, rows.step)
     assert (paid - rows.reward).square().mean().sqrt() / spread(rows.reward) < 0.3
     assert replay.rows(rows.index).reward.mean() > 0  # costs, the other way round
 
@@ -176,11 +179,11 @@ def test_a_head_learns_a_reward_and_tells_when_it_has_changed():
 def test_a_head_has_the_gradient_of_the_reward():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix)
-    payer = Payer(mix, replay.encoding, differentiable=True)
-    payer.fit(replay, 300)
+    reward_source = RewardSource(mix, replay.encoding, differentiable=True)
+    reward_source.fit(replay, 300)
     rows = replay.sample(256)
     obs = rows.obs.clone().requires_grad_()
-    payer(obs, rows.action, rows.next_obs, rows.reward, rows.discount == 0, rows.step).sum().backward()
+    reward_source(obs, rows.action, rows.next_obs, rows.reward, rows.discount == 0, rows.step).sum().backward()
     speed = rows.obs[:, 2]
     together = torch.stack([obs.grad[:, 2], -0.2 * speed])  # of -0.1 speed^2, in part told by next_obs
     assert torch.corrcoef(together)[0, 1] > 0.6
@@ -206,17 +209,17 @@ def test_random_numbers_of_others_are_left_alone():
 def test_a_saved_payer_goes_on_equally():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix, steps=100)
-    payers = [Payer(mix, replay.encoding, differentiable=True, seed=seed) for seed in (0, 1)]
-    payers[0].fit(replay, 30)
-    payers[1].load_state_dict(unpack(*pack(payers[0].state_dict())))
+    sources = [RewardSource(mix, replay.encoding, differentiable=True, seed=seed) for seed in (0, 1)]
+    sources[0].fit(replay, 30)
+    sources[1].load_state_dict(unpack(*pack(sources[0].state_dict())))
     state = copy.deepcopy(replay.state_dict())
     gaps = []
-    for payer in payers:
+    for reward_source in sources:
         replay.load_state_dict(copy.deepcopy(state))
-        gaps.append(payer.fit(replay, 30)["head_gap"])
+        gaps.append(reward_source.fit(replay, 30)["head_gap"])
     assert gaps[0] == gaps[1]
     rows = imagined(replay.encoding)
-    assert torch.equal(payers[0](*rows), payers[1](*rows))
+    assert torch.equal(sources[0](*rows), sources[1](*rows))
 
 
 def test_whole_numbers_are_rounded_before_a_reward_reads_them():
@@ -229,7 +232,7 @@ def test_whole_numbers_are_rounded_before_a_reward_reads_them():
     mix = Mix([Stream("it", First(RewardConfig(), space, spaces.Discrete(2)), gamma=0.9)])
     values = torch.tensor([[4.9, 0.0], [-0.4, 0.0], [300.0, 0.0], [7.2, 0.0]])
     task, no = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
-    paid = Payer(mix, encoding)(values, torch.eye(2)[[0, 0, 1, 1]], values, task, no, no.long())
+    paid = RewardSource(mix, encoding)(values, torch.eye(2)[[0, 0, 1, 1]], values, task, no, no.long())
     assert paid.tolist() == [5, 0, 255, 7]
 
 

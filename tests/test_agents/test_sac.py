@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
+from agents.off_policy.critics import LearnerConfig
 from agents.off_policy.dqn import DeepQ
-from agents.off_policy.sac import LearnerConfig, SoftActorCritic, squashed
+from agents.off_policy.sac import SoftActorCritic, squashed
 
 
 class Rows(NamedTuple):
@@ -291,7 +292,7 @@ def test_settings_out_of_range_and_contradictions_are_refused():
     for change, words in [
         ({"head": "c51"}, r"agent\.head='c51' is unknown; give one of mse, hl_gauss, two_hot"),
         ({"tau": 0.0}, r"agent\.tau=0\.0 is out of range; give a number in \(0, 1\]"),
-        ({"critics": 0}, r"agent\.critics=0; give 1 or more"),
+        ({"critics": 0}, r"agent\.critics=0 is out of range; give a number at least 1"),
         ({"entropy": "automatic"}, r"agent\.entropy='automatic'; give auto, auto_0\.1, or a number"),
         ({"entropy": -1.0}, r"agent\.entropy=-1\.0"),
         ({"lipschitz": "spectral", "norm": "layer"}, r"lipschitz=spectral bounds nothing behind agent\.norm=layer"),

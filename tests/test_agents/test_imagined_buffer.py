@@ -7,16 +7,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from agents.dyna.imagination import ImaginedBuffer
 from agents.dynamics.rollout import Imagined
 from agents.networks.space_encoding import SpaceEncoding
-from agents.replay.imagined import Dreams
 from runners.run.checkpoint import pack, unpack
 
 BOX = spaces.Box(-10, 10, (2,), np.float32)
 CODEC = SpaceEncoding(BOX, spaces.Discrete(3))
 
 
-def dreamt(first, alive=((1, 1, 1), (1, 0, 1))):
+def rollout(first, alive=((1, 1, 1), (1, 0, 1))):
     """Two steps of three rollouts; obs[0] numbers them from `first` on."""
     alive = torch.tensor(alive, dtype=torch.bool)
     h, b = alive.shape
@@ -43,23 +43,23 @@ def task(obs, action, next_obs, task, terminated, step):
     return task
 
 
-def numbers(dreams, count=2000):
-    return sorted(set(dreams.sample(count, 0.9).obs[:, 0].tolist()))
+def numbers(imagined, count=2000):
+    return sorted(set(imagined.sample(count, 0.9).obs[:, 0].tolist()))
 
 
 def test_what_was_really_imagined_comes_back_paid_now_less_the_penalty():
     prices = {"each": 1.0}
 
-    def pay(obs, action, next_obs, task, terminated, step):
+    def reward_function(obs, action, next_obs, task, terminated, step):
         assert terminated.dtype == torch.bool and step.dtype == torch.int64
         return prices["each"] * (obs[:, 0] + task + 1000 * terminated + step + 7 * action[:, 2])
 
-    dreams = Dreams(50, CODEC, pay)
-    dreams.add(dreamt(0))
-    assert len(dreams) == 5 and numbers(dreams) == [0, 1, 2, 3, 5]
+    imagined = ImaginedBuffer(50, CODEC, reward_function)
+    imagined.add(rollout(0))
+    assert len(imagined) == 5 and numbers(imagined) == [0, 1, 2, 3, 5]
     for price in (1.0, -2.0):
         prices["each"] = price
-        rows = dreams.sample(64, 0.9)
+        rows = imagined.sample(64, 0.9)
         n = rows.obs[:, 0]
         expected = price * (n + 10 * n + 1000 * (n % 2 == 1) + n + 100 + 7 * (n % 3 == 2)) - n / 8
         torch.testing.assert_close(rows.reward, expected)
@@ -69,46 +69,46 @@ def test_what_was_really_imagined_comes_back_paid_now_less_the_penalty():
 
 
 def test_newer_dreams_take_the_place_of_older_ones():
-    dreams = Dreams(7, CODEC, task)
+    imagined = ImaginedBuffer(7, CODEC, task)
     for first in (0, 10, 20):
-        dreams.add(dreamt(first))
-    assert len(dreams) == 7 and numbers(dreams) == [13, 15, 20, 21, 22, 23, 25]
-    small = Dreams(2, CODEC, task)
-    small.add(dreamt(0))
+        imagined.add(rollout(first))
+    assert len(imagined) == 7 and numbers(imagined) == [13, 15, 20, 21, 22, 23, 25]
+    small = ImaginedBuffer(2, CODEC, task)
+    small.add(rollout(0))
     assert numbers(small) == [3, 5]
 
 
 @pytest.mark.parametrize(("retain", "left"), [(1, [20, 21, 22, 23, 25]), (2, [10, 11, 12, 13, 15, 20, 21, 22, 23, 25])])
 def test_dreams_outlive_as_many_fits_of_the_model_as_asked_for(retain, left):
-    dreams = Dreams(100, CODEC, task, retain=retain)
+    imagined = ImaginedBuffer(100, CODEC, task, retain=retain)
     for first in (0, 10, 20):
-        dreams.refitted()
-        dreams.add(dreamt(first))
-    assert numbers(dreams) == left
-    dreams.clear()
+        imagined.refitted()
+        imagined.add(rollout(first))
+    assert numbers(imagined) == left
+    imagined.clear()
     with pytest.raises(ValueError, match=r"nothing has been imagined yet"):
-        dreams.sample(1, 0.9)
-    dreams.add(dreamt(30))
-    assert numbers(dreams) == [30, 31, 32, 33, 35]
+        imagined.sample(1, 0.9)
+    imagined.add(rollout(30))
+    assert numbers(imagined) == [30, 31, 32, 33, 35]
 
 
 def test_dreams_carry_no_gradient():
-    dreams = Dreams(10, CODEC, task)
-    imagined = dreamt(0)
-    dreams.add(replace(imagined, obs=imagined.obs.requires_grad_()))
-    assert not dreams.sample(3, 0.9).reward.requires_grad and not dreams.table.requires_grad
+    buffer = ImaginedBuffer(10, CODEC, task)
+    imagined = rollout(0)
+    buffer.add(replace(imagined, obs=imagined.obs.requires_grad_()))
+    assert not buffer.sample(3, 0.9).reward.requires_grad and not buffer.table.requires_grad
 
 
 def test_saved_dreams_go_on_equally():
-    first = Dreams(7, CODEC, task, retain=2)
-    first.add(dreamt(0))
+    first = ImaginedBuffer(7, CODEC, task, retain=2)
+    first.add(rollout(0))
     first.refitted()
-    first.add(dreamt(10))
-    second = Dreams(7, CODEC, task, retain=2, seed=4)
+    first.add(rollout(10))
+    second = ImaginedBuffer(7, CODEC, task, retain=2, seed=4)
     second.load_state_dict(unpack(*pack(first.state_dict())))
-    for dreams in (first, second):
-        dreams.refitted()
-        dreams.add(dreamt(20, alive=((0, 1, 1), (0, 0, 0))))
+    for imagined in (first, second):
+        imagined.refitted()
+        imagined.add(rollout(20, alive=((0, 1, 1), (0, 0, 0))))
     for ours, theirs in zip(first.sample(32, 0.9), second.sample(32, 0.9)):
         assert torch.equal(ours, theirs)
     assert len(first) == len(second) == 7
@@ -116,4 +116,4 @@ def test_saved_dreams_go_on_equally():
 
 def test_dreams_without_room_are_refused():
     with pytest.raises(ValueError, match=r"capacity=0, retain=1 hold nothing; give 1 or more"):
-        Dreams(0, CODEC, task)
+        ImaginedBuffer(0, CODEC, task)

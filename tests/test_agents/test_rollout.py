@@ -44,18 +44,18 @@ def column(*values):
 def test_a_rollout_is_paid_step_by_step():
     seen = []
 
-    def pay(obs, action, next_obs, task, terminated, step):
+    def reward_function(obs, action, next_obs, task, terminated, step):
         seen.append(step.tolist())
         return 10 * task + action[:, 0] + 100 * next_obs[:, 0]
 
     with torch.no_grad():
-        dream = imagine(Linear(), always(2.0), pay, None, column(1, 5), 3, step=torch.tensor([0, 7]))
+        dream = imagine(Linear(), always(2.0), reward_function, None, column(1, 5), 3, step=torch.tensor([0, 7]))
     assert dream.obs[..., 0].tolist() == [[1, 5], [3, 7], [5, 9]]
     assert dream.next_obs[..., 0].tolist() == [[3, 7], [5, 9], [7, 11]]
     assert dream.task.tolist() == [[1, 5], [3, 7], [5, 9]]
     assert dream.reward.tolist() == [[312, 752], [532, 972], [752, 1192]]
     assert dream.step.tolist() == seen == [[0, 7], [1, 8], [2, 9]]
-    assert dream.alive.all() and not dream.terminated.any() and dream.going.all()
+    assert dream.alive.all() and not dream.terminated.any() and dream.continues.all()
     assert dream.log_prob is None and int(dream.clamped) == int(dream.diverged) == 0
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_paid_after_the_end_and_the_last_transition_is():
     assert dream.alive.T.tolist() == [[True, True, True, False], [True, True, False, False]]
     assert dream.terminated.T.tolist() == [[False, False, True, False], [False, True, False, False]]
     assert dream.reward.T.tolist() == [[0, 1, 2, 0], [1, 2, 0, 0]]
-    assert not dream.going.any()
+    assert not dream.continues.any()
 
 
 def test_what_the_model_has_learned_of_the_end_counts_where_nothing_else_is_known():

@@ -45,7 +45,7 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lambda_: flo
     return torch.stack(returns[:0:-1])
 
 
-class ReturnScale(nn.Module):
+class ReturnRange(nn.Module):
     """What returns are divided by: the range from their 5th to their 95th percentile, smoothed, at least 1."""
 
     low: Tensor
@@ -69,7 +69,7 @@ class ReturnScale(nn.Module):
         self.known.fill_(1.0)
 
 
-class Policy(nn.Module):
+class LatentPolicy(nn.Module):
     """A distribution over actions: categorical with a uniform share, or a Gaussian with its mean in [-1, 1].
 
     Args:
@@ -157,11 +157,11 @@ class ImagActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.generator = config, generator
-        self.policy = Policy(features, action_size, discrete, config.hidden)
+        self.policy = LatentPolicy(features, action_size, discrete, config.hidden)
         self.head = TwoHot(low=-10.0, high=10.0)
         self.critic, self.slow = (value_net(features, config.hidden, self.head.outputs) for _ in range(2))
         self.slow.load_state_dict(self.critic.state_dict())
-        self.scale = ReturnScale()
+        self.scale = ReturnRange()
 
     def flats(self) -> dict[str, Flat]:
         """Parameters as vectors by name, once they are on their device."""
@@ -189,7 +189,7 @@ class ImagActorCritic(nn.Module):
         """Dream from replayed states, ascend; returns metrics.
 
         Args:
-            world: an `agents.world_model.world.World`.
+            world: an `agents.world_model.model.LatentModel`.
             sequences: a minibatch.
             replayed: what it is in the world.
             chosen: int64 (B,), which of its L * B rows to dream from; None for a random part.
@@ -197,7 +197,7 @@ class ImagActorCritic(nn.Module):
         config = self.config
         starts = self._starts(replayed) if chosen is None else chosen
         state = {name: part.flatten(0, 1)[starts] for name, part in replayed.states.items()}
-        features, action, reward, discount = self.dream(world, state)
+        features, action, reward, discount = self.imagine(world, state)
         with torch.no_grad():
             value = self.value(features)
             returns = lambda_returns(reward, discount, value, config.lambda_)
@@ -221,7 +221,7 @@ class ImagActorCritic(nn.Module):
         return {name: x.detach() for name, x in metrics.items()}
 
     @torch.no_grad()
-    def dream(self, world: Any, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def imagine(self, world: Any, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`horizon` imagined steps: features (H + 1, B, F), actions (H, B, A), rewards and discounts (H, B)."""
         features, actions = [world.cell.features(state)], []
         for _ in range(self.config.horizon):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from agents.dynamics import Dynamics
-from agents.dynamics.rollout import Ends, Imagined, Pay, imagine
+from agents.dynamics.rollout import Ends, Imagined, RewardFunction, imagine
 
 
 def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) -> Tensor:
@@ -57,14 +57,23 @@ class Svg:
     Args:
         learner: actor and critics.
         model: differentiable.
-        pay: differentiable; see `agents.dynamics.reward_source`.
+        reward_function: differentiable; see `agents.dynamics.rollout`.
         ends: when episodes end, or None; see `agents.dynamics.rollout`.
         gamma: discount in (0, 1].
         horizon: T, at least 1.
     """
 
-    def __init__(self, learner: Any, model: Dynamics, pay: Pay, ends: Ends | None, *, gamma: float, horizon: int):
-        self.learner, self.model, self.pay, self.ends = learner, model, pay, ends
+    def __init__(
+        self,
+        learner: Any,
+        model: Dynamics,
+        reward_function: RewardFunction,
+        ends: Ends | None,
+        *,
+        gamma: float,
+        horizon: int,
+    ):
+        self.learner, self.model, self.reward_function, self.ends = learner, model, reward_function, ends
         self.gamma, self.horizon = gamma, horizon
 
     def update(self, obs: Tensor, step: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
@@ -78,7 +87,14 @@ class Svg:
         learner = self.learner
         alpha = learner.alpha
         imagined = imagine(
-            self.model, lambda x, t: learner.sample(x), self.pay, self.ends, obs, self.horizon, step=step, bounds=bounds
+            self.model,
+            lambda x, t: learner.sample(x),
+            self.reward_function,
+            self.ends,
+            obs,
+            self.horizon,
+            step=step,
+            bounds=bounds,
         )
         reached = imagined.next_obs[-1]
         action, log_prob = learner.sample(reached)

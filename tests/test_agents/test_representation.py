@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from agents.networks.actor_critic import Flat
-from agents.world_model.representation import (
+from agents.world_model.model import (
     Empowerment,
     KLBudget,
     barlow,

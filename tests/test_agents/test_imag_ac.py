@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from agents.world_model.behaviour import STD, UNIFORM, ImagActorCritic, Policy, Replayed, ReturnScale, lambda_returns
 from agents.world_model.config import WorldModelConfig
+from agents.world_model.imag_ac import (
+    STD,
+    UNIFORM,
+    ImagActorCritic,
+    LatentPolicy,
+    Replayed,
+    ReturnRange,
+    lambda_returns,
+)
 from agents.world_model.td3 import n_step
 
 
@@ -43,12 +51,12 @@ def test_nothing_is_worth_anything_after_an_end():
 
 
 def test_the_scale_of_returns_is_their_inner_range_and_never_below_one():
-    scale = ReturnScale()
+    scale = ReturnRange()
     scale.watch(torch.linspace(0, 100, 101))
     assert scale().item() == pytest.approx(90)  # from 5 to 95, at once the first time
     scale.watch(torch.full((10,), 50.0))
     assert scale().item() == pytest.approx((95 + 0.01 * (50 - 95)) - (5 + 0.01 * (50 - 5)))
-    small = ReturnScale()
+    small = ReturnRange()
     small.watch(torch.linspace(0, 0.1, 50))
     assert small().item() == 1.0
 
@@ -79,7 +87,7 @@ def test_a_step_that_only_resets_is_no_step():
 
 
 def test_no_discrete_action_dies_out():
-    policy = Policy(3, 4, True, 8)
+    policy = LatentPolicy(3, 4, True, 8)
     nn.init.constant_(policy.net[-1].bias, 0.0)
     with torch.no_grad():
         policy.net[-1].bias[2] = 100.0
@@ -93,7 +101,7 @@ def test_no_discrete_action_dies_out():
 def test_the_log_probabilities_are_those_of_torchs_distributions():
     features = torch.randn(6, 3, generator=random())
     for discrete in (True, False):
-        policy = Policy(3, 4, discrete, 8)
+        policy = LatentPolicy(3, 4, discrete, 8)
         distribution = policy(features)
         action = policy.sample(distribution, random(1))
         log_prob, entropy = policy.log_prob(distribution, action)
@@ -109,7 +117,7 @@ def test_the_log_probabilities_are_those_of_torchs_distributions():
 
 
 def test_samples_come_as_often_as_the_probabilities_say():
-    policy = Policy(2, 3, True, 4)
+    policy = LatentPolicy(2, 3, True, 4)
     logs = torch.log(torch.tensor([0.2, 0.5, 0.3])).expand(20_000, 3)
     shares = policy.sample((logs, None), random()).mean(0)
     torch.testing.assert_close(shares, torch.tensor([0.2, 0.5, 0.3]), atol=0.015, rtol=0)
@@ -184,7 +192,7 @@ def test_dreams_start_where_they_are_told_and_weigh_what_comes_after_an_end_by_n
     with torch.no_grad():
         behaviour.policy.net[-1].bias[1] = 50.0  # always to the right, but for the uniform share
     start = torch.eye(5)[[3]]
-    features, action, reward, discount = behaviour.dream(world, {"z": start})
+    features, action, reward, discount = behaviour.imagine(world, {"z": start})
     assert features.shape == (9, 1, 5) and torch.equal(features[0], start)
     assert action[0].argmax() == 1 and reward[0].item() == 1 and discount[0].item() == 0
     assert discount[1].item() == pytest.approx(0.9)

@@ -1,0 +1,488 @@
+"""The world of `agents.world_model.agent`: an encoder, a cell that remembers and imagines, heads for reward and end.
+
+    loss, replayed = world.loss(sequences)        what the model has to learn of them, and what they became in it
+    world.cell.step(state, action)                a moment on, imagined
+    world.reward(features, action)                what it pays, as the reward is now
+    world.goes_on(features, action)               the chance that the episode does
+
+A cell with a memory is trained on what it knew at each moment (`_remembered`), a cell without one on what it foresees
+from each sequence's first moment (`_foreseen`). What shapes the latent beside reward and end is a list of switches; see
+`agents.world_model.config` for the published combinations and their sources, `agents.world_model.model` for the losses.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer
+from agents.networks.actor_critic import Flat, linear
+from agents.networks.glyphs import Glyphs
+from agents.networks.heads import TwoHot, symlog
+from agents.networks.space_encoding import SpaceEncoding
+from agents.replay.replay import Sequences
+from agents.world_model.imag_ac import Replayed, value_net
+
+DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
+CHANNELS, MOST = 32, 64  # after the first convolution, and then
+LARGE, SMALL = 32, 8  # pixels from which the first stride is 4, and from which a side is halved
+NEAR = 256  # rows that InfoNCE tells apart
+
+
+class LatentModel(nn.Module):
+    """See the file.
+
+    Args:
+        encoding: of the spaces.
+        config: a `WorldModelConfig`.
+        generator: draws latents, on the weights' device.
+
+    Attributes:
+        slow: an encoder and a cell that follow in steps, `catch_up` (behaviour td3); else None.
+        metrics: detached losses of the last `loss`.
+    """
+
+    def __init__(self, encoding: SpaceEncoding, config: Any, generator: torch.Generator) -> None:
+        super().__init__()
+        self.encoding, self.config = encoding, config
+        self.encoder = ObservationEncoder(encoding, config.embed, (config.hidden,), config.net)
+        self.cell = _cell(encoding, config, generator)
+        both = self.cell.size + encoding.action_size
+        self.head = TwoHot(low=-10.0, high=10.0)
+        self.reward_net = value_net(both, config.hidden, self.head.outputs)
+        self.end_net = nn.Sequential(layer(both, config.hidden), linear(config.hidden, 1, 0.01))
+        self.decoder = ObservationDecoder(encoding, self._decoded, (config.hidden,)) if config.recon else None
+        self.project = nn.Linear(self.cell.size, config.embed) if config.barlow or config.infonce else None
+        self.empowerment = None
+        if config.empowerment:
+            self.empowerment = Empowerment(self.cell.size, encoding.action_size, encoding.discrete, config.hidden)
+        self.budget = KLBudget(config.kl_budget, config.dual_lr, config.kl_balance) if config.kl == "repo" else None
+        self.slow = None
+        if config.behaviour == "td3":
+            self.slow = nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "cell": copy.deepcopy(self.cell)})
+        self.metrics: dict[str, Tensor] = {}
+
+    @property
+    def _decoded(self) -> int:
+        """Numbers the decoder reads: a cell that recurs linearly must say what it sees in its latent alone (Drama)."""
+        return self.cell.sizes["z"] if self.config.cell == "ssm" else self.cell.size
+
+    def flats(self) -> dict[str, Flat]:
+        """Parameters as vectors by name, once they are on their device: the reward's head learns alone at times."""
+        reward = list(self.reward_net.parameters())
+        apart = {id(p) for p in [*reward, *(self.slow.parameters() if self.slow is not None else [])]}
+        rest = [p for p in self.parameters() if id(p) not in apart]
+        return {"model": Flat.over(rest), "reward": Flat.over(reward)}
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """The slow encoder and cell become what the fast ones are."""
+        assert self.slow is not None
+        for name, fast in (("encoder", self.encoder), ("cell", self.cell)):
+            for old, new in zip(self.slow[name].parameters(), fast.parameters()):
+                old.copy_(new)
+
+    def encode(self, vector: Tensor, pixels: dict[str, Tensor], slow: bool = False) -> State:
+        """What a cell without memory makes of observations (B, D): a state (B, ...)."""
+        nets: Any = {"encoder": self.encoder, "cell": self.cell}
+        if slow and self.slow is not None:
+            nets = self.slow
+        embed = nets["encoder"](vector, pixels)[None]
+        nothing = embed.new_zeros(1, embed.shape[1], self.encoding.action_size)
+        states, _ = nets["cell"].observe(embed, nothing, nothing[..., 0] > 0)
+        return {name: part[0] for name, part in states.items()}
+
+    def reward(self, features: Tensor, action: Tensor) -> Tensor:
+        """(..., F), (..., A) -> (...,)."""
+        return self.head.value(self.reward_net(torch.cat([features, action], -1)))
+
+    def continues(self, features: Tensor, action: Tensor) -> Tensor:
+        """(..., F), (..., A) -> (...,), in [0, 1]."""
+        return torch.sigmoid(self.end_net(torch.cat([features, action], -1)).squeeze(-1))
+
+    @torch.no_grad()
+    def replayed(self, seq: Sequences) -> Replayed:
+        """What sequences are in the model, nothing learnt."""
+        states, _ = self.cell.observe(self.encoder(seq.vector, seq.pixels), seq.action, seq.first)
+        return self._replayed(seq, states)
+
+    def reward_loss(self, features: Tensor, action: Tensor, reward: Tensor) -> Tensor:
+        """(..., F), (..., A), (...,) -> (...,)."""
+        return self.head.loss(self.reward_net(torch.cat([features, action], -1)), reward)
+
+    def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
+        """What is to be minimised, and the minibatch as it is in the model.
+
+        Args:
+            seq: sequences (L, B).
+            joint: of a behaviour whose loss shapes the latent: called with the sequences, the latents foreseen
+                (K + 1, B, Z), those encoded (detached) and which steps count (K, B); returns a loss.
+        """
+        # Without a memory only the first moment is looked at with gradients; the others are targets.
+        shaped = _cut(seq, 0, 1) if self.config.unroll else seq
+        embed = self.encoder(shaped.vector, shaped.pixels)
+        states, stats = self.cell.observe(embed, shaped.action, shaped.first)
+        losses = self._represented(shaped, states, embed)
+        if self.config.unroll:
+            foreseen, states = self._foreseen(seq, states["z"], joint)
+            losses |= foreseen
+        else:
+            losses |= self._remembered(seq, states, stats)
+        self.metrics = {name: x.detach() for name, x in losses.items()}
+        return torch.stack(list(losses.values())).sum(), self._replayed(seq, states)
+
+    def _replayed(self, seq: Sequences, states: State) -> Replayed:
+        states = {name: part.detach() for name, part in states.items()}
+        paid = (seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
+        return Replayed(states, self.cell.features(states), *paid)
+
+    def _remembered(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
+        """Reward and end at every moment, and how far expectation and observation lie apart."""
+        weight = seq.valid.to(seq.reward.dtype)
+        losses = self._heads(self.cell.features(states), seq.action, seq.reward, seq.terminated, weight)
+        both = self.cell.kl(stats)
+        if both is None or self.config.kl == "none":
+            return losses
+        dyn, rep = both
+        if self.budget is not None:
+            losses["kl"] = self.budget(_mean(dyn, weight), _mean(rep, weight))
+            return losses
+        config = self.config
+        losses["kl"] = _mean(divergence(dyn, rep, config.kl_dyn, config.kl_rep, config.free_nats), weight)
+        return losses
+
+    def _foreseen(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
+        """From each first moment, z (1, B, Z), the latents, rewards and ends that the actions led to."""
+        steps, later = self.config.unroll, _cut(seq, 1, None)
+        with torch.no_grad():
+            flat = {key: image.flatten(0, 1) for key, image in later.pixels.items()}
+            ahead_seen = self.encode(later.vector.flatten(0, 1), flat, slow=True)["z"]
+            encoded = torch.cat([z, ahead_seen.view(-1, *z.shape[1:])])
+        ahead = torch.cat([z, self.cell.unroll({"z": z[0]}, seq.action[:steps])["z"]])
+        linked = seq.valid[:steps] & ~seq.first[1 : steps + 1]  # the next observation follows this one
+        lives = torch.cat([seq.valid[:1], linked[:-1] & seq.valid[1:steps]]).cumprod(0)
+        decay = DECAY[self.config.behaviour] ** torch.arange(steps, device=z.device, dtype=z.dtype)
+        weight = lives * decay[:, None]
+        paid = (seq.action[:steps], seq.reward[:steps], seq.terminated[:steps])
+        losses = self._heads(ahead[:-1], *paid, weight)
+        gap = consistency(ahead[1:], encoded[1 : steps + 1])
+        losses["consistency"] = self.config.consistency * _mean(gap, weight * linked)
+        if joint is not None and self.config.value_weight:
+            losses["value"] = self.config.value_weight * joint(seq, ahead, encoded, weight, linked)
+        return losses, {"z": encoded}
+
+    def _heads(self, features: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, weight: Tensor) -> Any:
+        both = torch.cat([features, action], -1)
+        paid = self.head.loss(self.reward_net(both), reward)
+        ends = F.binary_cross_entropy_with_logits(self.end_net(both).squeeze(-1), 1 - terminated, reduction="none")
+        return {
+            "reward": self.config.reward_weight * _mean(paid, weight),
+            "continue": self.config.continue_weight * _mean(ends, weight),
+        }
+
+    def _represented(self, seq: Sequences, states: State, embed: Tensor) -> dict[str, Tensor]:
+        """What else shapes the latent."""
+        config, losses = self.config, {}
+        valid = torch.nonzero(seq.valid.flatten()).flatten()
+        features = self.cell.features(states)
+        if self.decoder is not None:
+            read = states["z"] if config.cell == "ssm" else features
+            gap = self.decoder.loss(read, seq.vector, seq.pixels)
+            losses["recon"] = config.recon * _mean(gap, seq.valid.to(gap.dtype))
+        if self.project is not None:
+            said, seen = self.project(features).flatten(0, 1)[valid], embed.flatten(0, 1)[valid]
+            if config.barlow:
+                losses["barlow"] = config.barlow * barlow(said, seen)
+            if config.infonce:
+                losses["infonce"] = config.infonce * infonce(said[:NEAR], seen[:NEAR])
+        if self.empowerment is not None:
+            linked = (seq.valid[:-1] & ~seq.first[1:]).to(features.dtype)
+            known = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
+            losses["empowerment"] = -config.empowerment * _mean(known, linked)
+        return losses
+
+
+def _cut(seq: Sequences, begin: int, end: int | None) -> Sequences:
+    """Some steps of sequences."""
+    pixels = {key: image[begin:end] for key, image in seq.pixels.items()}
+    return seq._replace(pixels=pixels, **{k: getattr(seq, k)[begin:end] for k in seq._fields if k != "pixels"})
+
+
+def _mean(value: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean."""
+    return (value * weight).sum() / weight.sum().clamp(min=1e-6)
+
+
+def _cell(encoding: SpaceEncoding, config: Any, generator: torch.Generator) -> Cell:
+    sizes: dict[str, Any] = {"hidden": config.hidden, "generator": generator}
+    if config.cell == "simnorm":
+        return SimNorm(config.embed, encoding.action_size, latent=config.latent, **sizes)
+    sizes |= {"memory": config.latent, "groups": config.groups, "classes": config.classes}
+    return (RSSM if config.cell == "rssm" else SSM)(config.embed, encoding.action_size, **sizes)
+
+
+class ObservationEncoder(nn.Module):
+    """(..., D) numbers and {key: (..., C, H, W)} uint8 images -> (..., E).
+
+    Args:
+        encoding: of the spaces.
+        size: E.
+        net_arch: units of the layers that the numbers pass.
+        net: "mlp", or "glyphs" for observations in parts, as NetHack gives them.
+
+    Raises:
+        ValueError: for an unknown `net`, or "glyphs" for observations without parts.
+    """
+
+    def __init__(
+        self, encoding: SpaceEncoding, size: int = 128, net_arch: tuple[int, ...] = (128,), net: str = "mlp"
+    ) -> None:
+        super().__init__()
+        if net not in ("mlp", "glyphs"):
+            raise ValueError(f"net={net!r} is unknown; give mlp or glyphs")
+        self.size, self.numbers, self.trunk = size, encoding.obs_size, None
+        width = 0
+        if net == "glyphs":
+            self.trunk = Glyphs(encoding.observation_space)
+            width = self.trunk.width
+        elif encoding.obs_size:
+            widths = (encoding.obs_size, *net_arch)
+            self.mlp = nn.Sequential(*(layer(a, b) for a, b in itertools.pairwise(widths)))
+            width = widths[-1]
+        self.convolutions = nn.ModuleDict({f"image_{key}": _seeing(shape) for key, shape in encoding.images.items()})
+        width += sum(math.prod(_sizes(shape)[-1]) for shape in encoding.images.values())
+        self.join = layer(width, size)
+
+    def forward(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
+        leading = vector.shape[:-1]
+        flat, parts = vector.reshape(math.prod(leading), self.numbers), []
+        if self.trunk is not None:
+            parts.append(self.trunk(flat))
+        elif self.numbers:
+            parts.append(self.mlp(symlog(flat)))
+        for key, image in pixels.items():
+            image = image.flatten(0, -4) if image.dim() > 3 else image[None]
+            parts.append(self.convolutions[f"image_{key}"](image.to(flat.dtype) / 255 - 0.5))
+        return self.join(torch.cat(parts, -1)).view(*leading, self.size)
+
+
+class ObservationDecoder(nn.Module):
+    """(..., F) -> (..., D) in symlog's space, and {key: (..., C, H, W)} in [0, 1].
+
+    Args:
+        encoding: of the spaces.
+        features: F.
+        net_arch: units of the layers in front of the numbers.
+    """
+
+    def __init__(self, encoding: SpaceEncoding, features: int, net_arch: tuple[int, ...] = (128,)) -> None:
+        super().__init__()
+        self.numbers = encoding.obs_size
+        if encoding.obs_size:
+            widths = (features, *net_arch)
+            layers = [layer(a, b) for a, b in itertools.pairwise(widths)]
+            self.mlp = nn.Sequential(*layers, linear(widths[-1], encoding.obs_size, 1.0))
+        self.pictures = nn.ModuleDict({f"image_{k}": _drawing(features, shape) for k, shape in encoding.images.items()})
+
+    def forward(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        leading, flat = features.shape[:-1], features.reshape(-1, features.shape[-1])
+        vector = self.mlp(flat).view(*leading, -1) if self.numbers else features.new_zeros(*leading, 0)
+        pixels = {key.removeprefix("image_"): net(flat) for key, net in self.pictures.items()}
+        return vector, {key: image.view(*leading, *image.shape[1:]) for key, image in pixels.items()}
+
+    def loss(self, features: Tensor, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
+        """Squared error of all numbers and pixels, summed: (..., F), the observation -> (...,)."""
+        said, drawn = self(features)
+        gap = recon_vector(said, vector)
+        for key, image in pixels.items():
+            gap = gap + recon_pixels(drawn[key], image)
+        return gap
+
+
+def _sizes(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(C, H, W) of an image and of what each convolution makes of it."""
+    channels, height, width = shape
+    sizes = [(channels, height, width)]
+    if min(height, width) < SMALL:
+        return [*sizes, (CHANNELS, height, width), (CHANNELS, height, width)]
+    while min(height, width) >= SMALL:
+        stride = 4 if len(sizes) == 1 and min(height, width) >= LARGE else 2
+        height, width = height // stride, width // stride
+        sizes.append((CHANNELS if len(sizes) == 1 else MOST, height, width))
+    return sizes
+
+
+def _stride(large: tuple[int, ...], small: tuple[int, ...]) -> int:
+    return large[1] // small[1]
+
+
+def _seeing(shape: tuple[int, ...]) -> nn.Sequential:
+    """(B, C, H, W) -> (B, features)."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(_sizes(shape)):
+        stride = _stride(before, after)
+        kernel, padding = (3, 1) if stride == 1 else (2 * stride, stride // 2)
+        layers += [_orthogonal(nn.Conv2d(before[0], after[0], kernel, stride, padding)), nn.SiLU()]
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def _drawing(features: int, shape: tuple[int, ...]) -> nn.Sequential:
+    """(B, F) -> (B, C, H, W): `_seeing` backwards."""
+    sizes = _sizes(shape)[::-1]
+    layers: list[nn.Module] = [layer(features, math.prod(sizes[0])), nn.Unflatten(1, sizes[0])]
+    for before, after in itertools.pairwise(sizes):
+        stride = _stride(after, before)
+        if stride == 1:
+            convolution: nn.Module = nn.Conv2d(before[0], after[0], 3, 1, 1)
+        else:
+            left = (after[1] % stride, after[2] % stride)
+            convolution = nn.ConvTranspose2d(before[0], after[0], 2 * stride, stride, stride // 2, output_padding=left)
+        layers += [_orthogonal(convolution), nn.SiLU()]
+    return nn.Sequential(*layers[:-1], nn.Sigmoid())
+
+
+def _orthogonal(convolution: nn.Module) -> nn.Module:
+    for name, p in convolution.named_parameters():
+        if name == "bias":
+            nn.init.zeros_(p)
+        else:
+            nn.init.orthogonal_(p, math.sqrt(2))
+    return convolution
+
+
+def barlow(said: Tensor, seen: Tensor, off_diagonal: float = 5e-4) -> Tensor:
+    """sum_i (C_ii - 1)^2 + off_diagonal * sum_{i != j} C_ij^2, C the correlations of columns, over all rows.
+
+    Args:
+        said: (..., E), projected from the latent.
+        seen: (..., E), the embedding; a target.
+        off_diagonal: weight of what columns share.
+    """
+    x, y = _standardized(said), _standardized(seen.detach())
+    square = (x.T @ y / len(x) - torch.eye(x.shape[-1], device=x.device)).square()
+    own = square.diagonal().sum()
+    return own + off_diagonal * (square.sum() - own)
+
+
+def _standardized(x: Tensor) -> Tensor:
+    x = x.flatten(0, -2)
+    x = x - x.mean(0)
+    return x * torch.rsqrt(x.square().mean(0) + 1e-8)
+
+
+def infonce(said: Tensor, seen: Tensor, temperature: float = 0.1) -> Tensor:
+    """-log of the chance with which each row of `said` picks its own of `seen`, by cosine; a mean.
+
+    Its least is 0, log N is no information. Memory grows with the square of the rows.
+
+    Args:
+        said: (..., E), projected from the latent.
+        seen: (..., E), the embedding.
+        temperature: divides the cosines.
+    """
+    x, y = (F.normalize(z.flatten(0, -2), dim=-1) for z in (said, seen))
+    return F.cross_entropy(x @ y.T / temperature, torch.arange(len(x), device=x.device))
+
+
+def consistency(foreseen: Tensor, encoded: Tensor) -> Tensor:
+    """Mean squared error of latents (..., Z) -> (...,); what was encoded is a target."""
+    return (foreseen - encoded.detach()).square().mean(-1)
+
+
+def recon_vector(said: Tensor, vector: Tensor) -> Tensor:
+    """Squared error of numbers in symlog's space, summed: (..., D) -> (...,). `said` lives in that space."""
+    return (said - symlog(vector)).square().sum(-1)
+
+
+def recon_pixels(said: Tensor, image: Tensor) -> Tensor:
+    """Squared error of pixels in [0, 1], summed: (..., C, H, W), uint8 -> (...,)."""
+    return (said - image.to(said.dtype) / 255).square().sum((-3, -2, -1))
+
+
+def divergence(dyn: Tensor, rep: Tensor, dyn_weight: float = 1.0, rep_weight: float = 0.1, free: float = 1.0) -> Tensor:
+    """Both sides of a cell's `kl` (...,), none of which pulls below `free` nats: (...,)."""
+    return dyn_weight * dyn.clamp(min=free) + rep_weight * rep.clamp(min=free)
+
+
+class KLBudget(nn.Module):
+    """beta * (balance * dyn + (1 - balance) * rep - budget), where beta rises as long as the budget is overspent.
+
+    Args:
+        budget: epsilon, nats a step, above 0.
+        learning_rate: the most that log beta moves in a step, above 0.
+        balance: share of the divergence that moves the expectation, in [0, 1]; the source's k / (1 + k) with k = 5.
+        beta: to begin with, above 0.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
+
+    log_beta: Tensor
+
+    def __init__(
+        self, budget: float = 3.0, learning_rate: float = 1e-2, balance: float = 5 / 6, beta: float = 1e-3
+    ) -> None:
+        super().__init__()
+        for name, value in (("budget", budget), ("learning_rate", learning_rate), ("beta", beta)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"a KL budget's {name}={value} is out of range; give a number above 0")
+        if not 0 <= balance <= 1:
+            raise ValueError(f"a KL budget's balance={balance} is out of range; give a number in [0, 1]")
+        self.budget, self.learning_rate, self.balance = budget, learning_rate, balance
+        self.register_buffer("log_beta", torch.tensor(math.log(beta)))
+
+    @property
+    def beta(self) -> Tensor:
+        """The multiplier, a 0-d tensor."""
+        return self.log_beta.exp()
+
+    def forward(self, dyn: Tensor, rep: Tensor) -> Tensor:
+        """The loss of mean divergences (0-d), and one step of the dual: call it once for each step of the model."""
+        over = self.balance * dyn + (1 - self.balance) * rep - self.budget
+        loss = self.beta * over
+        with torch.no_grad():
+            self.log_beta += self.learning_rate * torch.nan_to_num(over).clamp(-1, 1)
+        return loss
+
+
+class Empowerment(nn.Module):
+    """log q(a | s, s') - log pi(a | s): what an action changed tells more of it than the policy did beforehand.
+
+    Its mean over actions of the policy is a lower bound of I(a; s' | s).
+
+    Args:
+        features: F, length of a latent.
+        action_size: A.
+        discrete: whether actions are one-hot.
+        hidden: units of the hidden layer.
+    """
+
+    def __init__(self, features: int, action_size: int, discrete: bool, hidden: int = 128) -> None:
+        super().__init__()
+        self.discrete = discrete
+        self.net = nn.Sequential(
+            linear(2 * features, hidden, 1.0),
+            nn.LayerNorm(hidden, eps=1e-3),
+            nn.SiLU(),
+            linear(hidden, action_size * (1 if discrete else 2), 0.01),
+        )
+
+    def log_prob(self, features: Tensor, next_features: Tensor, action: Tensor) -> Tensor:
+        """log q of actions (..., A) that led from one latent (..., F) to the next: (...,). Maximise it to learn q."""
+        out = self.net(torch.cat([features, next_features], -1))
+        if self.discrete:
+            return (torch.log_softmax(out, -1) * action).sum(-1)
+        mean, log_std = out.chunk(2, -1)
+        log_std = log_std.clamp(-4.0, 1.0)
+        scaled = (action - torch.tanh(mean)) * torch.exp(-log_std)
+        return -(0.5 * scaled.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def forward(self, features: Tensor, next_features: Tensor, action: Tensor, log_prob: Tensor) -> Tensor:
+        """Nats (...,); `log_prob` (...,) is the policy's."""
+        return self.log_prob(features, next_features, action) - log_prob
