@@ -38,9 +38,8 @@ Importing this package registers our ids in Gymnasium and imports none of the si
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
-
-from gymnasium.envs.registration import register, registry
 
 # id -> entry point, steps until truncation, constructor arguments
 _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
@@ -70,6 +69,9 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "ProbeJoint-v0": ("envs.exploration.probe:Probe", None, {"kind": "joint"}),
 }
 
-for _name, (_point, _steps, _kwargs) in _TASKS.items():
-    if f"lodestar/{_name}" not in registry:
-        register(f"lodestar/{_name}", _point, max_episode_steps=_steps, kwargs=_kwargs)
+with suppress(ModuleNotFoundError):  # runners.doctor reads envs.settings even where everything is missing
+    from gymnasium.envs.registration import register, registry
+
+    for _name, (_point, _steps, _kwargs) in _TASKS.items():
+        if f"lodestar/{_name}" not in registry:
+            register(f"lodestar/{_name}", _point, max_episode_steps=_steps, kwargs=_kwargs)

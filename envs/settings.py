@@ -68,10 +68,14 @@ class Setting:
         if low is None and high is None:
             return ""
         if high is None:
-            return f"at least {low:g}" if self.above is None else f"above {low:g}"
+            return f"at least {_text(low)}" if self.above is None else f"above {_text(low)}"
         if low is None:
-            return f"at most {high:g}" if self.below is None else f"below {high:g}"
-        return f"in {'[('[self.above is not None]}{low:g}, {high:g}{'])'[self.below is not None]}"
+            return f"at most {_text(high)}" if self.below is None else f"below {_text(high)}"
+        return f"in {'[('[self.above is not None]}{_text(low)}, {_text(high)}{'])'[self.below is not None]}"
+
+
+def _text(number: float | None) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def setting(

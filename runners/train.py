@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.run.config import UsageError
+from runners.run.packages import name_collision
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
@@ -31,16 +31,15 @@ if TYPE_CHECKING:
     from runners.run.log import Live
     from runners.run.saver import Saver
 
-PACKAGES = ("agents", "envs", "rewards", "runners")
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    stranger = name_collision()
-    if stranger:
-        print(f"error: {stranger}", file=sys.stderr)
+    collision = name_collision()
+    if collision:
+        print(f"error: {collision}", file=sys.stderr)
         return 2
     if not argv or "--help" in argv or "-h" in argv:
         from runners.list import help_text
@@ -72,26 +71,9 @@ def main(argv: list[str] | None = None) -> int:
             work.close()
 
 
-def name_collision() -> str | None:
-    """One sentence if one of our package names belongs to somebody else (`openai-agents` installs an `agents`)."""
-    home = Path(__file__).resolve().parent.parent
-    for name in PACKAGES:
-        spec = util.find_spec(name)
-        origin = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or []), None)
-        if origin is None:
-            return f"the package {name!r} is missing beside {home}; install lodestar-rl again"
-        place = Path(origin).resolve()
-        if (place.parent.parent if place.suffix else place.parent) != home:
-            return (
-                f"the package {name!r} is {place.parent}, which is not part of lodestar-rl in {home}; "
-                "use a separate environment for the other one"
-            )
-    return None
-
-
 def train(work: Work, signals: Signals) -> int:
     """The whole run, top to bottom."""
-    from runners.cli.command import compose
+    from runners.cli.compose import compose
 
     config, preset = compose(work.argv)
     folder = work.open(config)

@@ -46,17 +46,16 @@ def _read(path: Path) -> dict[str, Any]:
 @functools.lru_cache
 def _parsed(path: Path, changed: int) -> dict[str, Any]:
     """The file as it was when it was last `changed`; a sweep asks for every job."""
-    from omegaconf import OmegaConf
-    from yaml import YAMLError
+    import yaml
 
     text = path.read_text()
     if "${" in text or "_target_" in text:
         raise UsageError(
             f"the preset {path} is refused: configurations are data, so there is no _target_ and no ${{...}}"
         )
-    try:  # by OmegaConf, since YAML alone reads 1e6 as a text
-        data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (YAMLError, OSError) as error:
+    try:
+        data: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
         raise UsageError(f"the preset {path} cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"the preset {path} holds no key: value")

@@ -148,7 +148,7 @@ def compose(options: dict[str, str], rest: list[str]) -> dict[str, Any]:
     """
     import rewards
     from envs.make import goals
-    from runners.cli.command import compose as compose_run
+    from runners.cli.compose import compose as compose_run
 
     names = [name.strip() for name in options["reward"].strip("[]").split(",") if name.strip()]
     for name in names:

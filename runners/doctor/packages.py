@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import re
 import time
-import tomllib
 from collections.abc import Iterator
 from importlib import metadata, util
-from pathlib import Path
 
 from runners.doctor import Finding, ask
-
-HOME = Path(__file__).resolve().parents[2]
-DISTRIBUTION = "lodestar-rl"
-IMPORTS = {  # distribution -> module, where they differ by more than a dash
-    "pygame-ce": "pygame",
-    "box2d": "Box2D",
-    "open_clip_torch": "open_clip",
-    "hydra-core": "hydra",
-    "scikit-learn": "sklearn",
-}
-
-
-def wanted() -> tuple[list[str], dict[str, list[str]]]:
-    """What this package asks for: requirements, and those of each extra; of the checkout, or else of what is installed.
-
-    Raises:
-        metadata.PackageNotFoundError: if this is no checkout and nothing is installed.
-    """
-    project = HOME / "pyproject.toml"
-    if project.is_file():
-        table = tomllib.loads(project.read_text())["project"]
-        return table["dependencies"], table["optional-dependencies"]
-    core: list[str] = []
-    extras: dict[str, list[str]] = {}
-    for line in metadata.requires(DISTRIBUTION) or []:
-        found = re.search(r"""(;| and )\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
-        if found is None:
-            core.append(line)
-        else:
-            extras.setdefault(found[2], []).append(line.replace(found[0], ""))
-    return core, extras
+from runners.run.packages import (
+    DISTRIBUTION,
+    HOME,
+    PACKAGES,
+    distribution,
+    install,
+    module_of,
+    name_collision,
+    version,
+)
 
 
 def imports(requirements: list[str], timeout: float) -> list[Finding]:
@@ -50,9 +26,9 @@ def imports(requirements: list[str], timeout: float) -> list[Finding]:
     while len(findings) < len(requirements):
         rest = requirements[len(findings) :]
         name = distribution(rest[0])
-        found = ask(name, f"{__name__}:each", *rest, fix=_install(rest[0]), timeout=timeout)
+        found = ask(name, f"{__name__}:each", *rest, fix=install(rest[0]), timeout=timeout)
         if found[-1].name == name and len(found) > 1:  # the last line is about the one after those that answered
-            found[-1] = found[-1]._replace(name=distribution(rest[len(found) - 1]), fix=_install(rest[len(found) - 1]))
+            found[-1] = found[-1]._replace(name=distribution(rest[len(found) - 1]), fix=install(rest[len(found) - 1]))
         findings += found[: len(rest)]
     return findings
 
@@ -68,27 +44,17 @@ def each(*requirements: str) -> Iterator[Finding]:
             continue
         begin = time.perf_counter()
         try:
-            importlib.import_module(IMPORTS.get(name, name.replace("-", "_")))
-            version = metadata.version(name)
+            importlib.import_module(module_of(name))
+            have = metadata.version(name)
         except Exception as error:
             words = " ".join(str(error).split())[:200]
-            yield Finding(name, "missing", f"{type(error).__name__}: {words}", _install(line))
+            yield Finding(name, "missing", f"{type(error).__name__}: {words}", install(line))
             continue
-        found = f"{version}, {time.perf_counter() - begin:.1f} s"
-        if wish.specifier.contains(version, prereleases=True):
+        found = f"{have}, {time.perf_counter() - begin:.1f} s"
+        if wish.specifier.contains(have, prereleases=True):
             yield Finding(name, "ok", found)
         else:
-            yield Finding(name, "warning", f"{found}, but {wish.specifier} is asked for", _install(line))
-
-
-def distribution(requirement: str) -> str:
-    """Its name: of `gymnasium[mujoco]>=1.2,<2` it is `gymnasium`."""
-    found = re.match(r"[\w.-]+", requirement)
-    return found[0] if found else requirement
-
-
-def _install(requirement: str) -> str:
-    return f"pip install '{requirement.partition(';')[0].strip()}'"
+            yield Finding(name, "warning", f"{found}, but {wish.specifier} is asked for", install(line))
 
 
 def extra(name: str, *requirements: str) -> Iterator[Finding]:
@@ -109,18 +75,16 @@ def extra(name: str, *requirements: str) -> Iterator[Finding]:
 
 def house() -> Iterator[Finding]:
     """Where the four packages are, and whether they are ours."""
-    from runners.train import PACKAGES, name_collision
-
-    stranger = name_collision()
-    if stranger:
-        yield Finding("packages", "missing", stranger, "make a virtual environment without the other one")
+    collision = name_collision()
+    if collision:
+        yield Finding("packages", "missing", collision, "make a virtual environment without the other one")
     else:
         yield Finding("packages", "ok", f"{', '.join(PACKAGES)} in {HOME}")
 
 
 def pygames() -> Iterator[Finding]:
     """pygame and pygame-ce share a folder: whoever was installed last has overwritten the other's files."""
-    there = [name for name in ("pygame", "pygame-ce") if _version(name)]
+    there = [name for name in ("pygame", "pygame-ce") if version(name)]
     if len(there) == 2:
         fix = "pip uninstall -y pygame pygame-ce && pip install pygame-ce"
         yield Finding("pygame", "warning", "pygame and pygame-ce are both installed, in one folder", fix)
@@ -132,15 +96,15 @@ def pin() -> Iterator[Finding]:
     """nle pins one version of Gymnasium, which a resolver that was told otherwise ignores."""
     from packaging.requirements import Requirement
 
-    gymnasium = _version("gymnasium")
-    if not _version("nle") or not gymnasium:
+    gymnasium = version("gymnasium")
+    if not version("nle") or not gymnasium:
         return
     wishes = [Requirement(line) for line in metadata.requires("nle") or []]
     wish = next((w.specifier for w in wishes if w.name == "gymnasium"), None)
     if wish is None or wish.contains(gymnasium):
-        yield Finding("nle's pin", "ok", f"gymnasium {gymnasium} is what nle {_version('nle')} asks for")
+        yield Finding("nle's pin", "ok", f"gymnasium {gymnasium} is what nle {version('nle')} asks for")
     else:
-        found = f"gymnasium {gymnasium}, but nle {_version('nle')} asks for gymnasium{wish}"
+        found = f"gymnasium {gymnasium}, but nle {version('nle')} asks for gymnasium{wish}"
         yield Finding("nle's pin", "warning", found, f"if NetHack misbehaves: pip install 'gymnasium{wish}'")
 
 
@@ -148,7 +112,7 @@ def launchers() -> Iterator[Finding]:
     """What `runners.sweep` can hand its jobs to, beside this machine."""
     import shutil
 
-    ray, submitit, sbatch = _version("ray"), _version("submitit"), shutil.which("sbatch")
+    ray, submitit, sbatch = version("ray"), version("submitit"), shutil.which("sbatch")
     if ray and util.find_spec("ray"):
         yield Finding("launcher ray", "ok", f"ray {ray}", required=False)
     else:
@@ -162,10 +126,3 @@ def launchers() -> Iterator[Finding]:
         ]
         fix = "run it where Slurm is" if submitit else f"pip install '{DISTRIBUTION}[cluster]'"
         yield Finding("launcher slurm", "missing", f"optional; {' and '.join(lacks)}", fix, required=False)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

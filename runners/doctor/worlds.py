@@ -71,7 +71,7 @@ def video() -> Iterator[Finding]:
     frames = [np.full((64, 64, 3), value, np.uint8) for value in (40, 200)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two.mp4"
-        imageio.mimwrite(path, frames, fps=2, encoding="libx264")  # type: ignore[arg-type]
+        imageio.mimwrite(path, frames, fps=2, codec="libx264")  # type: ignore[arg-type]
         back = imageio.mimread(path)
         size = path.stat().st_size
     levels = [round(float(np.mean(frame))) for frame in back]

@@ -1,6 +1,6 @@
 """What a run is: `TrainConfig`, checked when it is made, written to config.yaml and read back.
 
-`runners.cli.command` turns a command line into one; a script can make one by hand:
+`runners.cli.compose` turns a command line into one; a script can make one by hand:
 
     TrainConfig(env="CartPole-v1", reward={"rnd": RNDConfig()}, agent_name="ppo", agent=PPOConfig())
 """
@@ -11,12 +11,13 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
+
+from envs.settings import Settings, setting
 
 
 class UsageError(ValueError):
@@ -24,66 +25,63 @@ class UsageError(ValueError):
 
 
 @dataclass
-class TrainConfig:
-    """One run. Its fields are the keys of the command line; the comments are what `--help` prints.
+class TrainConfig(Settings):
+    """One run. Its fields are the keys of the command line.
 
     There, `agent_name` is `agent`, and `env_options` are written one by one, as `env.<name>`.
     """
 
-    env: str = ""  # any Gymnasium id, or module:Id-v0 for your own; its options are env.<name>, as in env.sticky=0.25
-    env_options: dict[str, Any] = field(default_factory=dict)  # what env.<name> says, for envs.make.make
-    reward: Any = field(default_factory=dict)  # a name (bonuses are added to the task), or a list: 'reward=[task,clip]'
-    agent: Any = None  # a name; its options are agent.<field>
+    env: str = setting("", "any Gymnasium id, or module:Id-v0 for your own; its options are env.<name>")
+    env_options: dict[str, Any] = setting({}, "options of the environment, for envs.make.make")
+    reward: dict[str, Any] = setting({}, "a name (bonuses are added to the task), or a list: 'reward=[task,clip]'")
+    agent: Any = setting(None, "a name; its options are agent.<field>")
     agent_name: str = "ppo"
-    preset: str = "auto"  # a name, auto (the one made for this env and reward, if any) or none
-    seed: int = 0  # 0 or more: environments, agent and rewards
-    total_timesteps: float = 100_000  # environment steps, summed over environments; 1e6 is fine
-    max_episode_steps: int | None = None  # truncate episodes here; null keeps the environment's own limit
-    n_envs: int = 0  # environments side by side; 0 takes the agent's own number
-    backend: str = "auto"  # what steps them: batched (array programs of ours), gym (this process), workers, auto
-    step_timeout: float = (
-        60  # seconds that a step may take before its worker is replaced (backend=workers); 0: no limit
+    preset: str = setting("auto", "a name, auto (the one made for this env and reward, if any) or none")
+    seed: int = setting(0, "of environments, agent and rewards", low=0, below=2**31)
+    total_timesteps: int = setting(100_000, "environment steps, summed over environments; 1e6 is fine", low=1)
+    max_episode_steps: int | None = setting(None, "truncate episodes here; null keeps the environment's limit", low=1)
+    n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", low=0)
+    backend: str = setting(
+        "auto",
+        "what steps them: batched (array programs of ours), gym (this process), workers, auto",
+        choices=("auto", "batched", "gym", "workers"),
     )
-    on_env_error: str = "stop"  # or restart: what follows when an environment raises (backend=workers)
-    device: str = "auto"  # as torch writes it; auto takes a GPU if there is one
-    num_threads: int = 1  # of torch; small networks get slower with more
-    root: str = "runs"  # folder that runs are written to
-    run_dir: str = ""  # exactly this folder instead of root/env/agent-reward/time-seed
-    resume: str = "auto"  # auto (the same command goes on where it stopped), never, or must
-    checkpoint_every: float = 20_000  # environment steps between two checkpoints; 0 saves only at the end
-    log_every: float = 0  # environment steps between two rows of the log; 0 leaves it to the agent
-    eval_episodes: int = 20  # episodes of the final evaluation; 0 skips it
-    eval_steps: float = 20_000  # no further evaluation episode begins after so many environment steps
-    video: bool = True  # film one episode at the end, learned reward drawn over it
-    on_nan: str = "stop"  # what a reward that is no number does: stop (exit code 4), or zero (0 is paid, and counted)
-    control: str = "auto"  # auto (run the reward's own control beside it, up to 200,000 steps) or none
+    step_timeout: float = setting(
+        60.0, "seconds that a step may take before its worker is replaced (backend=workers); 0: no limit", low=0
+    )
+    on_env_error: str = setting(
+        "stop", "what follows when an environment raises (backend=workers)", choices=("stop", "restart")
+    )
+    device: str = setting("auto", "as torch writes it; auto takes a GPU if there is one")
+    num_threads: int = setting(1, "of torch; small networks get slower with more", low=1)
+    root: str = setting("runs", "folder that runs are written to")
+    run_dir: str = setting("", "exactly this folder instead of root/env/agent-reward/time-seed")
+    resume: str = setting(
+        "auto", "auto (the same command continues where it stopped), never, or must", choices=("auto", "never", "must")
+    )
+    checkpoint_every: int = setting(20_000, "environment steps between two checkpoints; 0 saves only at the end", low=0)
+    log_every: int = setting(0, "environment steps between two rows of the log; 0 leaves it to the agent", low=0)
+    eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", low=0)
+    eval_steps: int = setting(20_000, "no further evaluation episode begins after so many environment steps", low=0)
+    video: bool = setting(True, "record one episode at the end, learned reward drawn over it")
+    on_nan: str = setting(
+        "stop",
+        "what a reward that is NaN or infinite does: stop (exit code 4), or zero (replaced by 0 and counted)",
+        choices=("stop", "zero"),
+    )
+    control: str = setting(
+        "auto", "auto (run the reward's own control beside it, up to 200,000 steps) or none", choices=("auto", "none")
+    )
 
     def __post_init__(self) -> None:
         if not self.env:
             raise UsageError("env= is missing, as in env=CartPole-v1; `python -m runners.list` names the environments")
+        super().__post_init__()
         for name in ("total_timesteps", "checkpoint_every", "log_every", "eval_steps"):
-            setattr(self, name, _whole(name, getattr(self, name), 1 if name == "total_timesteps" else 0))
-        for name, low in (("seed", 0), ("n_envs", 0), ("eval_episodes", 0), ("num_threads", 1)):
             value = getattr(self, name)
-            if value < low:
-                raise UsageError(f"{name}={value} is out of range; give {low} or more")
-        if self.seed >= 2**31:
-            raise UsageError(f"seed={self.seed} is out of range; give less than 2147483648")
-        if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise UsageError(f"max_episode_steps={self.max_episode_steps} is out of range; give 1 or more, or null")
-        backends = ("auto", "batched", "gym", "workers")
-        if not 0 <= self.step_timeout < math.inf:
-            raise UsageError(f"step_timeout={self.step_timeout:g} is out of range; give seconds, or 0 for no limit")
-        choice = {
-            "on_env_error": ("stop", "restart"),
-            "on_nan": ("stop", "zero"),
-            "resume": ("auto", "never", "must"),
-            "control": ("auto", "none"),
-            "backend": backends,
-        }
-        for name, choices in choice.items():
-            if getattr(self, name) not in choices:
-                raise UsageError(unknown(name, getattr(self, name), choices))
+            if value != int(value):
+                raise UsageError(f"{name}={value:g} is no number of steps; give a whole number, such as 100000 or 1e5")
+            setattr(self, name, int(value))
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UsageError(f"device={self.device} is no device; give auto, cpu, cuda, cuda:N or mps")
         for name in ("root", "run_dir"):
@@ -111,6 +109,9 @@ class TrainConfig:
         values = {name: value for name, value in to_dict(self).items() if name not in _MANAGEMENT}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
+
+# What a key of 0.1.0 is called now; agents' and rewards' with their prefix, as on the command line.
+RENAMED: dict[str, str] = {}
 
 # Where a run is kept and what it reports does not change what it learns.
 _MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
@@ -192,11 +193,3 @@ def nearest(given: str, names: Iterable[str]) -> str | None:
         if score > best_score:
             best, best_score = name, score
     return best
-
-
-def _whole(name: str, value: Any, low: int) -> int:
-    if not math.isfinite(value) or value != int(value) or value < low:
-        raise UsageError(
-            f"{name}={value:g} is no number of steps; give a whole number, {low} or more, such as 100000 or 1e5"
-        )
-    return int(value)

@@ -12,6 +12,7 @@ from typing import Any
 from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
+from runners.run.packages import install_module
 from runners.run.secrets import masked
 
 OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD = 0, 1, 2, 3, 4, 5, 6, 7
@@ -72,7 +73,15 @@ class Signals:
             os.write(2, b"\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
 
 
-def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
+class Failed(Exception):
+    """An error that is explained already: its exit code and sentence; the error itself is its cause."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple[int, str]:
     """The exit code of an error and the sentence for the user; an empty sentence asks for the traceback.
 
     Args:
@@ -81,11 +90,13 @@ def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
         step: environment steps so far.
     """
     sentence = masked(" ".join(str(error).split()))
+    if isinstance(error, Failed):
+        return error.code, sentence
     if isinstance(error, (UsageError, VersionError)):
         return USAGE, sentence
     if isinstance(error, ImportError):
         plain = isinstance(error, ModuleNotFoundError) and sentence == f"No module named {error.name!r}"
-        return MISSING, f"{sentence}; {_install(str(error.name))}" if plain else sentence
+        return MISSING, f"{sentence}; {install_module(str(error.name).partition('.')[0])}" if plain else sentence
     if isinstance(error, FloatingPointError):
         return NUMERICAL, sentence
     if isinstance(error, ValueError) and sentence.startswith("Expected parameter "):  # torch.distributions
@@ -111,18 +122,6 @@ def explain(error: BaseException, phase: str, step: int = 0) -> tuple[int, str]:
     if isinstance(error, OSError):
         return STORAGE, sentence
     return FAILED, ""
-
-
-def _install(module: str) -> str:
-    """The command that brings a module: one of our requirements, one that an extra brings, or another."""
-    from runners.doctor.packages import DISTRIBUTION, IMPORTS, distribution, wanted
-
-    module = module.partition(".")[0]
-    package = {imported: name for name, imported in IMPORTS.items()}.get(module, module.replace("_", "-"))
-    core, extras = wanted()
-    wishes = [line.partition(";")[0].strip() for line in core if distribution(line) == package]
-    wishes += [f"{DISTRIBUTION}[{name}]" for name, lines in extras.items() if package in map(distribution, lines)]
-    return f"pip install '{wishes[0] if wishes else package}'"
 
 
 def kept(error: BaseException, folder: Any) -> str:

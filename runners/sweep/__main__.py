@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         print(__doc__)
         return 0 if argv else 2
     from runners.run.exits import Stopped
-    from runners.train import name_collision
+    from runners.run.packages import name_collision
 
     try:
         stranger = name_collision()
@@ -87,7 +87,7 @@ def read(argv: list[str]) -> Plan:
     Raises:
         UsageError: if one of the sweep's own keys has a value that it cannot have.
     """
-    from runners.cli.command import value_of
+    from runners.cli.value import value_of
 
     plan = Plan([])
     kinds = {"name": str, "root": str, "resume": str, "launcher": str}

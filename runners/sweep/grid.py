@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.cli.command import ENV, MAX_LENGTH, chosen, compose, literal
+from runners.cli.compose import ENV, chosen, compose
+from runners.cli.value import MAX_LENGTH, literal
 from runners.run.config import TrainConfig, UsageError, to_dict
 from runners.run.folder import read_status
 from runners.sweep.job import Job

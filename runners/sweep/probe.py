@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runners.cli.command import compose
+from runners.cli.compose import compose
 from runners.run.folder import read_status
 from runners.sweep.display import clock
 from runners.sweep.drive import drive

@@ -22,7 +22,7 @@ MODULES = [
         "rewards.vision.encoder",
     ),
     *(
-        "runners.cli.command",
+        "runners.cli.compose",
         "runners.run.curve",
         "runners.evaluate",
         "runners.run.folder",

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from runners.cli.command import ENV, compose, literal, value_of
+from runners.cli.compose import ENV, compose
+from runners.cli.value import literal, value_of
 from runners.run.config import TrainConfig, UsageError, unknown
 from runners.sweep.grid import safe
 from runners.sweep.job import Job

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runners.cli.command import compose, literal, value_of
+from runners.cli.compose import compose
+from runners.cli.value import literal, value_of
 from runners.run.checkpoint import write_atomically
 from runners.run.config import TrainConfig, UsageError, unknown
 from runners.sweep.drive import make_launcher

@@ -25,7 +25,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 
-from runners.cli.command import literal
+from runners.cli.value import literal
 from runners.report.statistics import iqm
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import read_status

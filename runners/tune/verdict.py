@@ -15,7 +15,8 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from runners.cli.command import compose, literal
+from runners.cli.compose import compose
+from runners.cli.value import literal
 from runners.report.statistics import Estimate, aggregate, paired_difference
 from runners.run.checkpoint import versions, write_atomically
 from runners.sweep.job import Job

@@ -69,7 +69,7 @@ def test_what_stays_here_needs_no_trust():
 
 
 def test_a_module_beside_a_foreign_run_is_not_imported(tmp_path, monkeypatch, capsys):
-    from runners.cli.command import compose
+    from runners.cli.compose import compose
     from runners.run.config import save
 
     config, _ = compose(["env=CartPole-v1"])
@@ -100,7 +100,7 @@ def test_a_recording_that_names_a_module_needs_trust(tmp_path, capsys):
 
 
 def test_a_preset_with_a_python_tag_is_refused_and_executes_nothing(tmp_path):
-    from runners.cli.command import compose
+    from runners.cli.compose import compose
 
     preset = tmp_path / "evil.yaml"
     preset.write_text(f"seed: !!python/object/apply:os.mkdir [{json.dumps(str(tmp_path / 'executed'))}]\n")

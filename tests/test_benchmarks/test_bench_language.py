@@ -89,7 +89,7 @@ def test_a_killed_server_comes_back_on_its_port():
 
 
 def test_rewards_of_language_are_filled_with_the_aim_of_the_family():
-    from runners.cli.command import fill_goals
+    from runners.cli.compose import fill_goals
 
     options = SimpleNamespace(goal="", world="")
     fill_goals(SimpleNamespace(env="MiniGrid-DoorKey-8x8-v0", reward={"oni": options}))

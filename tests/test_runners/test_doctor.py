@@ -11,7 +11,8 @@ import pytest
 
 from rewards.vision.encoder import MODELS
 from runners.doctor import Finding, ask, models, packages, worlds
-from runners.doctor.__main__ import checks, choose, main, parsed
+from runners.doctor.__main__ import DoctorConfig, checks, choose, main
+from runners.run.packages import distribution, required
 
 FAULTY = """
 import ctypes, time
@@ -100,12 +101,12 @@ def test_a_missing_package_is_named_with_its_fix_and_the_exit_code_says_so(tmp_p
 
 
 def test_every_requirement_and_extra_of_the_project_is_looked_at() -> None:
-    core, extras = packages.wanted()
-    names = [packages.distribution(line) for line in core]
+    core, extras = required()
+    names = [distribution(line) for line in core]
     assert {"gymnasium", "torch", "nle", "hydra-core", "tensorboard"} <= set(names)
     assert set(extras) >= {"cluster", "onnx", "minihack"}
-    assert [packages.distribution(line) for line in extras["cluster"]] == ["ray", "submitit"]
-    assert {"[cluster]", "imports", "mujoco drawn", "judge"} <= set(checks(parsed([])))
+    assert [distribution(line) for line in extras["cluster"]] == ["ray", "submitit"]
+    assert {"[cluster]", "imports", "mujoco drawn", "judge"} <= set(checks(DoctorConfig()))
 
 
 def test_an_extra_says_what_it_lacks() -> None:
@@ -136,13 +137,14 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for argument, sentence in (
         ("jduge=x", "error: key=jduge is unknown; did you mean judge?"),
         ("only=dsik", "error: only=dsik is unknown; did you mean disk?"),
-        ("timeout=soon", "error: timeout=soon is no time; give seconds, more than 0"),
-        ("json=1", "error: json=1 is neither true nor false"),
+        ("timeout=0", "error: timeout=0.0 is out of range; give a number above 0"),
+        ("timeout=soon", "error: timeout=soon is not a number"),
+        ("json=1", "error: json=1 is not true or false"),
     ):
         assert main([argument]) == 2
         assert capsys.readouterr().err.strip() == sentence
     assert main(["--help"]) == 0 and "python -m runners.doctor" in capsys.readouterr().out
-    assert list(choose({"a": list, "b": list}, "")) == ["a", "b"]
+    assert list(choose({"a": list, "b": list}, [])) == ["a", "b"]
 
 
 class _Judge(BaseHTTPRequestHandler):

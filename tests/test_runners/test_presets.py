@@ -5,7 +5,7 @@ import pytest
 import agents
 import rewards
 from runners.cli import presets
-from runners.cli.command import compose
+from runners.cli.compose import compose
 from runners.run.config import UsageError
 
 CARTPOLE = "env=CartPole-v1"

@@ -16,9 +16,9 @@ from filelock import FileLock
 
 import rewards
 from rewards.base import Reward, RewardConfig
-from runners import train
 from runners.run import checkpoint, control
 from runners.run.log import explain, read_csv
+from runners.run.packages import name_collision
 from runners.train import main
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +146,7 @@ def test_evaluate_refuses_in_one_sentence(arguments, sentence, capsys):
             "DQN cannot choose actions from Box(-2.0, 2.0, (1,), float32); use agent=sac",
         ),
         (["env=CartPole-v1", "reward=rnd", "reward.rnd.weight=-1"], "weight=-1 must be finite and at least 0"),
-        (["env=CartPole-v1", "reward.task.gamma=7"], "reward.task.gamma=7.0 is no discount"),
+        (["env=CartPole-v1", "reward.task.gamma=7"], "gamma=7.0 is out of range"),
         (["env=CartPole-v1", "resume=must"], "resume=must, but"),
         (["env=CartPole-v1", "device=mps"], "device=mps is not on this machine (it has cpu"),
         (["env=lodestar/CartPoleUpright-v0", "reward=clip", "reward.clip.goal="], "reward.clip.goal is empty"),
@@ -351,7 +351,7 @@ def test_a_control_ends_when_the_run_it_belongs_to_is_gone(tmp_path, monkeypatch
 
 
 def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch):
-    from runners.cli.command import compose
+    from runners.cli.compose import compose
 
     monkeypatch.setattr(rewards, "_registered", {"paid": Paid})
     plain = ["env=CartPole-v1", "reward=paid"]
@@ -361,15 +361,16 @@ def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch
     assert not control.wanted(compose(["env=CartPole-v1", "reward=rnd"])[0])
 
 
-def test_a_foreign_package_of_one_of_our_names_is_named(tmp_path, monkeypatch):
-    assert train.name_collision() is None
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "agents" / "__init__.py").touch()
+@pytest.mark.parametrize("name", ["agents", "envs"])
+def test_a_foreign_package_of_one_of_our_names_is_named(name, tmp_path):
+    assert name_collision() is None
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = [sys.executable, "-m", "runners.train", "env=CartPole-v1"]
     run = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     assert run.returncode == 2
     assert run.stderr.startswith(
-        f"error: the package 'agents' is {tmp_path / 'agents'}, which is not part of lodestar-rl in "
+        f"error: the package {name!r} is {tmp_path / name}, which is not part of lodestar-rl in "
     )
     assert len(run.stderr.splitlines()) == 1

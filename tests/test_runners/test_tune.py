@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 
-from runners.cli.command import compose
+from runners.cli.compose import compose
 from runners.run.config import UsageError
 from runners.sweep.drive import drive
 from runners.sweep.job_log import Ledger

@@ -7,7 +7,7 @@ import pytest
 
 import agents
 import rewards
-from runners.cli.command import compose
+from runners.cli.compose import compose
 from runners.list import main as show
 from runners.run.config import UsageError
 from runners.tune.space import Space, space, spaces, values_of

@@ -1,0 +1,222 @@
+"""A command line of runners.train -> `TrainConfig`: presets below what is given, names from the tables only.
+
+Every mistake is one sentence with the nearest name, before anything starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Collection
+from typing import Any
+
+from runners.cli import presets
+from runners.cli.value import cast, parse, read, short, split
+from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
+from runners.run.secrets import refuse
+
+OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
+HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
+ENV = "env."  # begins the options of the environment
+
+
+def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
+    """Compose the configuration that `argv` asks for.
+
+    Args:
+        argv: `key=value` arguments, as the shell hands them over.
+
+    Returns:
+        The configuration, and the name of the preset that was applied, or two names where one lies on top.
+
+    Raises:
+        UsageError: one sentence about the first thing that is wrong, with the nearest name.
+    """
+    refuse(argv)
+    given, chosen = _given(argv)
+    applied = presets.applied({**given, **chosen})
+    values = {**presets.values(applied, {**given, **chosen}), **given, **chosen}
+    agent, names = _names(values)
+    values = {**values, **presets.values_for(applied, agent, names), **given, **chosen}
+    kinds = _keys(agent, names)
+    if not kinds.keys() >= values.keys() - set(OWN_NAMES) and values.get("env"):
+        kinds |= _env_keys(str(values["env"]), values)
+    parts: dict[str, dict[str, Any]] = {"": {}, "env": {}, "agent": {}, **{f"reward.{name}": {} for name in names}}
+    for key, value in values.items():
+        if key not in kinds and key not in OWN_NAMES:
+            raise UsageError(_unknown_key(key, value, kinds, names))
+        if key in kinds:
+            prefix, _, name = key.rpartition(".")
+            parts[prefix][name] = (parse if key in given else cast)(key, value, kinds[key])
+    import agents
+    import rewards
+
+    try:
+        config = TrainConfig(
+            reward={name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names},
+            agent=agents.get(agent).Config(**parts["agent"]),
+            agent_name=agent,
+            env_options=parts["env"],
+            **parts[""],
+        )
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    fill_goals(config, values)
+    return config, " + ".join(applied) or None
+
+
+def chosen(argv: list[str]) -> tuple[str, list[str]]:
+    """The agent and the rewards that `argv` chooses, by itself or by its preset.
+
+    Raises:
+        UsageError: if an argument cannot be read, or a name is unknown.
+    """
+    given, chosen = _given(argv)
+    given |= chosen
+    return _names({**presets.values(presets.applied(given), given), **given})
+
+
+def _given(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Keys with their texts; and what chooses the keys, read."""
+    given = dict(split(argument, [f.name for f in dataclasses.fields(TrainConfig)]) for argument in argv)
+    chosen = {key: read(given.pop(key)) for key in OWN_NAMES if key in given}
+    reward = chosen.get("reward")
+    if isinstance(reward, str) and "," in reward:
+        raise UsageError(f"reward={reward} names alternatives; to add rewards up write 'reward=[{reward}]'")
+    return given, chosen
+
+
+def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
+    """The agent's name, and those of the rewards: a bonus that stands alone is added to the task."""
+    import agents
+    import rewards
+
+    agent = str(values.get("agent", "ppo"))
+    if agent not in agents.names():
+        for name in ("dyna", "world_model"):
+            if agent in agents.get(name).Config.presets:
+                raise UsageError(f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}")
+        raise UsageError(unknown("agent", agent, agents.names()))
+    wanted = values.get("reward", "task")
+    explicit = isinstance(wanted, list)
+    names = [str(name) for name in wanted] if explicit else [str(wanted)]
+    if not names:
+        raise UsageError("reward=[] teaches nothing; name at least one reward, as in reward=task")
+    for name in names:
+        if name not in rewards.names():
+            raise UsageError(unknown("reward", name, rewards.names()))
+    if len(set(names)) < len(names):
+        raise UsageError(f"reward=[{','.join(names)}] names a reward twice; raise its weight instead")
+    if not explicit and rewards.get(names[0]).role == "bonus":
+        names = ["task", *names]
+    return agent, names
+
+
+def _keys(agent: str, names: list[str]) -> dict[str, Any]:
+    """Every key this run has -> its type."""
+    import agents
+    import rewards
+
+    keys: dict[str, Any] = {}
+    for prefix, cls in (
+        ("", TrainConfig),
+        ("agent.", agents.get(agent).Config),
+        *((f"reward.{name}.", rewards.get(name).Config) for name in names),
+    ):
+        hints = typing.get_type_hints(cls)
+        keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in HIDDEN})
+    for name in ("reward", "agent"):
+        del keys[name]
+    keys["env"] = keys["preset"] = str
+    return keys
+
+
+def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Every option of the environment -> its type, and what else was given where only the constructor knows them."""
+    from envs.options import is_open, options
+
+    keys = {ENV + name: _kind(parameter) for name, parameter in options(env).items()}
+    others = [key for key in values if key.startswith(ENV) and key not in keys]
+    if others and not is_open(env):
+        raise UsageError(f"{others[0]}={short(values[others[0]])} is no option of {env}; it has {', '.join(keys)}")
+    return keys | dict.fromkeys(others, Any)
+
+
+def _kind(parameter: inspect.Parameter) -> Any:
+    """A parameter's type where it is a plain one: as annotated, or as its default suggests; else anything."""
+    kind = parameter.annotation
+    if kind is parameter.empty:
+        kinds = {bool: bool, int: int | float, float: int | float, str: str}
+        return kinds.get(type(parameter.default), Any)
+    return kind if set(typing.get_args(kind) or (kind,)) <= {bool, int, float, str, type(None)} else Any
+
+
+def _unknown_key(key: str, value: Any, kinds: dict[str, Any], names: list[str]) -> str:
+    import rewards
+
+    parts = key.split(".")
+    new = RENAMED.get(key)
+    if new is not None:
+        return f"{key} is now called {new}"
+    if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
+        return (
+            f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); "
+            f"add it: 'reward=[{','.join([*names, parts[1]])}]'"
+        )
+    if parts[0] == "reward" and len(parts) > 1 and parts[1] not in names:
+        near = nearest(parts[1], rewards.names())
+        if near in names:
+            return f"{key}={short(value)} is unknown; did you mean {'.'.join(['reward', str(near), *parts[2:]])}?"
+    near = nearest(key, kinds)
+    hint = f"did you mean {near}?" if near else "--help lists the keys"
+    return f"{key}={short(value)} is unknown; {hint}"
+
+
+def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
+    """Give a reward that wants a goal the one that the environment's family knows, and the model that was taught it.
+
+    A reward that reads captions gets the family's aim, and the family's name as its `world`; one that sees gets the
+    first goal's sentences, which go together: beside a goal of the user's own nothing is filled in.
+
+    Args:
+        config: is changed in place.
+        given: keys that the user set; what is among them stays, even if it is empty.
+
+    Raises:
+        UsageError: if none is known.
+    """
+    from envs.family import family_of
+    from envs.make import goals, spec_of
+
+    for name, options in config.reward.items():
+        _fill_model(config.env, name, options, given)
+        if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
+            continue
+        chosen = f"reward.{name}.goal" in given or options.goal
+        if hasattr(options, "world"):
+            spec = spec_of(config.env)
+            family = family_of(spec)
+            options.goal = options.goal if chosen else family.aim(spec)
+            options.world = options.world if f"reward.{name}.world" in given else options.world or family.name
+            continue
+        if chosen:
+            continue
+        known = goals(config.env)
+        if not known:
+            raise UsageError(
+                f"reward={name} needs a sentence for {config.env}, for which none is known; "
+                f'give reward.{name}.goal="what you want to see"'
+            )
+        options.goal = known[0].prompt
+        for field in ("baseline", "negative"):
+            if f"reward.{name}.{field}" not in given and not getattr(options, field, True):
+                setattr(options, field, getattr(known[0], field))
+
+
+def _fill_model(env: str, name: str, options: Any, given: Collection[str]) -> None:
+    """The shipped model that was taught the environment, where the user names neither a model nor weights."""
+    from rewards.vision.encoder import MODELS, model_for
+
+    if getattr(options, "model", None) in MODELS and not {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}:
+        options.model = model_for(env)

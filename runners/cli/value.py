@@ -1,0 +1,145 @@
+"""One argument of a command line, `key=value`: split, read by Hydra's grammar, and cast to a field's type.
+
+The grammar is all that is used of Hydra: names come from tables, there is no `_target_` and no interpolation.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from runners.run.config import UsageError, nearest
+
+MAX_LENGTH = 4000  # characters of one value; a goal is a sentence
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+
+
+def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
+    """`key=value` -> (key, text); `names` are the keys that a forgotten = may have meant.
+
+    Raises:
+        UsageError: if it is no key=value, or asks for more than data.
+    """
+    key, equals, text = argument.partition("=")
+    if not equals:
+        near = nearest(argument, names)
+        raise UsageError(f"{argument!r} is no key=value; {f'did you mean {near}=...?' if near else 'try --help'}")
+    if not re.fullmatch(r"[A-Za-z_][\w.-]*", key):
+        raise UsageError(f"{key!r} is no key; write key=value with the keys that --help lists")
+    if "_target_" in argument or "${" in argument:
+        raise UsageError(
+            f"{key}={short(text)} is refused: configurations are data, so there is no _target_ and no ${{...}}"
+        )
+    if len(text) > MAX_LENGTH:
+        raise UsageError(f"{key} has {len(text):,} characters; give at most {MAX_LENGTH:,}")
+    return key, text
+
+
+def read(text: str) -> Any:
+    """A number, true, null, [a,b], {a: b} or a text, in quotes or not; what Hydra cannot read is a sentence."""
+    try:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+    except ImportError:  # runners.doctor runs where everything is missing
+        return text
+    if text == "":
+        return ""
+    try:
+        override = OverridesParser.create().parse_override(f"key={text}")
+    except HydraException:
+        return text
+    return text if override.is_sweep_override() else _plain(override.value())  # "a pole, upright" is one sentence
+
+
+def value_of(argument: str) -> Any:
+    """What stands behind the = of one argument.
+
+    Raises:
+        UsageError: if it is no key=value.
+    """
+    return read(split(argument)[1])
+
+
+def parse(key: str, text: str, kind: Any) -> Any:
+    """A text as a field of type `kind` wants it.
+
+    Raises:
+        UsageError: if it is of another type.
+    """
+    plain = kind is str and not text.startswith(('"', "'", "[", "{"))
+    if plain:
+        return {"null": "", "true": "true", "false": "false"}.get(text.lower(), text)
+    return cast(key, read(text), kind)
+
+
+def cast(key: str, value: Any, kind: Any) -> Any:
+    """A value as a field of type `kind` wants it: 1e6 is a whole number, anything is a text.
+
+    Raises:
+        UsageError: if it is of another type.
+    """
+    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    kinds = typing.get_args(kind) if union else (kind,)
+    if Any in kinds or (value is None and type(None) in kinds):
+        return value
+    if bool in kinds and (isinstance(value, bool) or value in ("true", "false")):
+        return value in (True, "true")
+    number = None if isinstance(value, bool) else _number(value)
+    if int in kinds and number is not None and float(number).is_integer():
+        return int(number)
+    if float in kinds and number is not None:
+        return float(number)
+    if str in kinds and not isinstance(value, list | dict):
+        return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    for option in kinds:
+        origin = typing.get_origin(option) or option
+        if origin in (list, tuple):
+            inner = typing.get_args(option)[0] if typing.get_args(option) else Any
+            return [cast(key, item, inner) for item in (value if isinstance(value, list) else [value])]
+        if origin is dict and isinstance(value, dict):
+            return value
+    raise UsageError(f"{key}={short(value)} is not {' or '.join(_WORDS.get(kind, str(kind)) for kind in kinds)}")
+
+
+def literal(value: Any) -> str:
+    """A value as `read` reads it back."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{literal(v)}" for k, v in value.items()) + "}"  # Hydra quotes no keys
+    # In Hydra's quoted strings only a backslash before a quote is special.
+    escaped = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
+    escaped = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, escaped)
+    return f'"{escaped}"'
+
+
+def short(value: Any) -> str:
+    """At most 60 characters of it."""
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _number(value: Any) -> int | float | None:
+    """The number that a value is, or that a text of YAML says (1e-3 is a text to YAML)."""
+    if isinstance(value, int | float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """Without Hydra's own string class."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    return value if value is None or isinstance(value, bool | int | float) else str(getattr(value, "text", value))

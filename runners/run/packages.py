@@ -1,0 +1,95 @@
+"""What this distribution is made of: its four packages, what it requires, and what installs a missing package.
+
+Standard library only, so that it works where everything else is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from importlib import metadata, util
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[2]
+PACKAGES = ("agents", "envs", "rewards", "runners")
+DISTRIBUTION = "lodestar-rl"
+IMPORTS = {  # distribution -> module, where they differ by more than a dash
+    "pygame-ce": "pygame",
+    "box2d": "Box2D",
+    "open_clip_torch": "open_clip",
+    "hydra-core": "hydra",
+    "scikit-learn": "sklearn",
+}
+
+
+def name_collision() -> str | None:
+    """One sentence if one of our package names belongs to another project (`openai-agents` installs an `agents`)."""
+    for name in PACKAGES:
+        spec = util.find_spec(name)
+        origin = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or []), None)
+        if origin is None:
+            return f"the package {name!r} is missing beside {HOME}; install {DISTRIBUTION} again"
+        place = Path(origin).resolve()
+        if (place.parent.parent if place.suffix else place.parent) != HOME:
+            return (
+                f"the package {name!r} is {place.parent}, which is not part of {DISTRIBUTION} in {HOME}; "
+                "use a separate environment for the other one"
+            )
+    return None
+
+
+def required() -> tuple[list[str], dict[str, list[str]]]:
+    """Requirements, and those of each extra: of the checkout, or else of what is installed.
+
+    Raises:
+        metadata.PackageNotFoundError: if this is no checkout and nothing is installed.
+    """
+    project = HOME / "pyproject.toml"
+    if project.is_file():
+        table = tomllib.loads(project.read_text())["project"]
+        return table["dependencies"], table["optional-dependencies"]
+    core: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for line in metadata.requires(DISTRIBUTION) or []:
+        found = re.search(r"""(;| and )\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
+        if found is None:
+            core.append(line)
+        else:
+            extras.setdefault(found[2], []).append(line.replace(found[0], ""))
+    return core, extras
+
+
+def distribution(requirement: str) -> str:
+    """Its name: of `gymnasium[mujoco]>=1.2,<2` it is `gymnasium`."""
+    found = re.match(r"[\w.-]+", requirement)
+    return found[0] if found else requirement
+
+
+def module_of(name: str) -> str:
+    """The module that a distribution installs."""
+    return IMPORTS.get(name, name.replace("-", "_"))
+
+
+def install(requirement: str) -> str:
+    """The command that installs a requirement."""
+    return f"pip install '{requirement.partition(';')[0].strip()}'"
+
+
+def install_module(module: str) -> str:
+    """The command that installs a module: one of our requirements, one that an extra brings, or another."""
+    core, extras = required()
+    lines = itertools.chain(core, *extras.values())
+    mine = {module_of(name): name for name in map(distribution, lines)}
+    package = mine.get(module, module.replace("_", "-"))
+    wishes = [line for line in core if distribution(line) == package]
+    wishes += [f"{DISTRIBUTION}[{name}]" for name, lines in extras.items() if package in map(distribution, lines)]
+    return install(wishes[0] if wishes else package)
+
+
+def version(name: str) -> str | None:
+    """The installed version of a distribution."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
