@@ -181,46 +181,6 @@ def from_sb3_step(
     return batch
 
 
-def from_rollout_buffer(
-    buffer: Any,
-    actions: np.ndarray,
-    rewards: np.ndarray,
-    new_obs: Obs,
-    final_obs: Mapping[tuple[int, int], Obs],
-    dones: np.ndarray,
-    truncated: np.ndarray,
-    valid: np.ndarray,
-    first_step: np.ndarray,
-) -> Transitions:
-    """A full SB3 rollout buffer, before it is flattened -> (T, N).
-
-    Args:
-        buffer: holds `observations` (T, N, ...) and `episode_starts` (T, N).
-        actions: (T, N, ...) as the environment received them.
-        rewards: float32 (T, N), the task's own, before SB3 adds its bootstrap value.
-        new_obs: (N, ...) what the policy will act on next.
-        final_obs: (t, n) -> true successor, where an episode ended.
-        dones: bool (T, N).
-        truncated: bool (T, N), True where time ran out.
-        valid: bool (T, N), False where an episode was lost.
-        first_step: int64 (N,), step within the episode of the first row.
-    """
-    obs = buffer.observations
-    next_obs = _shift(obs, new_obs)
-    for (t, n), value in final_obs.items():
-        put(next_obs, (t, n), value)
-    return Transitions(
-        obs=obs,
-        action=actions,
-        reward=rewards,
-        next_obs=next_obs,
-        terminated=dones & ~truncated,
-        truncated=truncated,
-        valid=valid,
-        step=_steps(dones, first_step),
-    )
-
-
 def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitions:
     """Entries of a relabelling replay buffer (`rewards.adapters.sb3_replay`) -> a batch shaped like `rows` x `columns`."""
 
@@ -361,7 +321,11 @@ class Rollout:
 
     def steps(self) -> np.ndarray:
         """Int64 (T, N): each row's step within its episode."""
-        return _steps(self.restarted, self.first_step)
+        rows = np.arange(self.length)[:, None]
+        starts = np.zeros((self.length, self.n), bool)
+        starts[1:] = self.restarted[:-1]
+        last = np.maximum.accumulate(np.where(starts, rows, -1), axis=0)
+        return np.where(last >= 0, rows - last, rows + self.first_step)
 
     def transitions(self, requires: frozenset[str]) -> Transitions:
         """The batch (T, N): views, except for successors, which are copied only if `requires` names them."""
@@ -542,22 +506,6 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 def _saved(modalities: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {name: value.tolist() if name == "text" else value for name, value in modalities.items()}
-
-
-def _steps(restarted: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Int64 (T, N): steps within episodes, given where the next row begins one, (T, N), and those of the first row."""
-    rows = np.arange(len(restarted))[:, None]
-    starts = np.zeros(restarted.shape, bool)
-    starts[1:] = restarted[:-1]
-    last = np.maximum.accumulate(np.where(starts, rows, -1), axis=0)
-    return np.where(last >= 0, rows - last, rows + first)
-
-
-def _shift(obs: Obs, new_obs: Obs) -> Obs:
-    """Rows 1.. of `obs` followed by `new_obs`, copied."""
-    if isinstance(obs, Mapping):
-        return {key: _shift(value, new_obs[key]) for key, value in obs.items()}
-    return np.concatenate([obs[1:], np.asarray(new_obs, obs.dtype).reshape(1, *obs.shape[1:])])
 
 
 def _rows(final_obs: Any, rows: np.ndarray) -> Obs:

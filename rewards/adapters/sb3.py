@@ -16,9 +16,9 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from envs.finite import is_finite, refuse
-from envs.transitions import Cursor, from_rollout_buffer, from_sb3_step, innermost, lost_in, modalities_in
-from envs.types import MODALITIES, map_obs, put
+from envs.finite import refuse
+from envs.transitions import Chunk, Cursor, from_sb3_step, innermost, modalities_in
+from envs.types import MODALITIES
 from rewards.adapters.gym import Driver, require_modalities
 from rewards.adapters.sb3_replay import RelabelCallback, relabelling
 from rewards.mix.mix import Mix
@@ -81,10 +81,10 @@ class RewardCallback(BaseCallback):
         self.cursor: Cursor | None = None
         self.critics: dict[str, SideCritic] = {}
         self.seen_reward = False
-        self._modality_names = [name for name in MODALITIES if name in mix.requires]
-        self._t = 0
-        self._final_obs: dict[tuple[int, int], Any] = {}
-        self._seen: dict[str, np.ndarray] = {}
+        unread = {key for name in MODALITIES for key in (name, f"obs_{name}")} - mix.requires
+        self._unread = dict.fromkeys(sorted(unread))
+        self._chunk = Chunk(0)
+        self.batch: Any = None  # Transitions (T, N) of the last rollout, valid until the next step
 
     def _init_callback(self) -> None:
         n = self.training_env.num_envs
@@ -94,6 +94,7 @@ class RewardCallback(BaseCallback):
             if not stream.episodic and name not in self.critics:
                 self.critics[name] = SideCritic(self.model.policy, stream.gamma, self.model.gae_lambda)  # type: ignore[attr-defined]
         self._inner = innermost(self.training_env)
+        self._chunk = Chunk(self.model.rollout_buffer.buffer_size)  # type: ignore[attr-defined]
 
     def _on_training_start(self) -> None:
         assert self.cursor is not None
@@ -103,102 +104,33 @@ class RewardCallback(BaseCallback):
             self.cursor.begin(modalities_in(infos))
 
     def _on_rollout_start(self) -> None:
-        assert self.cursor is not None
-        self._t = 0
-        self._final_obs = {}
-        self._first_step = self.cursor.step.copy()
+        self._chunk.count = 0
 
     def _on_step(self) -> bool:
-        new, t = self.locals, self._t
-        dones, infos = new["dones"], new["infos"]
+        new, before = self.locals, self.model._last_obs  # type: ignore[attr-defined]
+        rewards = self.mix.on_nan(new["rewards"])
+        if rewards is not new["rewards"]:
+            new["rewards"][:] = rewards  # what SB3 stores, and adds its bootstrap value to
         assert self.cursor is not None
-        if t == 0:
-            length = self.model.rollout_buffer.buffer_size  # type: ignore[attr-defined]
-            actions = np.asarray(new["clipped_actions"])
-            if self._seen.get("action", np.empty(0)).shape != (length, *actions.shape):
-                self._seen = {
-                    "action": np.empty((length, *actions.shape), actions.dtype),
-                    "reward": np.empty((length, len(dones)), np.float32),
-                    "done": np.empty((length, len(dones)), bool),
-                    "truncated": np.empty((length, len(dones)), bool),
-                    "valid": np.empty((length, len(dones)), bool),
-                }
-        seen = self._seen
-        seen["action"][t] = new["clipped_actions"]
-        seen["reward"][t] = new["rewards"]  # before SB3 adds its bootstrap value in place
-        self._refuse(t, infos)
-        seen["done"][t] = dones
-        seen["truncated"][t], seen["valid"][t] = False, True
-        if dones.any():
-            seen["valid"][t] = ~lost_in(infos)
-            for n in np.flatnonzero(dones):
-                seen["truncated"][t, n] = infos[n].get("TimeLimit.truncated", False)
-                if infos[n].get("terminal_observation") is not None:
-                    self._final_obs[t, int(n)] = infos[n]["terminal_observation"]
-        if self._modality_names:
-            self._record_modalities(t, dones, infos)
-        self.cursor.step = np.where(dones, 0, self.cursor.step + 1)
-        self._t = t + 1
+        step = (new["clipped_actions"], rewards, new["new_obs"], new["dones"], new["infos"], self._inner.reset_infos)
+        batch = from_sb3_step(self.cursor, before, *step)
+        kept = {"obs": before, "action": batch.action, "reward": batch.reward, "next_obs": batch.next_obs}
+        given = {"action": batch.action, "reward": batch.reward, "observation": batch.next_obs}
+        refuse(given, batch.step, kept)
+        self._chunk.add(batch.replace(**self._unread))
         return True
 
-    def _refuse(self, t: int, infos: Any) -> None:
-        """Stop before a number that is none reaches a weight; with `on_nan=zero`, pay 0 for it."""
-        new, row = self.locals, self._seen["reward"][t]
-        paid = self.mix.on_nan(row)
-        if paid is not row:
-            row[:] = paid
-            new["rewards"][:] = paid  # what SB3 stores, and adds to
-        assert self.cursor is not None
-        before = self.model._last_obs  # type: ignore[attr-defined]
-        kept = {"obs": before, "action": new["clipped_actions"], "reward": row, "next_obs": new["new_obs"]}
-        given = {"action": new["clipped_actions"], "reward": row, "observation": new["new_obs"]}
-        refuse(given, self.cursor.step, kept)
-        for n in np.flatnonzero(new["dones"]):
-            last = infos[n].get("terminal_observation")
-            if last is not None and not is_finite(last):
-                wide = map_obs(np.copy, new["new_obs"])
-                put(wide, n, last)
-                refuse({"observation": wide}, self.cursor.step, kept | {"next_obs": wide})
-
-    def _record_modalities(self, t: int, dones: np.ndarray, infos: Any) -> None:
-        """Keep what a step showed: of its successor, and of the observation it started from."""
-        cursor, seen = self.cursor, self._seen
-        assert cursor is not None
-        modalities = {name: value for name, value in modalities_in(infos).items() if name in self._modality_names}
-        for name, now in modalities.items():
-            wanted = {name: now}
-            if f"obs_{name}" in self.mix.requires:
-                wanted[f"obs_{name}"] = cursor.modalities[name]
-            for key, value in wanted.items():
-                if key not in seen or seen[key].shape[1:] != value.shape:
-                    seen[key] = np.empty((len(seen["done"]), *value.shape), value.dtype)
-                seen[key][t] = value
-        cursor.modalities.update(modalities)
-        if dones.any():
-            cursor.show(modalities_in(self._inner.reset_infos, dones), dones)
-
     def _on_rollout_end(self) -> None:
-        buffer, seen = self.model.rollout_buffer, self._seen  # type: ignore[attr-defined]
-        batch = from_rollout_buffer(
-            buffer,
-            seen["action"],
-            seen["reward"],
-            self.locals["new_obs"],
-            self._final_obs,
-            seen["done"],
-            seen["truncated"],
-            seen["valid"],
-            self._first_step,
-        )
-        batch = batch.replace(**{key: seen[key] for name in MODALITIES for key in (name, f"obs_{name}") if key in seen})
-        batch = self.mix.embed(batch)
+        buffer = self.model.rollout_buffer  # type: ignore[attr-defined]
+        (self.batch,) = self._chunk.take()
+        batch = self.mix.embed(self.batch)
         raw, self.memory = self.mix.score(batch, self.memory)
         length, n = batch.shape
         start = self.num_timesteps - length * n
         timesteps = start + n * np.arange(length)[:, None]  # (T, 1), the schedule's clock at each row
         parts = self.mix.parts(raw, timesteps)
         episodic = [part for name, part in parts.items() if name not in self.critics]
-        bootstrap = buffer.rewards - seen["reward"]  # gamma * V(s') that SB3 added where time ran out
+        bootstrap = buffer.rewards - batch.reward  # gamma * V(s') that SB3 added where time ran out
         buffer.rewards[:] = np.sum(episodic, axis=0) + bootstrap if episodic else bootstrap
         lost = ~batch.valid  # rows that SB3 cannot leave out: with this reward they have no advantage and no error
         buffer.rewards[lost] = buffer.values[lost]

@@ -143,7 +143,7 @@ def test_an_on_policy_agent_gets_no_bonus_and_no_advantage_for_a_lost_row() -> N
         def _on_rollout_end(self) -> None:
             super()._on_rollout_end()
             buffer = self.model.rollout_buffer
-            seen.update(valid=self._seen["valid"].copy(), advantages=buffer.advantages.copy())
+            seen.update(valid=self.batch.valid.copy(), advantages=buffer.advantages.copy())
             seen.update(returns=buffer.returns.copy(), values=buffer.values.copy(), rewards=buffer.rewards.copy())
 
     model.learn(32, callback=Watch(mix))

@@ -63,7 +63,7 @@ def test_the_bootstrap_value_at_a_time_limit_survives():
             seen["before"] = self.model.rollout_buffer.rewards.copy()
             super()._on_rollout_end()
             seen["after"] = self.model.rollout_buffer.rewards.copy()
-            seen["truncated"] = self._seen["truncated"].copy()
+            seen["truncated"] = self.batch.truncated.copy()
 
     learn(mix, callback=Spy(mix))
     assert seen["truncated"].any()
