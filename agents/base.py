@@ -1,42 +1,235 @@
-"""Stable-Baselines3's manners for agents of our own: logger, callbacks, the account of steps, files.
+"""The one loop of our own agents, with Stable-Baselines3's interface: callbacks, logger, `predict`, `save` and `load`.
 
-With them a callback, an evaluation or a logger written for Stable-Baselines3 serves our agents as it is.
+    collect a rollout -> update -> the callbacks see it -> end_rollout (rewards learn, counters roll over) -> log
+
+A subclass gives `collect` and `update`. A callback, an evaluation or a logger written for Stable-Baselines3 works as is.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
+import gymnasium as gym
 import numpy as np
 import torch
 
-from envs.types import Obs
+from agents import state as saved_state
+from agents.task_reward import TaskScorer, checked
+from envs.types import Array, Obs, StreamScorer, map_obs
+
+WINDOW = 100  # episodes that mean returns look back on
+GIVE_UP = 3  # recoveries in a row
+
+OnStep = Callable[[Array, Array], bool]  # rewards (N,) and ended (N,) of the last step -> whether to continue
 
 
-class OwnAgent:
-    """What `learn` needs around the learning, and what is done with an agent that has learnt.
+class Predictor(ABC):
+    """What is done with an agent that has learned: it predicts, and is written to and read from a file.
 
     Attributes:
-        envs: the `gymnasium.vector.VectorEnv`; config: a dataclass; scorer: what pays; policy: the torch module.
+        policy: weights; a torch module, or anything else with its `state_dict` and `load_state_dict`.
+    """
+
+    observation_space: gym.Space
+    config: Any
+    policy: Any
+
+    def predict(
+        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[np.ndarray, Any]:
+        """Actions for one observation or a batch (B, ...), and the state (B, ...) of a policy that has one, else None.
+
+        `episode_start`, bool (B,), empties that state.
+        """
+        single = is_single(observation, self.observation_space)
+        rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
+        n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
+        starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
+        with torch.no_grad():
+            actions, state = self._predict(rows, state, starts, deterministic)
+        return (actions[0] if single else actions), state
+
+    @abstractmethod
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        """As `predict`, of a batch; `starts` bool (B,)."""
+
+    def save(self, path: str) -> None:
+        """Write weights and configuration to one safetensors file; nothing in it is ever executed."""
+        from safetensors.torch import save_file
+
+        tensors = {key: value.detach().cpu().clone() for key, value in self.policy.state_dict().items()}
+        save_file(tensors, path, {"agent": type(self).__name__, "config": json.dumps(asdict(self.config))})
+
+    @classmethod
+    def _read(cls, path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The configuration and the weights in a file.
+
+        Raises:
+            ValueError: if it holds another kind of agent.
+        """
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
+        if metadata.get("agent") != cls.__name__:
+            raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
+        return json.loads(metadata["config"]), tensors
+
+    def _fill(self, path: str, tensors: dict[str, torch.Tensor], place: str) -> Self:
+        """Load weights, or refuse them as those of another `place`."""
+        try:
+            self.policy.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ValueError(f"{path} does not fit {place}: {error}") from None
+        return self
+
+
+class BaseAgent(Predictor):
+    """An agent that learns from a vector environment and a scorer.
+
+    Args:
+        envs: a `gymnasium.vector.VectorEnv` that resets by itself; `envs.make.make_vec` makes fast ones.
+        config: of the class `Config`; None for its defaults.
+        scorer: gives the rewards: a `rewards.mix.mix.Mix`, or None for the task's own reward.
+        seed: of everything random.
+        device: as torch writes it.
+
+    Attributes:
         num_timesteps: environment steps so far, summed over environments.
+        episodes: returns and lengths of the last episodes; a subclass sets it.
+        notes: sentences a user should read before training.
+
+    Raises:
+        ValueError: for spaces it cannot take, and a scorer without the members it needs.
     """
 
     Config: ClassVar[type[Any]]
-    recovers: ClassVar[bool] = False  # whether it goes back to sound weights by itself
-    envs: Any
-    config: Any
-    scorer: Any
-    policy: Any  # a torch.nn.Module
-    device: torch.device
-    ep_info_buffer: Any
-    ep_success_buffer: Any
+    driver: ClassVar[str] = "scorer"  # it takes the reward itself, as `scorer`
+    n_envs: ClassVar[int] = 8
+    recovers: ClassVar[bool] = False  # whether it returns to finite weights by itself
+    scorer_type: ClassVar[type[Any]] = StreamScorer
+    saved: ClassVar[dict[str, str]]  # path in the saved state -> attribute
+    recoverable: ClassVar[dict[str, str]] = {}  # the same, of what recovery brings back
+    episodes: Episodes
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        envs: gym.vector.VectorEnv,
+        config: Any = None,
+        *,
+        scorer: StreamScorer | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.config = config = self.Config() if config is None else config
+        self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+        self.check(self.observation_space, self.action_space)
+        self.scorer: Any = TaskScorer(config.gamma) if scorer is None else checked(scorer, self.scorer_type)
+        self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
         self._logger: Any = None
+        self._finite: dict[str, Any] | None = None  # what `recoverable` names, when it was last found finite
+        self._restored = self._restored_in_row = 0
+        self._set_up()
+
+    @abstractmethod
+    def _set_up(self) -> None:
+        """Make networks and buffers; the arguments of `__init__` are attributes by now."""
+
+    @classmethod
+    def build(cls, config: Any, envs: gym.vector.VectorEnv, *, seed: int, device: str = "cpu", scorer: Any) -> Self:
+        """The agent of a run."""
+        return cls(envs, config, scorer=scorer, seed=seed, device=device)
+
+    @classmethod
+    @abstractmethod
+    def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Refuse spaces the agent cannot handle.
+
+        Raises:
+            ValueError: naming the space and the agents that can.
+        """
+
+    # ---------------------------------------------------------------------------------------------------- the loop
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: Any = None,
+        log_interval: int | None = 1,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        tb_log_name: str = "",
+    ) -> Self:
+        """Act and learn for `total_timesteps` environment steps, summed over environments, in whole rollouts.
+
+        Raises:
+            FloatingPointError: if the environment or a reward gives NaN or an infinite number, or training diverges.
+        """
+        if reset_num_timesteps:
+            self.num_timesteps = 0
+        self._began, self._began_at = time.perf_counter(), self.num_timesteps
+        self._total_timesteps = int(total_timesteps) + self.num_timesteps
+        callback = self._callback(callback, progress_bar)
+        callback.on_training_start({"self": self, "total_timesteps": int(total_timesteps)}, {})
+
+        def on_step(rewards: Array, ended: Array) -> bool:
+            callback.update_locals({"rewards": rewards, "dones": ended})
+            return bool(callback.on_step())
+
+        iteration = 0
+        while self.num_timesteps < self._total_timesteps:
+            self.begin_rollout()
+            callback.on_rollout_start()
+            if not self.collect(on_step):
+                break
+            callback.update_locals(self.update())
+            callback.on_rollout_end()
+            self.end_rollout()
+            iteration += 1
+            if log_interval is not None and iteration % log_interval == 0:
+                self.dump_logs(iteration)
+        callback.on_training_end()
+        return self
+
+    @abstractmethod
+    def begin_rollout(self) -> None:
+        """Reset the environments, where they have not been."""
+
+    @abstractmethod
+    def collect(self, on_step: OnStep) -> bool:
+        """Step the environments, adding to `num_timesteps`; False if `on_step` stopped it."""
+
+    def update(self) -> dict[str, Any]:
+        """Learn from the rollout; returns what callbacks may read. Nothing for an agent that learns between steps."""
+        return {}
+
+    def end_rollout(self) -> None:
+        """Let the rewards learn, and prepare the next rollout."""
+
+    def _callback(self, callback: Any, progress_bar: bool) -> Any:
+        """A callback, a list of them or a function, as one callback of Stable-Baselines3."""
+        from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+
+        if callback is None or isinstance(callback, list | tuple):
+            callback = CallbackList([c for c in callback or [] if c is not None])
+        elif not isinstance(callback, BaseCallback):
+            callback = ConvertCallback(callback)
+        if progress_bar:
+            callback = CallbackList([callback, ProgressBarCallback()])
+        callback.init_callback(self)
+        return callback
+
+    # -------------------------------------------------------------------------------------------------------- logs
 
     @property
     def logger(self) -> Any:
@@ -48,8 +241,18 @@ class OwnAgent:
         return self._logger
 
     def set_logger(self, logger: Any) -> None:
-        """Where numbers go: what `stable_baselines3.common.logger.configure` returns."""
+        """Use a logger, as `stable_baselines3.common.logger.configure` returns it."""
         self._logger = logger
+
+    @property
+    def ep_info_buffer(self) -> deque[dict[str, float]]:
+        """Return "r" and length "l" of the last episodes."""
+        return self.episodes.returns
+
+    @property
+    def ep_success_buffer(self) -> deque[float]:
+        """Success, 0 or 1, of the last episodes that reported it."""
+        return self.episodes.successes
 
     def get_env(self) -> Any:
         """The vector environment."""
@@ -58,23 +261,10 @@ class OwnAgent:
     def get_vec_normalize_env(self) -> None:
         """None: these agents normalise by themselves."""
 
-    def _begin(self, total: int, callback: Any, reset: bool, progress_bar: bool) -> Any:
-        """Start counting; returns the callback, ready."""
-        from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
-
-        if reset:
-            self.num_timesteps = 0
-        self._began, self._began_at = time.perf_counter(), self.num_timesteps
-        self._total_timesteps = total + self.num_timesteps
-        if callback is None or isinstance(callback, list | tuple):
-            callback = CallbackList([c for c in callback or [] if c is not None])
-        elif not isinstance(callback, BaseCallback):
-            callback = ConvertCallback(callback)
-        if progress_bar:
-            callback = CallbackList([callback, ProgressBarCallback()])
-        callback.init_callback(self)
-        callback.on_training_start({"self": self, "total_timesteps": total}, {})
-        return callback
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Hand metrics to the logger, for the next row."""
+        for tag, value in metrics.items():
+            self.logger.record(tag, value)
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write a row of the log, with Stable-Baselines3's tags."""
@@ -86,38 +276,128 @@ class OwnAgent:
             self.logger.record("rollout/ep_len_mean", float(np.mean([e["l"] for e in self.ep_info_buffer])))
         if self.ep_success_buffer:
             self.logger.record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("time/fps", int((self.num_timesteps - self._began_at) / elapsed))
         self.logger.record("time/time_elapsed", int(elapsed), exclude="tensorboard")
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(step=self.num_timesteps)
 
-    def save(self, path: str) -> None:
-        """Write weights and configuration to one safetensors file; nothing in it is ever executed."""
-        from safetensors.torch import save_file
+    # ------------------------------------------------------------------------------------------- state and recovery
 
-        tensors = {key: value.detach().cpu().clone() for key, value in self.policy.state_dict().items()}
-        save_file(tensors, path, {"agent": type(self).__name__, "config": json.dumps(asdict(self.config))})
+    def get_state(self) -> dict[str, Any]:
+        """All that it takes to continue exactly here, between two rollouts; no pickle."""
+        return saved_state.get_state(self, self.saved)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned into an agent built with the same configuration."""
+        saved_state.set_state(self, self.saved, state)
+
+    def keep_finite(self) -> None:
+        """Remember what is recoverable as it is now."""
+        self._finite = copy.deepcopy(saved_state.get_state(self, self.recoverable))
+
+    def keep_or_restore(self, finite: bool) -> bool:
+        """Remember the weights if they are finite, else return to those remembered; gives back `finite`.
+
+        Raises:
+            FloatingPointError: after three times in a row.
+        """
+        if finite:
+            self.keep_finite()
+            self._restored_in_row = 0
+        else:
+            self.restore_finite()
+        return finite
+
+    def restore_finite(self) -> None:
+        """Return to the weights that were last found finite.
+
+        Raises:
+            FloatingPointError: the third time in a row.
+        """
+        self._restored += 1
+        self._restored_in_row += 1
+        if self._finite is None or self._restored_in_row >= GIVE_UP:
+            raise FloatingPointError(
+                f"the weights or losses became NaN or infinite {self._restored_in_row} times in a row, the last time "
+                f"after {self.num_timesteps:,} steps; lower {self._rate}, or scale the reward"
+            )
+        saved_state.set_state(self, self.recoverable, copy.deepcopy(self._finite))
+
+    @property
+    def _rate(self) -> str:
+        """The setting to lower where training diverges."""
+        name = "learning_rate" if hasattr(self.config, "learning_rate") else "model_learning_rate"
+        return f"agent.{name}={getattr(self.config, name)}"
+
+    # -------------------------------------------------------------------------------------------------------- files
 
     @classmethod
-    def load(cls, path: str, envs: Any, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
+    def load(
+        cls, path: str, envs: gym.vector.VectorEnv, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
+    ) -> Self:
         """Read an agent back, for environments with the same spaces and a reward with as many streams.
 
         Raises:
             ValueError: if the file holds another kind of agent, or does not fit.
         """
-        from safetensors import safe_open
+        config, tensors = cls._read(path)
+        model = cls(envs, cls.Config(**config), scorer=scorer, seed=seed, device=device)
+        return model._fill(path, tensors, "these environments and this reward")
 
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
-        if metadata.get("agent") != cls.__name__:
-            raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
-        model = cls(envs, cls.Config(**json.loads(metadata["config"])), scorer=scorer, seed=seed, device=device)  # type: ignore[call-arg]
-        try:
-            model.policy.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise ValueError(f"{path} does not fit these environments and this reward: {error}") from None
-        return model
+
+class Episodes:
+    """Returns, lengths and successes of the last 100 episodes, counted from transitions of N environments.
+
+    Attributes:
+        returns: {"r": return, "l": length}, oldest first.
+        successes: 0 or 1, of the episodes that reported it.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.running = np.zeros((2, n))  # return and length of the running episodes
+        self.returns: deque[dict[str, float]] = deque(maxlen=WINDOW)
+        self.successes: deque[float] = deque(maxlen=WINDOW)
+
+    def count(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, success: np.ndarray | None) -> None:
+        """Add transitions (T, N) in time order; `success` is NaN where nothing was reported, or None for nowhere.
+
+        Episodes are listed in the order in which they ended; a row that ended but is not valid was lost: it is left out.
+        """
+        sums = np.cumsum([np.where(valid, reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
+        if not ended.any():
+            self.running += sums[:, -1]
+            return
+        columns, times = np.nonzero(ended.T)
+        at_end = sums[:, times, columns]
+        before = np.zeros_like(at_end)
+        same = columns[1:] == columns[:-1]
+        before[:, 1:] = np.where(same, at_end[:, :-1], 0.0)
+        first = np.ones(len(columns), bool)
+        first[1:] = ~same
+        total = at_end - before + np.where(first, self.running[:, columns], 0.0)
+        for index in np.argsort(times, kind="stable"):
+            place = times[index], columns[index]
+            if valid[place]:
+                self.returns.append({"r": float(total[0, index]), "l": int(total[1, index])})
+                if success is not None and not np.isnan(success[place]):
+                    self.successes.append(float(success[place]))
+        last = np.zeros_like(self.running)
+        last[:, columns] = at_end  # ascending in time: the last one stays
+        self.running = sums[:, -1] - last + np.where(ended.any(axis=0), 0.0, self.running)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "running": self.running.copy(),
+            "episodes": list(self.returns),
+            "successes": list(self.successes),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.running = np.array(state["running"])
+        for window, saved in ((self.returns, state["episodes"]), (self.successes, state["successes"])):
+            window.clear()
+            window.extend(saved)
 
 
 def is_single(observation: Obs, space: Any) -> bool:

@@ -7,19 +7,17 @@ batch = steps.step(actions, codec)  one step of N environments
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from agents.base import Episodes
 from agents.networks.space_encoding import SpaceEncoding
 from envs.finite import OnNan, refuse
 from envs.transitions import Cursor, from_vector_step, modalities_of
 from envs.types import Obs, Transitions, map_obs
-
-WINDOW = 100  # episodes that mean returns look back on
 
 
 class Steps:
@@ -34,7 +32,7 @@ class Steps:
         obs: (N, ...) what to act on next, copied.
         step_index: int64 (N,), its step within the episode.
         began: bool (N,), whether it begins an episode: where an agent with a memory empties it.
-        episodes: return and length {"r", "l"} of the last 100; successes: 0 or 1, where somebody says so.
+        episodes: returns, lengths and successes of the last 100.
 
     Raises:
         ValueError: for environments that leave resets to their caller, or keep their arrays on a GPU.
@@ -53,9 +51,7 @@ class Steps:
         self.on_nan = getattr(scorer, "on_nan", None) or OnNan()
         self.obs: Obs = None
         self.cursor = Cursor(self.n)
-        self.running = np.zeros((2, self.n))  # return and length of the running episodes
-        self.episodes: deque[dict[str, float]] = deque(maxlen=WINDOW)
-        self.successes: deque[float] = deque(maxlen=WINDOW)
+        self.episodes = Episodes(self.n)
 
     @property
     def step_index(self) -> np.ndarray:
@@ -90,37 +86,23 @@ class Steps:
         )
         kept = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
         refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, kept)
-        self._count(batch, infos)
+        ended = batch.ended
+        success = self._success(ended, infos) if ended.any() else None
+        self.episodes.count(batch.reward[None], batch.valid[None], ended[None], success)
         return batch
 
-    def _count(self, batch: Transitions, infos: Any) -> None:
-        self.running += np.where(batch.valid, (batch.reward, np.ones(self.n)), 0.0)
-        ended = batch.ended
-        if not ended.any():
-            return
-        said = infos.get("final_info", {}) if self.mode == AutoresetMode.SAME_STEP else infos
-        success = said.get("is_success")
-        known = said.get("_is_success", ended) if success is not None else np.zeros(self.n, bool)
-        for row in map(int, np.flatnonzero(ended & batch.valid)):  # a lost one does not count
-            self.episodes.append({"r": float(self.running[0, row]), "l": int(self.running[1, row])})
-            if known[row]:
-                self.successes.append(float(success[row]))
-        self.running[:, ended] = 0
+    def _success(self, ended: np.ndarray, infos: Any) -> np.ndarray | None:
+        """Success of the episodes that ended, (1, N), NaN where nothing is reported; None for nowhere."""
+        given = infos.get("final_info", {}) if self.mode == AutoresetMode.SAME_STEP else infos
+        if "is_success" not in given:
+            return None
+        return np.where(given.get("_is_success", ended), np.asarray(given["is_success"], np.float64), np.nan)[None]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments stand; their own states are theirs to save."""
-        return {
-            "obs": self.obs,
-            "cursor": self.cursor.state_dict(),
-            "running": self.running.copy(),
-            "episodes": list(self.episodes),
-            "successes": list(self.successes),
-        }
+        return {"obs": self.obs, "cursor": self.cursor.state_dict(), **self.episodes.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.obs = None if state["obs"] is None else map_obs(np.array, state["obs"])
         self.cursor.load_state_dict(state["cursor"])
-        self.running = np.array(state["running"])
-        for window, saved in ((self.episodes, state["episodes"]), (self.successes, state["successes"])):
-            window.clear()
-            window.extend(saved)
+        self.episodes.load_state_dict(state)

@@ -29,12 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.base import OwnAgent, is_single
+from agents.base import BaseAgent, OnStep
 from agents.env_stepper import Steps
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
-from agents.task_reward import TaskScorer, checked
 from envs.transitions import Chunk
 from envs.types import Obs, Transitions
 
@@ -135,37 +134,37 @@ class Stages(nn.Module):
         return super().load_state_dict(state, strict, assign)
 
 
-class SQIRL(OwnAgent):
+class SQIRL(BaseAgent):
     """Shallow Q-iteration via reinforcement learning, for discrete actions and observations of numbers.
-
-    Args:
-        envs: a Gymnasium vector environment that resets by itself.
-        config: its settings.
-        scorer: what pays; None for the task's own reward.
-        seed: of the weights, the random play and the minibatches.
-        device: as torch writes it.
 
     Raises:
         ValueError: for spaces it cannot use, or fewer episodes than environments.
     """
 
-    Config: ClassVar[type[Any]] = SQIRLConfig
-    driver: ClassVar[str] = "scorer"
-    n_envs: ClassVar[int] = 8
+    Config: ClassVar[type[SQIRLConfig]] = SQIRLConfig
+    saved: ClassVar[dict[str, str]] = {
+        "modules.policy": "policy",
+        "modules.nets": "nets",
+        "optimizers": "flats",
+        "counters.timesteps": "num_timesteps",
+        "counters.updates": "_n_updates",
+        "where.stage": "stage",
+        "where.passes": "passes",
+        "where.longest": "longest",
+        "where.seed": "steps.seed",
+        "steps": "steps",
+        "rng": "rng",
+        "draw": "draw",
+    }
+    config: SQIRLConfig
 
-    def __init__(
-        self, envs: Any, config: SQIRLConfig, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__()
-        self.envs, self.config, self.device = envs, config, torch.device(device)
-        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
-        self.check(self.observation_space, self.action_space)
+    def _set_up(self) -> None:
+        config, envs, seed = self.config, self.envs, self.seed
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         if config.episodes < envs.num_envs:
             raise ValueError(
                 f"agent.episodes={config.episodes} are fewer than n_envs={envs.num_envs}; give {envs.num_envs} or more"
             )
-        self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer)
         inputs = self.encoding.obs_size + 1
         made = [
             Stacked(1, inputs, config.net_arch, self.encoding.action_size, activation="relu", seed=seed + depth)
@@ -176,15 +175,10 @@ class SQIRL(OwnAgent):
         last = Stacked(1, inputs, config.net_arch, self.encoding.action_size, activation="relu", seed=seed)
         self.policy = Stages(last, inputs).to(self.device)
         self.steps = Steps(envs, seed, self.scorer)
-        self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
+        self.episodes = self.steps.episodes
         self.rng = np.random.default_rng([seed, 3])
         self.draw = torch.Generator(self.device).manual_seed(seed)
         self.stage = self.passes = self.longest = 0
-
-    @classmethod
-    def build(cls, config: SQIRLConfig, envs: Any, *, seed: int, device: str = "cpu", scorer: Any = None) -> SQIRL:
-        """The agent of a run."""
-        return cls(envs, config, scorer=scorer, seed=seed, device=device)
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -199,34 +193,10 @@ class SQIRL(OwnAgent):
         if encoding.images:
             raise ValueError(f"SQIRL cannot read images, and {observation_space} has some; use agent=world_model")
 
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: Any = None,
-        log_interval: int | None = 1,
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-        tb_log_name: str = "SQIRL",
-    ) -> SQIRL:
-        """Act and learn for `total_timesteps` environment steps, summed over environments, in whole stages."""
-        callback = self._begin(int(total_timesteps), callback, reset_num_timesteps, progress_bar)
-        number = 0
-        while self.num_timesteps < self._total_timesteps:
-            self.steps.begin()
-            callback.on_rollout_start()
-            batch = self._play(callback)
-            if batch is None:
-                break
-            for tag, value in self._learn_from(batch).items():
-                self.logger.record(tag, value)
-            callback.on_rollout_end()
-            number += 1
-            if log_interval is not None and number % log_interval == 0:
-                self.dump_logs(number)
-        callback.on_training_end()
-        return self
+    def begin_rollout(self) -> None:
+        self.steps.begin()
 
-    def _play(self, callback: Any) -> Transitions | None:
+    def collect(self, on_step: OnStep) -> bool:
         """Whole episodes, as many from each environment; rows after an environment's last are not valid."""
         steps, n = self.steps, self.steps.n
         quota = math.ceil(self.config.episodes * 2**self.passes / n)
@@ -241,10 +211,10 @@ class SQIRL(OwnAgent):
             chunk.add(batch)
             played += batch.ended
             self.num_timesteps += n
-            callback.update_locals({"rewards": batch.reward, "dones": batch.ended})
-            if not callback.on_step():
-                return None
-        return chunk.take()[0]
+            if not on_step(batch.reward, batch.ended):
+                return False
+        self._played: Transitions = chunk.take()[0]
+        return True
 
     def _act(self) -> Tensor:
         """One-hot (N, A): greedy before the stage's step, random from there on."""
@@ -258,27 +228,27 @@ class SQIRL(OwnAgent):
             chosen = torch.where(step < self.stage, greedy, chosen)
         return nn.functional.one_hot(chosen, size).float()
 
-    def _learn_from(self, batch: Transitions) -> dict[str, float]:
-        """Pay the episodes, learn the stage's step from them, let the rewards learn, go on to the next step."""
+    def update(self) -> dict[str, Any]:
+        """Score the episodes, learn the stage's step from them, let the rewards learn, continue with the next step."""
         config, scorer = self.config, self.scorer
-        batch = scorer.embed(batch)
+        batch = scorer.embed(self._played)
         raw, _ = scorer.score(batch, scorer.initial_memory(self.steps.n))
         weights = scorer.weights(self.num_timesteps)
-        paid = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
-        go = returns_to_go(np.asarray(paid, np.float64), batch.ended, config.gamma)
+        reward = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
+        go = returns_to_go(np.asarray(reward, np.float64), batch.ended, config.gamma)
         keep = batch.valid & (batch.step >= self.stage)
         metrics = {"train/stage": float(self.stage), "train/passes": float(self.passes)}
         if keep.any():
-            metrics["train/loss"] = self._look_ahead(batch[keep], np.asarray(paid)[keep], go[keep])
+            metrics["train/loss"] = self._look_ahead(batch[keep], np.asarray(reward)[keep], go[keep])
             self._n_updates += 1
-        metrics |= scorer.update(batch, raw, self.num_timesteps)
+        self.record(metrics | scorer.update(batch, raw, self.num_timesteps))
         self.longest = int(batch.step[batch.valid].max()) + 1
         self.stage += 1
         if self.stage >= min(config.max_steps or self.longest, self.longest):
             self.stage, self.passes = 0, self.passes + 1
-        return metrics
+        return {"batch": batch, "raw": raw}
 
-    def _look_ahead(self, rows: Transitions, paid: np.ndarray, go: np.ndarray) -> float:
+    def _look_ahead(self, rows: Transitions, reward: np.ndarray, go: np.ndarray) -> float:
         """Fit Q of random play and its k - 1 backups; the stage's step acts on the last. Returns its loss."""
         tensor = functools.partial(torch.as_tensor, device=self.device)
         step = tensor(rows.step)
@@ -289,14 +259,14 @@ class SQIRL(OwnAgent):
             self.policy.std.copy_(everything.std(0, correction=0).clamp(min=1e-2))
         x, following = self.policy.inputs(vector, step), self.policy.inputs(after, step + 1)
         action = tensor(self.encoding.encode(rows.action)).argmax(-1)
-        reward, continues = tensor(paid).float(), tensor(~rows.ended).float()
+        rewards, continues = tensor(reward).float(), tensor(~rows.ended).float()
         target, loss = tensor(go).float(), 0.0
         for depth in range(self.config.k):
             middle, spread = target.mean(), target.std(correction=0).clamp(min=1e-6)
             loss = self._fit(depth, x, action, (target - middle) / spread)
             with torch.no_grad():
                 value = self.nets[depth](following)[0].amax(-1) * spread + middle
-            target = reward + self.config.gamma * continues * value
+            target = rewards + self.config.gamma * continues * value
         self.policy.put(self.stage, list(self.nets[-1].parameters()))
         return loss
 
@@ -314,53 +284,15 @@ class SQIRL(OwnAgent):
                 flat.step(config.learning_rate, 10.0)
         return float(loss.detach())
 
-    def predict(
-        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Actions for one observation or a batch (B, ...); `state` int (B,) counts the steps of each episode.
-
-        `episode_start`, bool (B,), sets that clock back.
-        """
-        single = is_single(observation, self.observation_space)
-        vector = torch.as_tensor(self.encoding.vector(observation, 0 if single else 1), device=self.device)
-        vector = vector.reshape(-1, self.encoding.obs_size)
-        clock = np.zeros(len(vector), np.int64) if state is None else np.asarray(state)
-        if episode_start is not None:
-            clock = np.where(np.asarray(episode_start, bool), 0, clock)
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        """Greedy in either case; the state, int (B,), counts the steps of each episode."""
+        clock = np.where(starts, 0, 0 if state is None else np.asarray(state))
         if self.policy.ready:
-            step = torch.as_tensor(clock, device=self.device)
-            with torch.no_grad():
-                chosen = self.policy.greedy(self.policy.inputs(vector, step), step).cpu().numpy()
+            vector, step = (torch.as_tensor(x, device=self.device) for x in (self.encoding.vector(obs), clock))
+            chosen = self.policy.greedy(self.policy.inputs(vector, step), step).cpu().numpy()
         else:
-            chosen = self.rng.integers(self.encoding.action_size, size=len(vector))
-        actions = chosen + self.action_space.start
-        return (actions[0] if single else actions), clock + 1
-
-    def get_state(self) -> dict[str, Any]:
-        """All that it takes to go on exactly here, between two stages; no pickle."""
-        return {
-            "modules": {"policy": self.policy.state_dict(), "nets": self.nets.state_dict()},
-            "optimizers": [flat.state_dict() for flat in self.flats],
-            "counters": {"timesteps": self.num_timesteps, "updates": self._n_updates},
-            "where": {"stage": self.stage, "passes": self.passes, "longest": self.longest, "seed": self.steps.seed},
-            "steps": self.steps.state_dict(),
-            "rng": self.rng.bit_generator.state,
-            "draw": self.draw.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned into an agent built with the same configuration."""
-        self.policy.load_state_dict(state["modules"]["policy"])
-        self.nets.load_state_dict(state["modules"]["nets"])
-        for flat, saved in zip(self.flats, state["optimizers"]):
-            flat.load_state_dict(saved)
-        self.num_timesteps, self._n_updates = state["counters"]["timesteps"], state["counters"]["updates"]
-        where = state["where"]
-        self.stage, self.passes, self.longest = where["stage"], where["passes"], where["longest"]
-        self.steps.load_state_dict(state["steps"])
-        self.steps.seed = where["seed"]
-        self.rng.bit_generator.state = state["rng"]
-        self.draw.set_state(torch.as_tensor(state["draw"], dtype=torch.uint8, device="cpu"))
+            chosen = self.rng.integers(self.encoding.action_size, size=len(clock))
+        return chosen + self.action_space.start, clock + 1  # type: ignore[attr-defined]
 
 
 def returns_to_go(reward: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:

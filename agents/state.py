@@ -1,123 +1,138 @@
-"""All that a model needs to go on exactly where it stood: arrays and numbers, no pickle.
+"""State as nested plain data, and no pickle: what continues a run exactly, and what a file of weights holds.
 
-Our own agents say it themselves. SB3's own zip leaves out what happened since the last reset and the replay buffer; two
-runs that part at a save then differ.
+get_state(agent, {"counters.updates": "_n_updates", "rng": "rng"})      {"counters": {"updates": 3}, "rng": {...}}
+Weights({"learner": learner, "model": model}).state_dict()              {"learner.actor.0": tensor, ...}
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-
-# Counters and observations that an algorithm may have; absent ones are skipped.
-_COUNTERS = (
-    "num_timesteps",
-    "_total_timesteps",
-    "_n_updates",
-    "_episode_num",
-    "_n_calls",
-    "exploration_rate",
-    "_current_progress_remaining",
-)
-_ARRAYS = ("_last_obs", "_last_episode_starts", "_last_original_obs")
-_WINDOWS = ("ep_info_buffer", "ep_success_buffer")
+from torch import Tensor
 
 
-def get_state(model: Any) -> dict[str, Any]:
-    """Weights, optimisers, counters, the current observation, random numbers, the replay buffer's filled part."""
-    if hasattr(model, "get_state"):
-        return model.get_state()
-    modules, variables = model._get_torch_save_params()
-    state: dict[str, Any] = {
-        "modules": {name: _attribute(model, name).state_dict() for name in modules},
-        "variables": {name: _attribute(model, name).detach().clone() for name in variables if _has(model, name)},
-        "counters": {name: getattr(model, name) for name in _COUNTERS if hasattr(model, name)},
-        "arrays": {name: getattr(model, name) for name in _ARRAYS if getattr(model, name, None) is not None},
-        "windows": {name: list(getattr(model, name) or []) for name in _WINDOWS},
-        "action_rng": model.action_space.np_random.bit_generator.state,
-    }
-    if getattr(model, "_last_lstm_states", None) is not None:
-        state["lstm"] = {"pi": list(model._last_lstm_states.pi), "vf": list(model._last_lstm_states.vf)}
-    if getattr(model, "replay_buffer", None) is not None:
-        state["replay"] = _buffer_state(model.replay_buffer)
+def get_state(owner: object, places: Mapping[str, str]) -> dict[str, Any]:
+    """The attributes of `owner` that `places` names (path in the state -> attribute, both dotted)."""
+    state: dict[str, Any] = {}
+    for path, name in places.items():
+        *parents, last = path.split(".")
+        branch = state
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = _taken(operator.attrgetter(name)(owner))
     return state
 
 
-def set_state(model: Any, state: dict[str, Any]) -> None:
-    """Restore what `get_state` returned into a model built with the same configuration."""
-    if hasattr(model, "set_state"):
-        model.set_state(state)
-        return
-    for name, value in state["modules"].items():
-        _attribute(model, name).load_state_dict(value)
-    for name, value in state["variables"].items():
-        with torch.no_grad():
-            _attribute(model, name).copy_(torch.as_tensor(value))
-    for name, value in state["counters"].items():
-        setattr(model, name, value)
-    for name, value in state["arrays"].items():
-        setattr(model, name, value)
-    for name, value in state["windows"].items():
-        setattr(model, name, deque(value, maxlen=model._stats_window_size))
-    model.action_space.np_random.bit_generator.state = state["action_rng"]
-    if "lstm" in state:
-        states = model._last_lstm_states
-        pi, vf = (tuple(torch.as_tensor(x, device=model.device) for x in state["lstm"][key]) for key in ("pi", "vf"))
-        model._last_lstm_states = type(states)(pi, vf)
-    if "replay" in state:
-        _load_buffer(model.replay_buffer, state["replay"])
+def set_state(owner: object, places: Mapping[str, str], state: Mapping[str, Any]) -> None:
+    """Restore what `get_state` returned, into objects that are there already where they can load it."""
+    for path, name in places.items():
+        saved: Any = state
+        for part in path.split("."):
+            saved = saved[part]
+        *parents, last = name.split(".")
+        holder = operator.attrgetter(".".join(parents))(owner) if parents else owner
+        before = getattr(holder, last)
+        after = _loaded(before, saved)
+        if after is not before:
+            setattr(holder, last, after)
 
 
-_BUFFER_ARRAYS = ("observations", "next_observations", "actions", "dones", "timeouts", "ep_start", "ep_length")
+def _taken(value: Any) -> Any:
+    """What is saved of a value; arrays are copied, because some are written in place."""
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, dict):
+        return {key: _taken(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_taken(part) for part in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _buffer_state(buffer: Any) -> dict[str, Any]:
-    filled = buffer.size()
-    state: dict[str, Any] = {"pos": buffer.pos, "full": buffer.full, "arrays": {}}
-    for name in _BUFFER_ARRAYS:
-        if hasattr(buffer, name):
-            value = getattr(buffer, name)
-            state["arrays"][name] = (
-                {k: v[:filled] for k, v in value.items()} if isinstance(value, Mapping) else value[:filled]
-            )
-    state["arrays"]["rewards"] = _task_rewards(buffer)[:filled]
-    if hasattr(buffer, "_current_ep_start"):
-        state["current_episode"] = buffer._current_ep_start
-    if hasattr(buffer, "state_dict"):
-        state["reward"] = buffer.state_dict()
-    return state
-
-
-def _load_buffer(buffer: Any, state: dict[str, Any]) -> None:
-    buffer.pos, buffer.full = int(state["pos"]), bool(state["full"])
-    for name, value in state["arrays"].items():
-        target = _task_rewards(buffer) if name == "rewards" else getattr(buffer, name)
-        if isinstance(value, Mapping):
-            for key, part in value.items():
-                target[key][: len(part)] = part
-        else:
-            target[: len(value)] = value
-    if "current_episode" in state:
-        buffer._current_ep_start = np.array(state["current_episode"])
-    if "reward" in state:
-        buffer.load_state_dict(state["reward"])
-
-
-def _task_rewards(buffer: Any) -> np.ndarray:
-    """The stored array, also where reading `buffer.rewards` would score a learned reward."""
-    return getattr(buffer, "task_rewards", buffer.rewards)
-
-
-def _has(model: Any, name: str) -> bool:
-    return _attribute(model, name) is not None
-
-
-def _attribute(model: Any, dotted: str) -> Any:
-    value = model
-    for part in dotted.split("."):
-        value = getattr(value, part)
+def _loaded(value: Any, saved: Any) -> Any:
+    """`value` itself with the saved state in it, or what takes its place."""
+    if hasattr(value, "load_state_dict"):
+        value.load_state_dict(saved)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = saved
+    elif isinstance(value, torch.Generator):
+        value.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
+    elif isinstance(value, dict):
+        parts = {key: _loaded(value.get(key), part) for key, part in saved.items()}
+        value.clear()
+        value.update(parts)
+    elif isinstance(value, list):
+        value[:] = [_loaded(part, other) for part, other in zip(value, saved, strict=True)]
+    elif isinstance(value, Tensor):
+        return torch.as_tensor(saved, device=value.device)
+    else:
+        return saved.copy() if isinstance(saved, np.ndarray) else saved
     return value
+
+
+class Weights:
+    """Several parts as one flat set of named tensors, for a file.
+
+    Args:
+        parts: name -> something with `state_dict` and `load_state_dict`, of tensors and numbers, nested anyhow.
+    """
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self._parts = parts
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor under its path."""
+        return dict(_leaves({name: part.state_dict() for name, part in self._parts.items()}, ""))
+
+    def load_state_dict(self, tensors: dict[str, Any]) -> None:
+        """Restore it.
+
+        Raises:
+            RuntimeError: if it is of other networks.
+        """
+        for name, part in self._parts.items():
+            try:
+                part.load_state_dict(_filled(part.state_dict(), tensors, name))
+            except KeyError as missing:
+                raise RuntimeError(f"there is no {missing}") from None
+
+
+def all_finite(state: Any) -> bool:
+    """Whether a nested state holds neither NaN nor infinity."""
+    if isinstance(state, dict):
+        return all(map(all_finite, state.values()))
+    if isinstance(state, list | tuple):
+        return all(map(all_finite, state))
+    return not (isinstance(state, Tensor) and state.is_floating_point()) or bool(state.isfinite().all())
+
+
+def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Everything in a nested state that is a number or a tensor, as tensors under their paths."""
+    if isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    elif tree is not None and not isinstance(tree, str):
+        yield name, tree if isinstance(tree, Tensor) else torch.tensor(tree)
+
+
+def _filled(tree: Any, tensors: dict[str, Any], name: str) -> Any:
+    """The inverse of `_leaves`, in the shape of `tree`."""
+    if isinstance(tree, dict):
+        return {key: _filled(value, tensors, f"{name}.{key}") for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_filled(value, tensors, f"{name}.{i}") for i, value in enumerate(tree))
+    if tree is None or isinstance(tree, str):
+        return tree
+    value = torch.as_tensor(tensors[name])
+    if isinstance(tree, Tensor):
+        if tree.is_floating_point() and value.shape != tree.shape:  # which members are asked may change in number
+            raise RuntimeError(f"{name} has the shape {tuple(value.shape)}, not {tuple(tree.shape)}")
+        return value.to(tree.device)
+    return type(tree)(value.item())

@@ -25,7 +25,6 @@ less; where an episode's end hangs on little, imagined futures miss it; images a
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -33,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.base import OwnAgent, is_single
+from agents.base import BaseAgent, OnStep
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.dynamics.rollout import RewardSource
@@ -44,49 +43,45 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay, Rows
-from agents.task_reward import TaskScorer, checked
-from agents.weights import Weights, all_finite
-from envs.types import Obs, ReplayScorer, map_obs
-
-GIVE_UP = 3  # restored snapshots in a row
+from agents.state import Weights, all_finite
+from envs.types import Obs, ReplayScorer
 
 
-class Dyna(OwnAgent):
+class Dyna(BaseAgent):
     """A model-based agent for observations of numbers; see the file.
-
-    Args:
-        envs: a `gymnasium.vector.VectorEnv` that resets by itself.
-        config: a `DynaConfig`.
-        scorer: what pays: a `rewards.mix.mix.Mix`, or None for the task's own reward.
-        seed: of everything random.
-        device: as torch writes it.
-
-    Attributes:
-        notes: what a user should know of how rewards are paid in imagination.
 
     Raises:
         ValueError: for spaces it cannot take, and switches that contradict them.
     """
 
     Config: ClassVar[type[DynaConfig]] = DynaConfig
-    driver: ClassVar[str] = "scorer"
     recovers: ClassVar[bool] = True
     n_envs: ClassVar[int] = 1
+    scorer_type: ClassVar[type[Any]] = ReplayScorer
+    saved: ClassVar[dict[str, str]] = {
+        "modules.policy": "policy",
+        "imagination": "imagination",
+        "replay": "replay",
+        "steps": "steps",
+        "counters.timesteps": "num_timesteps",
+        "counters.updates": "_n_updates",
+        "counters.fitted_at": "_fitted_at",
+        "counters.pending": "_pending",
+        "counters.restored": "_restored",
+        "counters.restored_in_row": "_restored_in_row",
+        "log.sums": "_sums",
+        "log.counts": "_counts",
+        "rng": "rng",
+    }
+    recoverable: ClassVar[dict[str, str]] = {"learner": "learner"}
 
-    def __init__(
-        self, envs: Any, config: DynaConfig | None = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__()
-        self.config = settings = DynaConfig() if config is None else config
-        self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
-        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
-        self.check(self.observation_space, self.action_space)
+    def _set_up(self) -> None:
+        settings, envs, seed = self.config, self.envs, self.seed
         self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
         self._refuse_discrete()
-        self.scorer = TaskScorer(settings.gamma) if scorer is None else checked(scorer, ReplayScorer)
         self.replay_scorer = self.scorer if settings.relabel else FrozenReward(self.scorer)
         self.steps = Steps(envs, seed, self.scorer)
-        self.ep_info_buffer, self.ep_success_buffer = self.steps.episodes, self.steps.successes
+        self.episodes = self.steps.episodes
         self.replay = Replay(
             settings.buffer_size,
             envs.num_envs,
@@ -115,16 +110,9 @@ class Dyna(OwnAgent):
         self.policy = Weights(parts)
         self.rng = np.random.default_rng([seed, 3])
         self._fitted_at: int | None = None  # environment steps at the last fit
-        self._owed = 0.0  # updates
+        self._pending = 0.0  # updates
         self._sums: dict[str, Any] = {}  # of metrics since the last row of the log
         self._counts: dict[str, int] = {}
-        self._good: Any = None  # the learner as it was at the last fit
-        self._restored = self._restored_in_row = 0
-
-    @classmethod
-    def build(cls, config: DynaConfig, envs: Any, *, seed: int, device: str = "cpu", scorer: Any = None) -> Dyna:
-        """The agent of a run."""
-        return cls(envs, config, scorer=scorer, seed=seed, device=device)
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -151,48 +139,24 @@ class Dyna(OwnAgent):
 
     # ---------------------------------------------------------------------------------------------------- learning
 
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: Any = None,
-        log_interval: int | None = 10,
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-        tb_log_name: str = "Dyna",
-    ) -> Dyna:
-        """Act and learn for `total_timesteps` environment steps, summed over environments.
+    def begin_rollout(self) -> None:
+        self.steps.begin()
 
-        Raises:
-            FloatingPointError: if the environment or a reward gives a number that is none, or learning does thrice in
-                a row.
-        """
-        callback = self._begin(int(total_timesteps), callback, reset_num_timesteps, progress_bar)
-        iteration, going = 0, True
-        while going and self.num_timesteps < self._total_timesteps:
-            self.steps.begin()
-            callback.on_rollout_start()
-            end = min(self.num_timesteps + self.config.rollout, self._total_timesteps)
-            while going and self.num_timesteps < end:
-                going = self._step(callback)
-            callback.on_rollout_end()
-            iteration += 1
-            if log_interval is not None and iteration % log_interval == 0:
-                self.dump_logs(iteration)
-        callback.on_training_end()
-        return self
-
-    def _step(self, callback: Any) -> bool:
-        """One step of every environment, and what is learnt from it; whether to go on."""
-        batch = self.steps.step(self._act(), self.encoding)
-        for pays in (self.replay_scorer, self.imagination and self.imagination.reward_source):
-            if isinstance(pays, FrozenReward | RewardSource):  # weights follow schedules
-                pays.timesteps = self.num_timesteps
-        self.replay.add(batch)
-        self.num_timesteps += self.steps.n
-        if self.num_timesteps >= self.config.learning_starts:
-            self._learn_from_it()
-        callback.update_locals({"rewards": batch.reward, "dones": batch.ended})
-        return bool(callback.on_step())
+    def collect(self, on_step: OnStep) -> bool:
+        """Steps of every environment, and after each what is learned from it."""
+        end = min(self.num_timesteps + self.config.rollout, self._total_timesteps)
+        while self.num_timesteps < end:
+            batch = self.steps.step(self._act(), self.encoding)
+            for source in (self.replay_scorer, self.imagination and self.imagination.reward_source):
+                if isinstance(source, FrozenReward | RewardSource):  # weights follow schedules
+                    source.timesteps = self.num_timesteps
+            self.replay.add(batch)
+            self.num_timesteps += self.steps.n
+            if self.num_timesteps >= self.config.learning_starts:
+                self._learn_from_it()
+            if not on_step(batch.reward, batch.ended):
+                return False
+        return True
 
     def _act(self) -> Tensor:
         """Actions (N, A): random ones at first, then those of the policy or of the planner."""
@@ -205,7 +169,7 @@ class Dyna(OwnAgent):
         obs = torch.from_numpy(encoding.vector(self.steps.obs)).to(self.device)
         chosen = self._chosen(obs, False, self.steps.step_index).cpu()
         if not bool(chosen.isfinite().all()):
-            self._restore()
+            self.restore_finite()
             return random
         return chosen
 
@@ -220,9 +184,9 @@ class Dyna(OwnAgent):
         config = self.config
         if self._fitted_at is None or self.num_timesteps - self._fitted_at >= config.model_every:
             self._fit()
-        self._owed += config.updates_per_step * self.steps.n
-        count = int(self._owed)
-        self._owed -= count
+        self._pending += config.updates_per_step * self.steps.n
+        count = int(self._pending)
+        self._pending -= count
         if count:
             self._update(count)
 
@@ -233,7 +197,7 @@ class Dyna(OwnAgent):
             std, mean = torch.std_mean(obs, 0, correction=0)
             self.learner.whiten(mean, std)
         self._fitted_at = self.num_timesteps
-        self._keep_or_restore()
+        self.keep_or_restore(all_finite(self.learner.state_dict()))
         if self.imagination is not None:
             self._note(self.imagination.fit(self.replay, self.num_timesteps))
 
@@ -274,7 +238,6 @@ class Dyna(OwnAgent):
             self.logger.record(f"train/{name}", float(value) / self._counts[name])
         for tag, value in self.replay.metrics.items():
             self.logger.record(tag, value)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/restored", self._restored)
         if self.steps.on_nan.what == "zero":
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)
@@ -282,70 +245,16 @@ class Dyna(OwnAgent):
         self._sums, self._counts = {}, {}
         super().dump_logs(iteration)
 
-    # -------------------------------------------------------------------------------------------------- soundness
-
-    def _keep_or_restore(self) -> None:
-        """Copy weights that are sound; of others go back to the last copy."""
-        if all_finite(self.learner.state_dict()):
-            self._good, self._restored_in_row = copy.deepcopy(self.learner.state_dict()), 0
-        else:
-            self._restore()
-
-    def _restore(self) -> None:
-        self._restored += 1
-        self._restored_in_row += 1
-        if self._good is None or self._restored_in_row >= GIVE_UP:
-            raise FloatingPointError(
-                f"the losses of actor and critics became no numbers {self._restored_in_row} times in a row, the last "
-                f"time after {self.num_timesteps:,} steps; lower agent.learning_rate={self.config.learning_rate}, or "
-                "scale the reward"
-            )
-        self.learner.load_state_dict(copy.deepcopy(self._good))
-
     # ------------------------------------------------------------------------------------------- acting and files
 
-    def predict(
-        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[np.ndarray, None]:
-        """Actions for one observation or a batch (B, ...); `state` and `episode_start` are for recurrent policies."""
-        single = is_single(observation, self.observation_space)
-        rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
-        obs = torch.as_tensor(self.encoding.vector(rows), device=self.device)
-        actions = self.encoding.decode(self._chosen(obs, deterministic).cpu().numpy())
-        return (actions[0] if single else actions), None
-
-    def get_state(self) -> dict[str, Any]:
-        """All that it takes to go on exactly here, between two rollouts; no pickle."""
-        return {
-            "modules": {"policy": self.policy.state_dict()},
-            "imagination": None if self.imagination is None else self.imagination.state_dict(),
-            "replay": self.replay.state_dict(),
-            "steps": self.steps.state_dict(),
-            "counters": {
-                "timesteps": self.num_timesteps,
-                "updates": self._n_updates,
-                "fitted_at": self._fitted_at,
-                "owed": self._owed,
-                "restored": self._restored,
-            },
-            "log": {"sums": {k: float(v) for k, v in self._sums.items()}, "counts": dict(self._counts)},
-            "rng": self.rng.bit_generator.state,
-        }
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
+        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
+        return self.encoding.decode(self._chosen(vector, deterministic).cpu().numpy()), None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned into an agent built with the same configuration."""
-        self.policy.load_state_dict(state["modules"]["policy"])
-        if self.imagination is not None:
-            self.imagination.load_state_dict(state["imagination"])
-        self.replay.load_state_dict(state["replay"])
-        self.steps.load_state_dict(state["steps"])
-        counters = state["counters"]
-        self.num_timesteps, self._n_updates = counters["timesteps"], counters["updates"]
-        self._fitted_at, self._owed = counters["fitted_at"], counters["owed"]
-        self._restored = counters["restored"]
-        self._sums, self._counts = dict(state["log"]["sums"]), dict(state["log"]["counts"])
-        self._good = None if self._fitted_at is None else copy.deepcopy(self.learner.state_dict())
-        self.rng.bit_generator.state = state["rng"]
+        super().set_state(state)
+        if self._fitted_at is not None:
+            self.keep_finite()
 
 
 def _spec(envs: Any) -> Any:

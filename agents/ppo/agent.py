@@ -14,7 +14,6 @@ Fails when: the reward needs more exploration than noise and bonuses give; off-p
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import time
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from agents.base import OwnAgent, is_single
+from agents.base import BaseAgent, OnStep
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
 from agents.networks.glyphs import Glyphs
 from agents.ppo.advantages import advantages
@@ -34,39 +33,38 @@ from agents.ppo.config import PPOConfig
 from agents.ppo.device import DeviceCollector
 from agents.ppo.learner import Eager, Losses
 from agents.ppo.numpy_update import Fused
-from agents.task_reward import TaskScorer, checked
+from agents.task_reward import TaskScorer
 from envs.finite import NotFinite, is_finite
-from envs.types import Obs, map_obs
+from envs.types import Obs
 
 MEASURED = 8  # minibatches of the last epoch whose losses are logged
 
 
-class PPO(OwnAgent):
+class PPO(BaseAgent):
     """Proximal policy optimisation with a value for every reward stream, over a Gymnasium vector environment.
-
-    Args:
-        envs: a `gymnasium.vector.VectorEnv` that resets by itself; `envs.make.make_vec` makes fast ones.
-        config: a `PPOConfig`.
-        scorer: what pays: a `rewards.mix.mix.Mix`, or None for the task's own reward.
-        seed: of the weights, the actions and the order of minibatches.
-        device: as torch writes it.
 
     Raises:
         ValueError: for spaces it cannot take, and rollouts that do not divide into minibatches.
     """
 
     Config: ClassVar[type[PPOConfig]] = PPOConfig
-    driver: ClassVar[str] = "scorer"
-    n_envs: ClassVar[int] = 8
+    saved: ClassVar[dict[str, str]] = {
+        "modules.policy": "policy",
+        "optimizer": "flat",
+        "counters.timesteps": "num_timesteps",
+        "counters.updates": "_n_updates",
+        "collector": "collector",
+        "memory": "memory",
+        "seen": "seen",
+        "observations.mean": "obs_statistics.mean",
+        "observations.var": "obs_statistics.var",
+        "observations.count": "obs_statistics.count",
+        "rng": "rng",
+    }
+    config: PPOConfig
 
-    def __init__(
-        self, envs: Any, config: PPOConfig | None = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__()
-        self.config = config = PPOConfig() if config is None else config
-        self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
-        self.scorer = TaskScorer(config.gamma) if scorer is None else checked(scorer)
-        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+    def _set_up(self) -> None:
+        config, envs, seed = self.config, self.envs, self.seed
         self.rows_a_batch = self._divide(config, envs.num_envs)
         self.streams = dict(self.scorer.streams)
         if config.streams == "sum":
@@ -95,17 +93,12 @@ class PPO(OwnAgent):
         else:
             self.collector = Collector(*settings, config.sequence if config.gru else config.n_steps)
         self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
-        self.ep_info_buffer, self.ep_success_buffer = self.collector.episodes, self.collector.successes
+        self.episodes = self.collector.episodes
         self.memory = self.scorer.initial_memory(envs.num_envs)
         self.seen = np.zeros(len(streams), bool)  # streams that have paid something other than zero
         self.obs_statistics = RunningMeanStd(shape=(inputs.size,))
         self.rng = np.random.default_rng([seed, 2])
         self.seconds = self.collector.seconds  # where time went: environment, inference, reward, update
-
-    @classmethod
-    def build(cls, config: PPOConfig, envs: Any, *, seed: int, device: str = "cpu", scorer: Any = None) -> PPO:
-        """The agent of a run."""
-        return cls(envs, config, scorer=scorer, seed=seed, device=device)
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -137,47 +130,21 @@ class PPO(OwnAgent):
             )
         return config.batch_size // config.sequence if config.gru else config.batch_size
 
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: Any = None,
-        log_interval: int | None = 1,
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-        tb_log_name: str = "PPO",
-    ) -> PPO:
-        """Act and learn for `total_timesteps` environment steps, summed over environments, in whole rollouts.
+    def begin_rollout(self) -> None:
+        if self.collector.begin():
+            self.memory = self.scorer.initial_memory(self.collector.rollout.n)
 
-        Raises:
-            FloatingPointError: if the environment or a reward gives a number that is none; no weight has moved then.
-        """
-        callback = self._begin(int(total_timesteps), callback, reset_num_timesteps, progress_bar)
-
+    def collect(self, on_step: OnStep) -> bool:
         rollout = self.collector.rollout
 
-        def on_step(t: int) -> bool:
+        def stepped(t: int) -> bool:
             self.num_timesteps += rollout.n
-            callback.update_locals(
-                {"rewards": rollout.reward[t], "dones": rollout.terminated[t] | rollout.truncated[t]}
-            )
-            return callback.on_step()
+            return on_step(rollout.reward[t], rollout.terminated[t] | rollout.truncated[t])
 
-        iteration = 0
-        while self.num_timesteps < self._total_timesteps:
-            if self.collector.begin():
-                self.memory = self.scorer.initial_memory(rollout.n)
-            callback.on_rollout_start()
-            if not self.collector.collect(on_step):
-                break
-            self._learn_from_rollout(callback)
-            iteration += 1
-            if log_interval is not None and iteration % log_interval == 0:
-                self.dump_logs(iteration)
-        callback.on_training_end()
-        return self
+        return self.collector.collect(stepped)
 
-    def _learn_from_rollout(self, callback: Any) -> None:
-        """Score, estimate advantages, update the policy, let the rewards learn."""
+    def update(self) -> dict[str, Any]:
+        """Score the rollout, estimate advantages, update the policy."""
         clock = time.perf_counter()
         collector, rollout = self.collector, self.collector.rollout
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
@@ -206,17 +173,18 @@ class PPO(OwnAgent):
         )
         self.seen |= rewards.any(axis=(0, 1))
         self._update(advantage, weights, batch.valid)
-        updated = time.perf_counter()
-        callback.update_locals({"batch": batch, "raw": raw, "advantages": advantage})
-        callback.on_rollout_end()
-        metrics = self.scorer.update(batch, raw, timesteps)
-        for tag, value in metrics.items():
-            self.logger.record(tag, value)
+        self._scored = (batch, raw, timesteps)
+        self.seconds["reward"] += scored - clock
+        self.seconds["update"] += time.perf_counter() - scored
+        return {"batch": batch, "raw": raw, "advantages": advantage}
+
+    def end_rollout(self) -> None:
+        clock = time.perf_counter()
+        self.record(self.scorer.update(*self._scored))
         if self.config.normalize_obs:
-            self._watch(batch.valid)
-        collector.roll()
-        self.seconds["update"] += updated - scored
-        self.seconds["reward"] += scored - clock + time.perf_counter() - updated
+            self._update_statistics(self._scored[0].valid)
+        self.collector.roll()
+        self.seconds["reward"] += time.perf_counter() - clock
 
     def _update(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
         """Minibatches over the rollout."""
@@ -273,10 +241,9 @@ class PPO(OwnAgent):
             self.logger.record(f"train/explained_variance{suffix}", float(explained))
         if self.policy.log_std is not None:
             self.logger.record("train/std", float(self.policy.log_std.detach().exp().mean()))
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/learning_rate", self.losses.learning_rate)
 
-    def _watch(self, valid: np.ndarray) -> None:
+    def _update_statistics(self, valid: np.ndarray) -> None:
         """Let the statistics of the observations move: between two rollouts, so that a rollout has one meaning."""
         vector = self.collector.vector[:-1]
         rows = np.asarray(vector.cpu() if isinstance(vector, torch.Tensor) else vector, np.float64)[valid]
@@ -286,55 +253,19 @@ class PPO(OwnAgent):
             self.policy.obs_mean.copy_(torch.as_tensor(mean))
             self.policy.obs_scale.copy_(torch.as_tensor(scale))
 
-    def predict(
-        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[np.ndarray, Any]:
-        """Actions for one observation or a batch (B, ...), and the state of a recurrent policy, (B, units).
-
-        `episode_start`, bool (B,), empties that state.
-        """
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        """The state is that of a recurrent policy, (B, units)."""
         inputs, actions = self.policy.inputs, self.policy.actions
         to = functools.partial(torch.as_tensor, device=self.device)
-        single = is_single(observation, self.observation_space)
-        rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
-        with torch.no_grad():
-            vector, pixels = to(inputs.vector(rows)), {key: to(image) for key, image in inputs.pixels(rows).items()}
-            features = self.policy.features(vector, pixels)
-            if self.policy.gru is not None:
-                n = len(features)
-                hidden = torch.zeros(n, self.policy.gru.hidden_size) if state is None else state
-                starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool)
-                out, after = self.policy.unroll(features[None], to(hidden), to(starts)[None])
-                features, state = out[0], after.cpu().numpy()
-            outputs, _ = self.policy.heads(features)
-            if deterministic:
-                action = actions.mode(outputs)
-            else:
-                action = actions.sample(outputs, self.policy.log_std, to(actions.draw(self.rng, len(outputs))))
-        taken = actions.to_env(action.cpu().numpy())
-        return (taken[0] if single else taken), state
-
-    def get_state(self) -> dict[str, Any]:
-        """All that it takes to go on exactly here, between two rollouts; no pickle."""
-        return {
-            "modules": {"policy": self.policy.state_dict()},
-            "optimizer": self.flat.state_dict(),
-            "counters": {"timesteps": self.num_timesteps, "updates": self._n_updates},
-            "collector": self.collector.state_dict(),
-            "memory": copy.deepcopy(self.memory),
-            "seen": self.seen,
-            "observations": {name: getattr(self.obs_statistics, name) for name in ("mean", "var", "count")},
-            "rng": self.rng.bit_generator.state,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned into an agent built with the same configuration."""
-        self.policy.load_state_dict(state["modules"]["policy"])
-        self.flat.load_state_dict(state["optimizer"])
-        self.num_timesteps, self._n_updates = state["counters"]["timesteps"], state["counters"]["updates"]
-        self.collector.load_state_dict(state["collector"])
-        self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
-        self.seen = np.array(state["seen"])
-        for name, value in state["observations"].items():
-            setattr(self.obs_statistics, name, value)
-        self.rng.bit_generator.state = state["rng"]
+        vector, pixels = to(inputs.vector(obs)), {key: to(image) for key, image in inputs.pixels(obs).items()}
+        features = self.policy.features(vector, pixels)
+        if self.policy.gru is not None:
+            hidden = torch.zeros(len(features), self.policy.gru.hidden_size) if state is None else state
+            out, after = self.policy.unroll(features[None], to(hidden), to(starts)[None])
+            features, state = out[0], after.cpu().numpy()
+        outputs, _ = self.policy.heads(features)
+        if deterministic:
+            action = actions.mode(outputs)
+        else:
+            action = actions.sample(outputs, self.policy.log_std, to(actions.draw(self.rng, len(outputs))))
+        return actions.to_env(action.cpu().numpy()), state

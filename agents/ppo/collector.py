@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from agents.base import Episodes
 from agents.ppo.learner import Batch
 from envs.finite import OnNan, refuse
 from envs.transitions import OneGroup, Rollout
 from envs.types import MODALITIES, map_obs, put
-
-WINDOW = 100  # episodes that mean returns look back on
 
 
 class Collector:
@@ -31,7 +29,6 @@ class Collector:
         chosen: (T, N, choices), the policy's actions; values: (T + 1, N, K).
         log_prob: (T, N); last_values: (T, N, K), of the last observation of an episode that was truncated.
         starts: bool (T + 1, N), an episode begins at this observation.
-        episodes, successes: of the last 100 episodes.
         seconds: where time went.
     """
 
@@ -52,9 +49,7 @@ class Collector:
         self.log_prob = np.zeros((length, n), np.float32)
         self.last_values = np.zeros((length, n, streams), np.float32)
         self.starts = np.zeros((length + 1, n), bool)
-        self.running = np.zeros((2, n))  # return and length of the running episodes
-        self.episodes: deque[dict[str, float]] = deque(maxlen=WINDOW)
-        self.successes: deque[float] = deque(maxlen=WINDOW)
+        self.episodes = Episodes(n)
         self.seconds = dict.fromkeys(("environment", "inference", "reward", "update"), 0.0)
         self.rng = np.random.default_rng([seed, 1])
         self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
@@ -70,7 +65,7 @@ class Collector:
         self.starts[0] = True
         if self.recurrent:
             self.learner.start(self.rollout.n)
-        self.running[:] = 0
+        self.episodes.running[:] = 0
         self.began = True
         return True
 
@@ -109,7 +104,7 @@ class Collector:
         self.seconds["environment"] += environment
         self.seconds["inference"] += inference
         self._refuse()
-        self._count_episodes()
+        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
         return True
 
     def _refuse(self) -> None:
@@ -207,31 +202,6 @@ class Collector:
             times = np.concatenate([np.full(len(columns), t) for t, columns, _ in late])
             self.last_values[times, np.concatenate([columns for _, columns, _ in late])] = values
 
-    def _count_episodes(self) -> None:
-        """Returns and lengths of the episodes that ended in this rollout, in the order in which they ended."""
-        rollout = self.rollout
-        ended = rollout.ended
-        valid = rollout.valid
-        sums = np.cumsum([np.where(valid, rollout.reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
-        columns, times = np.nonzero(ended.T)
-        at_end = sums[:, times, columns]
-        before = np.zeros_like(at_end)
-        same = columns[1:] == columns[:-1]
-        before[:, 1:] = np.where(same, at_end[:, :-1], 0.0)
-        first = np.ones(len(columns), bool)
-        first[1:] = ~same
-        account = at_end - before + np.where(first, self.running[:, columns], 0.0)
-        for index in np.argsort(times, kind="stable"):
-            if not valid[times[index], columns[index]]:  # it was lost
-                continue
-            self.episodes.append({"r": float(account[0, index]), "l": int(account[1, index])})
-            success = rollout.success[times[index], columns[index]]
-            if not np.isnan(success):
-                self.successes.append(float(success))
-        seen = np.zeros((2, rollout.n))
-        seen[:, columns] = at_end  # ascending in time: the last one stays
-        self.running = sums[:, -1] - seen + np.where(ended.any(axis=0), 0.0, self.running)
-
     def roll(self) -> None:
         """Begin the next rollout where this one ended."""
         self.rollout.roll()
@@ -242,9 +212,7 @@ class Collector:
         return {
             "rollout": self.rollout.state_dict(),
             "starts": self.starts[0],
-            "running": self.running,
-            "episodes": list(self.episodes),
-            "successes": list(self.successes),
+            **self.episodes.state_dict(),
             "rng": self.rng.bit_generator.state,
             "hidden": self.learner.hidden if self.recurrent else None,
             "began": self.began,
@@ -252,11 +220,8 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rollout.load_state_dict(state["rollout"])
-        self.starts[0], self.running = state["starts"], np.array(state["running"])
-        self.episodes.clear()
-        self.episodes.extend(state["episodes"])
-        self.successes.clear()
-        self.successes.extend(state["successes"])
+        self.starts[0] = state["starts"]
+        self.episodes.load_state_dict(state)
         self.rng.bit_generator.state = state["rng"]
         if self.recurrent:
             self.learner.start(self.rollout.n)

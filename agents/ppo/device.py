@@ -52,7 +52,7 @@ class DeviceCollector(Collector):
         if fresh:
             obs, _ = self.envs.reset(seed=self.seed)
             self.vector[0] = obs
-            self.running[:] = 0
+            self.episodes.running[:] = 0
             self.rollout.first_step[:] = 0
             self.began = True
         return fresh
@@ -75,7 +75,8 @@ class DeviceCollector(Collector):
         self._to_host()
         self.seconds["environment"] += time.perf_counter() - clock  # the device works on all parts at once
         self._refuse()
-        self._count_episodes()
+        rollout = self.rollout
+        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
         return True
 
     def _draw(self) -> Tensor:

@@ -3,7 +3,7 @@
 learner = WorldLearner(config, codec, seed=0, device=device)
 learner.update(replay)       a minibatch: the world learns from it, then the behaviour
 learner.refit(replay)        the reward's head alone: the reward has changed
-learner.sound()              whether all is still a number; else the last good weights are back
+learner.finite()             whether no weight and no loss is NaN or infinite
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class WorldLearner(nn.Module):
         self.longest = max(self.length, config.n_step + 1)
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
-        self.good = self._copied()
 
     def _behaviour(self, encoding: SpaceEncoding, seed: int) -> Any:
         config, features, discrete = self.config, self.world.cell.size, encoding.discrete
@@ -189,23 +188,7 @@ class WorldLearner(nn.Module):
         self.counts.clear()
         return means
 
-    def sound(self) -> bool:
-        """Whether weights and losses are numbers: then they are kept as good, else the last good weights return."""
+    def finite(self) -> bool:
+        """Whether weights and metrics hold neither NaN nor infinity."""
         numbers = [*(flat.value.sum() for flat in self.flats.values()), *self.sums.values()]
-        if bool(torch.isfinite(torch.stack(numbers)).all()):
-            self.good = self._copied()
-            return True
-        self.load_state_dict(self.good[0])
-        for name, flat in self.flats.items():
-            flat.load_state_dict(self.good[1][name])
-        self.sums.clear()
-        self.counts.clear()
-        return False
-
-    def keep(self) -> None:
-        """What is now is good."""
-        self.good = self._copied()
-
-    def _copied(self) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        weights = {name: value.clone() for name, value in self.state_dict().items()}
-        return weights, {k: {n: x.clone() for n, x in flat.state_dict().items()} for k, flat in self.flats.items()}
+        return bool(torch.isfinite(torch.stack(numbers)).all())

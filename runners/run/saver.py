@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
-from agents.state import get_state, set_state
+from agents.sb3.state import get_state, set_state
 from envs.finite import NotFinite, is_finite
 from envs.vector.watchdog import WorkerError
 from rewards.mix.mix import Mix
@@ -189,7 +189,7 @@ class Saver(BaseCallback):
         bad = next((path for path, value in _weights(modules) if not is_finite(value)), None)
         if bad is None:
             return True
-        if getattr(self.model, "heals", False) and not self._finishing:
+        if getattr(self.model, "recovers", False) and not self._finishing:
             return False
         raise NotFinite(
             f"the weights {bad} became no numbers by step {step:,}: training diverged; they are not saved, the last "

@@ -259,7 +259,7 @@ def test_weights_that_are_no_numbers_are_replaced_by_the_last_sound_ones_three_t
         for name, x in model.learner.actor.state_dict().items():
             assert bool(x.isfinite().all()) and x.shape == good[name].shape
     model.learner.actor_flat.value.fill_(np.nan)
-    with pytest.raises(FloatingPointError, match=r"became no numbers 3 times in a row.*lower agent.learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"became NaN or infinite 3 times in a row.*lower agent.learning_rate"):
         model._act()
 
 

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import agents
 from agents.sb3.agent import policy_name
-from agents.state import get_state, set_state
+from agents.sb3.state import get_state, set_state
 
 
 def venv(env_id, n=1):

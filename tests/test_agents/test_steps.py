@@ -51,9 +51,9 @@ def test_successors_are_true_at_an_episodes_end_in_either_mode(mode):
     for batch in walk(steps, encoding, 12):
         assert np.array_equal(batch.next_obs[batch.valid], batch.obs[batch.valid] + 1)
         assert np.array_equal(batch.step[batch.valid], batch.obs[batch.valid, 0])
-    assert {e["l"] for e in steps.episodes} == {3, 5}
-    assert all(e["r"] == 2 * e["l"] for e in steps.episodes)
-    assert list(steps.successes) == [1.0] * len(steps.episodes)
+    assert {e["l"] for e in steps.episodes.returns} == {3, 5}
+    assert all(e["r"] == 2 * e["l"] for e in steps.episodes.returns)
+    assert list(steps.episodes.successes) == [1.0] * len(steps.episodes.returns)
 
 
 def test_actions_reach_the_environment_in_its_own_range():
@@ -95,7 +95,7 @@ def test_it_goes_on_where_it_stood():
     assert not resumed.begin()
     for one, other in zip(expected, walk(resumed, encoding, 120)):
         assert np.array_equal(one.next_obs, other.next_obs) and np.array_equal(one.step, other.step)
-    assert list(steps.episodes) == list(resumed.episodes) and len(steps.episodes) == 2
+    assert list(steps.episodes.returns) == list(resumed.episodes.returns) and len(steps.episodes.returns) == 2
 
 
 def test_numbers_that_are_none_are_refused_with_their_place():

@@ -251,11 +251,11 @@ def test_weights_that_are_no_numbers_are_taken_back_and_in_the_end_refused():
     good = weights(model)
     for _ in range(2):
         model.learner.flats["actor"].value[0] = torch.nan
-        model._settle()
+        model.update()
         assert all(torch.equal(value, good[name]) for name, value in weights(model).items())
     model.learner.flats["actor"].value[0] = torch.nan
     with pytest.raises(FloatingPointError, match=r"3 times in a row"):
-        model._settle()
+        model.update()
 
 
 @pytest.mark.parametrize(

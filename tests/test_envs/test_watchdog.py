@@ -228,8 +228,8 @@ def test_steps_do_not_count_a_lost_episode() -> None:
         batch = steps.step(torch.zeros(4, 1), SpaceEncoding())
         assert batch.valid.all() == (number != 3)
         if number == 3:
-            assert not steps.episodes and steps.running[1].tolist() == [4, 0, 4, 0]
-    assert len(steps.episodes) >= 4 and all(episode["l"] >= 8 for episode in steps.episodes)
+            assert not steps.episodes.returns and steps.episodes.running[1].tolist() == [4, 0, 4, 0]
+    assert len(steps.episodes.returns) >= 4 and all(episode["l"] >= 8 for episode in steps.episodes.returns)
     envs.close()
 
 
