@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,8 +30,9 @@ class Nodes:
             "node_ip_address": "127.0.0.1",
             "include_dashboard": False,
         }
-        head = {**common, "num_cpus": 0, "temp_dir": self._temporary.name, "_system_config": HEALTH}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        head = {**common, "num_cpus": 0, "_system_config": HEALTH}
+        with self._at_home():
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._common = {**common, "num_cpus": cpus}
         self.address: str = self._cluster.address
         self._raylets: dict[int, Any] = {}
@@ -57,9 +59,22 @@ class Nodes:
 
     def close(self) -> None:
         """End the cluster."""
-        with suppress(Exception):
+        with suppress(Exception), self._at_home():
             self._cluster.shutdown()
         self._temporary.cleanup()
+
+    @contextmanager
+    def _at_home(self) -> Iterator[None]:
+        """Ray notes the newest cluster's address below its default folder, which may be missing or another's."""
+        before = os.environ.get("RAY_TMPDIR")
+        os.environ["RAY_TMPDIR"] = self._temporary.name
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["RAY_TMPDIR"]
+            else:
+                os.environ["RAY_TMPDIR"] = before
 
 
 @contextmanager
