@@ -241,10 +241,9 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
                 reset_num_timesteps=work.step == 0,
             )
         saver.finish()
-    elif saver.waiting is not None:  # killed between the last checkpoint and the report
-        parts.model.policy.load_state_dict(saver.waiting["agent"]["modules"]["policy"])
-        parts.mix.load_state_dict(saver.waiting["mix"])
-    saver.logger.close()
+    else:  # killed between the last checkpoint and the end of the report
+        saver.recall(parts.model)
+    parts.model.logger.close()
 
 
 def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict[str, dict[str, Any]]:

@@ -97,6 +97,14 @@ class Saver(BaseCallback):
             self.logger.record(tag, value)
         set_random_state(state["random"])
 
+    def recall(self, model: Any) -> None:
+        """Where no step is left to train: what the report is made from, without the environments' states."""
+        state, self.waiting = self.waiting, None
+        if state is not None:
+            set_state(model, state["agent"])
+            self.mix.load_state_dict(state["mix"])
+            set_random_state(state["random"])
+
     def _on_rollout_start(self) -> None:
         if self.waiting is not None:
             self.restore(self.waiting)

@@ -119,6 +119,32 @@ def test_being_killed_twice_makes_no_difference(whole, tmp_path):
     _assert_same_run(whole(arguments), tmp_path / "killed")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([*PPO, "reward=[task,rnd]", "agent.gru=8"], id="ppo"),
+        pytest.param([*PPO, "agent=sb3_ppo", "reward=rnd"], id="sb3_ppo"),
+        pytest.param([*DQN, "reward=rnd"], id="dqn"),
+        pytest.param([*DYNA, "reward=task"], id="dyna"),
+        pytest.param([*WORLD, "reward=task"], id="world_model"),
+        pytest.param([*SQIRL, "reward=task"], id="sqirl"),
+    ],
+)
+def test_a_run_that_is_killed_after_its_last_step_is_only_reported(tmp_path, arguments):
+    arguments = [*arguments, "total_timesteps=600", "eval_episodes=2"]
+    assert _run(arguments, tmp_path / "run") == 0
+    result = (tmp_path / "run" / "result.json").read_text()
+    rows = read_csv(tmp_path / "run" / "metrics.csv")
+    (tmp_path / "run" / "result.json").unlink()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    (tmp_path / "run" / "status.json").write_text(json.dumps({**status, "state": "stopped", "exit_code": 143}))
+    assert _run(arguments, tmp_path / "run") == 0
+    again = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (again["state"], again["step"], again["exit_code"]) == ("finished", status["step"], 0)
+    assert (tmp_path / "run" / "result.json").read_text() == result
+    assert read_csv(tmp_path / "run" / "metrics.csv") == rows
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("rollouts", ["short", "long"])
 def test_a_signal_saves_and_the_run_goes_on_to_the_same_weights(whole, tmp_path, number, code, rollouts, monkeypatch):
