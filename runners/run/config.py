@@ -24,6 +24,10 @@ class UsageError(ValueError):
     """What the user asked for cannot be done; the sentence says what would be."""
 
 
+class InUse(UsageError):
+    """Another process is at work in the run's folder; later the same command may work."""
+
+
 @dataclass
 class TrainConfig(Settings):
     """One run. Its fields are the keys of the command line.

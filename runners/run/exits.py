@@ -11,11 +11,11 @@ from typing import Any
 
 from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
-from runners.run.config import UsageError
+from runners.run.config import InUse, UsageError
 from runners.run.packages import install_module
 from runners.run.secrets import masked
 
-OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD = 0, 1, 2, 3, 4, 5, 6, 7
+OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD, HELD = 0, 1, 2, 3, 4, 5, 6, 7, 8
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
 
 
@@ -92,6 +92,8 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
     sentence = masked(" ".join(str(error).split()))
     if isinstance(error, Failed):
         return error.code, sentence
+    if isinstance(error, InUse):
+        return HELD, sentence
     if isinstance(error, (UsageError, VersionError)):
         return USAGE, sentence
     if isinstance(error, ImportError):

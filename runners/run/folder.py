@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from runners.run.checkpoint import versions, write_atomically
-from runners.run.config import TrainConfig, UsageError, load, save, to_dict
+from runners.run.config import InUse, TrainConfig, UsageError, load, save, to_dict
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
@@ -74,7 +74,8 @@ def open_folder(config: TrainConfig) -> RunFolder:
     A run that failed numerically is not taken up again: it would fail at the same step.
 
     Raises:
-        UsageError: if `run_dir` holds another run, is in use, or `resume` rules it out.
+        InUse: if another process is at work in `run_dir`.
+        UsageError: if `run_dir` holds another run, or `resume` rules it out.
         OSError: if the folder cannot be written.
     """
     if config.run_dir:
@@ -113,7 +114,7 @@ def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     folder = _lock(path, new=status is None)
     if folder is None:
         pid = (read_status(path) or {}).get("pid", "unknown")
-        raise UsageError(f"run_dir={path} is in use by process {pid}; wait for it, or give another run_dir")
+        raise InUse(f"run_dir={path} is in use by process {pid}; wait for it, or give another run_dir")
     try:
         if status is not None and status.get("key") != config.key():
             raise UsageError(

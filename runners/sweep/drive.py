@@ -1,8 +1,8 @@
 """The loop of a sweep: submit, wait, write the ledger, try again, until every job has ended.
 
 A job that its own folder calls finished is never run again. Errors that would come back (a wrong argument, a missing
-package, numbers that are none) fail a job at once; a crash, a lost machine or a broken environment is tried again and
-continues from the last checkpoint.
+package, numbers that are none) fail a job at once; a crash or a broken environment is tried again and continues from
+the last checkpoint. A lost machine, or a folder that another process holds, is no crash of the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from runners.run.config import UsageError, unknown
-from runners.run.exits import INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
+from runners.run.exits import HELD, INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
 from runners.run.folder import read_status
 from runners.sweep.job import LOG, Job, Launcher, Outcome
 from runners.sweep.job_log import Entry, Ledger
@@ -33,6 +33,8 @@ LAUNCHERS = {
 RESUME = ("unfinished", "errored", "never")
 FINAL = (USAGE, MISSING, NUMERICAL)  # would fail in the same way again
 ASKED = (INTERRUPTED, TERMINATED, -signal.SIGINT, -signal.SIGTERM)  # somebody asked this one job to go
+LOSSES = 10  # how often a job's machine may be lost in a sweep's life; a job that brings its machine down must end
+SEEN_S = 5.0  # how long a status may take to reach us over a network filesystem
 TICK_S = 0.5  # how long a signal may wait; jobs that end are noticed at once
 
 
@@ -67,7 +69,8 @@ def drive(
         launcher: runs them; stays open unless a signal came.
         resume: which jobs of an earlier sweep run: "unfinished" (waiting, running, stopped or lost), "errored" (also
             what failed), or "never" (none that was begun).
-        attempts: how often a job is started before it counts as failed.
+        attempts: how often a job is started before it counts as failed; lost machines (at most `LOSSES` a job) and
+            folders that another process holds are not counted.
         table: is told how it goes.
         on_end: is called once for each job that ended for good: finished, failed or stopped.
 
@@ -107,7 +110,8 @@ class _Loop:
         self.running: dict[str, Job] = {}
         self.again: list[Job] = []  # failed, and will be tried again
         self.held: list[Job] = []  # another process is at work in the folder
-        self.tries: dict[str, int] = {}  # in this sweep's life
+        self.tries: dict[str, int] = {}  # ended by the job itself, in this sweep's life
+        self.losses: dict[str, int] = {}  # ended with the machine
         self.complained = ""  # of the disk under the ledger
 
     def run(self, jobs: Iterator[Job], signal_number: Callable[[], int | None]) -> None:
@@ -169,7 +173,6 @@ class _Loop:
         where = self.launcher.submit(job)
         self.running[job.name] = job
         before = self.ledger.entries.get(job.name, Entry())
-        self.tries[job.name] = self.tries.get(job.name, 0) + 1
         self.ledger.write(job.name, "running", attempts=before.attempts + 1, where=where, code=None, error="")
 
     def _take_up_held(self) -> None:
@@ -182,18 +185,22 @@ class _Loop:
         """Write down how an attempt ended, and decide whether there is another."""
         self.running.pop(job.name, None)
         seconds = round(self.ledger.entries.get(job.name, Entry()).seconds + outcome.seconds, 3)
-        done_for = outcome.code in FINAL or self.tries.get(job.name, 0) >= self.attempts
-        if outcome.code == OK or job.finished:
+        if _finished(job, outcome):
             state, error = "finished", ""
         elif stopping or outcome.code in ASKED:
             state, error = "stopped", ""
+        elif outcome.code == HELD:  # by a run of a lost sweep, say, that came to the folder when we had looked
+            state, error = "waiting", outcome.error or last_words(job, outcome.code)
         else:
+            counts, bound = (self.losses, LOSSES) if outcome.code is None else (self.tries, self.attempts)
+            counts[job.name] = counts.get(job.name, 0) + 1
+            done_for = outcome.code in FINAL or counts[job.name] >= bound
             state, error = "failed" if done_for else "waiting", outcome.error or last_words(job, outcome.code)
         entry = self.ledger.write(job.name, state, code=outcome.code, seconds=seconds, error=error, where=outcome.where)
         if self.table is not None:
             self.table.ended(job, entry)
         if state == "waiting":
-            self.again.append(job)
+            (self.held if outcome.code == HELD else self.again).append(job)
         else:
             self._tell_end(job, entry)
 
@@ -212,6 +219,16 @@ class _Loop:
     def _say(self, sentence: str) -> None:
         if self.table is not None:
             self.table.say(sentence)
+
+
+def _finished(job: Job, outcome: Outcome) -> bool:
+    """Whether the run itself says so: an exit code 0 alone may be an environment's that called `exit`."""
+    end = time.monotonic() + (SEEN_S if outcome.code == OK else 0.0)
+    while not job.finished:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _signals() -> AbstractContextManager[Any]:
@@ -237,6 +254,8 @@ def last_words(job: Job, code: int | None) -> str:
     """One sentence about a job that failed: what its status, or its log, says of it."""
     if code is None:
         return "its process, or its machine, was lost"
+    if code == OK:
+        return "its process ended with exit code 0 before the run was finished; something in it calls exit"
     if code < 0:
         name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
         hint = " (was there too little memory?)" if -code == signal.SIGKILL else ""

@@ -214,7 +214,7 @@ def test_a_second_run_on_the_same_folder_is_refused_with_the_first_ones_pid(tmp_
     folder.mkdir()
     (folder / "status.json").write_text(json.dumps({"state": "running", "pid": 4242, "key": "x"}))
     with FileLock(folder / ".lock"):
-        assert main([*PLAIN, f"run_dir={folder}"]) == 2
+        assert main([*PLAIN, f"run_dir={folder}"]) == 8
     assert (
         f"run_dir={folder} is in use by process 4242; wait for it, or give another run_dir" in capsys.readouterr().err
     )
