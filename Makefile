@@ -1,4 +1,5 @@
 # `make train` and `make test` work on a fresh machine with python3.11+ (and its venv module), git and make.
+# ARGS= are more arguments for the run, TESTS= for pytest.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -6,13 +7,13 @@ STAMP := $(VENV)/.installed
 export SDL_VIDEODRIVER ?= dummy
 export SDL_AUDIODRIVER ?= dummy
 
-.PHONY: train test lint type check clean
+.PHONY: train test lint type check newcomer clean
 
 train: $(STAMP)
-	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip
+	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip $(ARGS)
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile $(TESTS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .
@@ -21,6 +22,10 @@ type: $(STAMP)
 	$(PY) -m mypy
 
 check: lint type test
+
+# Every night: all of it again in an empty folder, as a user who never ran it; TESTS= and STEPS= make it shorter.
+newcomer:
+	bash tests/newcomer.sh
 
 # uv installs in under a minute; plain pip is the fallback.
 $(STAMP): pyproject.toml
