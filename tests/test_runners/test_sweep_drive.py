@@ -8,11 +8,11 @@ import time
 import pytest
 from filelock import FileLock
 
-from runners.exits import HELD
+from runners.run.exits import HELD
 from runners.sweep import drive as loop
 from runners.sweep.drive import drive
 from runners.sweep.job import Job, Outcome
-from runners.sweep.ledger import Ledger
+from runners.sweep.job_log import Ledger
 from runners.sweep.local import Local
 
 DONE = "done"
