@@ -15,6 +15,7 @@ not ship are left out: `oni` and `bradley_terry` with a language model, `subgoal
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+import rewards
 from runners.train import main
 from tests.faults import Fault, Found
 from tests.faults.child import run, warm
@@ -37,13 +39,8 @@ TINY = ("features=8", "hidden=8", "warmup=100")  # of rewards that learn
 GOAL = "goal=pole vertically upright on top of the cart"
 SENTENCES = (GOAL, "negative=the pole is hanging down", "reference=50")
 
-# reward -> where it is tried, and its options
+# reward -> where it is tried, and its options, for those that need any; see `trial`
 REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "task": (CARTPOLE, ()),
-    "count": (CARTPOLE, ()),
-    **{name: (CARTPOLE, TINY) for name in ("rnd", "rdd", "forward", "hindsight", "byol", "byol_hindsight", "icm")},
-    **{name: (CARTPOLE, TINY) for name in ("disagreement", "noveld", "ride", "e3b", "pseudocount", "ngu", "deir")},
-    **{name: (CARTPOLE, TINY) for name in ("re3", "submodular")},
     "clip": (UPRIGHT, (GOAL,)),
     "contrast": (UPRIGHT, SENTENCES),
     "synthesis": (("env=highway-fast-v0", "env.vehicles_count=3"), (*SENTENCES, "history=3")),
@@ -93,9 +90,16 @@ ELSEWHERE = {"clip": (("env=lodestar/PendulumUpright-v0",), ("goal=the pendulum 
 QUICK = ("task", "rnd", "ngu", "clip", "bradley_terry", "oni", "subgoals", "lare")  # with PPO, in the tests
 
 
+def trial(reward: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where a reward is tried, and its options: CartPole with small networks unless `REWARDS` names something else."""
+    fields = {option.partition("=")[0] for option in TINY}
+    learns = fields <= {field.name for field in dataclasses.fields(rewards.get(reward).Config)}
+    return REWARDS.get(reward, (CARTPOLE, TINY if learns else ()))
+
+
 def pairs(quick: bool) -> list[tuple[str, str]]:
     """Agents and rewards that are tried."""
-    found = [("ppo", name) for name in (QUICK if quick else REWARDS)]
+    found = [("ppo", name) for name in (QUICK if quick else rewards.TABLE)]
     others = [name for name in AGENTS if name != "ppo"]
     if quick:
         return found + [(agent, LIGHT[index % len(LIGHT)]) for index, agent in enumerate(others, start=1)]
@@ -106,7 +110,7 @@ def pairs(quick: bool) -> list[tuple[str, str]]:
 def command(agent: str, reward: str, folder: Path) -> list[str]:
     """What `runners.train` is given, but for run_dir; files that a reward reads are made in `folder`."""
     options, continuous, half = AGENTS[agent]
-    world, own = REWARDS[reward]
+    world, own = trial(reward)
     if continuous:
         world = PENDULUM
         if reward in ELSEWHERE:

@@ -1,6 +1,7 @@
 """One trajectory, every way of running a reward, equal rewards: for each reward in the table."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -32,17 +33,20 @@ KNOWN |= {"oni": SHUFFLED, "motif": {"data": labels()}}
 KNOWN |= {"progress": {"demos": demonstrations(), "steps": 20}, "self_reference": {"threshold": -1e9}}
 
 
-def options():
-    """Every reward with its defaults, and each shape on the rewards whose score depends on the state alone."""
-    cases = [(name, {}) for name in rewards.names()]
-    cases += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
-    cases += [("contrast", {"shape": "potential"}), ("synthesis", {"semantics": "constant"})]
-    cases += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]
-    cases += [("progress", {"of": "obs", "shape": shape}) for shape in ("none", "delta", "potential")]
-    cases += [("self_reference", {"of": "frame"})]
-    cases += [("oni", {"model": model}) for model in ("classification", "ranking", "count")]
-    cases += [("task", {"shape": "clip", "clip_at": 0.5}), ("rnd", {"shape": "potential"}), ("rnd", {"scale": "ema"})]
-    return [pytest.param((name, changes), id="-".join([name, *map(str, changes.values())])) for name, changes in cases]
+def cases():
+    """Every reward with its defaults, and shapes, scales and other settings that a way of running could get wrong."""
+    found = [(name, {}) for name in rewards.names()]
+    found += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
+    found += [("contrast", {"shape": "potential"}), ("synthesis", {"semantics": "constant"})]
+    found += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]
+    found += [("progress", {"of": "obs", "shape": shape}) for shape in ("none", "delta", "potential")]
+    found += [("self_reference", {"of": "frame"})]
+    found += [("oni", {"model": model}) for model in ("classification", "ranking", "count")]
+    found += [("task", {"shape": "clip", "clip_at": 0.5}), ("rnd", {"shape": "potential"}), ("rnd", {"scale": "ema"})]
+    return [
+        pytest.param(number, name, changes, id="-".join([name, *map(str, changes.values())]))
+        for number, (name, changes) in enumerate(found)
+    ]
 
 
 def make_mix(name, changes, state=None):
@@ -55,14 +59,12 @@ def make_mix(name, changes, state=None):
     return mix
 
 
-@pytest.fixture(scope="module", params=options())
-def case(request):
-    """What makes a mix that has learnt something already, and what the single wrapper pays with it."""
-    name, changes = request.param
-    mix = make_mix(name, changes)
+@functools.cache
+def experience():
+    """What rewards learn from before they are compared."""
     rng = np.random.default_rng(0)
     shape = (16, N)
-    batch = Transitions(
+    return Transitions(
         obs=rng.normal(size=(*shape, 4)).astype(np.float32),
         action=rng.integers(0, 3, shape),
         reward=rng.normal(size=shape).astype(np.float32),
@@ -77,44 +79,55 @@ def case(request):
         signals=rng.normal(size=(*shape, 9)).astype(np.float32),
         obs_signals=rng.normal(size=(*shape, 9)).astype(np.float32),
     )
-    embedded = mix.embed(batch)
-    mix.update(embedded, mix.score(embedded)[0])
-    state = mix.state_dict()
+
+
+@pytest.mark.parametrize(("number", "name", "changes"), cases())
+def test_every_way_of_running_a_reward_gives_the_rewards_of_the_single_wrapper(number, name, changes):
+    learnt = make_mix(name, changes)
+    batch = learnt.embed(experience())
+    learnt.update(batch, learnt.score(batch)[0])
+    state = learnt.state_dict()
 
     def maker():
         return make_mix(name, changes, state)
 
-    return maker, reference(maker)
+    expected = reference(maker)
+    # the auto-reset mode does not depend on the reward: modes take turns along the table
+    modes, own = list(AutoresetMode), (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)
+    compare("vector wrapper", vector_wrapper(maker, modes[number % 3]), expected)
+    compare("SB3 VecEnv", sb3_venv(maker), expected)
+    compare("rollout callback", rollout_callback(maker), expected)
+    compare("our PPO", our_ppo(maker, own[number % 2]), expected)
+    compare("replay", replay(maker), expected)
 
 
 def reference(maker):
     """The Gymnasium wrapper's rewards: (world, episode, step) -> reward."""
-    paid = {}
+    found = {}
     for index in range(N):
         env = RewardWrapper(ScriptedWorld(index), maker(), update_every=NEVER)
         obs, _ = env.reset()
         for _ in range(T):
             key = (index, int(obs[1]), int(obs[0]))
-            obs, paid[key], terminated, truncated, _ = env.step(script(obs[None])[0])
+            obs, found[key], terminated, truncated, _ = env.step(script(obs[None])[0])
             if terminated or truncated:
                 obs, _ = env.reset()
-    return paid
+    return found
 
 
-def compare(paid, expected):
-    shared = [key for key in paid if key in expected]
+def compare(way, found, expected):
+    shared = [key for key in found if key in expected]
     assert len(shared) > 0.7 * N * T
-    ours, theirs = np.array([paid[k] for k in shared]), np.array([expected[k] for k in shared])
-    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    ours, theirs = np.array([found[k] for k in shared]), np.array([expected[k] for k in shared])
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5, err_msg=way)
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_the_vector_wrapper_pays_what_the_single_wrapper_pays(case, mode):
+def vector_wrapper(maker, mode):
     vec = SyncVectorEnv([lambda i=i: ScriptedWorld(i) for i in range(N)], autoreset_mode=mode)
-    env = VectorRewardWrapper(vec, case[0](), update_every=NEVER)
+    env = VectorRewardWrapper(vec, maker(), update_every=NEVER)
     obs, _ = env.reset()
     ended = np.zeros(N, bool)
-    paid = {}
+    found = {}
     for _ in range(T):
         if mode == AutoresetMode.DISABLED and ended.any():
             obs, _ = env.reset(options={"reset_mask": ended})
@@ -125,30 +138,30 @@ def test_the_vector_wrapper_pays_what_the_single_wrapper_pays(case, mode):
             if mode == AutoresetMode.NEXT_STEP and ended[i]:
                 assert total[i] == 0  # this step only reset the world
             else:
-                paid[keys[i]] = total[i]
+                found[keys[i]] = total[i]
         ended = terminated | truncated
-    compare(paid, case[1])
+    return found
 
 
-def test_the_sb3_venv_pays_what_the_single_wrapper_pays(case):
-    env = RewardVecEnv(DummyVecEnv([lambda i=i: ScriptedWorld(i) for i in range(N)]), case[0](), update_every=NEVER)
+def sb3_venv(maker):
+    env = RewardVecEnv(DummyVecEnv([lambda i=i: ScriptedWorld(i) for i in range(N)]), maker(), update_every=NEVER)
     obs = env.reset()
-    paid = {}
+    found = {}
     for _ in range(T):
         keys = [(i, int(o[1]), int(o[0])) for i, o in enumerate(obs)]
         obs, total, _, _ = env.step(script(obs))
-        paid.update(zip(keys, total))
-    compare(paid, case[1])
+        found.update(zip(keys, total))
+    return found
 
 
-def test_the_rollout_callback_pays_what_the_single_wrapper_pays(case):
-    mix = case[0]()
+def rollout_callback(maker):
+    mix = maker()
     mix.update = lambda *args: {}  # compare before anything learns
     env = DummyVecEnv([lambda i=i: ScriptedWorld(i) for i in range(N)])
     model = PPO("MlpPolicy", env, n_steps=T // 2, batch_size=N * T // 2, n_epochs=1, device="cpu", seed=0)
     model.policy.forward = lambda obs: (torch.as_tensor(script(obs)), torch.zeros(N, 1), torch.zeros(N))
     model.policy.predict_values = lambda obs: torch.zeros(len(obs), 1)  # no bootstrap value in the rewards
-    paid = {}
+    found = {}
 
     class Spy(RewardCallback):
         def _on_rollout_end(self):
@@ -157,21 +170,20 @@ def test_the_rollout_callback_pays_what_the_single_wrapper_pays(case):
             for t in range(T // 2):
                 for i in range(N):
                     o = buffer.observations[t, i]
-                    paid[i, int(o[1]), int(o[0])] = buffer.rewards[t, i]
+                    found[i, int(o[1]), int(o[0])] = buffer.rewards[t, i]
 
     model.train = lambda: None
     model.learn(N * T, callback=Spy(mix))
-    compare(paid, case[1])
+    return found
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_our_ppo_is_paid_what_the_single_wrapper_pays(case, mode):
-    mix = case[0]()
+def our_ppo(maker, mode):
+    mix = maker()
     mix.update = lambda *args: {}  # compare before anything learns
     vec = SyncVectorEnv([lambda i=i: ScriptedWorld(i) for i in range(N)], autoreset_mode=mode)
     model = FastPPO(vec, PPOConfig(n_steps=T // 2, batch_size=N * T // 2, n_epochs=1), scorer=mix)
     model.learner.act = lambda vector, *rest: script(vector)[:, None]
-    paid = {}
+    found = {}
 
     class Spy(BaseCallback):
         def _on_step(self):
@@ -181,17 +193,17 @@ def test_our_ppo_is_paid_what_the_single_wrapper_pays(case, mode):
             batch = self.locals["batch"]
             total = mix.combine(self.locals["raw"], 0)
             for t, i in np.argwhere(batch.valid):
-                paid[int(i), int(batch.obs[t, i, 1]), int(batch.obs[t, i, 0])] = total[t, i]
+                found[int(i), int(batch.obs[t, i, 1]), int(batch.obs[t, i, 0])] = total[t, i]
 
     model.learn(N * T, callback=Spy())
-    compare(paid, case[1])
+    return found
 
 
-def test_relabelling_pays_what_the_single_wrapper_pays(case):
+def replay(maker):
     env = DummyVecEnv([lambda i=i: ScriptedWorld(i) for i in range(N)])
     model = DQN(
         "MlpPolicy", env, learning_starts=0, gradient_steps=0, buffer_size=N * (T + 5), device="cpu", seed=0,
-        replay_buffer_class=relabelling(ReplayBuffer), replay_buffer_kwargs={"mix": case[0](), "update_every": NEVER},
+        replay_buffer_class=relabelling(ReplayBuffer), replay_buffer_kwargs={"mix": maker(), "update_every": NEVER},
     )  # fmt: skip
     model.replay_buffer._update_rows = NEVER
     model.predict = lambda obs, *args, **kwargs: (script(obs), None)
@@ -199,9 +211,9 @@ def test_relabelling_pays_what_the_single_wrapper_pays(case):
     buffer = model.replay_buffer
     rows, columns = np.broadcast_arrays(np.arange(buffer.pos)[:, None], np.arange(N))
     total = buffer.rewards[rows, columns]
-    paid = {}
+    found = {}
     for t in range(buffer.pos):
         for i in range(N):
             o = buffer.observations[t, i]
-            paid[i, int(o[1]), int(o[0])] = total[t, i]
-    compare(paid, case[1])
+            found[i, int(o[1]), int(o[0])] = total[t, i]
+    return found

@@ -23,7 +23,7 @@ def test_a_run_that_goes_on_from_its_middle_ends_with_the_same_numbers(tmp_path,
 
 
 def test_every_reward_is_tried():
-    assert set(resume.REWARDS) == set(rewards.TABLE)
+    assert set(resume.REWARDS) <= set(rewards.TABLE)
     assert {reward for agent, reward in resume.pairs(False) if agent == "ppo"} == set(rewards.TABLE)
     assert set(resume.AGENTS) <= set(agents.TABLE) and {agent for agent, _ in resume.pairs(True)} == set(resume.AGENTS)
 
