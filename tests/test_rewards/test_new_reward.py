@@ -110,9 +110,10 @@ def copy(tmp_path_factory):
 
 def test_every_test_that_goes_through_the_table_passes_with_one_reward_more(copy):
     chosen = "dummy or every_reward_is_tried or named_as_its_file or everything_in_a_table or it_names_exist"
-    answer = copy("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *ENUMERATIONS)
+    answer = copy("-m", "pytest", "-rA", "-p", "no:cacheprovider", "-k", chosen, *ENUMERATIONS)
     assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
-    assert "13 passed" in answer.stdout, answer.stdout
+    for file in ENUMERATIONS:
+        assert f"PASSED {file}::" in answer.stdout, f"{file} no longer goes through the table: {answer.stdout[-4000:]}"
 
 
 def test_it_is_listed_with_its_options(copy):
