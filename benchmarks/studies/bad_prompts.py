@@ -59,9 +59,9 @@ def one(env: str, sentence: str, kind: str, frames: int) -> dict[str, Any]:
     from runners.compare import __main__ as compare
     from runners.compare.card import card
 
-    options, rest = compare.parse([f"env={env}", "reward=clip", f"frames={frames}", f"reward.clip.goal={sentence}"])
-    subject, goal = next(compare.ask(options, compare.compose(options, rest)))
-    made = card(subject, goal)
+    config = compare.main.parse([f"env={env}", "reward=clip", f"frames={frames}", f"reward.clip.goal={sentence}"])
+    candidate, goal = next(compare.candidates(config, compare.compose(config)))
+    made = card(candidate, goal)
     row = {"env": env, "kind": kind, "sentence": sentence, "verdict": made["verdict"]}
     numbers = {"auroc": made["truth"]["auroc"], "pearson": made["truth"]["pearson"], "spread": made["spread"]}
     row |= {name: round(float(value), 3) for name, value in numbers.items()}

@@ -1,12 +1,12 @@
 """How far a judge of texts can be trusted: `python -m runners.annotate audit=FILE judge=...`, see there.
 
     asked twice     the same texts once more
-    other words     the second wording of the question, for judges that have one
-    other order     pairs shown the other way round; a judge that prefers a place answers the same number twice
+    reworded        the second wording of the question, for judges that have one
+    order swapped   pairs in the other order; a judge that prefers a place answers the same number twice
     another judge   `against=`, and the labels of the file itself where it has some
 
-Agreement is the share of equal answers among the texts that both answered, and Cohen's kappa, which takes away what
-chance would give: where one text in a hundred is good, saying "no" to all agrees in 99 % and has a kappa of 0.
+Agreement is the share of equal answers among the texts that both answered, and Cohen's kappa, which subtracts what
+chance would give: where one text in a hundred is good, "no" to all agrees in 99 % and has a kappa of 0.
 When it fails: judges that agree may be wrong together.
 """
 
@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from rewards.llm.judges.base import Answers, Judge, make_judge
-from runners.annotate.__main__ import AnnotateConfig, asked_for, drawn, labels, preflight, read
+from runners.annotate.labels import AnnotateConfig, drawn, labels, preflight, read
 from runners.run.config import UsageError
 
 
 def audit(config: AnnotateConfig) -> dict[str, Any]:
     """Try a judge on texts and pairs; writes the findings to `config.out` and returns them."""
     known = read(config.audit)
-    options = asked_for(config, known)
+    options = config.options(known)
     rng = np.random.default_rng(config.seed)
     chosen = np.sort(rng.choice(len(known.texts), min(config.n, len(known.texts)), replace=False))
     texts = [known.texts[i] for i in chosen.tolist()]
@@ -64,7 +64,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
 
 
 def tried(judge: Judge, texts: Sequence[str], seed: int, count: int) -> dict[str, Any]:
-    """What a judge says of texts, of the same texts again, and of pairs in both orders; `_first` holds its labels."""
+    """A judge's labels of texts, of the same texts again, and of pairs in both orders; `_first` holds its labels."""
     begun = time.monotonic()
     first = judge.label(texts)
     seconds = time.monotonic() - begun
@@ -122,8 +122,5 @@ def mean(values: np.ndarray) -> float:
 def table(findings: dict[str, Any]) -> str:
     """The findings, one a line."""
     width = max(map(len, findings))
-    lines = []
-    for name, value in findings.items():
-        said = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-        lines.append(f"{name:<{width}}  {said}")
-    return "\n".join(lines)
+    cells = {k: "-" if v is None else f"{v:.3f}" if isinstance(v, float) else v for k, v in findings.items()}
+    return "\n".join(f"{name:<{width}}  {cell}" for name, cell in cells.items())

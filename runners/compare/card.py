@@ -1,31 +1,42 @@
-"""The numbers of a report card: what a reward says about a sample of transitions, beside what is true of them.
+"""The numbers of a report card: a reward's scores on a sample of transitions, beside what is true of these.
 
 Rules of the verdict, for a reward that has a goal; the first list that fits decides. The thresholds are this file's own
 choice, checked against sentences known to be good and bad (`benchmarks bad-prompts`).
 
     do not train with this   it is constant; its interval of Spearman's correlation with the truth lies below 0; its
-                             AUROC is below 0.7; what it says spreads less than 5 % as far as the widest of the model's
-                             own phrases does; or a sentence without meaning correlates as well with the truth
-    weak                     its AUROC is below 0.85; its spread is below 15 %; the model was not taught such sentences;
-                             a fifth of the frames or more are blank
+                             AUROC is below 0.7; its scores spread less than 5 % as far as those of the widest of the
+                             model's own phrases; or a sentence without meaning correlates as well with the truth
+    weak                     its AUROC is below 0.85; its spread is below 15 %; the model was not trained on such
+                             sentences; a fifth of the frames or more are blank
     usable                   else
 
 Intervals resample rows as if they were independent; those of episodes are not, so they are a little too narrow.
 
-A bonus has no truth to be held against: it is usable where it is not constant, and only training shows whether it
-helps. The same holds for a goal reward in an environment whose goals nobody can tell (`not judged`).
+A bonus has no truth to be compared with: it is usable where it is not constant, and only training shows whether it
+helps. The same holds for a goal reward in an environment without known goals (`not judged`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 import math
-from typing import Any
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envs.types import Transitions
 from rewards import compare as distances
-from runners.compare.sample import Sample, World
-from runners.compare.subject import FITTED, GAMMA, Subject
+from rewards.base import Reward, RewardConfig, Scored
+from rewards.mix.mix import Mix, Stream
+from runners.compare.sample import FiniteMDP, Sample, SampleSpec
+from runners.run.config import UsageError
+
+if TYPE_CHECKING:
+    from agents.effective_horizon import EffectiveHorizon
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
 CHANCE, GOOD = 0.7, 0.85  # AUROC
@@ -36,81 +47,190 @@ OFF_TOPIC = ("a bowl of noodle soup", "the president gave a speech")
 UNFAMILIAR = "is not like what this model was taught"
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 ROWS, DRAWS = 256, 32  # of the canonical EPIC
+GAMMA = 0.99
+FITTED = {"gamma": 0.9, "ridge": 1e-3}  # of values fitted to rows that do not follow each other; see rewards.compare
+PATIENCE = 6_000  # rows that a goal reward may learn from until it is ready
+HORIZON_BUDGET, HORIZON_TRIES = 300_000, 64  # simulator steps for each k, m and episode; the largest m
 
 Card = dict[str, Any]
 
 
-def card(subject: Subject, goal: int | None, world: World | None = None, wanted: str = "") -> Card:
+class Candidate:
+    """One reward, built on its own, and its scores on a sample.
+
+    Embeddings of the sample's frames are kept in runs/compare/<env>/, keyed by the model and everything that made the
+    sample, so that another sentence about the same frames costs a product of matrices.
+
+    Args:
+        name: of the reward.
+        config: its settings; weight, scale and shape are left out, because a score is what is compared.
+        spaces: of observations and actions.
+        spec: of the sample, which keys the embeddings that are kept.
+        sample: the transitions.
+        warm: passes of `update` over the sample before it is scored; None for as many as a goal reward needs to be
+            ready, and none for a bonus.
+        seed: of the reward.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: RewardConfig,
+        spaces: tuple[Any, Any],
+        spec: SampleSpec,
+        sample: Sample,
+        *,
+        warm: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        import rewards
+
+        config = dataclasses.replace(config, weight=1.0, scale="none", shape="none")
+        self.name, self.config, self.spec, self.sample = name, config, spec, sample
+        self.spaces, self.seed, self.warm = spaces, seed, warm
+        self.reward: Reward = rewards.get(name)(config, *spaces, seed=seed, device="cpu")
+        self.stream = Stream(name, self.reward, gamma=GAMMA)
+        self.seconds = {"embed": 0.0, "score": 0.0}
+        self.batch = self._embedded(sample.batch, spec.key)
+        self.learns = type(self.reward).update is not Reward.update
+        self.passes = self._warm_up(warm)
+        begin = time.perf_counter()
+        self.values = self.score(self.batch)
+        self.seconds["score"] = time.perf_counter() - begin
+
+    @functools.cached_property
+    def phrases(self) -> tuple[list[str], np.ndarray] | None:
+        """Phrases that the reward's model was trained on and their embeddings (K, D); None where they are unknown."""
+        encoder: Any = getattr(self.reward, "encoder", None)
+        known = getattr(encoder, "trained_on", None)
+        return (known["phrases"], encoder.text(known["phrases"])) if known else None
+
+    def sentence(self, field: str) -> str:
+        """A sentence of its settings: goal, negative or baseline; empty where it has none."""
+        text = getattr(self.config, field, "")
+        return text if isinstance(text, str) else ""
+
+    def again(self, **changes: Any) -> Candidate:
+        """The same reward with other settings, on the same sample."""
+        config = dataclasses.replace(self.config, **changes)
+        return Candidate(self.name, config, self.spaces, self.spec, self.sample, warm=self.warm, seed=self.seed)
+
+    def score(self, batch: Transitions) -> np.ndarray:
+        """Raw scores of flat rows in time order, float64 (N,)."""
+        raw, _ = self.stream.score(batch.map(lambda x: x[:, None]), self.reward.initial_memory(1))
+        return raw[:, 0].astype(np.float64)
+
+    def score_all(self, mdp: FiniteMDP) -> np.ndarray:
+        """Scores of every state and action of an enumerated environment."""
+        return self.score(self._embedded(mdp.sample.batch, f"{self.spec.key}-states"))
+
+    def _embedded(self, batch: Transitions, key: str) -> Transitions:
+        """Frames exchanged for the reward's embedding of them, from the folder if it is there."""
+        from safetensors.numpy import load_file, save_file
+
+        name = self.reward.embedding
+        if name is None or batch.frame is None or "frame" not in self.reward.requires:
+            return batch
+        path = self._embeddings(key)
+        if path.exists():
+            kept = load_file(path)
+        else:
+            begin = time.perf_counter()
+            kept = {"seen": np.asarray(self.reward.embed(batch))}
+            self.seconds["embed"] = time.perf_counter() - begin
+            if batch.obs_frame is not None:
+                kept["before"] = np.asarray(self.reward.embed(batch.replace(frame=batch.obs_frame)))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(".partial")
+            save_file({part: np.ascontiguousarray(value) for part, value in kept.items()}, partial)
+            partial.replace(path)
+        extras = {**batch.extras, name: kept["seen"]}
+        extras |= {f"obs_{name}": kept["before"]} if "before" in kept else {}
+        return batch.replace(frame=None, obs_frame=None, extras=extras)
+
+    def _embeddings(self, key: str) -> Path:
+        what = [self.reward.embedding, *(getattr(self.config, f, "") for f in ("model", "weights", "precision"))]
+        weights = Path(str(getattr(self.config, "weights", "")))
+        if weights.is_file():  # a file that was trained further is another model
+            what.append(weights.stat().st_mtime_ns)
+        return self.spec.folder / f"embeddings-{key}-{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}.safetensors"
+
+    def _warm_up(self, warm: int | None) -> int:
+        """Let it learn from the rows; returns how many passes it took."""
+        rollout = self.batch[self.sample.counted].map(lambda x: x[:, None])
+        until_ready = warm is None and self.reward.role == "goal" and self.learns
+        wanted = -(-PATIENCE // len(rollout.step)) if until_ready else (warm or 0)
+        for number in range(wanted):
+            if until_ready and self._ready():
+                return number
+            self.stream.update(rollout, np.zeros(rollout.shape, np.float32))
+        return wanted
+
+    def _ready(self) -> bool:
+        scored: Any = None if self.stream.has_memory else self.reward.score(self.batch[:1])
+        return not isinstance(scored, Scored) or bool(scored.ready.any())
+
+
+def card(candidate: Candidate, goal: int | None, mdp: FiniteMDP | None = None, goal_name: str = "") -> Card:
     """Everything that is known of a reward before training.
 
     Args:
-        subject: the reward, with its scores.
+        candidate: the reward, with its scores.
         goal: index of the goal in the sample's truth; None where the environment has none.
-        world: every state of the environment, where it is small.
-        wanted: name of the goal.
+        mdp: every state of the environment, where it is small.
+        goal_name: of the goal.
     """
-    sample, values = subject.sample, subject.values
-    counted = sample.counted
+    sample, values, counted = candidate.sample, candidate.values, candidate.sample.counted
     truth = None if goal is None else sample.truth[:, goal]
-    target = _target(sample, goal)
-    made: Card = {
-        "name": subject.name,
-        "role": subject.reward.role,
-        "target": _target_in_words(sample, goal, wanted),
+    target, graded = _target(sample, goal)
+    caption = "the task's reward" if goal is None else f"how near {goal_name!r} is" if graded else ""
+    found: Card = {
+        "name": candidate.name,
+        "role": candidate.reward.role,
+        "target": caption or f"whether {goal_name!r} is met",
         "goal": goal,
-        "sentences": {f: getattr(subject.config, f) for f in ("goal", "negative", "baseline") if _text(subject, f)},
+        "sentences": {f: text for f in ("goal", "negative", "baseline") if (text := candidate.sentence(f))},
         "rows": int(counted.sum()),
         "about": sample.about(),
-        "notes": _notes(subject),
+        "notes": _notes(candidate),
         "blank": float(sample.blank[counted].mean()),
         "range": [float(q) for q in np.quantile(values[counted], QUANTILES)],
         "nonzero": float((values[counted] != 0).mean()),
-        "truth": measures(values[counted], truth[counted], target[counted]) if truth is not None else None,
+        "truth": None if truth is None else measures(values[counted], truth[counted], target[counted]),
         "met": None if truth is None else float(truth[counted].mean()),
         "task": measures(values[counted], None, sample.batch.reward[counted]),
-        "landscape": landscape(subject, target),
-        "phrases": nearest_phrases(subject),
-        "spread": relative_spread(subject),
-        "speed": speed(subject),
-        "controls": controls(subject, truth, target),
+        "landscape": _landscape(candidate, target),
+        "phrases": _nearest_phrases(candidate),
+        "spread": _relative_spread(candidate),
+        "speed": _speed(candidate),
+        "controls": _controls(candidate, truth, target),
+        "starc": starc(candidate, target, mdp, goal),
+        "epic": _canonical_epic(candidate, target),
     }
-    made["starc"] = starc(subject, target, world, goal)
-    made["epic"] = canonical_epic(subject, target)
-    made["verdict"], made["reasons"] = verdict(made)
-    return made
+    found["verdict"], found["reasons"] = verdict(found)
+    return found
 
 
-def _text(subject: Subject, field: str) -> bool:
-    return isinstance(getattr(subject.config, field, None), str) and bool(getattr(subject.config, field))
-
-
-def _target(sample: Sample, goal: int | None) -> np.ndarray:
-    """What is true, as finely as the family knows it; the task's own reward where there is no goal. float64 (N,)"""
+def _target(sample: Sample, goal: int | None) -> tuple[np.ndarray, bool]:
+    """The truth float64 (N,), and whether it is graded; the task's own reward where there is no goal."""
     if goal is None:
-        return np.asarray(sample.batch.reward, np.float64)
+        return np.asarray(sample.batch.reward, np.float64), True
     degree = sample.degree[:, goal].astype(np.float64)
-    return degree if np.isfinite(degree).all() else sample.truth[:, goal].astype(np.float64)
-
-
-def _target_in_words(sample: Sample, goal: int | None, wanted: str) -> str:
-    if goal is None:
-        return "the task's reward"
-    graded = bool(np.isfinite(sample.degree[:, goal]).all())
-    return f"how near {wanted!r} is" if graded else f"whether {wanted!r} is met"
+    graded = bool(np.isfinite(degree).all())
+    return degree if graded else sample.truth[:, goal].astype(np.float64), graded
 
 
 def measures(values: np.ndarray, truth: np.ndarray | None, target: np.ndarray, *, intervals: bool = True) -> Card:
     """Pearson, Spearman and EPIC against a target (N,), AUROC and EPIC against a truth (bool (N,)), with intervals."""
-    asked: dict[str, tuple[Any, np.ndarray]] = {
+    statistics: dict[str, tuple[Any, np.ndarray]] = {
         "pearson": (distances.pearson, target),
         "spearman": (distances.spearman, target),
     }
-    if truth is not None:
-        asked |= {"auroc": (distances.auroc, truth)}
     found: Card = {"epic": distances.epic(values, target)}
     if truth is not None:
+        statistics["auroc"] = (distances.auroc, truth)
         found["epic_goal"] = distances.epic(values, truth)
-    for name, (function, other) in asked.items():
+    for name, (function, other) in statistics.items():
         found[name] = function(values, other)
         if intervals:
             found[f"{name}_interval"] = distances.interval(function, values, other)
@@ -119,76 +239,72 @@ def measures(values: np.ndarray, truth: np.ndarray | None, target: np.ndarray, *
     return found
 
 
-def _notes(subject: Subject) -> list[str]:
-    notes = list(subject.reward.notes())
-    if subject.passes:
-        notes.append(f"saw the sample {subject.passes} times in update before it was asked")
-    elif subject.learns and subject.reward.role == "bonus":
-        notes.append("knows nothing yet: this is what it pays at the very start (warm=1 lets it learn from the sample)")
-    elif subject.learns and subject.reward.state_dict():
+def _notes(candidate: Candidate) -> list[str]:
+    notes = list(candidate.reward.notes())
+    if candidate.passes:
+        notes.append(f"trained on the sample for {candidate.passes} passes of update before it was scored")
+    elif candidate.learns and candidate.reward.role == "bonus":
+        notes.append("untrained: this is the bonus at the very start (warm=1 lets it learn from the sample)")
+    elif candidate.learns and candidate.reward.state_dict():
         notes.append("as it was built: it has learnt nothing from the sample (warm=1 lets it)")
-    if subject.stream.has_memory:
-        notes.append("remembers the episode: scattered states are episodes of one step to it")
+    if candidate.stream.has_memory:
+        notes.append("has a memory of the episode: scattered states are episodes of one step to it")
     return notes
 
 
-def landscape(subject: Subject, target: np.ndarray) -> Card | None:
+def _landscape(candidate: Candidate, target: np.ndarray) -> Card | None:
     """Reward and truth along the family's axis; None without one."""
-    rows = ~subject.sample.counted
+    sample, rows = candidate.sample, ~candidate.sample.counted
     if not rows.any():
         return None
-    place, values = subject.sample.place[rows], subject.values[rows]
-    return {"axis": subject.sample.axis, "x": place.tolist(), "reward": values.tolist(), "truth": target[rows].tolist()}
+    columns = {"x": sample.place, "reward": candidate.values, "truth": target}
+    return {"axis": sample.axis, **{name: column[rows].tolist() for name, column in columns.items()}}
 
 
-def nearest_phrases(subject: Subject, count: int = 3) -> list[tuple[str, float]]:
-    """The phrases that the model was taught which are nearest to the goal, with their similarity."""
-    if subject.taught is None or not _text(subject, "goal"):
+def _nearest_phrases(candidate: Candidate, count: int = 3) -> list[tuple[str, float]]:
+    """The phrases that the model was trained on which are nearest to the goal, with their similarity."""
+    goal = candidate.sentence("goal")
+    if candidate.phrases is None or not goal:
         return []
-    phrases, meanings = subject.taught
-    encoder: Any = subject.reward.encoder  # type: ignore[attr-defined]
-    similar = meanings @ encoder.text([subject.config.goal.split("|")[0]])[0]  # type: ignore[attr-defined]
+    phrases, meanings = candidate.phrases
+    encoder: Any = candidate.reward.encoder  # type: ignore[attr-defined]
+    similar = meanings @ encoder.text([goal.split("|")[0]])[0]
     return [(phrases[i], float(similar[i])) for i in np.argsort(-similar)[:count]]
 
 
-def relative_spread(subject: Subject) -> float | None:
-    """The reward's 5 to 95 % range over that of the widest tenth of the phrases its model was taught.
+def _relative_spread(candidate: Candidate) -> float | None:
+    """The reward's 5 to 95 % range over that of the widest tenth of the phrases its model was trained on.
 
-    Of a contrast, before it is calibrated. None for other rewards, and where a model does not say what it was taught.
+    Of a contrast, before it is calibrated. None for other rewards, and where a model's phrases are unknown.
     """
-    direction = getattr(subject.reward, "direction", None)
-    plain = subject.name == "clip" and getattr(subject.config, "threshold", None) is None
-    if subject.taught is None or (direction is None and not plain):
+    direction = getattr(candidate.reward, "direction", None)
+    plain = candidate.name == "clip" and getattr(candidate.config, "threshold", None) is None
+    if candidate.phrases is None or (direction is None and not plain):
         return None
-    counted = subject.sample.counted
-    seen = np.asarray(subject.batch.extras[str(subject.reward.embedding)], np.float32)[counted]
-    values = subject.values[counted] if direction is None else seen @ direction
-    low, high = np.quantile(seen @ subject.taught[1].T, [0.05, 0.95], axis=0)
+    counted = candidate.sample.counted
+    seen = np.asarray(candidate.batch.extras[str(candidate.reward.embedding)], np.float32)[counted]
+    values = candidate.values[counted] if direction is None else seen @ direction
+    low, high = np.quantile(seen @ candidate.phrases[1].T, [0.05, 0.95], axis=0)
     return float(np.subtract(*np.quantile(values, [0.95, 0.05])) / max(np.quantile(high - low, 0.9), 1e-9))
 
 
-def speed(subject: Subject) -> dict[str, float]:
+def _speed(candidate: Candidate) -> dict[str, float]:
     """Rows a second of rendering, embedding and scoring, and bytes that a transition keeps; 0 where nothing was timed.
 
-    Embeddings and pictures that come from the folder take no time, so they are not measured again.
+    Embeddings and frames that come from the folder take no time, so they are not measured again.
     """
-    n, sample = len(subject.values), subject.sample
-    frame = sample.batch.frame
-    reads = "frame" in subject.reward.requires
+    n, sample = len(candidate.values), candidate.sample
+    reads = "frame" in candidate.reward.requires
+    frame = sample.batch.frame if reads else None
+    seen = candidate.batch.extras.get(str(candidate.reward.embedding)) if reads else None
+    seconds = {"step": sample.seconds["step"], "render": sample.seconds["render"] * reads, **candidate.seconds}
     obs = sum(x.nbytes for x in _leaves(sample.batch.next_obs)) / n
-    seen = subject.batch.extras.get(str(subject.reward.embedding))
-    kept = 0.0 if not reads else (seen.nbytes if seen is not None else frame.nbytes if frame is not None else 0) / n
-
-    def rate(seconds: float) -> float:
-        return n / seconds if seconds > 0 else 0.0
-
+    frames = 0.0 if frame is None else frame.nbytes / n
+    kept = obs + (frames if seen is None else seen.nbytes / n)
     return {
-        "render": rate(sample.seconds["render"]) if reads else 0.0,
-        "step": rate(sample.seconds["step"]),
-        "embed": rate(subject.seconds["embed"]),
-        "score": rate(subject.seconds["score"]),
-        "bytes": obs + kept,
-        "bytes_with_frames": obs + (frame.nbytes / n if reads and frame is not None else 0.0),
+        **{name: n / spent if spent > 0 else 0.0 for name, spent in seconds.items()},
+        "bytes": kept,
+        "bytes_with_frames": obs + frames,
     }
 
 
@@ -196,160 +312,186 @@ def _leaves(obs: Any) -> list[np.ndarray]:
     return [leaf for part in obs.values() for leaf in _leaves(part)] if isinstance(obs, dict) else [obs]
 
 
-def controls(subject: Subject, truth: np.ndarray | None, target: np.ndarray) -> list[Card]:
-    """The same reward with sentences that should not work, and with weights that learnt nothing."""
-    if subject.reward.role == "bonus" or not _text(subject, "goal"):  # a bonus asks elsewhere what its sentence means
+def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray) -> list[Card]:
+    """The same reward with sentences that should not work, and with untrained weights."""
+    goal, negative, baseline = map(candidate.sentence, ("goal", "negative", "baseline"))
+    if candidate.reward.role == "bonus" or not goal:  # the goal of a bonus has another meaning
         return []
-    opposite = _text(subject, "negative")
-    goal = subject.config.goal  # type: ignore[attr-defined]
     variants: list[tuple[str, Card]] = []
     for kind, (one, other) in (("gibberish", GIBBERISH), ("off topic", OFF_TOPIC)):
-        variants.append((kind, {"goal": one, **({"negative": other} if opposite else {})}))
-    if opposite:
-        variants.append(("negated", {"goal": subject.config.negative, "negative": goal}))  # type: ignore[attr-defined]
+        variants.append((kind, {"goal": one, **({"negative": other} if negative else {})}))
+    if negative:
+        variants.append(("negated", {"goal": negative, "negative": goal}))
     else:
         variants.append(("negated", {"goal": " | ".join(f"not {part.strip()}" for part in goal.split("|"))}))
-    if _text(subject, "baseline"):
-        plain = {"alpha": 0.0} if hasattr(subject.config, "alpha") else {}
-        variants.append(("baseline alone", {"goal": subject.config.baseline, **plain}))  # type: ignore[attr-defined]
-    if subject.reward.control:
-        variants.append(("untrained", dict(subject.reward.control)))
-    counted = subject.sample.counted
+    if baseline:
+        plain = {"alpha": 0.0} if hasattr(candidate.config, "alpha") else {}
+        variants.append(("baseline alone", {"goal": baseline, **plain}))
+    if candidate.reward.control:
+        variants.append(("untrained", dict(candidate.reward.control)))
+    counted = candidate.sample.counted
     rows: list[Card] = []
     for kind, changes in variants:
-        sentence = changes.get("goal", goal)
+        row: Card = {"kind": kind, "sentence": changes.get("goal", goal)}
         try:
-            values = subject.again(**changes).values[counted]
-        except ValueError as error:  # a control that cannot be built says so
-            rows.append({"kind": kind, "sentence": sentence, "error": str(error)})
+            values = candidate.again(**changes).values[counted]
+        except ValueError as error:  # a control that cannot be built has its error as its result
+            rows.append({**row, "error": str(error)})
             continue
+        low, high = map(float, np.quantile(values, [0.05, 0.95]))
         met = None if truth is None else truth[counted]
-        low, high = np.quantile(values, [0.05, 0.95])
-        found = measures(values, met, target[counted], intervals=False)
-        rows.append({"kind": kind, "sentence": sentence, "low": float(low), "high": float(high), **found})
+        rows.append({**row, "low": low, "high": high, **measures(values, met, target[counted], intervals=False)})
     return rows
 
 
-def starc(subject: Subject, target: np.ndarray, world: World | None, goal: int | None) -> Card | None:
-    """STARC distance to the target: exact in a world that was walked through, else on the sample's distribution."""
-    if subject.stream.has_memory:
+def starc(candidate: Candidate, target: np.ndarray, mdp: FiniteMDP | None, goal: int | None) -> Card | None:
+    """STARC distance to the target: exact in an enumerated environment, else on the sample's distribution."""
+    if candidate.stream.has_memory:
         return None
-    if world is not None:
-        table = _tables(subject.score(subject.embed(world)), world)
-        other, transition = _tables(_target(world.sample, goal), world), _transition(world)
-        distance = distances.starc(table, other, transition, gamma=GAMMA)
-        return {"distance": distance, "kind": f"exact, {len(world.leads)} states"}
-    sample = subject.sample
-    rows = np.isin(sample.source, (0, 1))  # uniform actions
-    batch = sample.batch[rows]
+    if mdp is not None:
+        other, _ = _target(mdp.sample, goal)
+        tables = mdp.table(candidate.score_all(mdp)), mdp.table(other)
+        distance = distances.starc(*tables, mdp.transition, gamma=GAMMA)
+        return {"distance": distance, "kind": f"exact, {len(mdp.successors)} states"}
+    rows = candidate.sample.uniform
+    batch = candidate.sample.batch[rows]
     now, after = distances.state_features(batch)
-    both = np.stack([subject.values[rows], target[rows]], 1)
+    both = np.stack([candidate.values[rows], target[rows]], 1)
     fitted = distances.fit_canonical(both, now, after, batch.terminated, **FITTED)
-
-    def distance_of(first: np.ndarray, second: np.ndarray) -> float:
-        return distances.starc_distance(first, second)
-
-    low, high = distances.interval(distance_of, fitted[:, 0], fitted[:, 1])
-    value = distances.starc_distance(fitted[:, 0], fitted[:, 1])
     return {
-        "distance": value,
-        "distance_interval": (low, high),
+        "distance": distances.starc_distance(fitted[:, 0], fitted[:, 1]),
+        "distance_interval": distances.interval(distances.starc_distance, fitted[:, 0], fitted[:, 1]),
         "kind": "on the sample's distribution, discount 0.9, values fitted",
     }
 
 
-def _tables(values: np.ndarray, world: World) -> np.ndarray:
-    """Values of the rows of a world as a table (S + 1, A, S + 1); the last state is the end."""
-    states, actions = world.leads.shape
-    table = np.zeros((states + 1, actions, states + 1))
-    s, a = np.indices(world.leads.shape)
-    table[s, a, world.leads] = values.reshape(states, actions)
-    return table
-
-
-def _transition(world: World) -> np.ndarray:
-    table = _tables(np.ones(world.leads.size), world)
-    table[-1, :, -1] = 1
-    return table
-
-
-def canonical_epic(subject: Subject, target: np.ndarray) -> Card | None:
+def _canonical_epic(candidate: Candidate, target: np.ndarray) -> Card | None:
     """EPIC distance to the target, canonicalised by samples where the reward reads more than the next state.
 
-    None where it cannot be asked about transitions that nobody made: it remembers, or repeats the task's reward.
+    None where it cannot score made-up transitions: it has a memory, or repeats the task's reward.
     """
-    reads = subject.reward.requires
-    counted = subject.sample.counted
-    if (
-        not reads & {"obs", "action", "obs_frame", "obs_text", "obs_signals", "reward"}
-        and not subject.stream.has_memory
-    ):
-        return {"distance": distances.epic(subject.values[counted], target[counted]), "kind": "a reward of the state"}
-    if subject.stream.has_memory or reads & {"reward", "obs_frame", "obs_text", "obs_signals"}:
+    reads, counted = candidate.reward.requires, candidate.sample.counted
+    recorded = reads & {"reward", "obs_frame", "obs_text", "obs_signals"}
+    if candidate.stream.has_memory or recorded:
         return None
-    rng = np.random.default_rng(subject.seed)
+    if not reads & {"obs", "action"}:
+        return {"distance": distances.epic(candidate.values[counted], target[counted]), "kind": "a reward of the state"}
+    if "frame" in reads and candidate.reward.embedding is None:
+        return None
+    rng = np.random.default_rng(candidate.seed)
     rows = rng.choice(np.flatnonzero(counted), min(ROWS, int(counted.sum())), replace=False)
-    batch = subject.batch[rows].replace(frame=None, obs_frame=None)
-    if "frame" in reads and subject.reward.embedding is None:
-        return None
-    values = distances.epic_canonical(subject.score, batch, gamma=GAMMA, samples=DRAWS, rng=rng)
-    return {
-        "distance": distances.epic(values, target[rows]),
-        "kind": f"canonicalised with {len(rows)} x {DRAWS} made-up transitions",
-    }
+    batch = candidate.batch[rows].replace(frame=None, obs_frame=None)
+    values = distances.epic_canonical(candidate.score, batch, gamma=GAMMA, samples=DRAWS, rng=rng)
+    kind = f"canonicalised with {len(rows)} x {DRAWS} made-up transitions"
+    return {"distance": distances.epic(values, target[rows]), "kind": kind}
 
 
-def verdict(made: Card) -> tuple[str, list[str]]:
-    """One of four words, and why; the rules are in this file's first lines."""
-    low, high = made["range"][0], made["range"][-1]
+def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Pair of rewards -> EPIC distance (of states) and STARC distance on the sample's distribution."""
+    found = {}
+    for i, one in enumerate(candidates):
+        for other in candidates[i + 1 :]:
+            counted, uniform = one.sample.counted, one.sample.uniform
+            batch = one.sample.batch[uniform]
+            now, after = distances.state_features(batch)
+            values = one.values[uniform], other.values[uniform]
+            far = distances.starc_on_distribution(*values, now, after, batch.terminated, **FITTED)
+            found[one.name, other.name] = distances.epic(one.values[counted], other.values[counted]), far
+    return found
+
+
+def effective_horizon(
+    env: str,
+    k: int,
+    solved: float | None,
+    reward: Reward | None = None,
+    config: RewardConfig | None = None,
+    options: dict[str, Any] | None = None,
+) -> EffectiveHorizon:
+    """How far ahead one must look to solve `env` under a reward as a run uses it: a bonus beside the task, a goal alone.
+
+    Args:
+        env: the environment; discrete actions, a state that can be copied.
+        k: the largest look-ahead to try.
+        solved: the task's return that counts; None for the environment's own success.
+        reward: as it stands; None for the task's own reward.
+        config: its settings, weight and shape included.
+        options: of the environment.
+
+    Raises:
+        UsageError: if it cannot be computed here.
+    """
+    from agents.effective_horizon import effective_horizon as compute
+    from envs.snapshots.clones import Clones
+
+    modalities: dict[str, Any] = {}
+    scorer = None
+    if reward is not None:
+        scorer = _mix(reward, config)
+        modalities = {name: True for name in ("text", "signals") if name in scorer.requires}
+        modalities |= {"frame_size": scorer.frame_size} if "frame" in scorer.requires else {}
+    try:
+        clones = Clones(env, **(options or {}), **modalities)
+        return compute(clones, scorer, solved=solved, k_max=k, m_max=HORIZON_TRIES, budget=HORIZON_BUDGET)
+    except ValueError as error:
+        raise UsageError(f"horizon={k} cannot be found: {error}") from None
+
+
+def _mix(reward: Reward, config: RewardConfig | None) -> Mix:
+    """As a run would use it, weight, shape and scale included: the card compares bare scores."""
+    from rewards import get
+
+    bare, reward.config = reward.config, config or reward.config
+    stream = Stream("asked", reward, gamma=1.0)
+    reward.config = bare
+    if reward.role == "goal":
+        return Mix([stream])
+    task = get("task")(get("task").Config(), reward.observation_space, reward.action_space)
+    return Mix([Stream("task", task, gamma=1.0), stream])
+
+
+def horizon_text(found: EffectiveHorizon, task: EffectiveHorizon) -> str:
+    """The card's sentence about two effective horizons."""
+
+    def one(horizon: EffectiveHorizon) -> str:
+        return "not solved" if horizon.k is None else f"k={horizon.k} with m={horizon.m} (H={horizon.value:.2f})"
+
+    text = f"{one(found)}; the task's own reward: {one(task)}"
+    if math.isfinite(found.value) and found.value < task.value:
+        return f"{text}: it made the task easier"
+    return f"{text}: it made the task harder" if math.isfinite(task.value) and found.value > task.value else text
+
+
+def verdict(found: Card) -> tuple[str, list[str]]:
+    """One of four verdicts, and the reasons; the rules are in this file's first lines."""
+    low, high = found["range"][0], found["range"][-1]
     if not np.isfinite([low, high]).all() or high - low <= 1e-9:
-        return DO_NOT, [f"it pays {low:.3g} everywhere"]
-    if made["role"] == "bonus" or made["truth"] is None:
-        why = "a bonus has no truth to be held against; only training shows whether it helps"
-        if made["role"] == "bonus":
-            return USABLE, [f"not constant ({made['nonzero']:.0%} of the rows are paid something); {why}"]
-        return NOT_JUDGED, ["nobody can tell the goals of this environment; compared with the task's reward instead"]
-    truth, spread = made["truth"], made["spread"]
+        return DO_NOT, [f"it is {low:.3g} everywhere"]
+    if found["role"] == "bonus":
+        why = "a bonus has no truth to be compared with; only training shows whether it helps"
+        return USABLE, [f"not constant ({found['nonzero']:.0%} of the rows are not zero); {why}"]
+    if found["truth"] is None:
+        return NOT_JUDGED, ["no goals are known for this environment; compared with the task's reward instead"]
+    truth, spread, area = found["truth"], found["spread"], found["truth"]["auroc"]
     wrong, doubts = [], []
     if truth["spearman_interval"][1] < 0:
         wrong.append(f"it falls where the truth rises (Spearman {truth['spearman']:.2f})")
-    area = truth["auroc"]
-    if np.isfinite(area) and area < CHANCE:
-        wrong.append(f"it does not tell goal states from others (AUROC {area:.2f}, below {CHANCE})")
-    elif np.isfinite(area) and area < GOOD:
-        doubts.append(f"AUROC {area:.2f} is below {GOOD}")
-    elif not np.isfinite(area):
+    if not np.isfinite(area):
         doubts.append("no sampled state meets the goal, or all do, so there is no AUROC")
+    elif area < CHANCE:
+        wrong.append(f"it does not separate goal states from others (AUROC {area:.2f}, below {CHANCE})")
+    elif area < GOOD:
+        doubts.append(f"AUROC {area:.2f} is below {GOOD}")
     if spread is not None and spread < NARROW:
         wrong.append(f"it is almost flat ({spread:.1%} of the spread of the model's own phrases)")
     elif spread is not None and spread < SLIM:
         doubts.append(f"its spread is {spread:.0%} of that of the model's own phrases")
-    nonsense = [row for row in made["controls"] if row["kind"] == "gibberish" and "spearman" in row]
+    nonsense = [row for row in found["controls"] if row["kind"] == "gibberish" and "spearman" in row]
     if nonsense and truth["spearman"] <= nonsense[0]["spearman"] + 0.02:
         wrong.append(f"{nonsense[0]['sentence']!r} does as well (Spearman {nonsense[0]['spearman']:.2f})")
-    doubts += [note.split(";")[0] for note in made["notes"] if UNFAMILIAR in note]
-    if made["blank"] >= BLANK:
-        doubts.append(f"{made['blank']:.0%} of the frames have one single colour")
-    if wrong:
-        return DO_NOT, wrong + doubts
-    if doubts:
-        return WEAK, doubts
+    doubts += [note.split(";")[0] for note in found["notes"] if UNFAMILIAR in note]
+    if found["blank"] >= BLANK:
+        doubts.append(f"{found['blank']:.0%} of the frames have one single colour")
+    if wrong or doubts:
+        return DO_NOT if wrong else WEAK, wrong + doubts
     return USABLE, [f"AUROC {area:.2f}, Spearman {truth['spearman']:.2f}"]
-
-
-def pictures(subject: Subject, count: int = 8) -> dict[str, list[int]]:
-    """Rows of the highest and the lowest scores whose pictures differ; empty where nothing was drawn."""
-    frames = subject.sample.batch.frame
-    if frames is None:
-        return {"highest": [], "lowest": []}
-    order = np.flatnonzero(subject.sample.counted)
-    order = order[np.argsort(-subject.values[order], kind="stable")]
-    chosen = {}
-    for name, rows in (("highest", order), ("lowest", order[::-1])):
-        seen: dict[bytes, int] = {}
-        for row in rows:
-            seen.setdefault(frames[row].tobytes(), int(row))
-            if len(seen) == count:
-                break
-        chosen[name] = list(seen.values())
-    return chosen

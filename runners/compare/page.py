@@ -1,148 +1,180 @@
-"""The report card as one page of HTML that needs no other file: pictures and plots are inside."""
+"""The report card as text for the terminal, and as one page of HTML that needs no other file."""
 
 from __future__ import annotations
 
-import base64
 import io
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from runners.compare.__main__ import control_text, facts
-from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, pictures
-
-if TYPE_CHECKING:
-    from runners.compare.card import Card
-    from runners.compare.subject import Subject
+from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, Card
+from runners.report import html
 
 REWARD, TRUTH, OTHER, INK = "#2f6fad", "#c07a1f", "#b9bec6", "#33383f"
 COLOURS = {USABLE: "#3d8b5f", WEAK: "#c9902b", DO_NOT: "#b5483f", NOT_JUDGED: "#7b828c"}
-SHOWN = 96  # pixels of a picture on the page
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#24292f;background:#fbfbfa;margin:2.5em auto;
-max-width:62em;padding:0 1.5em}
-h1{font-size:1.35em;font-weight:600;margin:0 0 1.2em} h2{font-size:1.15em;font-weight:600;margin:2.2em 0 .5em}
-h3{font-size:.85em;font-weight:600;color:#6b727b;margin:1.6em 0 .4em;text-transform:uppercase;letter-spacing:.05em}
-.verdict{border-left:5px solid;padding:.55em .9em;background:#fff;margin:.4em 0 1em} .verdict b{display:block}
-table{border-collapse:collapse;width:100%} td,th{padding:.22em .8em .22em 0;text-align:left;vertical-align:top;
-border-bottom:1px solid #ececea;font-weight:400} th{color:#6b727b;white-space:nowrap;width:10.5em}
-.row{display:flex;flex-wrap:wrap;gap:.5em} figure{margin:0;font-size:.75em;color:#6b727b;text-align:center}
-figure img{display:block;image-rendering:pixelated;border:1px solid #e3e3e0} .met{color:#c07a1f;font-weight:600}
-.plots img{width:48%;min-width:20em} ul{margin:.3em 0;padding-left:1.2em;color:#4a5058}
-"""
+WIDTH = 140  # of a control's line, letters
+
+Pairs = dict[tuple[str, str], tuple[float, float]]  # names of two rewards -> EPIC, STARC
 
 
-def write(path: Path, env: str, subjects: list[Subject], cards: list[Card], between: dict[Any, Any]) -> Path:
-    """Write the page.
-
-    Args:
-        path: of the HTML file; its folder is made.
-        env: id of the environment.
-        subjects: the rewards.
-        cards: what was found about each.
-        between: pair of names -> (EPIC, STARC).
-    """
-    parts = [f"<h1>Rewards on {escape(env)}, before training</h1>"]
-    if between:
-        rows = [("pair", "EPIC distance", "STARC distance, on the sample's distribution")]
-        rows += [(f"{a}, {b}", f"{epic:.3f}", f"{starc:.3f}") for (a, b), (epic, starc) in between.items()]
-        parts.append(_table(rows))
-    parts += [_section(subject, made) for subject, made in zip(subjects, cards)]
-    title = f"{', '.join(made['name'] for made in cards)} on {env}"
-    page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return path
+def lines(env: str, cards: list[Card], between: Pairs) -> list[str]:
+    """What the terminal shows."""
+    text = []
+    for card in cards:
+        text += [f"{card['name']} on {env}", f"  VERDICT: {card['verdict']}: {'; '.join(card['reasons'])}"]
+        text += [f"  {name:<30}{value}" for name, value in facts(card)]
+        for kind, sentence, found in _controls(card):
+            text.append(f"  {'control: ' + kind:<30}{found}   {sentence!r}"[:WIDTH])
+        text += [*(f"  note: {note}" for note in card["notes"]), ""]
+    for (one, other), (epic, starc) in between.items():
+        text.append(f"{one} and {other}: EPIC {epic:.3f}, STARC {starc:.3f} (on the sample's distribution)")
+    return text
 
 
-def _section(subject: Subject, made: Card) -> str:
-    colour = COLOURS[made["verdict"]]
-    reasons = escape("; ".join(made["reasons"]))
-    parts = [
-        f"<h2>{escape(made['name'])}</h2>",
-        f'<div class="verdict" style="border-color:{colour}"><b style="color:{colour}">{made["verdict"]}</b>{reasons}'
-        "</div>",
-        _table(facts(made)),
+def write(path: Path, env: str, candidates: list[Candidate], cards: list[Card], between: Pairs) -> Path:
+    """Write the page."""
+    pairs = [(f"{a}, {b}", f"{epic:.3f}", f"{starc:.3f}") for (a, b), (epic, starc) in between.items()]
+    sections = [
+        {
+            **card,
+            "colour": COLOURS[card["verdict"]],
+            "facts": facts(card),
+            "controls": _controls(card),
+            "plots": [plot for plot in (_landscape(card), _histogram(candidate, card)) if plot],
+            "frames": [(name.capitalize(), [_frame(candidate, card, row) for row in rows])
+                       for name, rows in extremes(candidate).items()],
+        }
+        for candidate, card in zip(candidates, cards)
+    ]  # fmt: skip
+    header = [("pair", "EPIC distance", "STARC distance, on the sample's distribution")]
+    values = {"title": f"Rewards on {env}, before training", "between": pairs and header + pairs, "cards": sections}
+    return html.write(path, "compare/card.html", values)
+
+
+def facts(card: Card) -> list[tuple[str, str]]:
+    """The card as rows of name and value."""
+    truth, task, starc, epic = card["truth"], card["task"], card["starc"], card["epic"]
+    target = truth or task
+    rows = [(name, repr(text)) for name, text in card["sentences"].items()]
+    rows.append(("scored on", f"{card['rows']:,} transitions: {card['about']}"))
+    if truth:
+        area = "no AUROC" if np.isnan(truth["auroc"]) else f"AUROC {truth['auroc']:.3f} {_interval(truth, 'auroc')}"
+        rows.append(("goal or not", f"{area}; {card['met']:.1%} of the states meet the goal"))
+    correlation = f"Pearson {target['pearson']:.3f} {_interval(target, 'pearson')}, Spearman {target['spearman']:.3f}"
+    rows.append((f"with {card['target']}", correlation))
+    distances = [f"{epic['distance']:.3f} ({epic['kind']})"] if epic else []
+    distances += [f"{truth['epic_goal']:.3f} to goal or not"] if truth else []
+    rows.append(("EPIC distance", ", ".join(distances) or "undefined for this reward"))
+    far = starc and f"{starc['distance']:.3f} {_interval(starc, 'distance')} ({starc['kind']})"
+    rows.append(("STARC distance", far or "none: it has a memory"))
+    if truth:
+        rows.append(("with the task's reward", f"Pearson {task['pearson']:.3f}"))
+    quantiles = " / ".join(f"{q:.3g}" for q in card["range"])
+    rows.append(("range", f"{quantiles} (min, 5 %, median, 95 %, max); {card['nonzero']:.0%} not zero"))
+    if card["spread"] is not None:
+        rows.append(("spread", f"{card['spread']:.0%} of the spread of the model's own phrases"))
+    if card["phrases"]:
+        rows.append(("nearest phrases", ", ".join(f"{text!r} {value:.2f}" for text, value in card["phrases"])))
+    if "horizon" in card:
+        rows.append(("effective horizon", card["horizon"]))
+    return [*rows, *_costs(card)]
+
+
+def _interval(values: Card, name: str) -> str:
+    low, high = values.get(f"{name}_interval", (np.nan, np.nan))
+    return "" if np.isnan(low) else f"[{low:.3f}, {high:.3f}]"
+
+
+def _costs(card: Card) -> list[tuple[str, str]]:
+    speed = card["speed"]
+    rates = {name: speed[name] for name in ("step", "render", "embed", "score") if speed[name]}
+    seconds = 100_000 * sum(1 / rate for rate in rates.values())
+    kept, frames = speed["bytes"], speed["bytes_with_frames"]
+    memory = f"{kept * 2048 / 1e6:.3g} MB a rollout of 2,048, {kept * 1e5 / 1e6:.3g} MB a replay of 100,000"
+    memory += f" (with frames {frames * 1e5 / 1e9:.3g} GB)" if frames > kept else ""
+    listed = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    return [
+        ("rows a second", f"{listed}; 100,000 steps take about {seconds:,.0f} s"),
+        ("memory", memory),
+        ("blank frames", f"{card['blank']:.1%}"),
     ]
-    plots = [plot for plot in (landscape_plot(made), histogram(subject, made)) if plot]
-    if plots:
-        parts.append(f'<h3>Reward and truth</h3><div class="row plots">{"".join(plots)}</div>')
-    for name, rows in pictures(subject).items():
-        if rows:
-            shown = "".join(_picture(subject, made, row) for row in rows)
-            parts.append(f'<h3>{name.capitalize()} scores</h3><div class="row">{shown}</div>')
-    if made["controls"]:
-        rivals = [(row["kind"], row["sentence"], control_text(row)) for row in made["controls"]]
-        parts.append("<h3>Controls: what should not work</h3>" + _table(rivals))
-    if made["notes"]:
-        parts.append("<h3>Notes</h3><ul>" + "".join(f"<li>{escape(note)}</li>" for note in made["notes"]) + "</ul>")
-    return "".join(parts)
 
 
-def _table(rows: list[Any]) -> str:
-    body = "".join(
-        f"<tr><th>{escape(str(first))}</th>{''.join(f'<td>{escape(str(cell))}</td>' for cell in rest)}</tr>"
-        for first, *rest in rows
-    )
-    return f"<table>{body}</table>"
+def _controls(card: Card) -> list[tuple[str, str, str]]:
+    """Kind, sentence and numbers of each control, or why it has none."""
+    rows = []
+    for row in card["controls"]:
+        area = f"AUROC {row['auroc']:.2f}, " if not np.isnan(row.get("auroc", np.nan)) else ""
+        text = row.get("error") or f"{area}Pearson {row['pearson']:+.2f}, range {row['low']:.2f} to {row['high']:.2f}"
+        rows.append((row["kind"], row["sentence"], text))
+    return rows
 
 
-def _picture(subject: Subject, made: Card, row: int) -> str:
+def extremes(candidate: Candidate, count: int = 8) -> dict[str, list[int]]:
+    """Rows of the highest and the lowest scores whose frames differ; empty where nothing was rendered."""
+    frames = candidate.sample.batch.frame
+    if frames is None:
+        return {"highest": [], "lowest": []}
+    order = np.flatnonzero(candidate.sample.counted)
+    order = order[np.argsort(-candidate.values[order], kind="stable")]
+    chosen = {}
+    for name, rows in (("highest", order), ("lowest", order[::-1])):
+        seen: dict[bytes, int] = {}
+        for row in rows:
+            seen.setdefault(frames[row].tobytes(), int(row))
+            if len(seen) == count:
+                break
+        chosen[name] = list(seen.values())
+    return chosen
+
+
+def _frame(candidate: Candidate, card: Card, row: int) -> tuple[str, str, bool]:
+    """A frame, its score, and whether it meets the goal."""
     from PIL import Image
 
-    frames: Any = subject.sample.batch.frame
+    frames: Any = candidate.sample.batch.frame
     buffer = io.BytesIO()
     Image.fromarray(frames[row]).save(buffer, "PNG")
-    met = made["truth"] is not None and bool(subject.sample.truth[row, made["goal"]])
-    words = f"{subject.values[row]:.3f}" + (' <span class="met">goal</span>' if met else "")
-    return f'<figure><img width="{SHOWN}" height="{SHOWN}" alt="" src="{_data(buffer)}">{words}</figure>'
+    met = card["truth"] is not None and bool(candidate.sample.truth[row, card["goal"]])
+    return html.embedded(buffer.getvalue(), "image/png"), f"{candidate.values[row]:.3f}", met
 
 
-def _data(buffer: io.BytesIO) -> str:
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def landscape_plot(made: Card) -> str:
-    """Reward and truth along the family's axis, as an <img>; empty without an axis."""
-    found = made["landscape"]
+def _landscape(card: Card) -> tuple[str, str] | None:
+    """Reward and truth along the family's axis, and its caption; None without an axis."""
+    found = card["landscape"]
     if found is None:
-        return ""
-    figure, axis = _figure()
+        return None
+    figure, axis = _axes()
     axis.plot(found["x"], found["reward"], color=REWARD, linewidth=1.8)
     axis.set_ylabel("reward", color=REWARD)
     axis.set_xlabel(found["axis"])
     other = axis.twinx()
     other.plot(found["x"], found["truth"], color=TRUTH, linewidth=1.3, linestyle="--")
-    other.set_ylabel("truth" if made["truth"] else "task's reward", color=TRUTH)
+    other.set_ylabel("truth" if card["truth"] else "task's reward", color=TRUTH)
     other.spines[["top"]].set_visible(False)
     other.tick_params(colors=INK, labelsize=8)
-    return _image(figure, f"{made['name']} along the {found['axis']}")
+    return html.figure(figure, "png", dpi=140), f"{card['name']} along the {found['axis']}"
 
 
-def histogram(subject: Subject, made: Card) -> str:
-    """How often each reward is given, at the goal and elsewhere, as an <img>."""
-    rows = subject.sample.counted
-    values = subject.values[rows]
-    met = subject.sample.truth[rows, made["goal"]] if made["truth"] else np.zeros(len(values), bool)
-    figure, axis = _figure()
+def _histogram(candidate: Candidate, card: Card) -> tuple[str, str]:
+    """How often each reward occurs, at the goal and elsewhere, and the caption."""
+    rows = candidate.sample.counted
+    values = candidate.values[rows]
+    met = candidate.sample.truth[rows, card["goal"]] if card["truth"] else np.zeros(len(values), bool)
+    figure, axis = _axes()
     edges = np.linspace(values.min(), values.max() + 1e-9, 41)
     for mask, colour, label in ((~met, OTHER, "other states"), (met, TRUTH, "states at the goal")):
         if mask.any():
             share = np.full(int(mask.sum()), 1 / mask.sum())
             axis.hist(values[mask], edges, weights=share, color=colour, alpha=0.75, label=label)
-    axis.set_xlabel("reward")
-    axis.set_ylabel("share of its kind")
+    axis.set(xlabel="reward", ylabel="share of its kind")
     if met.any():
         axis.legend(frameon=False, fontsize=8)
-    return _image(figure, f"histogram of {made['name']}")
+    return html.figure(figure, "png", dpi=140), f"histogram of {card['name']}"
 
 
-def _figure() -> tuple[Any, Any]:
+def _axes() -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -152,9 +184,3 @@ def _figure() -> tuple[Any, Any]:
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(colors=INK, labelsize=8)
     return figure, axis
-
-
-def _image(figure: Any, words: str) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=140)
-    return f'<img alt="{escape(words)}" src="{_data(buffer)}">'

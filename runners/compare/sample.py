@@ -1,12 +1,12 @@
-"""What a reward is asked about before training: transitions that cover a world, and what is true of each.
+"""What a reward is scored on before training: transitions that cover an environment, and what is true of each.
 
-    scattered        a random state of the family's, one random action from it
+    scattered        a random state of the environment's family, one random action from it
     random policy    episodes of it
     trained policy   episodes of a run's, if one is given
     landscape        states along the family's axis, one random action from each
 
 The rows are kept in runs/compare/<env>/ (see `envs.recording`), keyed by everything that made them, so that a second
-question about the same world costs no rendering. `enumerate_world` walks through every state of a small one.
+command about the same environment costs no rendering. `enumerate_mdp` visits every state of a small one.
 """
 
 from __future__ import annotations
@@ -28,33 +28,29 @@ from runners.run.config import UsageError
 
 SOURCES = ("scattered", "random policy", "trained policy", "landscape")
 POSES = 61  # along the axis
-STATES = 300  # of a world that is enumerated, at most
-PICTURE = 64  # pixels, where no reward asks for frames
+STATES = 300  # of an environment that is enumerated, at most
+FRAME = 64  # pixels, where no reward reads frames
 KEPT = ("source", "place", "truth", "degree", "blank")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to sample; equal plans give equal rows."""
+class SampleSpec:
+    """What to sample; equal specs give equal rows."""
 
     env: str
     options: dict[str, Any] = field(default_factory=dict)
     frames: int = 2000  # rows, those of the landscape not counted
     seed: int = 0
-    frame_size: int | None = PICTURE
+    frame_size: int | None = FRAME
     text: bool = False
     signals: bool = False
     run: str = ""  # a run's folder, whose policy acts too
     max_episode_steps: int | None = None
     before: bool = False  # whether the state before the action is drawn too
 
-    def __post_init__(self) -> None:
-        if not 20 <= self.frames <= 100_000:
-            raise UsageError(f"frames={self.frames} is out of range; give 20 to 100000")
-
     @property
     def key(self) -> str:
-        """Sixteen letters that stand for it."""
+        """A hash of it."""
         values = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 
@@ -69,7 +65,7 @@ class Sample:
     """Rows (N,), flat, and what is true of their next states.
 
     Attributes:
-        batch: the transitions, with frames if the world can be drawn.
+        batch: the transitions, with frames if the environment can be rendered.
         source: index into SOURCES, (N,).
         place: where on the axis, float (N,); NaN off the landscape.
         truth: whether each goal is met, bool (N, G).
@@ -90,46 +86,49 @@ class Sample:
 
     @property
     def counted(self) -> np.ndarray:
-        """Bool (N,): the rows that numbers are about; the landscape is only drawn."""
+        """Bool (N,): the rows that numbers are about; the landscape is only plotted."""
         return self.source != SOURCES.index("landscape")
 
+    @property
+    def uniform(self) -> np.ndarray:
+        """Bool (N,): the rows with uniformly random actions."""
+        return np.isin(self.source, (0, 1))
+
     def about(self) -> str:
-        """Who made the rows, in words."""
+        """How many rows come from where."""
         counts = [int((self.source == i).sum()) for i in range(3)]
         return ", ".join(f"{n:,} {name}" for n, name in zip(counts, SOURCES) if n)
 
 
-def load_or_take(plan: Plan) -> Sample:
-    """The sample of a plan, from the folder if it is there."""
+def load_or_take(spec: SampleSpec) -> Sample:
+    """The sample of a spec, from the folder if it is there."""
     from envs import recording
 
-    path = plan.folder / f"sample-{plan.key}.safetensors"
+    path = spec.folder / f"sample-{spec.key}.safetensors"
     if not path.exists():
-        sample = take(plan)
+        sample = take(spec)
         recording.save(path, _with_truth(sample), {"seconds": sample.seconds, "axis": sample.axis})
         return sample
     return _without_truth(*recording.load(path))
 
 
-def load_or_walk(plan: Plan) -> World | None:
-    """The world of a plan, from the folder if somebody walked through it before; None where it cannot be done."""
+def load_or_enumerate(spec: SampleSpec) -> FiniteMDP | None:
+    """Every state of an environment, from the folder if it was enumerated before; None where that is impossible."""
     from envs import recording
 
-    path = plan.folder / f"world-{plan.key}.safetensors"
+    path = spec.folder / f"states-{spec.key}.safetensors"
     too_large = path.with_suffix(".none")
-    if too_large.exists():
+    if path.exists():
+        batch, meta = recording.load(path)
+        return FiniteMDP(_without_truth(batch, meta), np.array(meta["successors"]))
+    mdp = None if too_large.exists() else enumerate_mdp(spec)
+    if mdp is None:
+        too_large.parent.mkdir(parents=True, exist_ok=True)
+        too_large.touch()
         return None
-    if not path.exists():
-        world = enumerate_world(plan)
-        if world is None:
-            too_large.parent.mkdir(parents=True, exist_ok=True)
-            too_large.touch()
-            return None
-        meta = {"seconds": world.sample.seconds, "axis": "", "leads": world.leads.tolist()}
-        recording.save(path, _with_truth(world.sample), meta)
-        return world
-    batch, meta = recording.load(path)
-    return World(_without_truth(batch, meta), np.array(meta["leads"]))
+    meta = {"seconds": mdp.sample.seconds, "axis": "", "successors": mdp.successors.tolist()}
+    recording.save(path, _with_truth(mdp.sample), meta)
+    return mdp
 
 
 def _with_truth(sample: Sample) -> Transitions:
@@ -145,19 +144,19 @@ def _without_truth(batch: Transitions, meta: dict[str, Any]) -> Sample:
     return Sample(batch.replace(extras={}), **kept, seconds=meta["seconds"], axis=meta["axis"])
 
 
-def take(plan: Plan) -> Sample:
-    """Sample as the plan says.
+def take(spec: SampleSpec) -> Sample:
+    """Sample as the spec asks.
 
     Raises:
-        UsageError: if every picture is of one single colour.
+        UsageError: if every frame has one single colour.
     """
-    sampler = _Sampler(plan)
+    sampler = _Sampler(spec)
     try:
-        scattered = plan.frames // 2 if sampler.can_scatter() else 0
-        trained = (plan.frames - scattered) // 2 if plan.run else 0
-        sampler.episodes(SOURCES.index("random policy"), plan.frames - scattered - trained, None)
+        scattered = spec.frames // 2 if sampler.can_scatter() else 0
+        trained = (spec.frames - scattered) // 2 if spec.run else 0
+        sampler.episodes(SOURCES.index("random policy"), spec.frames - scattered - trained, None)
         if trained:
-            sampler.episodes(SOURCES.index("trained policy"), trained, _policy_of(plan))
+            sampler.episodes(SOURCES.index("trained policy"), trained, _policy_of(spec))
         for _ in range(scattered):
             sampler.scattered()
         sampler.landscape()
@@ -166,42 +165,42 @@ def take(plan: Plan) -> Sample:
         sampler.env.close()
 
 
-def _policy_of(plan: Plan) -> Callable[[Any, bool], Any]:
+def _policy_of(spec: SampleSpec) -> Callable[[Any, bool], Any]:
     from rewards.adapters.guided import guides
     from runners.evaluate import load_run, policy
 
-    config, model, mix = load_run(Path(plan.run))
-    if config.env != plan.env:
-        raise UsageError(f"run={plan.run} is of {config.env}, not of {plan.env}; give a run of the same environment")
+    config, model, mix = load_run(Path(spec.run))
+    if config.env != spec.env:
+        raise UsageError(f"run={spec.run} is of {config.env}, not of {spec.env}; give a run of the same environment")
     if guides(mix):
         raise UsageError(
-            f"the policy of run={plan.run} listens to {', '.join(guides(mix))}; give a run without a guide"
+            f"the policy of run={spec.run} is guided by {', '.join(guides(mix))}; give a run without a guide"
         )
     return policy(model)
 
 
 class _Sampler:
-    """One environment below its Observer, so that only states that count are drawn."""
+    """One environment below its Observer, so that only states that count are rendered."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, spec: SampleSpec) -> None:
         from envs.family import family_of
         from envs.make import goals, make
         from envs.transitions import Cursor
         from envs.wrappers import Observer
 
         env = make(
-            plan.env,
-            frame_size=plan.frame_size,
-            text=plan.text,
-            signals=plan.signals,
-            seed=plan.seed,
-            max_episode_steps=plan.max_episode_steps,
-            **plan.options,
+            spec.env,
+            frame_size=spec.frame_size,
+            text=spec.text,
+            signals=spec.signals,
+            seed=spec.seed,
+            max_episode_steps=spec.max_episode_steps,
+            **spec.options,
         )
-        self.plan, self.env = plan, env.env if isinstance(env, Observer) else env
-        self.family, self.goals = family_of(env.spec), goals(plan.env)
+        self.spec, self.env = spec, env.env if isinstance(env, Observer) else env
+        self.family, self.goals = family_of(env.spec), goals(spec.env)
         self.axis = self.family.axis(env.spec) if env.spec is not None else None
-        self.rng, self.cursor = np.random.default_rng(plan.seed), Cursor(1)
+        self.rng, self.cursor = np.random.default_rng(spec.seed), Cursor(1)
         self.memory: dict[str, Any] = {}  # of the captions
         self.rows: list[Transitions] = []
         self.notes: dict[str, list[Any]] = {name: [] for name in KEPT}
@@ -221,23 +220,23 @@ class _Sampler:
         self.axis = None
         return False
 
-    def show(self, drawn: bool, counted: bool = True) -> dict[str, Any]:
-        """What the environment shows of its state; `blank` is noted of states that count."""
+    def modalities(self, drawn: bool, counted: bool = True) -> dict[str, Any]:
+        """The frame, caption and signals of the state; `blank` is noted of states that count."""
         from envs import render
 
         info: dict[str, Any] = {}
-        if self.plan.frame_size is not None and drawn:
+        if self.spec.frame_size is not None and drawn:
             begin, blank = time.perf_counter(), False
             try:
-                info["frame"] = render.frame(self.env, self.plan.frame_size)
+                info["frame"] = render.frame(self.env, self.spec.frame_size)
             except RuntimeError:
-                blank, info["frame"] = True, np.zeros((self.plan.frame_size, self.plan.frame_size, 3), np.uint8)
+                blank, info["frame"] = True, np.zeros((self.spec.frame_size, self.spec.frame_size, 3), np.uint8)
             if counted:
                 self.notes["blank"].append(blank)
             self.seconds["render"] += time.perf_counter() - begin
-        if self.plan.text:
+        if self.spec.text:
             info["text"] = self.family.caption(self.env, self.memory)
-        if self.plan.signals:
+        if self.spec.signals:
             info["signals"] = self.family.sense(self.env)
         return info
 
@@ -245,7 +244,7 @@ class _Sampler:
         from envs.transitions import modalities_of_one
 
         self.memory.clear()
-        self.cursor.begin(modalities_of_one(self.show(self.plan.before, counted=False)))
+        self.cursor.begin(modalities_of_one(self.modalities(self.spec.before, counted=False)))
         return obs
 
     def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool]:
@@ -255,9 +254,11 @@ class _Sampler:
         next_obs, reward, terminated, truncated, _ = self.env.step(action)
         self.seconds["step"] += time.perf_counter() - begin
         ends = source in (0, 3)  # a row that is an episode of its own
-        shown = self.show(drawn=True)
-        row = from_gym_step(self.cursor, obs, action, float(reward), next_obs, terminated, truncated or ends, shown)
-        self.rows.append(row if self.plan.before else row.replace(obs_frame=None))
+        modalities = self.modalities(drawn=True)
+        row = from_gym_step(
+            self.cursor, obs, action, float(reward), next_obs, terminated, truncated or ends, modalities
+        )
+        self.rows.append(row if self.spec.before else row.replace(obs_frame=None))
         self.notes["source"].append(source)
         self.notes["place"].append(place)
         self.notes["truth"].append([bool(goal.truth(self.env)) for goal in self.goals])
@@ -301,7 +302,7 @@ class _Sampler:
         blank = np.array(self.notes["blank"] or np.zeros(n), bool)
         if blank.all():
             raise UsageError(
-                f"every picture of {self.plan.env} has one single colour, which no reward can read; the renderers in "
+                f"every frame of {self.spec.env} has one single colour, which no reward can use; the renderers in "
                 f"use are {render.prepare()}: set these variables"
             )
         return Sample(
@@ -317,47 +318,62 @@ class _Sampler:
 
 
 @dataclass
-class World:
-    """Every state of a small world, and every action from each.
+class FiniteMDP:
+    """Every state of a small environment, and every action from each.
 
     Attributes:
         sample: S * A rows, state by state.
-        leads: index of the next state (S, A); S where the episode terminates.
+        successors: index of the next state (S, A); S where the episode terminates.
     """
 
     sample: Sample
-    leads: np.ndarray
+    successors: np.ndarray
+
+    def table(self, values: np.ndarray) -> np.ndarray:
+        """Values of the rows as a table (S + 1, A, S + 1); the last state is the terminal one."""
+        states, actions = self.successors.shape
+        table = np.zeros((states + 1, actions, states + 1))
+        s, a = np.indices(self.successors.shape)
+        table[s, a, self.successors] = values.reshape(states, actions)
+        return table
+
+    @property
+    def transition(self) -> np.ndarray:
+        """Probabilities (S + 1, A, S + 1)."""
+        table = self.table(np.ones(self.successors.size))
+        table[-1, :, -1] = 1
+        return table
 
 
-def enumerate_world(plan: Plan, limit: int = STATES) -> World | None:
-    """Walk through the world that the first reset of a plan's seed makes.
+def enumerate_mdp(spec: SampleSpec, limit: int = STATES) -> FiniteMDP | None:
+    """Visit every state of the environment that the first reset with a spec's seed makes.
 
-    None where states cannot be taken and given back, where there are more than `limit`, or where chance has a say.
+    None where states cannot be copied and restored, where there are more than `limit`, or where dynamics are random.
     """
     from gymnasium import spaces
 
     from envs.snapshots.snapshots import get_state, set_state, supported
 
-    sampler = _Sampler(plan)
+    sampler = _Sampler(spec)
     env = sampler.env
     try:
         supported(env)
         if not isinstance(env.action_space, spaces.Discrete):
             return None
-        env.reset(seed=plan.seed)
-        chance: Any = env.unwrapped.np_random.bit_generator
-        untouched, root = chance.state, get_state(env)
+        env.reset(seed=spec.seed)
+        generator: Any = env.unwrapped.np_random.bit_generator
+        untouched, root = generator.state, get_state(env)
         states, order = [root], {_identity(root): 0}
-        leads: list[list[int]] = []
-        for state in states:  # grows while we walk
-            leads.append([])
-            for action in range(int(env.action_space.n)):
+        first, actions = int(env.action_space.start), int(env.action_space.n)
+        successors: list[int] = []
+        for state in states:  # grows meanwhile
+            for action in range(first, first + actions):
                 set_state(env, state)
-                _, _, terminated, _, _ = env.step(int(env.action_space.start) + action)
-                if chance.state != untouched:
+                _, _, terminated, _, _ = env.step(action)
+                if generator.state != untouched:
                     return None
                 after = get_state(env)
-                after["wrappers"] = root["wrappers"]  # clocks stand still
+                after["wrappers"] = root["wrappers"]  # step counters do not distinguish states
                 if "step_count" in root["variables"]:
                     after["variables"]["step_count"] = root["variables"]["step_count"]
                 name = _identity(after)
@@ -366,12 +382,12 @@ def enumerate_world(plan: Plan, limit: int = STATES) -> World | None:
                     states.append(after)
                     if len(states) > limit:
                         return None
-                leads[-1].append(-1 if terminated else order[name])
+                successors.append(-1 if terminated else order[name])
         for state in states:
-            for action in range(int(env.action_space.n)):
-                sampler.step(sampler.begin(set_state(env, state)), int(env.action_space.start) + action, 0)
-        table = np.array(leads)
-        return World(sampler.sample(), np.where(table < 0, len(states), table))
+            for action in range(first, first + actions):
+                sampler.step(sampler.begin(set_state(env, state)), action, 0)
+        table = np.array(successors).reshape(len(states), actions)
+        return FiniteMDP(sampler.sample(), np.where(table < 0, len(states), table))
     except ValueError:
         return None
     finally:
@@ -379,5 +395,5 @@ def enumerate_world(plan: Plan, limit: int = STATES) -> World | None:
 
 
 def _identity(state: dict[str, Any]) -> str:
-    """What tells states apart; whether a number came as NumPy's does not."""
+    """What distinguishes states; NumPy numbers and plain ones are the same."""
     return json.dumps([state["variables"], state["things"]], default=lambda value: value.tolist())

@@ -14,7 +14,8 @@ from model_server import ModelServer, says, status
 from envs import recording
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.rules import Rules
-from runners.annotate.__main__ import AnnotateConfig, annotate, drawn, labels, main, read
+from runners.annotate.__main__ import main
+from runners.annotate.labels import AnnotateConfig, annotate, drawn, labels, read
 from runners.record import RecordConfig, record
 from runners.run.config import UsageError
 from tests.faults.faulty_server import quotations
@@ -104,7 +105,7 @@ def test_pairs_are_different_and_all_of_them_if_more_are_asked_for():
     assert len({frozenset(pair) for pair in drawn([str(i) for i in range(2000)], 3000, 0)}) == 3000
 
 
-def test_a_local_judge_needs_no_server_and_a_dry_run_asks_nobody(play, capsys):
+def test_a_local_judge_needs_no_server_and_a_dry_run_asks_nothing(play, capsys):
     counts = annotate(AnnotateConfig(record=play, out="labels.jsonl"))
     assert counts["labels"] == len(read(play).texts) == len(labels("labels.jsonl")) and counts["tokens"] == 0
     capsys.readouterr()
@@ -168,7 +169,7 @@ def test_after_kill_9_nothing_is_asked_again(tmp_path):
         ("record=nowhere out=a.jsonl", r"nowhere is no file"),
         ("record=PLAY out=a.jsonl judge=rulse", r"there is no judge 'rulse'; did you mean 'rules'\?"),
         ("record=PLAY out=a.jsonl judge.rulebok=7", r"judge rules has no option 'rulebok'"),
-        ("record=PLAY out=a.jsonl pairs=-1", r"pairs=-1 is out of range; give at least 0"),
+        ("record=PLAY out=a.jsonl pairs=-1", r"pairs=-1 is out of range; give a number at least 0"),
         ("record=PLAY out=a.jsonl patience=0", r"patience=0.0 is out of range"),
         ("record=empty.jsonl out=a.jsonl", r"empty.jsonl holds no text"),
         ("record=bad.jsonl out=a.jsonl", r"bad.jsonl, line 1 is '\{\"text\": 3\}'; give text and value"),

@@ -9,8 +9,9 @@ from model_server import ModelServer
 from test_annotate import by_rules, openai
 
 from rewards.llm.judges.rules import Rules
-from runners.annotate.__main__ import AnnotateConfig, main
+from runners.annotate.__main__ import main
 from runners.annotate.audit import agreement, audit
+from runners.annotate.labels import AnnotateConfig
 
 TEXTS = ["picked up the yellow key", "opened the yellow door", "reached the goal", "dropped the yellow key", "fell"]
 

@@ -1,4 +1,4 @@
-"""The report card: it works for every reward, knows good from bad, and says so in one page and one sentence."""
+"""The report card: it works for every reward, separates good from bad, and reports so in one page and one sentence."""
 
 import re
 
@@ -13,10 +13,9 @@ from rewards.compare import starc
 from runners.compare import __main__ as compare
 from runners.compare import card as compare_card
 from runners.compare import sample as compare_sample
-from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, measures, pictures, verdict
-from runners.compare.sample import SOURCES, Plan, enumerate_world, load_or_take, load_or_walk, take
-from runners.compare.subject import Subject
-from runners.run.config import UsageError
+from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, measures, verdict
+from runners.compare.page import extremes, lines
+from runners.compare.sample import SOURCES, SampleSpec, enumerate_mdp, load_or_enumerate, load_or_take, take
 
 CARTPOLE, PENDULUM = "lodestar/CartPoleUpright-v0", "lodestar/PendulumUpright-v0"
 
@@ -32,32 +31,32 @@ def here(folder, monkeypatch):
 
 
 def cards(*arguments):
-    """What `compare` finds: name -> (subject, card)."""
-    options, rest = compare.parse(list(arguments))
+    """What `compare` finds: name -> (candidate, card)."""
+    config = compare.main.parse(list(arguments))
     found = {}
-    for subject, goal in compare.ask(options, compare.compose(options, rest)):
-        world = None if subject.stream.has_memory else load_or_walk(subject.plan)
-        found[subject.name] = subject, compare_card.card(subject, goal, world, "x")
+    for candidate, goal in compare.candidates(config, compare.compose(config)):
+        mdp = None if candidate.stream.has_memory else load_or_enumerate(candidate.spec)
+        found[candidate.name] = candidate, compare_card.card(candidate, goal, mdp, "x")
     return found
 
 
 def test_a_sample_covers_the_world_and_is_the_same_again():
-    sample = take(Plan(CARTPOLE, frames=60))
+    sample = take(SampleSpec(CARTPOLE, frames=60))
     assert [int((sample.source == i).sum()) for i in range(4)] == [30, 30, 0, compare_sample.POSES]
     assert sample.batch.frame.shape == (121, 64, 64, 3) and not sample.blank.any()
-    again = take(Plan(CARTPOLE, frames=60))
+    again = take(SampleSpec(CARTPOLE, frames=60))
     np.testing.assert_array_equal(sample.batch.frame, again.batch.frame)
     np.testing.assert_array_equal(sample.batch.next_obs, again.batch.next_obs)
     # The truth is that of the next state, and every scattered state is an episode of its own.
     np.testing.assert_allclose(sample.degree[:, 0], sample.batch.next_obs[:, 2], atol=1e-6)
     np.testing.assert_array_equal(sample.truth[:, 0], sample.batch.reward == 1)
     assert (sample.batch.ended[sample.source != 1]).all() and (sample.batch.step[sample.source != 1] == 0).all()
-    other = take(Plan(CARTPOLE, frames=60, seed=1))
+    other = take(SampleSpec(CARTPOLE, frames=60, seed=1))
     assert not np.array_equal(other.batch.next_obs, sample.batch.next_obs)
 
 
 def test_scattered_transitions_are_true_transitions():
-    sample = take(Plan("Pendulum-v1", frames=40, frame_size=None))
+    sample = take(SampleSpec("Pendulum-v1", frames=40, frame_size=None))
     batch = sample.batch
     # Gymnasium's pendulum: the angle moves by the new velocity times 0.05 s.
     turned = np.arctan2(batch.next_obs[:, 1], batch.next_obs[:, 0]) - np.arctan2(batch.obs[:, 1], batch.obs[:, 0])
@@ -66,9 +65,9 @@ def test_scattered_transitions_are_true_transitions():
 
 
 def test_a_sample_comes_back_from_its_file_as_it_was(folder):
-    plan = Plan("MiniGrid-DoorKey-5x5-v0", frames=30, text=True)
-    first, second = load_or_take(plan), load_or_take(plan)
-    assert (plan.folder / f"sample-{plan.key}.safetensors").exists()
+    spec = SampleSpec("MiniGrid-DoorKey-5x5-v0", frames=30, text=True)
+    first, second = load_or_take(spec), load_or_take(spec)
+    assert (spec.folder / f"sample-{spec.key}.safetensors").exists()
     for name in compare_sample.KEPT:
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
     np.testing.assert_array_equal(first.batch.frame, second.batch.frame)
@@ -76,31 +75,33 @@ def test_a_sample_comes_back_from_its_file_as_it_was(folder):
     assert first.truth.shape == (30, 2)
 
 
-def test_every_state_of_a_small_world_is_walked_through_once():
-    world = load_or_walk(Plan("MiniGrid-Empty-5x5-v0", frames=20, frame_size=None))
+def test_every_state_of_a_small_environment_is_visited_once():
+    mdp = load_or_enumerate(SampleSpec("MiniGrid-Empty-5x5-v0", frames=20, frame_size=None))
     # Eight of nine cells, four directions, seven actions; a step onto the ninth, the goal, ends it.
-    assert world.leads.shape == (32, 7)
-    batch, states = world.sample.batch, 32
-    ends = world.leads.ravel() == states
-    assert ends.sum() == 2 and (ends == batch.terminated).all() and (world.sample.truth[:, 0] == ends).all()
+    assert mdp.successors.shape == (32, 7)
+    batch, states = mdp.sample.batch, 32
+    ends = mdp.successors.ravel() == states
+    assert ends.sum() == 2 and (ends == batch.terminated).all() and (mdp.sample.truth[:, 0] == ends).all()
     assert (batch.reward[ends] > 0.98).all()  # the clock stands still
     assert not batch.truncated[~ends].all() or len(batch.step) == 224
-    assert (world.leads[:, 3:] == np.arange(states)[:, None]).all()  # nothing to pick up, drop or toggle
-    again = load_or_walk(Plan("MiniGrid-Empty-5x5-v0", frames=20, frame_size=None))
-    np.testing.assert_array_equal(world.leads, again.leads)
+    assert (mdp.successors[:, 3:] == np.arange(states)[:, None]).all()  # nothing to pick up, drop or toggle
+    again = load_or_enumerate(SampleSpec("MiniGrid-Empty-5x5-v0", frames=20, frame_size=None))
+    np.testing.assert_array_equal(mdp.successors, again.successors)
 
 
 def test_a_dive_has_a_state_for_each_cell_it_can_reach():
-    world = enumerate_world(Plan("lodestar/DeepSea-v0", options={"size": 4}, frames=20, frame_size=None))
-    assert world.leads.shape == (4 * 5 // 2, 2) and (world.leads == 10).sum() == 8
-    assert world.sample.batch.reward.max() == pytest.approx(1 - 0.01 / 4)
+    mdp = enumerate_mdp(SampleSpec("lodestar/DeepSea-v0", options={"size": 4}, frames=20, frame_size=None))
+    assert mdp.successors.shape == (4 * 5 // 2, 2) and (mdp.successors == 10).sum() == 8
+    assert mdp.sample.batch.reward.max() == pytest.approx(1 - 0.01 / 4)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "BabyAI-GoToRedBall-v0", "lodestar/NoisyRooms-v0"])
-def test_a_world_that_is_large_continuous_or_closed_is_not_walked_through(env_id):
-    assert load_or_walk(Plan(env_id, frames=20, frame_size=None)) is None or env_id.startswith("lodestar/Noisy")
-    noisy = Plan("lodestar/NoisyRooms-v0", options={"noise": "pixels"}, frames=20, frame_size=None)
-    assert enumerate_world(noisy) is None
+def test_an_environment_that_is_large_continuous_or_closed_is_not_enumerated(env_id):
+    assert load_or_enumerate(SampleSpec(env_id, frames=20, frame_size=None)) is None or env_id.startswith(
+        "lodestar/Noisy"
+    )
+    noisy = SampleSpec("lodestar/NoisyRooms-v0", options={"noise": "pixels"}, frames=20, frame_size=None)
+    assert enumerate_mdp(noisy) is None
 
 
 @pytest.fixture(scope="module")
@@ -130,28 +131,28 @@ def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
     if hasattr(cls.Config, "goal") and "goal" not in options:
         options["goal"] = goals(env_id)[0].prompt
     config = cls.Config(**OPTIONS.get(name, {}), **options)
-    plan = Plan(env_id, frames=frames, text="text" in cls.requires)
-    return Subject(name, config, (env.observation_space, env.action_space), plan, load_or_take(plan), warm=warm)
+    spec = SampleSpec(env_id, frames=frames, text="text" in cls.requires)
+    return Candidate(name, config, (env.observation_space, env.action_space), spec, load_or_take(spec), warm=warm)
 
 
 @pytest.mark.parametrize("name", sorted(set(rewards.TABLE) - {"synthesis"}))
 def test_there_is_a_card_for_every_reward(name, demos):
-    subject = ask(name, **({"demos": str(demos)} if name == "progress" else {}))
-    made = compare_card.card(subject, 0, None, "upright")
+    candidate = ask(name, **({"demos": str(demos)} if name == "progress" else {}))
+    made = compare_card.card(candidate, 0, None, "upright")
     assert made["verdict"] in (USABLE, WEAK, DO_NOT) and made["reasons"]
     assert np.isfinite(made["range"]).all() and 0 <= made["nonzero"] <= 1 and made["rows"] == 60
     assert -1 <= made["truth"]["pearson"] <= 1 and 0 <= made["task"]["epic"] <= 1
     assert len(made["landscape"]["x"]) == compare_sample.POSES
     assert made["starc"] is None or 0 <= made["starc"]["distance"] <= 1
-    assert "\n".join(compare.lines(CARTPOLE, [made], {})).count("VERDICT") == 1
-    if subject.reward.role == "bonus":
+    assert "\n".join(lines(CARTPOLE, [made], {})).count("VERDICT") == 1
+    if candidate.reward.role == "bonus":
         assert made["controls"] == []
 
 
-def test_a_driving_reward_is_asked_without_scattered_states():
+def test_a_driving_reward_is_scored_without_scattered_states():
     arguments = ("env=highway-fast-v0", "reward=synthesis", "frames=20", "env.vehicles_count=3")
-    subject, made = cards(*arguments, "reward.synthesis.semantics=constant")["synthesis"]
-    assert made["about"] == "20 random policy" and subject.sample.batch.signals is not None
+    candidate, made = cards(*arguments, "reward.synthesis.semantics=constant")["synthesis"]
+    assert made["about"] == "20 random policy" and candidate.sample.batch.signals is not None
     assert made["landscape"] is None
 
 
@@ -177,21 +178,21 @@ def test_bad_sentences_are_not_to_be_trained_with(sentence):
 
 
 def test_a_contrast_is_calibrated_before_it_is_asked():
-    subject = ask("contrast")
-    made = compare_card.card(subject, 0)
-    assert subject.passes > 0 and made["truth"]["auroc"] > 0.9 and made["range"][4] > 0.5
+    candidate = ask("contrast")
+    made = compare_card.card(candidate, 0)
+    assert candidate.passes > 0 and made["truth"]["auroc"] > 0.9 and made["range"][4] > 0.5
     negated = next(row for row in made["controls"] if row["kind"] == "negated")
     assert negated["sentence"] == "the pole is hanging down" and negated["pearson"] < 0
 
 
-def test_starc_is_exact_in_a_small_world():
+def test_starc_is_exact_in_a_small_environment():
     task, rnd = (ask(name, "MiniGrid-Empty-5x5-v0", 40) for name in ("task", "rnd"))
-    world = load_or_walk(task.plan)
-    found = compare_card.starc(task, task.values, world, 0)
+    mdp = load_or_enumerate(task.spec)
+    found = compare_card.starc(task, task.values, mdp, 0)
     assert found["kind"] == "exact, 32 states"
-    # What is paid everywhere keeps an agent away from the goal, where the episode ends.
-    assert compare_card.starc(rnd, rnd.values, world, 0)["distance"] > 0.9
-    table, transition = compare_card._tables(world.sample.batch.reward, world), compare_card._transition(world)
+    # A reward that is positive everywhere keeps an agent away from the goal, where the episode ends.
+    assert compare_card.starc(rnd, rnd.values, mdp, 0)["distance"] > 0.9
+    table, transition = mdp.table(mdp.sample.batch.reward), mdp.transition
     distances = [starc(table, x * table, transition, gamma=0.99) for x in (3, -1)]
     assert distances == pytest.approx([0, 1], abs=1e-7)
 
@@ -199,10 +200,10 @@ def test_starc_is_exact_in_a_small_world():
 def test_embeddings_are_kept_and_another_sentence_needs_no_frames(monkeypatch):
     first = ask("clip", PENDULUM, 40)
     assert first.seconds["embed"] > 0
-    compare_card.card(first, 0)  # looks with untrained eyes, too
+    compare_card.card(first, 0)  # embeds with the untrained encoder, too
 
     def refuse(*args: object) -> None:
-        raise AssertionError("frames were looked at again")
+        raise AssertionError("frames were embedded again")
 
     monkeypatch.setattr(type(first.reward), "embed", refuse)
     monkeypatch.setattr(compare_sample, "take", refuse)
@@ -213,8 +214,8 @@ def test_embeddings_are_kept_and_another_sentence_needs_no_frames(monkeypatch):
 def test_a_warm_bonus_has_learnt_from_the_sample():
     cold, warm = ask("rnd", frames=200), ask("rnd", frames=200, warm=3)
     assert warm.passes == 3 and cold.passes == 0 and warm.values.mean() < cold.values.mean()
-    assert any("knows nothing yet" in note for note in compare_card._notes(cold))
-    assert any("saw the sample 3 times" in note for note in compare_card._notes(warm))
+    assert any(note.startswith("untrained") for note in compare_card._notes(cold))
+    assert any("for 3 passes" in note for note in compare_card._notes(warm))
 
 
 def judged(**changes):
@@ -259,8 +260,8 @@ def test_measures_agree_with_each_other():
 
 def test_an_environment_without_goals_is_compared_with_the_task(capsys):
     assert compare.main(["env=lodestar/DeepSea-v0", "reward=count", "frames=20", "env.size=4"]) == 0
-    modalities = capsys.readouterr().out
-    assert "with the task's reward" in modalities and "goal or not" not in modalities
+    out = capsys.readouterr().out
+    assert "with the task's reward" in out and "goal or not" not in out
 
 
 def test_the_page_holds_everything_and_needs_nothing_else(folder, capsys):
@@ -270,8 +271,8 @@ def test_the_page_holds_everything_and_needs_nothing_else(folder, capsys):
     assert not re.search(r"(src|href)=\"(?!data:)", text) and "<script" not in text
     assert len(re.findall(r"<figure>", text)) == 4 * 8 and len(re.findall(r"<img", text)) == 4 * 8 + 4
     assert "pole vertically upright on top of the cart" in text and "STARC" in text
-    modalities = capsys.readouterr().out
-    assert modalities.count("VERDICT") == 2 and f"page: {page}" in modalities and "clip and rnd: EPIC" in modalities
+    out = capsys.readouterr().out
+    assert out.count("VERDICT") == 2 and f"page: {page}" in out and "clip and rnd: EPIC" in out
 
 
 def test_a_sentence_with_markup_stays_a_sentence(folder):
@@ -283,14 +284,15 @@ def test_a_sentence_with_markup_stays_a_sentence(folder):
     assert "<b>pole" not in page.read_text() and "&lt;b&gt;pole" in page.read_text()
 
 
-def test_pictures_are_the_highest_and_the_lowest_and_all_differ():
-    subject = ask("task")
-    chosen = pictures(subject, count=5)
-    counted = subject.values[subject.sample.counted]
+def test_frames_are_of_the_highest_and_the_lowest_scores_and_all_differ():
+    candidate = ask("task")
+    chosen = extremes(candidate, count=5)
+    counted = candidate.values[candidate.sample.counted]
     assert (
-        subject.values[chosen["highest"][0]] == counted.max() and subject.values[chosen["lowest"][0]] == counted.min()
+        candidate.values[chosen["highest"][0]] == counted.max()
+        and candidate.values[chosen["lowest"][0]] == counted.min()
     )
-    frames = {subject.sample.batch.frame[row].tobytes() for row in chosen["highest"]}
+    frames = {candidate.sample.batch.frame[row].tobytes() for row in chosen["highest"]}
     assert len(frames) == 5 and not set(chosen["highest"]) & set(chosen["lowest"])
 
 
@@ -300,9 +302,9 @@ def test_pictures_are_the_highest_and_the_lowest_and_all_differ():
         (["reward=clip"], "env= is missing"),
         ([f"env={CARTPOLE}"], "reward= is missing"),
         ([f"env={CARTPOLE}", "reward=clipp"], "did you mean clip?"),
-        ([f"env={CARTPOLE}", "reward=clip", "frmes=3"], "did you mean frames?"),
-        ([f"env={CARTPOLE}", "reward=clip", "frames=3"], "frames=3 is out of range; give a whole number, 20 or more"),
-        ([f"env={CARTPOLE}", "reward=clip", "frames=200000"], "give 20 to 100000"),
+        ([f"env={CARTPOLE}", "reward=clip", "frmes=3"], "key=frmes is unknown; did you mean frames?"),
+        ([f"env={CARTPOLE}", "reward=clip", "frames=3"], "frames=3 is out of range; give a number in [20, 100000]"),
+        ([f"env={CARTPOLE}", "reward=clip", "frames=200000"], "give a number in [20, 100000]"),
         ([f"env={CARTPOLE}", "reward=clip", "goal=lying"], f"goal=lying is unknown; {CARTPOLE} has upright"),
         (["env=lodestar/DeepSea-v0", "reward=count", "goal=x"], "no goals are known for lodestar/DeepSea-v0"),
         (["env=lodestar/DeepSea-v0", "reward=clip"], "needs a sentence for lodestar/DeepSea-v0"),
@@ -319,24 +321,19 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(arguments, sentence,
 
 
 def test_the_goal_that_is_asked_for_brings_its_sentence_and_its_truth():
-    options, rest = compare.parse(["env=HalfCheetah-v5", "reward=clip", "goal=rearing"])
-    config = compare.compose(options, rest)["clip"].reward["clip"]
+    asked = compare.main.parse(["env=HalfCheetah-v5", "reward=clip", "goal=rearing"])
+    config = compare.compose(asked)["clip"].reward["clip"]
     assert config.goal == "a cheetah robot standing upright on its hind leg"
     known = goals("HalfCheetah-v5")
-    assert compare._index(options, known, config) == 1
-    options["goal"] = ""
-    assert compare._index(options, known, config) == 1 and compare._index(options, [], config) is None
+    assert compare.goal_index(asked, known, config) == 1
+    asked.goal = ""
+    assert compare.goal_index(asked, known, config) == 1 and compare.goal_index(asked, [], config) is None
 
 
-def test_a_subject_leaves_weight_scale_and_shape_out():
-    plan = Plan(CARTPOLE, frames=20, frame_size=None)
+def test_a_candidate_leaves_weight_scale_and_shape_out():
+    spec = SampleSpec(CARTPOLE, frames=20, frame_size=None)
     env = make(CARTPOLE)
     config = rewards.get("task").Config(weight="linear:1:0:10", scale="return", shape="potential")
-    subject = Subject("task", config, (env.observation_space, env.action_space), plan, load_or_take(plan))
-    np.testing.assert_array_equal(subject.values, subject.sample.batch.reward)
-    assert SOURCES[0] == "scattered" and subject.stream.shape == "none"
-
-
-def test_a_usage_error_is_a_value_error_of_the_plan():
-    with pytest.raises(UsageError, match=r"frames=5 is out of range"):
-        Plan(CARTPOLE, frames=5)
+    candidate = Candidate("task", config, (env.observation_space, env.action_space), spec, load_or_take(spec))
+    np.testing.assert_array_equal(candidate.values, candidate.sample.batch.reward)
+    assert SOURCES[0] == "scattered" and candidate.stream.shape == "none"
