@@ -15,15 +15,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envs.settings import Settings, declarations, setting
 from runners.cli.command import Command
 from runners.run.config import TrainConfig, UsageError, unknown
 
 if TYPE_CHECKING:
+    from agents.effective_horizon import EffectiveHorizon
     from envs.family import Goal
-    from rewards.base import RewardConfig
+    from rewards.base import Reward, RewardConfig
     from runners.compare.card import Candidate, Card
 
 
@@ -85,8 +86,9 @@ def _add_horizons(
     """Write the effective horizon under each reward into its card."""
     from runners.compare.card import effective_horizon, horizon_text
 
-    def compute(name: str, *reward: Any) -> Any:
-        return effective_horizon(config.env, config.horizon, config.solved, *reward, options=configs[name].env_options)
+    def compute(name: str, reward: Reward | None = None, own: RewardConfig | None = None) -> EffectiveHorizon:
+        options = configs[name].env_options
+        return effective_horizon(config.env, config.horizon, config.solved, reward, own, options)
 
     task = compute(chosen[0].name)
     for candidate, made in zip(chosen, cards):

@@ -8,14 +8,6 @@ A PATH is a folder, below which run folders are looked for, or a CSV with publis
 Biases ("global_step", "<run> - charts/episodic_return"), or a long table with columns like step, episodic_return, seed,
 exp_name, env_id.
 
-keys:
-    out=FOLDER        where the four files go; the first folder given
-    threshold=RETURN  task return for the steps-to-threshold table, or one a task: CartPole-v1:475,Acrobot-v1:-100
-    reference=ARM     the arm that scores 1 on every task; else the task-only baseline, or the best arm
-    points=200        of each curve
-    label=A,B         names for the PATHs, in their order; a CSV's is its arm's name
-    title=TEXT        of the page
-
 Writes report.html (one file, no network, no script), report.png (the picture for a paper), report.csv (all numbers) and
 curves.csv (the curves on their common grid); `runners.report.study` documents their columns, and reads from a script.
 """
@@ -24,105 +16,77 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from envs.settings import Settings, declarations, setting
+from runners.cli.command import Command
 from runners.run.config import UsageError, unknown
-
-KEYS = ("out", "threshold", "reference", "points", "label", "title")
 
 
 @dataclass
-class ReportConfig:
-    """What the command line asks for."""
+class ReportConfig(Settings):
+    """One report."""
 
-    paths: list[Path] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    out: Path = Path()
-    threshold: dict[str, float] = field(default_factory=dict)
-    reference: str = ""
-    points: int = 200
-    title: str = ""
+    out: str = setting("", "folder of the four files; the first folder given")
+    threshold: str = setting("", "task return for the steps-to-threshold table, or one a task: A-v1:475,B-v1:-100")
+    reference: str = setting("", "the arm that scores 1 on every task; else the task-only baseline, or the best arm")
+    points: int = setting(200, "of each curve", low=2, high=10_000)
+    label: str = setting("", "names for the PATHs, in their order and behind commas; a CSV's is its arm's name")
+    title: str = setting("", "of the page")
+    rest: list[str] = setting([], "the PATHs")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for path in self.rest:
+            key, equals, _ = path.partition("=")
+            if not Path(path).exists() and equals and key.isidentifier():
+                raise UsageError(unknown("key", key, [name for name in declarations(ReportConfig) if name != "rest"]))
+            if not Path(path).exists():
+                raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
+        if not self.rest:
+            raise UsageError("there is no PATH; give a folder with runs below it, such as runs/sweeps/x, or a CSV")
+        if self.label and len(self.labels) != len(self.rest):
+            count = f"{len(self.labels)} names; give one for each PATH: {len(self.rest)}"
+            raise UsageError(f"label={self.label} has {count}")
+        for value in self.thresholds.values():
+            if not math.isfinite(value):
+                raise UsageError(
+                    f"threshold={self.threshold} is no task return; give a number, or TASK:NUMBER,TASK:NUMBER"
+                )
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the report; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(__doc__)
-        return 0 if arguments else 2
-    from runners.run.exits import explain
+    @property
+    def labels(self) -> list[str]:
+        """One for each path; none if there are none."""
+        return self.label.split(",") if self.label else []
 
-    try:
-        page = report(parse(arguments))
-    except Exception as error:
-        code, sentence = explain(error, "set-up")
-        if not sentence:
-            raise
-        print(f"error: {sentence}", file=sys.stderr)
-        return code
-    print(f"report:      {page}")
-    return 0
-
-
-def parse(arguments: list[str]) -> ReportConfig:
-    """The command line, checked.
-
-    Raises:
-        UsageError: one sentence about the first thing that is wrong.
-    """
-    options: dict[str, str] = {}
-    config = ReportConfig()
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if equals and key in KEYS:
-            options[key] = value
-        elif Path(argument).exists():
-            config.paths.append(Path(argument))
-        elif equals and key.isidentifier():
-            raise UsageError(unknown("key", key, KEYS))
-        else:
-            raise UsageError(f"{argument} does not exist; give a folder with runs below it, or a CSV")
-    if not config.paths:
-        raise UsageError("there is no PATH; give a folder with runs below it, such as runs/sweeps/x, or a CSV")
-    config.labels = options["label"].split(",") if options.get("label") else [""] * len(config.paths)
-    if len(config.labels) != len(config.paths):
-        raise UsageError(
-            f"label={options['label']} has {len(config.labels)} names; give one for each PATH: {len(config.paths)}"
-        )
-    points = options.get("points", "200")
-    if not points.isdigit() or not 2 <= int(points) <= 10_000:
-        raise UsageError(f"points={points} is out of range; give a whole number from 2 to 10000")
-    config.points = int(points)
-    config.threshold = _threshold(options.get("threshold", ""))
-    config.reference = options.get("reference", "")
-    folder = next((path for path in config.paths if path.is_dir()), config.paths[0].parent)
-    config.out = Path(options["out"]) if options.get("out") else folder
-    config.title = options.get("title", "") or f"Report on {folder.resolve().name}"
-    return config
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """475 -> {"": 475}; A:1,B:2 -> {"A": 1, "B": 2}; NaN for what is no number."""
+        found = {}
+        for part in filter(None, self.threshold.split(",")):
+            task, _, value = part.rpartition(":")
+            try:
+                found[task] = float(value)
+            except ValueError:
+                found[task] = math.nan
+        return found
 
 
-def _threshold(text: str) -> dict[str, float]:
-    """475 -> {"": 475}; A:1,B:2 -> {"A": 1, "B": 2}."""
-    found = {}
-    for part in filter(None, text.split(",")):
-        task, _, value = part.rpartition(":")
-        try:
-            found[task] = float(value)
-        except ValueError:
-            found[task] = math.nan
-        if not math.isfinite(found[task]):
-            raise UsageError(f"threshold={text} is no task return; give a number, or TASK:NUMBER,TASK:NUMBER")
-    return found
-
-
-def report(config: ReportConfig) -> Path:
-    """Read, compute, draw, write; returns the page."""
+def report(config: ReportConfig) -> None:
+    """Read, compute, draw, write."""
     from runners.report.study import Report
 
-    options = {"reference": config.reference, "threshold": config.threshold, "points": config.points}
-    return Report.read(config.paths, config.labels, **options).write(config.out, config.title)
+    paths = list(map(Path, config.rest))
+    folder = next((path for path in paths if path.is_dir()), paths[0].parent)
+    found = Report.read(
+        paths, config.labels, reference=config.reference, threshold=config.thresholds, points=config.points
+    )
+    page = found.write(Path(config.out or folder), config.title or f"Report on {folder.resolve().name}")
+    print(f"report:      {page}")
 
+
+main = Command(ReportConfig, report, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -113,7 +113,7 @@ class Report:
             for task, arm, runs in self.numbers.data.cells()
             for run in runs
         ]
-        figures = {}
+        figures: dict[str, float] = {}
         for row in self.numbers.rows:
             key = "/".join(filter(None, (row.figure, row.task, row.arm, row.against)))
             ends = {key: row.value, f"{key}/low": row.low, f"{key}/high": row.high}

@@ -10,7 +10,7 @@ from matplotlib import image
 from test_report_read import WIDE, write
 
 from runners.report import page
-from runners.report.__main__ import main, parse
+from runners.report.__main__ import main
 
 
 class Page(html.parser.HTMLParser):
@@ -194,7 +194,7 @@ def test_arguments_are_checked_before_work_begins(tmp_path, capsys):
         ("nowhere",): "nowhere does not exist; give a folder with runs below it, or a CSV",
         ("out=x",): "there is no PATH",
         (runs, "pints=3"): "key=pints is unknown; did you mean points?",
-        (runs, "points=1"): "points=1 is out of range; give a whole number from 2 to 10000",
+        (runs, "points=1"): "points=1 is out of range; give a number in [2, 10000]",
         (runs, "threshold=high"): "threshold=high is no task return",
         (runs, "label=a,b"): "label=a,b has 2 names; give one for each PATH: 1",
         (runs, "reference=tsk"): "reference=tsk is unknown; did you mean task?",
@@ -203,4 +203,4 @@ def test_arguments_are_checked_before_work_begins(tmp_path, capsys):
         assert main(list(arguments)) == 2
         assert words in capsys.readouterr().err
     assert not (tmp_path / "runs" / "report.html").exists()
-    assert parse([runs, "threshold=A-v1:1,B-v1:-2"]).threshold == {"A-v1": 1, "B-v1": -2}
+    assert main.parse([runs, "threshold=A-v1:1,B-v1:-2"]).thresholds == {"A-v1": 1, "B-v1": -2}
