@@ -43,14 +43,14 @@ from typing import Any
 
 # id -> entry point, steps until truncation, constructor arguments
 _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
-    "CartPoleUpright-v0": ("envs.classic.family:CartPoleUpright", 200, {}),
-    "MountainCarGoal-v0": ("envs.classic.family:MountainCarGoal", 200, {}),
-    "PendulumUpright-v0": ("envs.classic.family:PendulumUpright", 200, {}),
-    "MountainCarSparse-v0": ("envs.classic.family:MountainCarSparse", 200, {}),
-    "PendulumSparse-v0": ("envs.classic.family:PendulumSparse", 200, {}),
+    "CartPoleUpright-v0": ("envs.classic.tasks:CartPoleUpright", 200, {}),
+    "MountainCarGoal-v0": ("envs.classic.tasks:MountainCarGoal", 200, {}),
+    "PendulumUpright-v0": ("envs.classic.tasks:PendulumUpright", 200, {}),
+    "MountainCarSparse-v0": ("envs.classic.tasks:MountainCarSparse", 200, {}),
+    "PendulumSparse-v0": ("envs.classic.tasks:PendulumSparse", 200, {}),
     "PixelPendulum-v0": ("envs.classic.pixels:PixelPendulum", 200, {}),
-    "CartPoleSwingUp-v0": ("envs.classic.swingup:CartPoleSwingUp", 500, {}),
-    "CartPoleSwingUpSparse-v0": ("envs.classic.swingup:CartPoleSwingUpSparse", 500, {}),
+    "CartPoleSwingUp-v0": ("envs.classic.tasks:CartPoleSwingUp", 500, {}),
+    "CartPoleSwingUpSparse-v0": ("envs.classic.tasks:CartPoleSwingUpSparse", 500, {}),
     "NoisyRooms-v0": ("envs.exploration.family:NoisyRooms", 200, {}),
     "ProcMaze-v0": ("envs.exploration.factored:ProcMaze", 100, {}),
     "ButtonGrid-v0": ("envs.exploration.factored:ButtonGrid", 100, {}),

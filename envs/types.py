@@ -16,6 +16,8 @@ Array = Any  # numpy.ndarray, or torch.Tensor inside a model-based agent
 MODALITIES = ("frame", "text", "signals")  # what an environment shows beside its observations, in its info
 Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
 Memory = Any  # a dict of arrays with leading axis N, or None
+EnvReset = tuple[Any, dict[str, Any]]  # obs, info
+EnvStep = tuple[Any, float, bool, bool, dict[str, Any]]  # obs, reward, terminated, truncated, info
 
 
 def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:

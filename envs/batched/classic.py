@@ -14,9 +14,8 @@ import numpy as np
 
 from envs.batched.arrays import Arrays
 from envs.batched.base import BatchedEnv
-from envs.classic.captions import teller
-from envs.classic.family import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT
-from envs.classic.swingup import pay, pay_sparsely
+from envs.classic.family import kind_of
+from envs.classic.tasks import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT, is_swung_up, swing_up_reward
 from envs.types import Array
 
 
@@ -42,7 +41,7 @@ class BatchedClassic(BatchedEnv):
 
             self._view = ClassicPainter(self.world, frame_size)
             self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
-        self._tell: Any = teller(type(self.world))
+        self._kind: Any = kind_of(type(self.world))
         if text:
             self.modalities["text"] = np.full(n, "", object)
 
@@ -80,7 +79,7 @@ class BatchedClassic(BatchedEnv):
         if "frame" in self.modalities:
             self.modalities["frame"][index] = self._view.draw(state)
         if "text" in self.modalities:
-            self.modalities["text"][index] = self._tell(state)
+            self.modalities["text"][index] = self._kind.caption(state)
 
 
 class BatchedCartPole(BatchedClassic):
@@ -157,7 +156,7 @@ class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, never = super()._advance(actions)
         x, _, theta, theta_dot = self.state["x"].T
-        return pay(x, self.xp.cos(theta), theta_dot, self._push(actions)), never
+        return swing_up_reward(x, self.xp.cos(theta), theta_dot, self._push(actions)), never
 
 
 class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
@@ -165,7 +164,7 @@ class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, never = super()._advance(actions)
-        return 1.0 * pay_sparsely(self.state["x"][:, 0], self.xp.cos(self.state["x"][:, 2])), never
+        return 1.0 * is_swung_up(self.state["x"][:, 0], self.xp.cos(self.state["x"][:, 2])), never
 
 
 class BatchedMountainCar(BatchedClassic):

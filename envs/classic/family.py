@@ -1,202 +1,253 @@
-"""Classic control: Gymnasium's own ids, three tasks whose reward is the truth about a goal, and two to explore for.
+"""Classic control: Gymnasium's own ids, and our tasks in it (`envs.classic.tasks`, `envs.classic.pixels`).
 
-    lodestar/CartPoleUpright-v0   the pole may turn the full circle; 1 per step while within 12 degrees of upright
-    lodestar/MountainCarGoal-v0   the car stays where it reaches the flag; 1 per step spent there
-    lodestar/PendulumUpright-v0   1 per step while the pendulum is within 12 degrees of upright
-    lodestar/MountainCarSparse-v0 MountainCar-v0, but 1 for reaching the flag and 0 for every other step
-    lodestar/PendulumSparse-v0    starts hanging still; 1 per step while nearly upright and slow
-    lodestar/CartPoleSwingUp-v0, lodestar/CartPoleSwingUpSparse-v0: see `envs.classic.swingup`
+Captions, in a small vocabulary:
+    CartPole      the pole {is upright | is upright but tilts to the left | leans to the left | lies to the left |
+                  hangs down to the left | hangs straight down}, the cart is {in the middle | at the left}[, near the
+                  edge]; and the same to the right
+    Pendulum      the pendulum {as the pole}
+    MountainCar   the car is {in the valley | on the left slope | high on the left slope | at the peak of the mountain,
+                  next to the flag}; and the same on the right
+    Acrobot       the tip is {above the line | below the line, nearly up to it | below the line, half way up | below
+                  the line, hanging low}
 
-The first three last 200 steps and never terminate: an episode that ends at success or failure would tell a learned
-reward what it is meant to find out. The two sparse ones also stop after 200 steps; random play did not find their
-reward in 1000 episodes, which is what a bonus for exploration is for. Frames come from Gymnasium's own renderers.
-`pose` sets any state, for frames of it.
+A state's caption is the entry of an array of strings, for N states at once, so single environments and array programs
+have the same by construction. Velocities are not in them: a pendulum that stands looks like one that races through.
 
-Observations (float32; Gymnasium's own ids keep theirs):
-    CartPoleUpright (5,)   cart position m, velocity m/s, cos angle, sin angle, angular velocity rad/s
-    MountainCarGoal (2,)   position in [-1.2, 0.6], velocity / 0.07, in [-1, 1]
-    PendulumUpright (3,)   cos angle, sin angle, angular velocity in [-8, 8] rad/s; PendulumSparse too
-    MountainCarSparse (2,) position in [-1.2, 0.6], velocity in [-0.07, 0.07], as Gymnasium has it
+Pendulum's signals are the cosine of its angle, its speed in |rad/s| and the last torque in |N m|. `pose` sets any
+state, for frames of it; scattered states have any angle or place, at moderate speeds.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.classic_control.acrobot import AcrobotEnv
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.envs.classic_control.continuous_mountain_car import Continuous_MountainCarEnv
-from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnasium.envs.registration import EnvSpec
 
-from envs import states, terminations
-from envs.classic.canvas import Canvas
-from envs.classic.captions import FLAG, UPRIGHT, caption
-from envs.family import Family, Goal, entry
+from envs.classic.tasks import (
+    FLAG,
+    HELD,
+    UPRIGHT,
+    CartPoleUpright,
+    MountainCarSparse,
+    PendulumSparse,
+    is_upright,
+)
+from envs.classic.view import Canvas
+from envs.family import Axis, Ends, Family, Goal, entry, never
 
-# PendulumSparse: how far from hanging still it starts, rad and rad/s; what is paid, cosine and rad/s; how often, steps.
-NEARLY_DOWN, NEARLY_UP, SLOW, HELD = 0.1, 0.95, 1.0, 50
+Captions = Callable[[np.ndarray], np.ndarray]  # states (N, D) -> object (N,) of str
+TURN = (-math.pi, math.pi)
 
-Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+_LEAN = np.array([UPRIGHT / 2, UPRIGHT, math.pi / 3, 2 * math.pi / 3, math.pi - UPRIGHT])  # rad from upright
+_CART = np.array([-2.1, -0.8, 0.8, 2.1])  # m; the track ends at 2.4, CartPoleUpright's at 2.2
+_HIGH = math.asin(0.3)  # MountainCar's height is sin(3 x)
+_CAR = np.array([-(math.pi + _HIGH) / 3, -math.pi / 6 - 0.3, -math.pi / 6 + 0.3, _HIGH / 3, FLAG])
+_TIP = np.array([-1.0, 0.0, 1.0])  # lengths of a link, from the joint that hangs on the wall; the line is at 1
+_POSES = (
+    "is upright",
+    *(f"{pose} to the {{}}" for pose in ("is upright but tilts", "leans", "lies", "hangs down")),
+    "hangs straight down",
+)
+_PLACES = ("at the left, near the edge", "at the left", "in the middle", "at the right", "at the right, near the edge")
+_HILLS = (
+    *("high on the left slope", "on the left slope", "in the valley", "on the right slope", "high on the right slope"),
+    "at the peak of the mountain, next to the flag",
+)
+_TIPS = ("hanging low", "half way up", "nearly up to it")
 
 
-class CartPoleUpright(CartPoleEnv):
-    """Keep a pole upright on a cart, or swing it up again after it fell.
+def _table(*texts: str) -> np.ndarray:
+    return np.array(texts, object)
 
-    Starts near upright, as CartPole does; a random policy keeps the pole up for about 30 of 200 steps. The track ends
-    in walls that stop the cart while it is still fully in the picture. The stop is inelastic and jolts the pole as a
-    pivot that suddenly stands still does, so leaning on a wall balances nothing.
 
-    Actions: 0 pushes left, 1 pushes right, 10 N. Reward: 1.0 iff |angle| < 12 degrees after the step.
+# In the picture a positive angle leans right in CartPole, and left in Pendulum.
+_CARTPOLE_TEXTS = _table(
+    *(
+        f"the pole {pose.format(side)}, the cart is {place}"
+        for side in ("left", "right")
+        for pose in _POSES
+        for place in _PLACES
+    )
+)
+_PENDULUM_TEXTS = _table(*(f"the pendulum {pose.format(side)}" for side in ("right", "left") for pose in _POSES))
+_CAR_TEXTS = _table(*(f"the car is {place}" for place in _HILLS))
+_TIP_TEXTS = _table(*(f"the tip is below the line, {place}" for place in _TIPS), "the tip is above the line")
+
+
+def _lean(angle: np.ndarray) -> np.ndarray:
+    """Numbers of `_POSES`, and len(_POSES) more to the side of positive angles."""
+    angle = np.remainder(angle + math.pi, 2 * math.pi) - math.pi
+    return np.searchsorted(_LEAN, abs(angle), side="right") + len(_POSES) * (angle >= 0)
+
+
+def _caption_cartpole(x: np.ndarray) -> np.ndarray:
+    return _CARTPOLE_TEXTS[_lean(x[:, 2]) * len(_PLACES) + np.searchsorted(_CART, x[:, 0], side="right")]
+
+
+def _tip_height(state: Any) -> Any:
+    """Height of Acrobot's tip, in arm lengths above the pivot, of states (..., 4)."""
+    return -np.cos(state[..., 0]) - np.cos(state[..., 0] + state[..., 1])
+
+
+def _state(env: gym.Env) -> np.ndarray:
+    inner: Any = env.unwrapped
+    return np.asarray(inner.state)
+
+
+def _ends_cartpole(options: dict[str, Any]) -> Ends:
+    angle = 12 * 2 * math.pi / 360
+    return lambda obs, action, next_obs: (abs(next_obs[..., 0]) > 2.4) | (abs(next_obs[..., 2]) > angle)
+
+
+def _ends_car(flag: float) -> Callable[[dict[str, Any]], Ends]:
+    def rule(options: dict[str, Any]) -> Ends:
+        speed = options.get("goal_velocity", 0)
+        return lambda obs, action, next_obs: (next_obs[..., 0] >= flag) & (next_obs[..., 1] >= speed)
+
+    return rule
+
+
+def _ends_acrobot(options: dict[str, Any]) -> Ends:
+    def ends(obs: Any, action: Any, next_obs: Any) -> Any:
+        cos1, sin1, cos2, sin2 = (next_obs[..., i] for i in range(4))
+        return -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
+
+    return ends
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What CartPole, MountainCar, Pendulum and Acrobot each share with the tasks made of them.
+
+    Attributes:
+        variables: those of the state vector, in order, by the names that `pose` takes.
+        ranges: the ends of each, for scattered states.
+        axis: the variable to draw a reward over, and its name; the others are 0.
+        goal: the state wanted.
+        caption: states in words.
     """
 
-    SOLVED = 180.0  # return of an episode that succeeds, of 200 steps
+    variables: tuple[str, ...]
+    ranges: tuple[tuple[float, float], ...]
+    axis: tuple[int, str]
+    goal: Goal
+    caption: Captions
 
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode=render_mode)
-        self.wall = self.x_threshold - 0.2  # half a drawn cart inside the edge of the picture
-        high = np.array([self.wall, np.inf, 1.0, 1.0, np.inf], dtype=np.float32)
-        self.observation_space = gym.spaces.Box(-high, high, dtype=np.float32)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        return self._obs(), {}
-
-    def step(self, action: Any) -> Step:
-        self.steps_beyond_terminated = None  # else the parent warns about steps after its own limits
-        super().step(action)  # one Euler step of CartPole's dynamics, which hold at any angle
-        self._stop_at_walls()
-        return self._obs(), float(is_upright(self.state[2])), False, False, {}
-
-    def _stop_at_walls(self) -> None:
-        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
-        if abs(x) > self.wall:
-            # The pivot's velocity drops by x_dot; a rod of half length l on it then gains 3/(4 l) cos(theta) x_dot.
-            theta_dot += 3.0 / (4.0 * self.length) * math.cos(theta) * x_dot
-            x, x_dot = math.copysign(self.wall, x), 0.0
-        self.state: Any = np.array([x, x_dot, wrap(theta), theta_dot])
-
-    def _obs(self) -> np.ndarray:
-        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
-        return np.array([x, x_dot, math.cos(theta), math.sin(theta), theta_dot], dtype=np.float32)
+    def place(self, env: gym.Env, value: float) -> None:
+        """Put an environment at a value of the axis."""
+        inner: Any = env.unwrapped
+        inner.state = np.zeros(len(self.ranges))
+        inner.state[self.axis[0]] = value
 
 
-class MountainCarGoal(MountainCarEnv):
-    """Drive an underpowered car to the flag, where it stays.
-
-    Actions: 0 pushes left, 1 nothing, 2 right. Reward: 1.0 iff position >= 0.45 after the step.
-    """
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode=render_mode)
-        low = np.array([self.min_position, -1.0], dtype=np.float32)
-        high = np.array([self.max_position, 1.0], dtype=np.float32)
-        self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        return self._obs(), {}
-
-    def step(self, action: Any) -> Step:
-        if self.state[0] < FLAG:
-            super().step(action)
-        if self.state[0] >= FLAG:
-            self.state = (self.state[0], 0.0)
-        return self._obs(), float(self.state[0] >= FLAG), False, False, {}
-
-    def _obs(self) -> np.ndarray:
-        return np.array([self.state[0], self.state[1] / self.max_speed], dtype=np.float32)
-
-
-class PendulumUpright(PendulumEnv):
-    """Swing a pendulum up and hold it there.
-
-    Starts anywhere, as Pendulum does. Frames leave out the arrow that shows the torque: it would show the action.
-
-    Args:
-        render_mode: as in Gymnasium.
-        torques: 0 for Pendulum's continuous action in [-2, 2]; n >= 2 for n evenly spaced torques (`Discrete(n)`).
-
-    Reward: 1.0 iff |angle| < 12 degrees after the step.
-    """
-
-    def __init__(self, render_mode: str | None = None, torques: int = 0) -> None:
-        if torques < 0 or torques == 1:
-            raise ValueError(f"torques={torques} leaves no choice; give 0 (continuous) or at least 2 discrete torques")
-        super().__init__(render_mode=render_mode)
-        self.torques = np.linspace(-self.max_torque, self.max_torque, torques) if torques else None
-        if torques:
-            self.action_space = gym.spaces.Discrete(torques)
-
-    def step(self, u: Any) -> Step:
-        torque = np.atleast_1d(u) if self.torques is None else self.torques[[int(u)]]
-        mode, self.render_mode = self.render_mode, None  # the parent would draw the arrow
-        obs, *_ = super().step(torque)
-        self.render_mode, self.last_u = mode, None
-        if mode == "human":
-            self.render()
-        return obs, float(is_upright(self.state[0])), False, False, {}
-
-
-class MountainCarSparse(MountainCarEnv):
-    """Drive an underpowered car to the flag at 0.5, with no word on the way about how it goes.
-
-    Actions: 0 pushes left, 1 nothing, 2 right. Reward: 1.0 at the step that reaches the flag, which terminates.
-    """
-
-    def step(self, action: Any) -> Step:
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, float(terminated), terminated, truncated, info
-
-
-class PendulumSparse(PendulumUpright):
-    """Swing a pendulum up from rest and stop it there.
-
-    Starts within 0.1 rad and 0.1 rad/s of hanging still. An episode succeeds if 50 of its steps are paid.
-
-    Actions: a torque in [-2, 2]. Reward: 1.0 iff cos(angle) > 0.95 and |angular velocity| < 1 rad/s after the step.
-    """
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode=render_mode)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed, options={"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN})  # half-widths about upright
-        self.state[0] += math.pi
-        return self._get_obs(), {}
-
-    def step(self, u: Any) -> Step:
-        obs, *_ = super().step(u)
-        angle, velocity = self.state
-        return obs, float(math.cos(angle) > NEARLY_UP and abs(velocity) < SLOW), False, False, {}
-
-
-def wrap(angle: float) -> float:
-    """The same angle in [-pi, pi)."""
-    return (angle + math.pi) % (2 * math.pi) - math.pi
-
-
-def is_upright(angle: float) -> bool:
-    """Whether an angle from the vertical, in radians, is within 12 degrees of it."""
-    return abs(wrap(angle)) < UPRIGHT
-
-
-_POSE: dict[type, tuple[str, ...]] = {  # the simulators' state vectors, in order
-    CartPoleEnv: ("position", "velocity", "angle", "angular_velocity"),
-    MountainCarEnv: ("position", "velocity"),
-    Continuous_MountainCarEnv: ("position", "velocity"),
-    PendulumEnv: ("angle", "angular_velocity"),
+KINDS = {
+    "CartPole": Kind(
+        ("position", "velocity", "angle", "angular_velocity"),
+        ((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
+        (2, "angle of the pole, rad"),
+        Goal(
+            "upright",
+            "pole vertically upright on top of the cart",
+            "pole and cart",
+            lambda env: is_upright(_state(env)[2]),
+            "pole hanging down below the cart",
+            lambda env: math.cos(_state(env)[2]),
+        ),
+        _caption_cartpole,
+    ),
+    "MountainCar": Kind(
+        ("position", "velocity"),
+        ((-1.2, 0.6), (-0.07, 0.07)),
+        (0, "position of the car, m"),
+        Goal(
+            "flag",
+            "a car at the peak of the mountain, next to the yellow flag",
+            "a car in the mountain",
+            lambda env: bool(_state(env)[0] >= FLAG),
+            "a car at the bottom of the valley",
+            lambda env: float(_state(env)[0]),
+        ),
+        lambda x: _CAR_TEXTS[np.searchsorted(_CAR, x[:, 0], side="right")],
+    ),
+    "Pendulum": Kind(
+        ("angle", "angular_velocity"),
+        (TURN, (-4.0, 4.0)),
+        (0, "angle of the pendulum, rad"),
+        Goal(
+            "upright",
+            "pendulum in the upright position",
+            "pendulum",
+            lambda env: is_upright(_state(env)[0]),
+            "pendulum hanging down",
+            lambda env: math.cos(_state(env)[0]),
+        ),
+        lambda x: _PENDULUM_TEXTS[_lean(x[:, 0])],
+    ),
+    "Acrobot": Kind(
+        (),
+        (TURN, TURN, (-2.0, 2.0), (-2.0, 2.0)),
+        (0, "angle of the stretched arm, rad"),
+        Goal(
+            "up",
+            "an acrobot stretched out above the line",
+            "an acrobot",
+            lambda env: bool(_tip_height(_state(env)) > 1.0),
+            "an acrobot hanging down below the line",
+            lambda env: float(_tip_height(_state(env))),
+        ),
+        lambda x: _TIP_TEXTS[np.searchsorted(_TIP, _tip_height(x))],
+    ),
 }
+
+_CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
+_SWING = "swing the pendulum up and keep it upright"
+_SWING_POLE = "swing the pole up and keep it upright, with the cart near the middle of its track"
+# class in the entry point -> what counts as progress, and the rule of termination, given the constructor's arguments
+_TASKS: dict[str, tuple[str, Callable[[dict[str, Any]], Ends | None]]] = {
+    "CartPoleEnv": (
+        "keep the pole upright on the cart, and the cart away from the edges of its track",
+        _ends_cartpole,
+    ),
+    "CartPoleUpright": (
+        "keep the pole upright on the cart, and swing it up again where it fell",
+        lambda options: never,
+    ),
+    "CartPoleSwingUp": (_SWING_POLE, lambda options: never),
+    "CartPoleSwingUpSparse": (_SWING_POLE, lambda options: never),
+    "MountainCarEnv": (_CLIMB, _ends_car(0.5)),
+    "Continuous_MountainCarEnv": (_CLIMB, _ends_car(0.45)),
+    "MountainCarGoal": (_CLIMB + ", and stay there", lambda options: never),
+    "MountainCarSparse": (_CLIMB, _ends_car(0.5)),
+    "PendulumEnv": (_SWING, lambda options: never),
+    "PendulumUpright": (_SWING, lambda options: never),
+    "PendulumSparse": (_SWING, lambda options: never),
+    "PixelPendulum": (_SWING, lambda options: None),
+    "AcrobotEnv": ("swing the arm up until its tip is above the line", _ends_acrobot),
+}
+
+
+def _class(spec: EnvSpec) -> str:
+    return entry(spec).split(":")[-1]
+
+
+def kind_of(cls: type) -> Kind | None:
+    """The kind that a class of environments derives from."""
+    return next((kind for base in cls.__mro__ for name, kind in KINDS.items() if name in base.__name__), None)
+
+
+def _kind(spec: EnvSpec) -> Kind | None:
+    return next((kind for name, kind in KINDS.items() if name in _class(spec)), None)
+
+
+def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
+    kind = kind_of(type(env.unwrapped))
+    return "" if kind is None else kind.caption(_state(env)[None])[0]
 
 
 def pose(env: gym.Env, **state: float) -> None:
@@ -212,164 +263,77 @@ def pose(env: gym.Env, **state: float) -> None:
         ValueError: if it has no such state variable.
     """
     inner: Any = env.unwrapped
-    names = next((names for kind, names in _POSE.items() if isinstance(inner, kind)), None)
-    if names is None:
+    kind = kind_of(type(inner))
+    names = () if kind is None else kind.variables
+    if not names:
         raise TypeError(f"pose() knows CartPole, MountainCar and Pendulum, not {type(inner).__name__}")
     unknown = sorted(set(state) - set(names))
     if unknown:
         raise ValueError(f"{type(inner).__name__} has no state variable {unknown[0]!r}; it has {', '.join(names)}")
-    inner.state = np.array([float(state.get(name, 0.0)) for name in names])
+    _set(inner, np.array([float(state.get(name, 0.0)) for name in names]))
+
+
+def _set(inner: Any, state: np.ndarray) -> None:
+    inner.state = state
     if isinstance(inner, PendulumEnv):
         inner.last_u = None  # the arrow belongs to a torque that was not applied here
 
 
-def _read(env: gym.Env) -> dict[str, float]:
+def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
+    kind = kind_of(type(env.unwrapped))
+    assert kind is not None
+    _set(env.unwrapped, rng.uniform(*np.array(kind.ranges).T))
+    return True
+
+
+def _axis(spec: EnvSpec) -> Axis | None:
+    kind = _kind(spec)
+    return None if kind is None else Axis(kind.axis[1], *kind.ranges[kind.axis[0]], kind.place)
+
+
+def _sense(env: gym.Env) -> np.ndarray:
     inner: Any = env.unwrapped
-    names = next(names for kind, names in _POSE.items() if isinstance(inner, kind))
-    return dict(zip(names, map(float, inner.state)))
+    angle, velocity = inner.state
+    return np.array([math.cos(angle), abs(velocity), abs(inner.last_u or 0.0)], np.float32)
 
 
-def _pole_is_upright(env: gym.Env) -> bool:
-    return is_upright(_read(env)["angle"])
-
-
-def _car_is_at_flag(env: gym.Env) -> bool:
-    return _read(env)["position"] >= FLAG
-
-
-def _acrobot_is_up(env: gym.Env) -> bool:
-    inner: Any = env.unwrapped
-    return bool(-math.cos(inner.state[0]) - math.cos(inner.state[0] + inner.state[1]) > 1.0)
-
-
-_CARTPOLE = [
-    Goal(
-        "upright",
-        "pole vertically upright on top of the cart",
-        "pole and cart",
-        _pole_is_upright,
-        "pole hanging down below the cart",
-        states.uprightness,
-    )
-]
-_CAR = [
-    Goal(
-        "flag",
-        "a car at the peak of the mountain, next to the yellow flag",
-        "a car in the mountain",
-        _car_is_at_flag,
-        "a car at the bottom of the valley",
-        states.way_to_flag,
-    )
-]
-_PENDULUM = [
-    Goal(
-        "upright",
-        "pendulum in the upright position",
-        "pendulum",
-        _pole_is_upright,
-        "pendulum hanging down",
-        states.uprightness,
-    )
-]
-_ACROBOT = [
-    Goal(
-        "up",
-        "an acrobot stretched out above the line",
-        "an acrobot",
-        _acrobot_is_up,
-        "an acrobot hanging down below the line",
-        states.tip_height,
-    )
-]
-
-_GOALS = {  # by the class name in the entry point: an environment need not be made to know them
-    "CartPoleEnv": _CARTPOLE,
-    "CartPoleUpright": _CARTPOLE,
-    "CartPoleSwingUp": _CARTPOLE,
-    "CartPoleSwingUpSparse": _CARTPOLE,
-    "MountainCarEnv": _CAR,
-    "Continuous_MountainCarEnv": _CAR,
-    "MountainCarGoal": _CAR,
-    "MountainCarSparse": _CAR,
-    "PendulumEnv": _PENDULUM,
-    "PendulumUpright": _PENDULUM,
-    "PendulumSparse": _PENDULUM,
-    "PixelPendulum": _PENDULUM,
-    "AcrobotEnv": _ACROBOT,
-}
-
-_BALANCE = "keep the pole upright on the cart, and the cart away from the edges of its track"
-_CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
-_SWING = "swing the pendulum up and keep it upright"
-_SWING_POLE = "swing the pole up and keep it upright, with the cart near the middle of its track"
-_AIMS = {
-    "CartPoleEnv": _BALANCE,
-    "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
-    "CartPoleSwingUp": _SWING_POLE,
-    "CartPoleSwingUpSparse": _SWING_POLE,
-    "MountainCarEnv": _CLIMB,
-    "Continuous_MountainCarEnv": _CLIMB,
-    "MountainCarGoal": _CLIMB + ", and stay there",
-    "MountainCarSparse": _CLIMB,
-    "PendulumEnv": _SWING,
-    "PendulumUpright": _SWING,
-    "PendulumSparse": _SWING,
-    "PixelPendulum": _SWING,
-    "AcrobotEnv": "swing the arm up until its tip is above the line",
-}
-
-
-def _class(spec: EnvSpec) -> str:
-    return entry(spec).split(":")[-1]
+def _terminates(spec: EnvSpec) -> Ends | None:
+    task = _TASKS.get(_class(spec))
+    return None if task is None else task[1](spec.kwargs)
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    inner = env.unwrapped
+    inner: Any = env.unwrapped
     if isinstance(inner, CartPoleUpright):
         return episode_return >= inner.SOLVED
-    if isinstance(inner, CartPoleEnv):
-        return not terminated
     if isinstance(inner, PendulumSparse):
         return episode_return >= HELD
-    if isinstance(inner, PendulumEnv):
-        return _pole_is_upright(env)
-    if isinstance(inner, MountainCarSparse):
+    kind = kind_of(type(inner))
+    if kind is KINDS["CartPole"]:
+        return not terminated
+    if isinstance(inner, MountainCarSparse) or kind is KINDS["Acrobot"]:
         return terminated
-    if isinstance(inner, MountainCarEnv | Continuous_MountainCarEnv):
-        return _car_is_at_flag(env)
-    return terminated if isinstance(inner, AcrobotEnv) else None
+    return None if kind is None else kind.goal.truth(env)
 
 
 FAMILY = Family(
     name="classic",
     description="classic control: poles, pendulums and a car on a hill, drawn in two dimensions",
     ids=(
-        "lodestar/CartPoleUpright-v0",
-        "lodestar/MountainCarGoal-v0",
-        "lodestar/PendulumUpright-v0",
-        "lodestar/MountainCarSparse-v0",
-        "lodestar/PendulumSparse-v0",
-        "lodestar/PixelPendulum-v0",
-        "lodestar/CartPoleSwingUp-v0",
-        "lodestar/CartPoleSwingUpSparse-v0",
-        "CartPole-v1",
-        "MountainCar-v0",
-        "MountainCarContinuous-v0",
-        "Pendulum-v1",
-        "Acrobot-v1",
+        *("lodestar/CartPoleUpright-v0", "lodestar/MountainCarGoal-v0", "lodestar/PendulumUpright-v0"),
+        *("lodestar/MountainCarSparse-v0", "lodestar/PendulumSparse-v0", "lodestar/PixelPendulum-v0"),
+        *("lodestar/CartPoleSwingUp-v0", "lodestar/CartPoleSwingUpSparse-v0"),
+        *("CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1"),
     ),
-    knows=lambda spec: entry(spec).startswith(
-        ("gymnasium.envs.classic_control", "envs.classic.family:", "envs.classic.swingup:", "envs.classic.pixels:")
-    ),
+    knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic.")),
     repair=Canvas,
-    caption=caption,
-    aim=lambda spec: _AIMS.get(_class(spec), ""),
-    goals=lambda spec: _GOALS.get(_class(spec), []),
-    scatter=states.scatter_classic,
-    axis=states.axis_classic,
-    terminates=terminations.classic,
-    signals=states.signals_classic,
-    sense=states.sense_pendulum,
+    caption=_caption,
+    aim=lambda spec: _TASKS.get(_class(spec), ("",))[0],
+    goals=lambda spec: [kind.goal] if (kind := _kind(spec)) is not None else [],
+    scatter=_scatter,
+    axis=_axis,
+    terminates=_terminates,
+    signals=lambda spec: ("height", "spin", "torque") if entry(spec).endswith(":PendulumEnv") else (),
+    sense=_sense,
     success=_success,
 )

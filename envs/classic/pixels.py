@@ -19,8 +19,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
-from envs.classic.family import Step
 from envs.classic.view import ClassicPainter
+from envs.types import EnvReset, EnvStep
 
 BACKGROUNDS = ("none", "video")
 WAVES = 6  # plane waves that make a cloud
@@ -51,9 +51,7 @@ class PixelPendulum(PendulumEnv):
         self._view = ClassicPainter(self, size)
         self._grid = np.linspace(0, 1, size, endpoint=False)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed, options=options)
         self.time = 0
         if self.background == "video":
@@ -61,7 +59,7 @@ class PixelPendulum(PendulumEnv):
             self.waves = self.np_random.uniform(low, high, (3, WAVES, 4))
         return self._get_obs(), {}
 
-    def step(self, u: Any) -> Step:
+    def step(self, u: Any) -> EnvStep:
         self.time += 1
         obs, reward, terminated, truncated, info = super().step(np.atleast_1d(u))
         return obs, float(reward), terminated, truncated, info

@@ -17,9 +17,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
-from envs import terminations
-from envs.family import Family, entry
+from envs.family import Ends, Family, always, entry
 
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
@@ -75,13 +75,18 @@ class Probe(gym.Env):
         return np.array([self._value], dtype=np.float32)
 
 
+def _terminates(spec: EnvSpec) -> Ends:
+    """One step, except for the probe of discounts, which ends where the observation before the step is 1."""
+    return (lambda obs, action, next_obs: obs[..., 0] > 0.5) if spec.kwargs.get("kind") == "discount" else always
+
+
 FAMILY = Family(
     name="probe",
     description="probes: five tiny worlds to debug an agent with",
     ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),
     knows=lambda spec: entry(spec).startswith("envs.exploration.probe:"),
     aim=lambda spec: "take the action that is paid",
-    terminates=terminations.probe,
+    terminates=_terminates,
     success=lambda env, episode_return, terminated, info: episode_return > 0 if _has_choice(env) else None,
 )
 

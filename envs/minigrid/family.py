@@ -10,23 +10,35 @@ so (984,) for DoorKey, whose mission is always the same, and (1048,) for KeyCorr
 Options of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop"; of what `info["text"]` says,
 `captions` = "events" or "full", `chatter` and `varied` (false), as `envs.minigrid.captions` tells.
 
-Success is a positive task return.
+Signals, float32 (7 + 3 * width * height,):
+    agent_x, agent_y        the agent's cell, from the upper left corner, which is (0, 0)
+    agent_direction         0 right, 1 down, 2 left, 3 up
+    carried_object          MiniGrid's number of what is carried, 1 (empty) for nothing
+    carried_colour          MiniGrid's number of its colour, 0 for nothing
+    grid_width              cells in a row, so that a reader can fold the grid again
+    max_steps               steps after which the world itself ends an episode
+    cell_X_Y_object, cell_X_Y_colour, cell_X_Y_state    row by row, MiniGrid's encoding; the agent is in no cell
+
+What lies hidden in a box cannot be seen in them. Source: minigrid 3.2 (Farama Foundation), core/grid.py, Grid.encode.
+
+Scattered states have the agent on any free cell, every seventh time on the goal, doors open or closed, and something
+in its hands; it may stand behind a locked door. Success is a positive task return.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import RecordConstructorArgs
 
-from envs import states
 from envs.family import Family, Goal, entry
 from envs.minigrid.captions import Speech, caption
-from envs.minigrid.signals import sense, signals
 from envs.observations import WORDS, hashed_words
 
 PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
@@ -102,6 +114,107 @@ def varies(space: Any) -> bool:
     return any(len(choices) > 1 for choices in placeholders)
 
 
+HEAD = ("agent_x", "agent_y", "agent_direction", "carried_object", "carried_colour", "grid_width", "max_steps")
+NOTHING = (1, 0, 0)  # MiniGrid's encoding of an empty cell
+_EMPTY = bytes(NOTHING)
+
+
+def _signals(spec: EnvSpec) -> tuple[str, ...]:
+    """Names of the numbers; a larger grid has more of them."""
+    return HEAD + _cells(*_size(spec))
+
+
+def _sense(env: gym.Env) -> np.ndarray:
+    """The state of a MiniGrid in numbers, float32 (K,), as `signals` names them."""
+    inner: Any = env.unwrapped
+    grid, carried = inner.grid, inner.carrying
+    held = NOTHING if carried is None else carried.encode()
+    values = np.empty(len(HEAD) + 3 * len(grid.grid), np.float32)
+    x, y = inner.agent_pos
+    values[: len(HEAD)] = (x, y, inner.agent_dir, held[0], held[1], grid.width, inner.max_steps)
+    values[len(HEAD) :] = np.frombuffer(b"".join(map(_encoded, grid.grid)), np.uint8)
+    return values
+
+
+def _encoded(cell: Any) -> bytes:
+    """MiniGrid's encoding of a cell; only a door has a state, so the others are looked up."""
+    if cell is None:
+        return _EMPTY
+    if cell.type == "door":
+        return bytes(cell.encode())
+    key = (cell.type, cell.color)
+    if key not in _ENCODED:
+        _ENCODED[key] = bytes(cell.encode())
+    return _ENCODED[key]
+
+
+@functools.cache
+def _cells(width: int, height: int) -> tuple[str, ...]:
+    parts = ("object", "colour", "state")
+    return tuple(f"cell_{x}_{y}_{part}" for y in range(height) for x in range(width) for part in parts)
+
+
+_SIZES: dict[str, tuple[int, int]] = {}
+_ENCODED: dict[tuple[str, str], bytes] = {}
+
+
+def _size(spec: EnvSpec) -> tuple[int, int]:
+    """Width and height of a world; only the world itself knows them, so one is made, once."""
+    options = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
+    key = f"{spec.entry_point} {sorted(options.items())}"
+    if key not in _SIZES:
+        create = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        assert create is not None
+        world: Any = create(**options)
+        _SIZES[key] = (int(world.width), int(world.height))
+        world.close()
+    return _SIZES[key]
+
+
+def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
+    """The agent anywhere in a MiniGrid; BabyAI, whose missions remember what happened, is left alone."""
+    inner: Any = env.unwrapped
+    if type(inner).__module__.startswith("minigrid.envs.babyai"):
+        return False
+    things = [thing for thing in inner.grid.grid if thing is not None]
+    for door in (thing for thing in things if thing.type == "door"):
+        door.is_open = bool(rng.random() < 0.5)
+        door.is_locked = door.is_locked and not door.is_open
+    loose = [thing for thing in things if thing.can_pickup()]
+    if loose and rng.random() < 1 / 3:
+        inner.carrying = loose[rng.integers(len(loose))]
+        inner.grid.grid[inner.grid.grid.index(inner.carrying)] = None
+        inner.carrying.cur_pos = np.array([-1, -1])
+    free: list[tuple[int, ...]] = []
+    goals: list[tuple[int, ...]] = []
+    for place in np.ndindex(inner.grid.width, inner.grid.height):
+        cell = inner.grid.get(*place)
+        if cell is None or (cell.can_overlap() and cell.type != "lava"):
+            (goals if cell is not None and cell.type == "goal" else free).append(place)
+    chosen = goals if goals and rng.random() < 1 / 7 else free
+    inner.agent_pos = tuple(map(int, chosen[rng.integers(len(chosen))]))
+    inner.agent_dir = int(rng.integers(4))
+    return True
+
+
+def _nearness_to_goal(env: gym.Env) -> float:
+    """Minus the steps from a MiniGrid's agent to the green square, through doors; without a way, minus all cells."""
+    inner: Any = env.unwrapped
+    seen = {tuple(map(int, inner.agent_pos)): 0}
+    queue = deque(seen)
+    while queue:
+        x, y = queue.popleft()
+        cell = inner.grid.get(x, y)
+        if cell is not None and cell.type == "goal":
+            return -float(seen[x, y])
+        for step in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
+            other = inner.grid.get(*step)
+            if step not in seen and (other is None or other.type not in ("wall", "lava")):
+                seen[step] = seen[x, y] + 1
+                queue.append(step)
+    return -float(inner.grid.width * inner.grid.height)
+
+
 def _at_goal(env: gym.Env) -> bool:
     inner: Any = env.unwrapped
     under = inner.grid.get(*inner.agent_pos)
@@ -119,7 +232,7 @@ _GOAL = Goal(
     "a red triangle in a grid of rooms",
     _at_goal,
     "a red triangle far from the green square",
-    degree=states.nearness_to_goal,
+    degree=_nearness_to_goal,
 )
 _DOOR = Goal("door", "the door is open", "a grid of rooms", _door_is_open, "the door is closed")
 _WITH_GOAL = ("Empty", "DoorKey", "FourRooms", "MultiRoom", "Crossing", "LavaGap", "DistShift")
@@ -195,8 +308,8 @@ FAMILY = Family(
     caption=caption,
     goals=_goals,
     aim=_aim,
-    signals=signals,
-    sense=sense,
-    scatter=states.scatter_grid,
+    signals=_signals,
+    sense=_sense,
+    scatter=_scatter,
     success=lambda env, episode_return, terminated, info: episode_return > 0,
 )

@@ -2,8 +2,12 @@
 
 Observations: Gymnasium's own vectors, float32; HalfCheetah-v5 (17,), Hopper-v5 (11,), Humanoid-v5 (348,).
 
-Captions tell how a robot stands or lies, and whether it moves forward, fast, or backward; of arms and poles, how near
-they are to where they should be.
+Captions say how a robot stands or lies, and whether it moves forward, fast, or backward; of arms and poles, how near
+they are to where they should be. Scattered states have hinges within their limits or near where they start, the body
+upright or turned anyhow, then set down on the floor; slides stay.
+
+Terminations are those of versions 4 and 5. When they fail: Hopper's velocities are clipped at 10 in its observation, so
+that a termination by velocity (100) is not seen.
 
 Frames differ from Gymnasium's in two ways. Shadows and reflections are left out: without a GPU they cost nine tenths of
 the time. And each environment makes its own OpenGL context current before it draws, which Gymnasium does not: as soon
@@ -22,9 +26,9 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
-from envs import states, terminations
-from envs.family import Family, Goal, entry
+from envs.family import Axis, Ends, Family, Goal, entry, never
 from envs.render import before_opengl, opengl
+from envs.types import Array
 
 
 class OwnContext(gym.Wrapper, RecordConstructorArgs):
@@ -64,15 +68,18 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
     return {"width": side, "height": side, **arguments}
 
 
+def _data(env: gym.Env) -> Any:
+    inner: Any = env.unwrapped
+    return inner.data
+
+
 def _axis_up(env: gym.Env, axis: int) -> float:
     """How far the torso's own axis (0 forward, 2 up) points upwards, in [-1, 1]."""
-    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
-    return float(data.body("torso").xmat[6 + axis])
+    return float(_data(env).body("torso").xmat[6 + axis])
 
 
 def _height(env: gym.Env) -> float:
-    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
-    return float(data.body("torso").xpos[2])
+    return float(_data(env).body("torso").xpos[2])
 
 
 def _on_its_back(env: gym.Env) -> bool:
@@ -93,13 +100,12 @@ def _standing(env: gym.Env) -> bool:
 
 
 def _pole_up(env: gym.Env) -> bool:
-    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
-    return abs(float(data.qpos[1])) < math.radians(12)
+    return abs(float(_data(env).qpos[1])) < math.radians(12)
 
 
 def _gap(env: gym.Env) -> float:
     """Metres from the tip of Reacher's arm to the target."""
-    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    data = _data(env)
     return float(np.linalg.norm(data.body("fingertip").xpos[:2] - data.body("target").xpos[:2]))
 
 
@@ -113,76 +119,43 @@ def _stands(env: gym.Env) -> float:
 
 
 def _pole(env: gym.Env) -> float:
-    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
-    return math.cos(float(data.qpos[1]))
+    return math.cos(float(_data(env).qpos[1]))
 
 
 _STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}
 
+
+def _standing_goal(robot: str) -> Goal:
+    negative = f"{robot} lying on the ground"
+    return Goal("standing", f"{robot} standing upright", robot, _standing, negative, degree=_stands)
+
+
+_CHEETAH, _ANT = "a cheetah robot", "a four-legged robot"
 _GOALS: dict[str, list[Goal]] = {
     "HalfCheetah": [
         Goal(
             "on_its_back",
-            "a cheetah robot lying upside down on its back",
-            "a cheetah robot",
+            f"{_CHEETAH} lying upside down on its back",
+            _CHEETAH,
             _on_its_back,
-            negative="a cheetah robot standing on its feet",
+            negative=f"{_CHEETAH} standing on its feet",
             degree=lambda env: -_axis_up(env, 2),
         ),
         Goal(
             "rearing",
-            "a cheetah robot standing upright on its hind leg",
-            "a cheetah robot",
+            f"{_CHEETAH} standing upright on its hind leg",
+            _CHEETAH,
             _nose_up,
-            negative="a cheetah robot standing on its front leg",
+            negative=f"{_CHEETAH} standing on its front leg",
             degree=lambda env: _axis_up(env, 0),
         ),
     ],
-    "Hopper": [
-        Goal(
-            "standing",
-            "a one-legged robot standing upright",
-            "a one-legged robot",
-            _standing,
-            negative="a one-legged robot lying on the ground",
-            degree=_stands,
-        )
-    ],
-    "Walker2d": [
-        Goal(
-            "standing",
-            "a two-legged robot standing upright",
-            "a two-legged robot",
-            _standing,
-            negative="a two-legged robot lying on the ground",
-            degree=_stands,
-        )
-    ],
-    "Humanoid": [
-        Goal(
-            "standing",
-            "a humanoid robot standing upright",
-            "a humanoid robot",
-            _standing,
-            negative="a humanoid robot lying on the ground",
-            degree=_stands,
-        )
-    ],
+    "Hopper": [_standing_goal("a one-legged robot")],
+    "Walker2d": [_standing_goal("a two-legged robot")],
+    "Humanoid": [_standing_goal("a humanoid robot")],
     "Ant": [
-        Goal(
-            "on_its_feet",
-            "a four-legged robot standing on its feet",
-            "a four-legged robot",
-            _on_its_feet,
-            degree=lambda env: _axis_up(env, 2),
-        ),
-        Goal(
-            "on_its_back",
-            "a four-legged robot lying upside down",
-            "a four-legged robot",
-            _on_its_back,
-            degree=lambda env: -_axis_up(env, 2),
-        ),
+        Goal("on_its_feet", f"{_ANT} standing on its feet", _ANT, _on_its_feet, degree=lambda env: _axis_up(env, 2)),
+        Goal("on_its_back", f"{_ANT} lying upside down", _ANT, _on_its_back, degree=lambda env: -_axis_up(env, 2)),
     ],
     "InvertedPendulum": [
         Goal("upright", "pole vertically upright on top of the cart", "pole and cart", _pole_up, degree=_pole)
@@ -204,9 +177,9 @@ def _robot(spec: EnvSpec | None) -> str:
 
 
 _FAST = {"HalfCheetah": 3.0, "Hopper": 1.5, "Walker2d": 1.5, "Humanoid": 1.5, "Ant": 1.5, "Swimmer": 0.15}  # m/s
+_RUN, _WALK = "run forward as fast as possible", "move forward as fast as possible without falling"
 _AIMS = {
-    **{robot: "run forward as fast as possible" for robot in ("HalfCheetah", "Ant")},
-    **{robot: "move forward as fast as possible without falling" for robot in ("Hopper", "Walker2d", "Humanoid")},
+    **{"HalfCheetah": _RUN, "Hopper": _WALK, "Walker2d": _WALK, "Ant": _RUN, "Humanoid": _WALK},
     "HumanoidStandup": "stand up from the ground and stay standing",
     "Swimmer": "swim forward as fast as possible",
     "Reacher": "bring the tip of the arm to the target and keep it there",
@@ -225,7 +198,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 
 def _moving(env: gym.Env, robot: str) -> str:
     """How the torso moves along the x axis, where it moves at a tenth of what is fast or more."""
-    speed = float(env.unwrapped.data.qvel[0]) / _FAST[robot]  # type: ignore[attr-defined]
+    speed = float(_data(env).qvel[0]) / _FAST[robot]
     if abs(speed) < 0.1:
         return ""
     return ", moving backward" if speed < 0 else ", moving forward fast" if speed > 1 else ", moving forward"
@@ -260,7 +233,7 @@ def _reaching(env: gym.Env) -> str:
 
 
 def _pushing(env: gym.Env) -> str:
-    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
+    data = _data(env)
     tip, thing, goal = (data.body(name).xpos for name in ("tips_arm", "object", "goal"))
     if np.linalg.norm(thing - goal) < 0.08:
         return "the object is on the target"
@@ -269,8 +242,7 @@ def _pushing(env: gym.Env) -> str:
 
 
 def _two_poles(env: gym.Env) -> str:
-    data: Any = env.unwrapped.data  # type: ignore[attr-defined]
-    height = float(data.site("tip").xpos[2])  # 1.2 m at most; the episode ends at 1
+    height = float(_data(env).site("tip").xpos[2])  # 1.2 m at most; the episode ends at 1
     return f"the poles {'are upright' if height > 1.17 else 'lean' if height > 1 else 'have fallen over'}"
 
 
@@ -283,6 +255,139 @@ _ARMS_AND_POLES: dict[str, Callable[[gym.Env], str]] = {
 }
 
 
+_FREE, _HINGE, _CAPSULE = 0, 3, 3  # MuJoCo's mjtJoint and mjtGeom
+_TURN = (-math.pi, math.pi)
+_PITCH = {"HalfCheetah": "rooty", "Hopper": "rooty", "Walker2d": "rooty", "InvertedPendulum": "hinge"}
+
+
+def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
+    """Joints anywhere or near their start, the body upright or turned anyhow, on the floor, at rest."""
+    inner: Any = env.unwrapped
+    model, pose = inner.model, inner.init_qpos.copy()
+    limp, turned = rng.random(2) < 0.5
+    for joint in range(model.njnt):
+        kind, at = model.jnt_type[joint], model.jnt_qposadr[joint]
+        if kind == _FREE:
+            axis = rng.normal(size=3) if turned else np.array([0.0, 0.0, 1.0])
+            half = rng.uniform(*_TURN) / 2
+            pose[at + 3 : at + 7] = [math.cos(half), *(math.sin(half) * axis / np.linalg.norm(axis))]
+        elif kind == _HINGE and not model.jnt_limited[joint]:
+            pose[at] += rng.uniform(*_TURN) if turned else rng.uniform(-0.2, 0.2)
+        elif kind == _HINGE:
+            low, high = model.jnt_range[joint]
+            near = pose[at] + 0.05 * (high - low) * rng.uniform(-1, 1)
+            pose[at] = rng.uniform(low, high) if limp else np.clip(near, low, high)
+    _set_down(inner, pose)
+    return True
+
+
+def _axis(spec: EnvSpec) -> Axis | None:
+    """The pitch of the body, or the angle of the pole."""
+    joint = _PITCH.get(spec.name)
+    if joint is None:
+        return None
+
+    def place(env: gym.Env, value: float) -> None:
+        inner: Any = env.unwrapped
+        pose = inner.init_qpos.copy()
+        pose[inner.model.joint(joint).qposadr[0]] = value
+        _set_down(inner, pose)
+
+    low, high = _TURN if joint == "rooty" else (-1.5, 1.5)
+    return Axis("pitch of the body, rad" if joint == "rooty" else "angle of the pole, rad", low, high, place)
+
+
+def _set_down(inner: Any, pose: np.ndarray) -> None:
+    """Take a pose at rest, and stand a robot that can leave the floor on it with its lowest point."""
+    still = np.zeros(inner.model.nv)
+    inner.set_state(pose, still)
+    model, data = inner.model, inner.data
+    names = [model.joint(j).name for j in range(model.njnt)]
+    root = 2 if model.jnt_type[0] == _FREE else model.joint("rootz").qposadr[0] if "rootz" in names else None
+    if root is None:
+        return
+    body = model.geom_bodyid != 0
+    upright = np.abs(data.geom_xmat[body, 8]) * model.geom_size[body, 1]  # of a capsule's half length
+    reach = np.where(model.geom_type[body] == _CAPSULE, upright + model.geom_size[body, 0], model.geom_rbound[body])
+    pose[root] -= (data.geom_xpos[body, 2] - reach).min()
+    inner.set_state(pose, still)
+
+
+def _within(x: Array, limits: tuple[float, float]) -> Array:
+    return (limits[0] < x) & (x < limits[1])
+
+
+def _ends_walking(height: tuple[float, float], angle: tuple[float, float], state: tuple[float, float] | None) -> Any:
+    """Hopper and Walker2d: the torso's height, its pitch, and of Hopper every number that follows."""
+
+    def rule(options: dict[str, Any]) -> Ends:
+        first = 0 if options.get("exclude_current_positions_from_observation", True) else 1
+        heights, angles = options.get("healthy_z_range", height), options.get("healthy_angle_range", angle)
+        states = options.get("healthy_state_range", state)
+
+        def ends(obs: Array, action: Array, next_obs: Array) -> Array:
+            healthy = _within(next_obs[..., first], heights) & _within(next_obs[..., first + 1], angles)
+            if states is not None:
+                healthy = healthy & _within(next_obs[..., first + 1 :], states).all(-1)
+            return ~healthy
+
+        return ends
+
+    return rule
+
+
+def _ends_tall(height: tuple[float, float], finite: bool) -> Any:
+    """Ant and Humanoid: the torso's height, and of Ant that all positions and speeds are numbers."""
+
+    def rule(options: dict[str, Any]) -> Ends:
+        first = 0 if options.get("exclude_current_positions_from_observation", True) else 2
+        low, high = options.get("healthy_z_range", height)
+
+        def ends(obs: Array, action: Array, next_obs: Array) -> Array:
+            z = next_obs[..., first]
+            if finite:  # Ant's limits belong to what is healthy, Humanoid's do not
+                return ~((low <= z) & (z <= high) & (abs(next_obs) < math.inf).all(-1))
+            return ~((low < z) & (z < high))
+
+        return ends
+
+    return rule
+
+
+def _ends_pole(options: dict[str, Any]) -> Ends:
+    def ends(obs: Array, action: Array, next_obs: Array) -> Array:
+        return ~((abs(next_obs) < math.inf).all(-1) & (abs(next_obs[..., 1]) <= 0.2))
+
+    return ends
+
+
+def _ends_two_poles(options: dict[str, Any]) -> Ends:
+    def ends(obs: Array, action: Array, next_obs: Array) -> Array:
+        _, sin1, sin2, cos1, cos2 = (next_obs[..., i] for i in range(5))
+        return 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2) <= 1.0  # the tip's height; poles of 0.6 m
+
+    return ends
+
+
+_ENDS: dict[str, Callable[[dict[str, Any]], Ends]] = {
+    "Hopper": _ends_walking((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
+    "Walker2d": _ends_walking((0.8, 2.0), (-1.0, 1.0), None),
+    "Ant": _ends_tall((0.2, 1.0), True),
+    "Humanoid": _ends_tall((1.0, 2.0), False),
+    "InvertedPendulum": _ends_pole,
+    "InvertedDoublePendulum": _ends_two_poles,
+    **{name: lambda options: never for name in ("HalfCheetah", "HumanoidStandup", "Swimmer", "Reacher", "Pusher")},
+}
+
+
+def _terminates(spec: EnvSpec) -> Ends | None:
+    """The rule of a robot; None for one with a body of its own, and for versions before 4."""
+    rule = _ENDS.get(spec.name)
+    if rule is None or spec.version not in (4, 5) or "xml_file" in spec.kwargs:
+        return None
+    return rule(spec.kwargs) if spec.kwargs.get("terminate_when_unhealthy", True) else never
+
+
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     return not terminated if _robot(env.spec) in ("InvertedPendulum", "InvertedDoublePendulum") else None
 
@@ -290,26 +395,14 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
 FAMILY = Family(
     name="mujoco",
     description="MuJoCo: simulated robots with continuous actions",
-    ids=(
-        "HalfCheetah-v5",
-        "Hopper-v5",
-        "Walker2d-v5",
-        "Ant-v5",
-        "Humanoid-v5",
-        "HumanoidStandup-v5",
-        "Swimmer-v5",
-        "Reacher-v5",
-        "Pusher-v5",
-        "InvertedPendulum-v5",
-        "InvertedDoublePendulum-v5",
-    ),
+    ids=tuple(f"{robot}-v5" for robot in _AIMS),
     knows=lambda spec: entry(spec).startswith("gymnasium.envs.mujoco"),
     arguments=_arguments,
     repair=OwnContext,
     caption=_caption,
-    scatter=states.scatter_robot,
-    axis=states.axis_robot,
-    terminates=terminations.robot,
+    scatter=_scatter,
+    axis=_axis,
+    terminates=_terminates,
     goals=lambda spec: _GOALS.get(_robot(spec), []),
     aim=lambda spec: _AIMS.get(_robot(spec), ""),
     success=_success,

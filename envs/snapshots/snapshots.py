@@ -33,7 +33,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, StickyAction, TimeLimit
 
-from envs.classic.canvas import Canvas
+from envs.classic.view import Canvas
 from envs.disturb import NoisyTV
 from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
@@ -63,9 +63,7 @@ _SIMPLE: dict[str, tuple[str, ...]] = {  # class -> the variables that make its 
 }
 _SIMPLE_MODULES = (
     "gymnasium.envs.classic_control.",
-    "envs.classic.family",
-    "envs.classic.swingup",
-    "envs.classic.pixels",
+    "envs.classic.",
     "envs.exploration.family",
     "envs.exploration.factored",
 )

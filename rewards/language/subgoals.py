@@ -13,7 +13,7 @@ Differences:
   - positions are divided by the longer side of the grid; objects are told as they were planned, in [0, 1];
   - what lies outside the grid, in a wall or walled in is left out of a plan, and the next subgoal takes its place.
 When it fails: a wrong subgoal that can be reached must be reached before the next one is told; and a policy that
-learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid.signals`.
+learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid.family`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.minigrid.signals import HEAD
+from envs.minigrid.family import HEAD
 from envs.types import Array, Memory, Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, TEACHERS, WIDTH, make_teacher, sentence

@@ -1,6 +1,6 @@
 """Who says what to do first: plans of subgoals for a level of MiniGrid, and the table of teachers.
 
-    level       the grid at an episode's beginning, from the signals of `envs.minigrid.signals`
+    level       the grid at an episode's beginning, from the signals of `envs.minigrid.family`
     plan        int16 (K, 6): rows (kind, x, y, object, colour, state), in order; zeros behind the last
 
     simulated   a planner that knows the rules, seen through a measured accuracy (`rewards.language.oracle`)
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.minigrid.signals import HEAD
+from envs.minigrid.family import HEAD
 from rewards.llm.client import Chat, JudgeError
 from rewards.named import make_named
 

@@ -13,7 +13,7 @@ from envs.vector.in_process import InProcess
 
 GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]
 CLASSIC = [
-    name for name in PROGRAMS if entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic.family"))
+    name for name in PROGRAMS if entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic.tasks"))
 ]
 BEGIN = "mission: use the key to open the door and then get to the goal (7 moves left)"
 OPTIONS = [{}, {"captions": "full"}, {"captions": "full", "chatter": True, "varied": True}]

@@ -6,7 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.classic.family import FLAG, pose
+from envs.classic.family import pose
+from envs.classic.tasks import FLAG
 from envs.make import goals, make
 
 ANGLES = [(11.9, 1.0), (-11.9, 1.0), (12.1, 0.0), (-12.1, 0.0), (180.0, 0.0), (360.0, 1.0), (350.0, 1.0), (-347.0, 0.0)]

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from envs.make import make, make_vec, spec_of
-from envs.minigrid.family import FAMILY
-from envs.minigrid.signals import HEAD
+from envs.minigrid.family import FAMILY, HEAD
 
 TOGGLE = 5  # its actions
 

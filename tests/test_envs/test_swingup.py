@@ -7,7 +7,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs.classic.family import pose
-from envs.classic.swingup import pay
+from envs.classic.tasks import swing_up_reward
 from envs.make import families, goals, make, make_batched, spec_of, termination
 
 SMOOTH, SPARSE = "lodestar/CartPoleSwingUp-v0", "lodestar/CartPoleSwingUpSparse-v0"
@@ -43,12 +43,12 @@ def test_the_cart_moves_as_the_equations_say():
 
 
 def test_pay_by_hand():
-    assert pay(0.0, 1.0, 0.0, 0.0) == 1.0
-    assert pay(0.0, -1.0, 0.0, 0.0) == 0.0
-    assert pay(2.0, 1.0, 0.0, 0.0) == pytest.approx(0.55)  # a tenth of the bonus for the middle
-    assert pay(0.0, 1.0, 5.0, 0.0) == pytest.approx(0.55)
-    assert pay(0.0, 1.0, 0.0, 1.0) == pytest.approx(0.8)
-    assert pay(2.0, 0.0, 5.0, 1.0) == pytest.approx(0.5 * 0.55 * 0.55 * 0.8)
+    assert swing_up_reward(0.0, 1.0, 0.0, 0.0) == 1.0
+    assert swing_up_reward(0.0, -1.0, 0.0, 0.0) == 0.0
+    assert swing_up_reward(2.0, 1.0, 0.0, 0.0) == pytest.approx(0.55)  # a tenth of the bonus for the middle
+    assert swing_up_reward(0.0, 1.0, 5.0, 0.0) == pytest.approx(0.55)
+    assert swing_up_reward(0.0, 1.0, 0.0, 1.0) == pytest.approx(0.8)
+    assert swing_up_reward(2.0, 0.0, 5.0, 1.0) == pytest.approx(0.5 * 0.55 * 0.55 * 0.8)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from model_server import ModelServer, says, status
 
 from envs.make import make
-from envs.minigrid.signals import HEAD
+from envs.minigrid.family import HEAD
 from envs.types import Transitions, stack
 from rewards.check import check_reward
 from rewards.language.oracle import PUBLISHED, Simulated, solve

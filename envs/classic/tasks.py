@@ -1,0 +1,254 @@
+"""Tasks of ours in classic control: three whose reward is the ground truth of a goal, two sparse ones, and a swing-up.
+
+    lodestar/CartPoleUpright-v0         the pole may turn the full circle; 1 per step within 12 degrees of upright
+    lodestar/MountainCarGoal-v0         the car stays where it reaches the flag; 1 per step spent there
+    lodestar/PendulumUpright-v0         1 per step while the pendulum is within 12 degrees of upright
+    lodestar/MountainCarSparse-v0       MountainCar-v0, but 1 for reaching the flag and 0 for every other step
+    lodestar/PendulumSparse-v0          starts hanging still; 1 per step while nearly upright and slow
+    lodestar/CartPoleSwingUp-v0         starts hanging; between 0 and 1 per step: upright, centred, slow, little force
+    lodestar/CartPoleSwingUpSparse-v0   1 for a step that ends upright and near the middle, else 0
+
+The first three last 200 steps and never terminate: an episode that ends at success or failure would tell a learned
+reward what it is meant to find out. The next two also stop after 200 steps; random policies did not find their reward
+in 1000 episodes, which is what a bonus for exploration is for. The way to a swung-up pole leads through states that
+look worse, 500 steps of 0.02 s. Frames come from Gymnasium's own renderers.
+
+Observations (float32; MountainCarSparse keeps Gymnasium's):
+    CartPole... (5,)       cart position m, velocity m/s, cos angle, sin angle, angular velocity rad/s
+    MountainCarGoal (2,)   position in [-1.2, 0.6], velocity / 0.07, in [-1, 1]
+    Pendulum... (3,)       cos angle, sin angle, angular velocity in [-8, 8] rad/s
+
+Source of the swing-up's reward: Tassa et al. 2018, "DeepMind Control Suite", arXiv 1801.00690, cartpole swingup.
+Differences: the masses of pole and cart, the walls, steps of 0.02 s; the sparse reward from a cosine of 0.95, within
+0.5 m of the middle.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
+
+from envs.types import Array, EnvReset, EnvStep
+
+UPRIGHT = math.radians(12)  # CartPole-v1's own limit
+FLAG = 0.45  # position on MountainCar's track from which the drawn car overlaps the flag, which stands at 0.5
+# PendulumSparse: how far from hanging still it starts, rad and rad/s; what is rewarded, cosine and rad/s; how often.
+NEARLY_DOWN, NEARLY_UP, SLOW, HELD = 0.1, 0.95, 1.0, 50
+STEEP, NEAR = 0.95, 0.5  # CartPoleSwingUpSparse: cosine of the angle, metres from the middle
+
+
+class CartPoleUpright(CartPoleEnv):
+    """Keep a pole upright on a cart, or swing it up again after it fell.
+
+    Starts near upright, as CartPole does; a random policy keeps the pole up for about 30 of 200 steps. The track ends
+    in walls, at 2.2 m, that stop the cart while it is still fully in the picture. The stop is inelastic and jolts the
+    pole as a pivot that suddenly stands still does, so leaning on a wall balances nothing.
+
+    Actions: 0 pushes left, 1 pushes right, 10 N. Reward: 1.0 iff |angle| < 12 degrees after the step.
+    """
+
+    SOLVED = 180.0  # return of an episode that succeeds
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.wall = self.x_threshold - 0.2  # half a drawn cart inside the edge of the picture
+        high = np.array([self.wall, np.inf, 1.0, 1.0, np.inf], dtype=np.float32)
+        self.observation_space = gym.spaces.Box(-high, high, dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed, options=options)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> EnvStep:
+        self.steps_beyond_terminated = None  # else the parent warns about steps after its own limits
+        super().step(action)  # one Euler step of CartPole's dynamics, which hold at any angle
+        self._stop_at_walls()
+        return self._obs(), float(is_upright(self.state[2])), False, False, {}
+
+    def _stop_at_walls(self) -> None:
+        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
+        if abs(x) > self.wall:
+            # The pivot's velocity drops by x_dot; a rod of half length l on it then gains 3/(4 l) cos(theta) x_dot.
+            theta_dot += 3.0 / (4.0 * self.length) * math.cos(theta) * x_dot
+            x, x_dot = math.copysign(self.wall, x), 0.0
+        self.state: Any = np.array([x, x_dot, wrap(theta), theta_dot])
+
+    def _obs(self) -> np.ndarray:
+        x, x_dot, theta, theta_dot = cast("np.ndarray", self.state)
+        return np.array([x, x_dot, math.cos(theta), math.sin(theta), theta_dot], dtype=np.float32)
+
+
+class CartPoleSwingUp(CartPoleUpright):
+    """Swing the pole up from rest, and keep it upright near the middle; an episode succeeds with a return of 300.
+
+    Actions: float32 (1,) in [-1, 1], times 10 N.
+    Reward: (1 + cos) / 2 * (1 + 0.1^((x / 2)^2)) / 2 * (1 + 0.1^((theta' / 5)^2)) / 2 * (5 - action^2) / 5.
+    """
+
+    SOLVED = 300.0
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.action_space: Any = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed, options=options)
+        self.state[2] += math.pi
+        return self._obs(), {}
+
+    def step(self, action: Any) -> EnvStep:
+        push = float(np.clip(action, -1.0, 1.0)[0])
+        self._move(push * self.force_mag)
+        self._stop_at_walls()
+        if self.render_mode == "human":
+            self.render()
+        return self._obs(), self._reward(push), False, False, {}
+
+    def _move(self, force: float) -> None:
+        """One Euler step of CartPole's equations."""
+        x, x_dot, theta, theta_dot = self.state
+        cos, sin = math.cos(theta), math.sin(theta)
+        temp = (force + self.polemass_length * theta_dot**2 * sin) / self.total_mass
+        angular = (self.gravity * sin - cos * temp) / (
+            self.length * (4.0 / 3.0 - self.masspole * cos**2 / self.total_mass)
+        )
+        linear = temp - self.polemass_length * angular * cos / self.total_mass
+        change = np.array([x_dot, linear, theta_dot, angular])
+        self.state = np.array([x, x_dot, theta, theta_dot]) + self.tau * change
+
+    def _reward(self, push: float) -> float:
+        x, _, theta, theta_dot = self.state
+        return float(swing_up_reward(x, math.cos(theta), theta_dot, push))
+
+
+class CartPoleSwingUpSparse(CartPoleSwingUp):
+    """Swing the pole up from rest without reward on the way; an episode succeeds with 100 rewarded steps.
+
+    Reward: 1.0 iff cos > 0.95 and |x| < 0.5 m after the step.
+    """
+
+    SOLVED = 100.0
+
+    def _reward(self, push: float) -> float:
+        x, _, theta, _ = self.state
+        return float(is_swung_up(x, math.cos(theta)))
+
+
+class MountainCarGoal(MountainCarEnv):
+    """Drive an underpowered car to the flag, where it stays.
+
+    Actions: 0 pushes left, 1 nothing, 2 right. Reward: 1.0 iff position >= 0.45 after the step.
+    """
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        low = np.array([self.min_position, -1.0], dtype=np.float32)
+        high = np.array([self.max_position, 1.0], dtype=np.float32)
+        self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed, options=options)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> EnvStep:
+        if self.state[0] < FLAG:
+            super().step(action)
+        if self.state[0] >= FLAG:
+            self.state = (self.state[0], 0.0)
+        return self._obs(), float(self.state[0] >= FLAG), False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.state[0], self.state[1] / self.max_speed], dtype=np.float32)
+
+
+class MountainCarSparse(MountainCarEnv):
+    """Drive an underpowered car to the flag at 0.5 without reward on the way.
+
+    Actions: 0 pushes left, 1 nothing, 2 right. Reward: 1.0 at the step that reaches the flag, which terminates.
+    """
+
+    def step(self, action: Any) -> EnvStep:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(terminated), terminated, truncated, info
+
+
+class PendulumUpright(PendulumEnv):
+    """Swing a pendulum up and hold it there.
+
+    Starts anywhere, as Pendulum does. Frames leave out the arrow that shows the torque: it would show the action.
+
+    Args:
+        render_mode: as in Gymnasium.
+        torques: 0 for Pendulum's continuous action in [-2, 2]; n >= 2 for n evenly spaced torques (`Discrete(n)`).
+
+    Reward: 1.0 iff |angle| < 12 degrees after the step.
+    """
+
+    def __init__(self, render_mode: str | None = None, torques: int = 0) -> None:
+        if torques < 0 or torques == 1:
+            raise ValueError(f"torques={torques} leaves no choice; give 0 (continuous) or at least 2 discrete torques")
+        super().__init__(render_mode=render_mode)
+        self.torques = np.linspace(-self.max_torque, self.max_torque, torques) if torques else None
+        if torques:
+            self.action_space = gym.spaces.Discrete(torques)
+
+    def step(self, u: Any) -> EnvStep:
+        torque = np.atleast_1d(u) if self.torques is None else self.torques[[int(u)]]
+        mode, self.render_mode = self.render_mode, None  # the parent would draw the arrow
+        obs, *_ = super().step(torque)
+        self.render_mode, self.last_u = mode, None
+        if mode == "human":
+            self.render()
+        return obs, float(is_upright(self.state[0])), False, False, {}
+
+
+class PendulumSparse(PendulumUpright):
+    """Swing a pendulum up from rest and stop it there.
+
+    Starts within 0.1 rad and 0.1 rad/s of hanging still. An episode succeeds if 50 of its steps are rewarded.
+
+    Actions: a torque in [-2, 2]. Reward: 1.0 iff cos(angle) > 0.95 and |angular velocity| < 1 rad/s after the step.
+    """
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed, options={"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN})  # half-widths about upright
+        self.state[0] += math.pi
+        return self._get_obs(), {}
+
+    def step(self, u: Any) -> EnvStep:
+        obs, *_ = super().step(u)
+        angle, velocity = self.state
+        return obs, float(math.cos(angle) > NEARLY_UP and abs(velocity) < SLOW), False, False, {}
+
+
+def swing_up_reward(x: Array, cos: Array, theta_dot: Array, push: Array) -> Array:
+    """CartPoleSwingUp's, in [0, 1]: position m, cosine, angular velocity rad/s, push in [-1, 1]; all of one shape."""
+    upright = (1 + cos) / 2
+    centred = (1 + 0.1 ** (x / 2) ** 2) / 2
+    calm = (1 + 0.1 ** (theta_dot / 5) ** 2) / 2
+    gentle = (5 - push**2) / 5
+    return upright * centred * calm * gentle
+
+
+def is_swung_up(x: Array, cos: Array) -> Array:
+    """Whether CartPoleSwingUpSparse rewards a state: the pole is upright, and the cart near the middle."""
+    return (cos > STEEP) & (abs(x) < NEAR)
+
+
+def wrap(angle: float) -> float:
+    """The same angle in [-pi, pi)."""
+    return (angle + math.pi) % (2 * math.pi) - math.pi
+
+
+def is_upright(angle: float) -> bool:
+    """Whether an angle from the vertical, in radians, is within 12 degrees of it."""
+    return abs(wrap(angle)) < UPRIGHT
