@@ -127,7 +127,7 @@ class BatchedDeepSea(BatchedCells):
 
     def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
         super().__init__(original, n, seed, arrays)
-        self._right, self._pays = arrays.array(self.world.right), arrays.array(self.world.pays.ravel())
+        self._right, self._reward_table = arrays.array(self.world.right), arrays.array(self.world.rewards.ravel())
         self._treasure = self._never
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
@@ -138,7 +138,7 @@ class BatchedDeepSea(BatchedCells):
         right = actions == self.arrays.gather(self._right, cell)
         landed, last = cell >= world.bottom, cell == self.n_cells - 1
         self._treasure = right & last
-        rewards, drift = self.arrays.gather(self._pays, 2 * cell + right), 2 * right
+        rewards, drift = self.arrays.gather(self._reward_table, 2 * cell + right), 2 * right
         if world.stochastic:
             corner = (cell == world.bottom) | last
             rewards = rewards + corner * self.arrays.array(self._chance.normal(size=self.num_envs))

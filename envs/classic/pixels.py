@@ -38,6 +38,8 @@ class PixelPendulum(PendulumEnv):
         ValueError: for another background, or a size too small to see the rod.
     """
 
+    STATE = ("state", "last_u", "time", "waves")  # see `envs.snapshots.snapshots`
+
     def __init__(self, render_mode: str | None = None, size: int = 32, background: str = "none") -> None:
         if background not in BACKGROUNDS:
             raise ValueError(f"background={background!r} is unknown; give one of {', '.join(BACKGROUNDS)}")

@@ -1,11 +1,11 @@
-"""Worlds whose parts change by rules of their own, so that what was learnt of one episode holds in every other.
+"""Environments whose parts change by separate rules, so that what was learnt in one episode holds in every other.
 
     lodestar/ProcMaze-v0     a new maze, start and goal in every episode: find the way
     lodestar/ButtonGrid-v0   three buttons in new places in every episode: light all of them
 
-What they test: whether a model helps. The same few facts (a wall stops, a press turns a light) hold in more worlds than
-anyone will see; an agent that learns the facts can practise in imagination, one that only replays what happened has to
-learn the value of every combination. With enough data for every combination, both should end alike.
+What they test: whether a model helps. The same few rules (a wall stops, a press turns a light) hold in more levels than
+a run can visit; an agent that learns the rules can train on imagined transitions, one that only replays has to learn
+the value of every combination. With enough data for every combination, both should end alike.
 
 Source: after the descriptions of ProcMaze and ButtonGrid in Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of
 Model-Based Generalization in Reinforcement Learning", arXiv 2211.02222.
@@ -13,7 +13,7 @@ Model-Based Generalization in Reinforcement Learning", arXiv 2211.02222.
 Differences from it:
     - walls are thin, between cells, and mazes are drawn uniformly from all spanning trees;
     - a button is pressed by an action of its own, not by stepping on it;
-    - only the end is paid, with 1.
+    - only the end is rewarded, with 1.
 
 Observations are planes of cells, row by row, float32 of 0 and 1, one plane after another. The best return is known:
 `shortest()` is the least number of steps to the end, so it is 1, or gamma^(shortest - 1) discounted.
@@ -27,22 +27,20 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL, at_least, enlarged, one_of_modes
+from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL, CellWorld, at_least, enlarged
 from envs.family import Family, entry
+from envs.types import EnvStep
 
 LEFT, RIGHT, UP, DOWN, PRESS = range(5)
 DARK = (170, 120, 110)  # a button that is off, in pictures
 
-Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
-
-class ProcMaze(gym.Env):
+class ProcMaze(CellWorld):
     """A maze of size x size cells without loops; start and goal are two different cells.
 
-    Reaching the goal pays 1 and terminates; every other step pays 0. An episode lasts 100 steps at most, and succeeds
+    Reaching the goal is rewarded with 1 and terminates; every other reward is 0. An episode lasts 100 steps at most, and succeeds
     if the goal was reached.
 
     Actions: 0 left, 1 right, 2 up, 3 down; a wall stops the agent.
@@ -57,25 +55,20 @@ class ProcMaze(gym.Env):
         ValueError: if an argument is out of range.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    STATE = ("walls", "agent", "goal")
 
     def __init__(self, size: int = 5, render_mode: str | None = None) -> None:
         at_least("size", size, 2)
-        self.size, self.render_mode = size, one_of_modes(render_mode)
-        self.observation_space = spaces.Box(0.0, 1.0, (4 * size * size,), np.float32)
-        self.action_space = spaces.Discrete(4)
+        self._setup(render_mode, 4 * size * size, 4)
+        self.size = size
         self.walls = np.ones((2, size * size), bool)  # to the right of each cell, below it
         self.agent = self.goal = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.walls = maze(self.size, self.np_random)
         self.agent, self.goal = self.np_random.choice(self.size**2, 2, replace=False).tolist()
-        return self._obs(), {}
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         back = (1, 0, self.size, 0)[action]  # the wall on this side belongs to the cell before; index -1 is at the edge
         if not self.walls[int(action >= UP), self.agent - back]:
             self.agent += (-1, 1, -self.size, self.size)[action]
@@ -86,9 +79,7 @@ class ProcMaze(gym.Env):
         """The least number of steps from here to the goal."""
         return int(distances(leads(self.walls), [self.goal])[self.agent])
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        if self.render_mode is None:
-            return None
+    def _picture(self) -> np.ndarray:
         n = self.size
         plan = np.full((2 * n + 1, 2 * n + 1, 3), WALL, np.uint8)
         open_right, open_below = ~self.walls.reshape(2, n, n)
@@ -107,10 +98,10 @@ class ProcMaze(gym.Env):
         return obs.ravel()
 
 
-class ButtonGrid(gym.Env):
+class ButtonGrid(CellWorld):
     """Buttons in different cells of a grid, all dark at first; a press turns the light of the button underfoot.
 
-    The step after which every button is lit pays 1 and terminates; every other one pays 0. An episode lasts 100 steps
+    The step after which every button is lit is rewarded with 1 and terminates; every other reward is 0. An episode lasts 100 steps
     at most, and succeeds if all were lit. A lit button that is pressed is dark again.
 
     Actions: 0 left, 1 right, 2 up, 3 down, 4 press; at the edge the agent stays, where no button is a press does
@@ -127,29 +118,24 @@ class ButtonGrid(gym.Env):
         ValueError: if an argument is out of range.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    STATE = ("agent", "buttons", "lit")
 
     def __init__(self, size: int = 5, buttons: int = 3, render_mode: str | None = None) -> None:
         at_least("size", size, 2)
         at_least("buttons", buttons, 1)
         if buttons >= size**2:
             raise ValueError(f"buttons={buttons} leave no cell to start from; give at most {size**2 - 1}")
-        self.size, self.render_mode = size, one_of_modes(render_mode)
-        self.observation_space = spaces.Box(0.0, 1.0, (3 * size * size,), np.float32)
-        self.action_space = spaces.Discrete(5)
+        self._setup(render_mode, 3 * size * size, 5)
+        self.size = size
         self.leads = leads(edges(size))
         self.agent = 0
         self.buttons, self.lit = np.arange(1, buttons + 1), np.zeros(buttons, bool)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         cells = self.np_random.choice(self.size**2, len(self.buttons) + 1, replace=False)
         self.agent, self.buttons, self.lit = int(cells[0]), cells[1:], np.zeros(len(self.buttons), bool)
-        return self._obs(), {}
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         if action == PRESS:
             self.lit = self.lit ^ (self.buttons == self.agent)
         else:
@@ -170,9 +156,7 @@ class ButtonGrid(gym.Env):
         here = int(self.lit @ (1 << np.arange(count))) * cells + self.agent
         return int(distances(states, ends)[here])
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        if self.render_mode is None:
-            return None
+    def _picture(self) -> np.ndarray:
         plan = np.full((self.size**2, 3), FLOOR, np.uint8)
         plan[self.buttons] = np.where(self.lit[:, None], TREASURE, DARK)
         picture = enlarged(plan.reshape(self.size, self.size, 3))

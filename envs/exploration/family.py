@@ -1,6 +1,6 @@
-"""Worlds that tell methods of exploration apart: rooms with a noise that never ends, and a dive with one way to go.
+"""Environments that separate methods of exploration: rooms with noise that never ends, and a deep dive.
 
-    lodestar/NoisyRooms-v0   a row of rooms and no task: what is explored, and what is stared at?
+    lodestar/NoisyRooms-v0   a row of rooms and no task: what is explored, and does noise hold the agent?
     lodestar/DeepSea-v0      one treasure among 2^size ways down, each step towards it costs: does exploration go deep?
 
 Sources:
@@ -15,7 +15,7 @@ Differences from them:
       which would hide from a novelty bonus what the last action did. The map of its actions comes from another
       generator, so `mapping_seed` names other maps than bsuite's.
 
-What a world of cells offers to a study: `n_cells`, and `info["cell"]`, an int in [0, n_cells), at every reset and step.
+They offer to a study: `n_cells`, and `info["cell"]`, an int in [0, n_cells), at every reset and step.
 
 Their pictures are drawn with NumPy: the agent is blue, rooms are set row by row as words are in lines of text.
 
@@ -26,6 +26,7 @@ a pixel for each of them in a small frame.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import gymnasium as gym
@@ -34,7 +35,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from envs.family import Family, entry
-from envs.types import Array
+from envs.types import Array, EnvReset, EnvStep
 
 SIDE = 5  # cells along a room
 PERIOD = SIDE * SIDE + 1  # cells from a room to the next: the room's own, row by row, and the door to its right
@@ -47,13 +48,52 @@ CODES = ("one_hot", "dense")
 PIXELS = 16  # of a picture, along a cell
 WALL, FLOOR, AGENT, TREASURE = (120, 126, 136), (238, 238, 232), (36, 96, 200), (250, 190, 20)
 
-Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+
+class CellWorld(gym.Env):
+    """What environments made of cells share: flat observations, pictures drawn with NumPy.
+
+    Attributes:
+        STATE: names of the variables that make up the state; see `envs.snapshots.snapshots`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    STATE: tuple[str, ...]
+
+    def _setup(self, render_mode: str | None, width: int, actions: int, low: float = 0.0) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f'render_mode={render_mode!r} is unknown to worlds of cells; give "rgb_array" or None')
+        self.render_mode = render_mode
+        self.observation_space: Any = spaces.Box(low, 1.0, (width,), np.float32)
+        self.action_space: Any = spaces.Discrete(actions)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed)
+        self._begin()
+        return self._obs(), self._info()
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return None if self.render_mode is None else self._picture()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Set the state that an episode begins in."""
+
+    @abstractmethod
+    def _obs(self) -> np.ndarray:
+        """The observation of the state, float32 (width,)."""
+
+    @abstractmethod
+    def _picture(self) -> np.ndarray:
+        """The state as a picture, uint8 (H, W, 3)."""
+
+    def _info(self) -> dict[str, Any]:
+        return {}
 
 
-class NoisyRooms(gym.Env):
-    """A corridor of rooms of 5 x 5 cells, joined by doors of one cell, and numbers that change without end.
+class NoisyRooms(CellWorld):
+    """A corridor of rooms of 5 x 5 cells, joined by doors of one cell, and noise that changes without end.
 
-    The agent starts in the centre of the first room. Nothing is ever paid and nothing terminates; an episode lasts 200
+    The agent starts in the centre of the first room. There is no reward and no termination; an episode lasts 200
     steps and succeeds if the last room was entered. Cells are numbered room by room: 25 of a room, then the door to
     its right.
 
@@ -75,7 +115,7 @@ class NoisyRooms(gym.Env):
         ValueError: if an argument is out of range.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    STATE = ("cell", "arrived", "noise")
 
     def __init__(
         self,
@@ -92,14 +132,12 @@ class NoisyRooms(gym.Env):
         for name, value, known in (("noise", noise, NOISES), ("code", code, CODES)):
             if value not in known:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
-        self.render_mode = one_of_modes(render_mode)
         self.rooms, self.kind, self.bits = rooms, noise, bits
         self.leads = corridor(rooms)
         self.n_cells = len(self.leads)
         self.codes = dense_codes(self.n_cells, dense_size) if code == "dense" else None
         width = (self.n_cells if self.codes is None else dense_size) + bits
-        self.observation_space = spaces.Box(0.0 if self.codes is None else -1.0, 1.0, (width,), np.float32)
-        self.action_space = spaces.Discrete(len(MOVES))
+        self._setup(render_mode, width, len(MOVES), low=0.0 if self.codes is None else -1.0)
         self.cell, self.arrived = START, False
         self.noise = np.zeros(bits, np.float32)
 
@@ -107,43 +145,42 @@ class NoisyRooms(gym.Env):
         """The room of a cell, from 0; a door counts to the room on its left. Takes and gives an int or an array."""
         return cell // PERIOD
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.cell, self.arrived = START, self.rooms == 1
         self.noise = first_noise(self.kind, self.np_random, (self.bits,))
-        return self._obs(), {"cell": self.cell}
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         self.cell = int(self.leads[self.cell, action])
         self.arrived |= self.room_of(self.cell) == self.rooms - 1
         if self.kind != "off":
             chance = self.np_random.random(self.bits, np.float32)
             self.noise[:] = next_noise(self.kind, self.noise, chance, action == STAY)
-        return self._obs(), 0.0, False, False, {"cell": self.cell}
+        return self._obs(), 0.0, False, False, self._info()
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        return None if self.render_mode is None else draw_rooms(self.rooms, self.cell, self.noise)
+    def _picture(self) -> np.ndarray:
+        return draw_rooms(self.rooms, self.cell, self.noise)
+
+    def _info(self) -> dict[str, Any]:
+        return {"cell": self.cell}
 
     def _obs(self) -> np.ndarray:
         code = one_hot(self.cell, self.n_cells) if self.codes is None else self.codes[self.cell]
         return np.concatenate([code, self.noise])
 
 
-class DeepSea(gym.Env):
+class DeepSea(CellWorld):
     """A dive through size x size cells from the top left: a row a step, a column to the left or right.
 
     Which of the actions 0 and 1 means right differs from cell to cell. Each move to the right costs 0.01 / size; moving
-    right in the bottom right cell pays 1, the treasure. Only the one way straight to the right leads there, for a
-    return of 0.99. An episode terminates after `size` steps, and succeeds if the treasure was paid.
+    right in the bottom right cell is rewarded with 1, the treasure. Only the one way straight to the right leads there, for a
+    return of 0.99. An episode terminates after `size` steps, and succeeds if the treasure was found.
 
     Observation, float32 (size * size,): one-hot of the cell, row by row.
 
     Args:
         size: rows and columns, at least 2.
         stochastic: whether a move to the right leaves the column as it is with probability 1 / size, and whether
-            N(0, 1) is added to what the two corner cells of the bottom row pay.
+            N(0, 1) is added to the rewards of the two corner cells of the bottom row.
         mapping_seed: of the map that says which action means right.
         render_mode: None, or "rgb_array": the cells that can be reached, and the treasure in the last.
 
@@ -151,45 +188,45 @@ class DeepSea(gym.Env):
         ValueError: if an argument is out of range.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    STATE = ("cell", "treasure")
 
     def __init__(
         self, size: int = 10, stochastic: bool = False, mapping_seed: int = 0, render_mode: str | None = None
     ) -> None:
         at_least("size", size, 2)
         at_least("mapping_seed", mapping_seed, 0)
-        self.render_mode = one_of_modes(render_mode)
         self.size, self.stochastic = size, stochastic
         self.n_cells = size * size
         self.bottom = self.n_cells - size  # the first cell of the bottom row
-        self.pays = np.tile([0.0, -0.01 / size], (self.n_cells, 1))  # (cell, moves right)
-        self.pays[-1, 1] += 1.0
+        self.rewards = np.tile([0.0, -0.01 / size], (self.n_cells, 1))  # (cell, moves right)
+        self.rewards[-1, 1] += 1.0
         self.right = np.random.default_rng(mapping_seed).integers(2, size=self.n_cells)  # the action that means it
         self.leads = descent(size)
-        self.observation_space = spaces.Box(0.0, 1.0, (self.n_cells,), np.float32)
-        self.action_space = spaces.Discrete(2)
+        self._setup(render_mode, self.n_cells, 2)
         self.cell, self.treasure = 0, False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self.cell, self.treasure = 0, False
-        return one_hot(self.cell, self.n_cells), {"cell": self.cell}
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         cell, right = self.cell, bool(action == self.right[self.cell])
         self.treasure = right and cell == self.n_cells - 1
-        reward, drift = float(self.pays[cell, int(right)]), 2 * right
+        reward, drift = float(self.rewards[cell, int(right)]), 2 * right
         if self.stochastic:
             if cell in (self.bottom, self.n_cells - 1):
                 reward += self.np_random.normal()
             drift -= right and self.np_random.random() < 1 / self.size
         self.cell = int(self.leads[cell, drift])
-        return one_hot(self.cell, self.n_cells), reward, cell >= self.bottom, False, {"cell": self.cell}
+        return self._obs(), reward, cell >= self.bottom, False, self._info()
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        return None if self.render_mode is None else draw_sea(self.size, self.cell)
+    def _info(self) -> dict[str, Any]:
+        return {"cell": self.cell}
+
+    def _obs(self) -> np.ndarray:
+        return one_hot(self.cell, self.n_cells)
+
+    def _picture(self) -> np.ndarray:
+        return draw_sea(self.size, self.cell)
 
 
 def corridor(rooms: int) -> np.ndarray:
@@ -218,12 +255,12 @@ def descent(size: int) -> np.ndarray:
 
 
 def dense_codes(count: int, width: int) -> np.ndarray:
-    """float32 (count, width), uniform in [-1, 1]: part of the world, so the same in every run."""
+    """float32 (count, width), uniform in [-1, 1]: part of the environment, so the same in every run."""
     return np.random.default_rng(0).uniform(-1.0, 1.0, (count, width)).astype(np.float32)
 
 
 def first_noise(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """The noise at the start of an episode, float32: as it is in the long run, or zeros before anybody asks for it."""
+    """The noise at the start of an episode, float32: as it is in the long run; zeros where it comes on demand."""
     if kind == "brownian":
         # A reflected walk is at an end half as often as at each level between.
         return (rng.integers(1, 2 * LEVELS + 1, shape) // 2 / np.float32(LEVELS)).astype(np.float32)
@@ -259,13 +296,6 @@ def at_least(name: str, value: int, least: int) -> None:
     """Refuses a number below `least`."""
     if value < least:
         raise ValueError(f"{name}={value} is out of range; give at least {least}")
-
-
-def one_of_modes(render_mode: str | None) -> str | None:
-    """The mode itself; refuses what these worlds cannot be drawn as."""
-    if render_mode not in (None, "rgb_array"):
-        raise ValueError(f'render_mode={render_mode!r} is unknown to worlds of cells; give "rgb_array" or None')
-    return render_mode
 
 
 def draw_rooms(rooms: int, cell: int, noise: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ same actions bring the same observations, rewards and ends, bit by bit; where th
 only if the snapshot was taken with `rng=True`. The constructor's arguments are not part of a state.
 
 What decides, family by family:
-    classic, cells   the variables listed in `_SIMPLE`
+    classic, cells   the variables listed in `_STATE`, and in the `STATE` of ours
     MuJoCo           what MuJoCo calls the integration state, with the solver's warm start, and the quantities it
                      computed on the way: after a step these are one substep older than the positions, and observations
                      and rewards read them
@@ -42,31 +42,13 @@ from envs.wrappers import EpisodeStatistics, Journal, Observer
 
 State = dict[str, Any]
 
-_SIMPLE: dict[str, tuple[str, ...]] = {  # class -> the variables that make its state
+_STATE: dict[str, tuple[str, ...]] = {  # Gymnasium's class -> the variables that make its state; ours have a STATE
     "CartPoleEnv": ("state", "steps_beyond_terminated"),
-    "CartPoleUpright": ("state", "steps_beyond_terminated"),
-    "CartPoleSwingUp": ("state",),
-    "CartPoleSwingUpSparse": ("state",),
     "MountainCarEnv": ("state",),
-    "MountainCarGoal": ("state",),
-    "MountainCarSparse": ("state",),
     "Continuous_MountainCarEnv": ("state",),
     "PendulumEnv": ("state", "last_u"),
-    "PendulumUpright": ("state", "last_u"),
-    "PendulumSparse": ("state", "last_u"),
-    "PixelPendulum": ("state", "last_u", "time", "waves"),
     "AcrobotEnv": ("state",),
-    "NoisyRooms": ("cell", "arrived", "noise"),
-    "DeepSea": ("cell", "treasure"),
-    "ProcMaze": ("walls", "agent", "goal"),
-    "ButtonGrid": ("agent", "buttons", "lit"),
 }
-_SIMPLE_MODULES = (
-    "gymnasium.envs.classic_control.",
-    "envs.classic.",
-    "envs.exploration.family",
-    "envs.exploration.factored",
-)
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode
     TimeLimit: ("_elapsed_steps",),
@@ -231,14 +213,20 @@ def _name(env: gym.Env) -> str:
 
 
 def _family(inner: Any) -> str | None:
-    module, name = type(inner).__module__, type(inner).__name__
-    if name in _SIMPLE and module.startswith(_SIMPLE_MODULES):
+    module = type(inner).__module__
+    if module.startswith(("gymnasium.envs.classic_control.", "envs.classic.", "envs.exploration.")) and _state(inner):
         return "simple"
     if module.startswith("gymnasium.envs.mujoco."):
         return "mujoco"
     if module.startswith("minigrid.") and not module.startswith("minigrid.envs.babyai."):
         return "minigrid"
     return None
+
+
+def _state(inner: Any) -> tuple[str, ...]:
+    """The variables of a simple environment; empty for another one."""
+    named = next((_STATE[base.__name__] for base in type(inner).__mro__ if base.__name__ in _STATE), ())
+    return getattr(inner, "STATE", named)
 
 
 def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:
@@ -263,7 +251,7 @@ def remembers(*names: str) -> Any:
 def _variables(inner: Any) -> tuple[str, ...]:
     family = _family(inner)
     if family == "simple":
-        return _SIMPLE[type(inner).__name__]
+        return _state(inner)
     if family == "mujoco":
         return ()
     kind: Any = type(inner)
@@ -282,10 +270,6 @@ def _observe(inner: Any) -> Any:
     for name in ("_obs", "_get_obs", "_get_ob", "gen_obs"):
         if hasattr(inner, name):
             return getattr(inner, name)()
-    if hasattr(inner, "cell"):
-        from envs.exploration.family import one_hot
-
-        return one_hot(inner.cell, inner.n_cells)
     return np.array(inner.state, dtype=np.float32)
 
 
