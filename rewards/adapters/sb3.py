@@ -21,8 +21,8 @@ from envs.transitions import Chunk, Cursor, from_sb3_step, innermost, modalities
 from envs.types import MODALITIES
 from rewards.adapters.gym import Driver, require_modalities
 from rewards.adapters.sb3_replay import RelabelCallback, relabelling
+from rewards.adapters.side_critic import SideCritic
 from rewards.mix.mix import Mix
-from rewards.mix.side_critic import SideCritic
 
 __all__ = ["RelabelCallback", "RewardCallback", "RewardVecEnv", "relabelling"]
 

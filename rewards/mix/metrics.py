@@ -1,4 +1,4 @@
-"""The books about a mix: who paid how much, what it has to do with the task, and what an episode earned."""
+"""Metrics of a mix: each stream's mean and share, its correlation with the task, and the return of an episode."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 from envs.types import Transitions
 
 
-class Ledger:
-    """Who paid how much: means, shares of the total, correlation with the task, return of an episode."""
+class MixMetrics:
+    """Means, shares of the total, correlation with the task, learned return of the last 100 episodes."""
 
     def __init__(self) -> None:
         self.running = np.zeros(0)  # learned return of the running episode, per environment
         self.returns: deque[float] = deque(maxlen=100)  # of the last 100 episodes
 
-    def write(self, batch: Transitions, raw: dict[str, np.ndarray], parts: dict[str, np.ndarray]) -> dict[str, float]:
+    def update(self, batch: Transitions, raw: dict[str, np.ndarray], parts: dict[str, np.ndarray]) -> dict[str, float]:
+        """Metrics by tag of a rollout (T, N), given each stream's scores and its weighted, scaled reward."""
         valid = batch.valid
         metrics: dict[str, float] = {}
         if not valid.any():

@@ -1,12 +1,12 @@
-"""The mix: several rewards, each a stream with its own weight, scale, shape and discount, and the books about them.
+"""The mix: several rewards, each a stream with its own weight, scale, shape and discount, and their metrics.
 
-    score    what each stream says about the transitions, shaped               pure
+    score    each stream's shaped scores of the transitions                    pure
     combine  sum of weight(t) * score / scale                                  pure
-    update   the rewards learn, the scales move, the ledger is written         the only place where anything moves
-    keep     what a replay has to store so that it can ask `again`             pure
+    update   the rewards learn, scales and metrics move                        the only place where anything moves
+    keep     what a replay has to store so that it can score `again`           pure
 
-Scores are divided by the statistics of the last update, so a stream that has a scale pays nothing until it has
-watched `warmup` transitions: that is what makes the wrapper, the rollout and the replay pay the same.
+Scores are divided by the statistics of the last update, so a stream that has a scale gives 0 until it has seen `warmup`
+transitions: that is what makes wrapper, rollout and replay give equal rewards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from envs.finite import OnNan
 from envs.types import MODALITIES, Memory, Transitions
 from rewards.base import Reward, merge_memory
-from rewards.mix.metrics import Ledger
+from rewards.mix.metrics import MixMetrics
 from rewards.mix.stream import Stream
 from rewards.task import Task
 
@@ -26,7 +26,7 @@ __all__ = ["Mix", "Stream"]
 
 
 class Mix:
-    """Streams added up. It is a `Scorer`: agents that imagine or relabel ask `total`."""
+    """Streams added up. It is a `Scorer`: agents that imagine or relabel call `total`."""
 
     def __init__(self, streams: list[Stream]) -> None:
         self.streams = {stream.name: stream for stream in streams}
@@ -41,12 +41,12 @@ class Mix:
         self.frame_size: int | None = next(iter(sizes), None)
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.reward.relabelable]
         self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
-        self._ledger = Ledger()
+        self._metrics = MixMetrics()
         self.on_nan = OnNan()
 
     @property
     def on_nan(self) -> OnNan:
-        """What becomes of rewards that are no numbers, the task's and the learned ones; agents read it, too."""
+        """What replaces rewards that are NaN or infinite, the task's and the learned ones; agents read it, too."""
         return self._on_nan
 
     @on_nan.setter
@@ -62,7 +62,7 @@ class Mix:
 
     @property
     def is_task(self) -> bool:
-        """True when the task's own reward is paid as it is, and nothing else."""
+        """True when the reward is the task's own as it is, and nothing else."""
         return self.describe() == "task" and isinstance(self.streams["task"].reward, Task)
 
     def describe(self) -> str:
@@ -104,7 +104,7 @@ class Mix:
         return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
-        """What every stream says about a batch, shape (N,) or (T, N); pure.
+        """Every stream's scores of a batch, shape (N,) or (T, N); pure.
 
         Args:
             batch: transitions, in time order if the shape is (T, N).
@@ -124,10 +124,10 @@ class Mix:
         return raw, after
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
-        """What a replay keeps beside transitions, so that `again` can pay them later and in any order.
+        """What a replay keeps beside transitions, so that `again` can score them later and in any order.
 
-        Embeddings of frames, and frames, texts and signals that are read as they are. A reward with a memory of the
-        episode cannot be computed from a transition alone: its score is kept, to be weighed and scaled anew; or, where
+        Embeddings of frames, and those frames, texts and signals that are read themselves. A reward with a memory of the
+        episode cannot be computed from a transition alone: its score is kept, to be weighted and scaled later; or, where
         one number a row can stand for the memory (`Reward.recalls`), that number.
 
         Args:
@@ -194,18 +194,18 @@ class Mix:
         return self.combine(raw, timesteps), memory
 
     def update(self, batch: Transitions, raw: dict[str, np.ndarray], timesteps: Any = 0) -> dict[str, float]:
-        """Learn from fresh transitions and write the ledger.
+        """Learn from fresh transitions; returns metrics.
 
         Args:
             batch: (T, N) in time order, each transition handed in once.
-            raw: what `score` said about it.
+            raw: what `score` returned for it.
             timesteps: environment steps at the batch's first row, or an array that broadcasts to (T, N).
 
         Returns:
             Metrics by tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
         """
         parts = self.parts(raw, timesteps)
-        metrics = self._ledger.write(batch, raw, parts)
+        metrics = self._metrics.update(batch, raw, parts)
         for name, stream in self.streams.items():
             for key, value in stream.update(batch, raw[name]).items():
                 metrics[f"{name}/{key}"] = float(value)
@@ -221,16 +221,16 @@ class Mix:
             stream.reward.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Rewards, scales and the ledger, nested."""
+        """Rewards, scales and metrics, nested."""
         state: dict[str, Any] = {
             name: {
                 "reward": stream.reward.state_dict(),
                 "scale": stream.scale.state_dict(),
-                "learning": stream.learning.state_dict(),
+                "updates": stream.updates.state_dict(),
             }
             for name, stream in self.streams.items()
         }
-        return {"streams": state, "ledger": self._ledger.state_dict(), "zeroed": self.on_nan.zeroed}
+        return {"streams": state, "metrics": self._metrics.state_dict(), "zeroed": self.on_nan.zeroed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -243,10 +243,9 @@ class Mix:
         for name, stream in self.streams.items():
             stream.reward.load_state_dict(state["streams"][name]["reward"])
             stream.scale.load_state_dict(state["streams"][name]["scale"])
-            if "learning" in state["streams"][name]:
-                stream.learning.load_state_dict(state["streams"][name]["learning"])
-        self._ledger.load_state_dict(state["ledger"])
-        self.on_nan.zeroed = int(state.get("zeroed", 0))
+            stream.updates.load_state_dict(state["streams"][name]["updates"])
+        self._metrics.load_state_dict(state["metrics"])
+        self.on_nan.zeroed = int(state["zeroed"])
 
 
 def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:

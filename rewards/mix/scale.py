@@ -1,4 +1,4 @@
-"""Every running statistic of the project: mean and variance, and the four ways to find a reward's scale.
+"""Every running statistic of the project: mean and variance, and the four scales of a reward.
 
 A scale is a divisor, never a shift: subtracting a mean would turn a bonus into a penalty for ordinary states.
 Statistics move in `update` alone, in float64, with the population variance, so that one row is as safe as a thousand.
@@ -12,7 +12,7 @@ its noise amplified.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -59,34 +59,19 @@ class RunningMeanStd:
         self.count = int(state["count"])
 
 
-class Scale(Protocol):
-    """A divisor for a stream of rewards."""
+class Scale:
+    """What divides the rewards of a stream: here nothing does.
 
-    @property
-    def value(self) -> float:
-        """What to divide by."""
+    Attributes:
+        value: the divisor.
+        count: transitions seen.
+    """
 
-    @property
-    def count(self) -> int:
-        """Transitions seen."""
+    value = 1.0
+    count = 0
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         """Take in rewards (T, N) in time order; `ended` and `valid` are bool (T, N)."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Constant:
-    """No scale: divides by one."""
-
-    value = 1.0
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         self.count += int(valid.sum())
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,18 +81,18 @@ class Constant:
         self.count = int(state["count"])
 
 
-class StdScale:
+class RewardStd(Scale):
     """Divide by the standard deviation of all rewards so far."""
 
     def __init__(self) -> None:
         self.statistics = RunningMeanStd()
 
     @property
-    def value(self) -> float:
+    def value(self) -> float:  # type: ignore[override]
         return float(self.statistics.std) if self.statistics.count else 1.0
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         return self.statistics.count
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
@@ -120,10 +105,11 @@ class StdScale:
         self.statistics.load_state_dict(state)
 
 
-class ReturnScale(StdScale):
+class ReturnStd(RewardStd):
     """Divide by the deviation of the discounted return R_t = gamma R_{t-1} + r_t, along time, per environment.
 
-    The filtered return is only measured, never paid. It restarts at an episode's end if the stream is episodic.
+    The filtered return is only measured, never given as a reward. It restarts at an episode's end if the stream is
+    episodic.
     """
 
     def __init__(self, gamma: float, episodic: bool) -> None:
@@ -154,17 +140,16 @@ class ReturnScale(StdScale):
         self.running = np.array(state["running"])
 
 
-class EmaScale:
+class RewardEma(Scale):
     """Divide by an exponential moving average of the rewards' standard deviation, one step of the average an update."""
 
     def __init__(self, decay: float = 0.9) -> None:
         self.decay = decay
         self.average = 0.0
         self.updates = 0
-        self.count = 0
 
     @property
-    def value(self) -> float:
+    def value(self) -> float:  # type: ignore[override]
         if self.updates == 0:
             return 1.0
         return max(self.average / (1 - self.decay**self.updates), EPSILON)  # undo the bias towards the initial zero
@@ -188,5 +173,5 @@ class EmaScale:
 def make_scale(name: str, gamma: float, episodic: bool) -> Scale:
     """The scale called `name`; the discount and the episode's role matter to `return` alone."""
     if name == "return":
-        return ReturnScale(gamma, episodic)
-    return {"none": Constant, "ema": EmaScale, "std": StdScale}[name]()
+        return ReturnStd(gamma, episodic)
+    return {"none": Scale, "ema": RewardEma, "std": RewardStd}[name]()

@@ -1,24 +1,28 @@
-"""A stream of a mix: one reward, how it is weighed, scaled, shaped and discounted, and kept from learning nonsense."""
+"""A stream of a mix: one reward with its weight, scale, shape and discount, guarded against losses that are not finite."""
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from envs.finite import NotFinite, OnNan, is_finite
 from envs.types import MODALITIES, Memory, Transitions, map_obs
 from rewards.base import Reward, RewardConfig, values_of
-from rewards.mix.learning import Learning
 from rewards.mix.scale import make_scale
 from rewards.mix.schedule import Schedule
 from rewards.mix.shaping import clip, delta, potential, sigmoid
 
 LAST = "last score"  # in the memory of a stream
+PATIENCE = 3  # updates in a row whose loss is not finite
+EVERY = 10  # finite updates between two copies of the weights
 
 
 class Stream:
-    """One reward inside a mix: how it is weighed, scaled, shaped and discounted."""
+    """One reward inside a mix."""
 
     def __init__(self, name: str, reward: Reward, *, gamma: float) -> None:
         config: RewardConfig = reward.config
@@ -40,7 +44,7 @@ class Stream:
         self.compares = config.shape in ("potential", "delta")  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
         self.on_nan = OnNan()
-        self.learning = Learning(reward)
+        self.updates = GuardedUpdates(reward)
         self.keeps_score = self.compares and self.has_memory  # of the step before, beside the reward's own memory
         if self.keeps_score and reward.starts_at is None:
             raise ValueError(
@@ -57,14 +61,14 @@ class Stream:
         return frozenset(need)
 
     def initial_memory(self, n: int) -> Memory:
-        """The reward's memory for `n` fresh episodes; with the score they start at, if the next is compared with it."""
+        """The reward's memory for `n` fresh episodes; with the score they start at, where the next is compared with it."""
         memory = self.reward.initial_memory(n)
         return {**memory, LAST: np.full(n, self.reward.starts_at, np.float32)} if self.keeps_score else memory
 
     def score(self, batch: Transitions, memory: Memory, again: bool = False) -> tuple[np.ndarray, Memory]:
         """Shaped scores, float32, leading shape of the batch; 0 in rows that are no transitions or not ready.
 
-        `again` says that the rows lie in a replay, in any order.
+        `again`: the rows come from a replay, in any order.
         """
         if self.has_memory:
             given = memory
@@ -93,7 +97,7 @@ class Stream:
         return raw, memory
 
     def _refuse(self, raw: np.ndarray, batch: Transitions, again: bool) -> None:
-        """Name the first score that is no number; rows of a replay stand in no order, so their environment is unknown.
+        """Name the first score that is NaN or infinite; of rows from a replay the environment is unknown.
 
         Raises:
             NotFinite: always.
@@ -116,7 +120,7 @@ class Stream:
         return self.reward.scan(batch, memory)
 
     def _last_scores(self, batch: Transitions, score: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What a reward that remembers said a step before, `starts_at` where an episode begins; and the last (N,)."""
+        """Scores of a reward with a memory one step before, `starts_at` where an episode begins; and the last (N,)."""
         if len(batch.shape) == 1:
             before, last = self._last_scores(batch.map(lambda x: x[None]), score[None], last)
             return before[0], last
@@ -127,7 +131,7 @@ class Stream:
         return before, last
 
     def _score_obs(self, batch: Transitions, next_score: np.ndarray) -> np.ndarray:
-        """The score of `obs`: along a rollout it is the previous row's, so only first rows are asked for."""
+        """The score of `obs`: along a rollout it is the previous row's, so only first rows are scored."""
         before = np.empty_like(next_score)
         fresh = np.ones(batch.shape, bool)
         if len(batch.shape) == 2:
@@ -148,10 +152,10 @@ class Stream:
         return self.scaled(raw) * self.weight(timesteps)
 
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
-        """Let the reward learn and its scale move."""
+        """Update the reward and its scale."""
         if self.has_scale and not (self.freeze and self.scale.count >= self.freeze):
             self.scale.update(raw, batch.ended, batch.valid)
-        return self.learning.update(batch)
+        return self.updates.update(batch)
 
     def __str__(self) -> str:
         text = self.name if str(self.weight.spec) in ("1", "1.0") else f"{self.weight.spec} * {self.name}"
@@ -159,3 +163,71 @@ class Stream:
         details += [f"/ {self.reward.config.scale}"] if self.has_scale else []
         details += [] if self.episodic else ["non-episodic"]
         return text + (f" ({', '.join(details)})" if details else "")
+
+
+class GuardedUpdates:
+    """`Reward.update`, with recovery from losses that are NaN or infinite.
+
+    Such a loss means that the batch, or the model, is spoilt. `Learned.descend` takes no step on it. If it happens
+    `PATIENCE` times in a row the model itself is suspected, and the last weights that gave finite losses are restored;
+    weights that are not finite are restored at once. Training continues; `<name>/skipped` and `<name>/restored` count.
+
+    Attributes:
+        skipped: updates with a loss that was not finite so far.
+        restored: how often weights were restored so far.
+    """
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+        self.skipped = self.restored = 0
+        self._in_a_row = self._finite_updates = 0
+        self._good: list[Any] | None = None  # a resumed run takes its first copy at its first finite update
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """`Reward.update`, with the counts beside its metrics once there are any."""
+        optimizers = [value for value in vars(self.reward).values() if isinstance(value, torch.optim.Optimizer)]
+        if optimizers and self._good is None and _finite(optimizers):
+            self._keep(optimizers)
+        metrics = self.reward.update(batch)
+        if not optimizers or not metrics:
+            return metrics
+        spoilt = not _finite(optimizers)
+        if spoilt or not all(math.isfinite(value) for key, value in metrics.items() if "loss" in key):
+            self.skipped += 1
+            self._in_a_row += 1
+            if spoilt or self._in_a_row >= PATIENCE:
+                self._restore(optimizers)
+        else:
+            self._in_a_row = 0
+            self._finite_updates += 1
+            if self._finite_updates % EVERY == 0:
+                self._keep(optimizers)
+        if not self.skipped:
+            return metrics
+        return {**metrics, "skipped": float(self.skipped), "restored": float(self.restored)}
+
+    def _keep(self, optimizers: list[Any]) -> None:
+        self._good = [copy.deepcopy(([p.detach() for p in _weights(o)], o.state_dict())) for o in optimizers]
+
+    def _restore(self, optimizers: list[Any]) -> None:
+        self.restored += 1
+        self._in_a_row = 0
+        for optimizer, (weights, state) in zip(optimizers, self._good or ()):
+            with torch.no_grad():
+                for parameter, good in zip(_weights(optimizer), weights):
+                    parameter.copy_(good)
+            optimizer.load_state_dict(copy.deepcopy(state))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"skipped": self.skipped, "restored": self.restored, "row": self._in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skipped, self.restored, self._in_a_row = state["skipped"], state["restored"], state["row"]
+
+
+def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _finite(optimizers: list[Any]) -> bool:
+    return all(is_finite(parameter.detach()) for optimizer in optimizers for parameter in _weights(optimizer))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rewards.mix.scale import EmaScale, ReturnScale, RunningMeanStd, make_scale
+from rewards.mix.scale import ReturnStd, RewardEma, RunningMeanStd, make_scale
 
 ON = np.ones((1, 1), bool)
 
@@ -26,7 +26,7 @@ def test_one_row_and_no_row_are_harmless():
 
 
 def test_return_scale_filters_along_time_and_never_across_environments():
-    scale = ReturnScale(gamma=0.5, episodic=False)
+    scale = ReturnStd(gamma=0.5, episodic=False)
     rewards = np.array([[1.0, 0.0], [1.0, 0.0]])  # environment 0 earns, environment 1 does not
     no = np.zeros((2, 2), bool)
     scale.update(rewards, no, ~no)
@@ -39,7 +39,7 @@ def test_return_scale_filters_along_time_and_never_across_environments():
 def test_return_scale_restarts_with_the_episode_only_if_the_stream_does():
     ended = np.array([[True], [False]])
     rewards = np.ones((2, 1))
-    episodic, lasting = ReturnScale(0.5, True), ReturnScale(0.5, False)
+    episodic, lasting = ReturnStd(0.5, True), ReturnStd(0.5, False)
     episodic.update(rewards, ended, np.ones((2, 1), bool))
     lasting.update(rewards, ended, np.ones((2, 1), bool))
     assert episodic.running.tolist() == [1]
@@ -47,7 +47,7 @@ def test_return_scale_restarts_with_the_episode_only_if_the_stream_does():
 
 
 def test_rows_that_are_no_transitions_leave_the_filter_alone():
-    scale = ReturnScale(0.5, False)
+    scale = ReturnStd(0.5, False)
     valid = np.array([[True], [False], [True]])
     scale.update(np.array([[2.0], [0.0], [0.0]]), ~valid, valid)
     assert scale.running.tolist() == [1.0]  # 2, then 0.5 * 2: the middle row did not discount
@@ -55,7 +55,7 @@ def test_rows_that_are_no_transitions_leave_the_filter_alone():
 
 
 def test_ema_scale_is_unbiased_from_its_first_update():
-    scale = EmaScale(decay=0.9)
+    scale = RewardEma(decay=0.9)
     scale.update(np.array([[0.0], [2.0]]), np.zeros((2, 1), bool), np.ones((2, 1), bool))
     assert scale.value == pytest.approx(1.0)
     scale.update(np.array([[0.0], [6.0]]), np.zeros((2, 1), bool), np.ones((2, 1), bool))

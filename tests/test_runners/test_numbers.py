@@ -7,7 +7,7 @@ import torch
 import rewards
 from envs.finite import NotFinite, OnNan, is_finite, refuse
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.mix.learning import Learning
+from rewards.mix.stream import GuardedUpdates
 from tests.faults import numbers
 
 STEPS = np.array([[0, 7], [1, 8], [2, 0]])  # (T, N)
@@ -103,7 +103,7 @@ def batch(value=0.5):
 
 def test_weights_that_became_no_numbers_come_back_at_once():
     reward = made()
-    learning = Learning(reward)
+    learning = GuardedUpdates(reward)
     learning.update(batch())
     good = [weight.detach().clone() for weight in reward.trained]
     with torch.no_grad():
@@ -115,8 +115,8 @@ def test_weights_that_became_no_numbers_come_back_at_once():
 
 
 def test_what_learning_counted_is_saved():
-    learning = Learning(made())
+    learning = GuardedUpdates(made())
     learning.skipped, learning.restored = 3, 1
-    other = Learning(made())
+    other = GuardedUpdates(made())
     other.load_state_dict(learning.state_dict())
     assert (other.skipped, other.restored) == (3, 1)
