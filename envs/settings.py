@@ -25,7 +25,7 @@ class Setting:
 
     Attributes:
         help: a phrase with the unit; what the value means.
-        low, high: the ends of its range, themselves allowed; None leaves that side open.
+        low, high: the ends of its range, themselves allowed; None leaves that side open; low=-inf is any finite number.
         above, below: the same, themselves not allowed.
         choices: what a text may be; empty for any.
         tune: what `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing,
@@ -67,6 +67,8 @@ class Setting:
         high = self.high if self.below is None else self.below
         if low is None and high is None:
             return ""
+        if low == -math.inf and high is None:
+            return "that is finite"
         if high is None:
             return f"at least {_text(low)}" if self.above is None else f"above {_text(low)}"
         if low is None:

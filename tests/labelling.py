@@ -11,7 +11,7 @@ from pathlib import Path
 
 from model_server import ModelServer
 
-from rewards.llm.judges.base import Answers, Judge
+from rewards.llm.judges.base import Answers, TextJudge
 
 ROOT = Path(__file__).resolve().parent.parent
 WORTH = {"good": 1.0, "bad": 0.0, "odd": math.nan}
@@ -26,7 +26,7 @@ def think(text, images):
     return json.dumps({"reason": "it says so", "label": WORDS[captions[0]]})
 
 
-class Moody(Judge):
+class Moody(TextJudge):
     """A judge that somebody wrote in haste: good texts are good, others raise, die, talk or forget an answer."""
 
     name = "moody"

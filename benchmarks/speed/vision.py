@@ -204,8 +204,7 @@ def _cache(path: Path) -> dict[str, float]:
 
 
 def _with_cache(kind: str) -> tuple[int, Callable[[], Any]]:
-    from rewards.vision.cache import Cache
-    from rewards.vision.encoder import LODESTAR
+    from rewards.vision.encoder import LODESTAR, EmbeddingCache
 
     encoder = _clip(LODESTAR).encoder
     frames = _frames(PICTURES if kind == "repeats" else SHOWN, encoder.size)
@@ -213,8 +212,8 @@ def _with_cache(kind: str) -> tuple[int, Callable[[], Any]]:
     nothing = np.zeros((SHOWN, encoder.width), np.float16)
     embed = {
         "none": encoder.image,
-        "lookup": Cache(lambda new, _: nothing[: len(new)]),
-        "repeats": Cache(encoder.image),
+        "lookup": EmbeddingCache(lambda new, _: nothing[: len(new)]),
+        "repeats": EmbeddingCache(encoder.image),
     }[kind]
     return SHOWN, lambda: [embed(frames[i : i + 256], 256) for i in range(0, SHOWN, 256)]
 
@@ -263,9 +262,9 @@ def _clip(model: str) -> Any:
 def _mix(clip: Any) -> Any:
     """A mix whose cache has seen nothing yet."""
     from rewards.mix.mix import Mix, Stream
-    from rewards.vision.cache import Cache
+    from rewards.vision.encoder import EmbeddingCache
 
-    clip.encoder._cache = Cache(clip.encoder.image)
+    clip.encoder._cache = EmbeddingCache(clip.encoder.image)
     return Mix([Stream("clip", clip, gamma=0.99)])
 
 

@@ -1,18 +1,18 @@
-"""Rewards that read what a caption says: the worth of a text, less each time the episode meets it again.
+"""Rewards from captions: the value of a text, less each time the episode meets it again.
 
-    r(s') = worth(caption of s') / N_ep(caption)^beta
+    r(s') = value(caption of s') / N_ep(caption)^beta
 
-N_ep counts the visits of this episode, this one too, so a caption that is told again and again cannot be farmed: with
-beta = 3 it pays at most zeta(3) = 1.202 times its worth in one episode. A state without a caption ("") pays 0 and is
-not counted.
+N_ep counts the visits of this episode, this one too, so repeating a caption cannot be farmed: with beta = 3 it yields at
+most zeta(3) = 1.202 times its value in one episode. The reward of a state without a caption ("") is 0, and it is not
+counted.
 
 Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
 arXiv 2410.23022, section 2; the decay stems from Klissarov et al. 2023, "Motif", arXiv 2310.00166, section 3.
 Differences:
-  - the caption is that of the state an action led to; both sources pay for the one it was taken in, a step too late;
-  - a replay buffer keeps N_ep beside a transition (`recalls`), so an old transition is paid by the newest worth;
+  - the caption is that of the state an action led to; both sources reward the one it was taken in, a step too late;
+  - a replay buffer keeps N_ep beside a transition (`recalls`), so an old transition is relabelled with the newest value;
   - an episode remembers its newest `EPISODE` captions;
-  - `alike=numbers` counts captions that differ in their numbers alone as one, whatever each is worth.
+  - `alike=numbers` counts captions that differ in their numbers alone as one, whatever the value of each.
 When it fails: captions that never repeat (clocks, counters) are never decayed, unless `alike` takes them for one.
 """
 
@@ -30,33 +30,47 @@ from typing import Any
 
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.exploration.memories import CountMemory
 
 EPISODE = 512  # distinct captions that an episode remembers; the oldest are forgotten first
-CACHE = 1 << 16  # texts whose key or worth is kept at hand
+CACHE = 1 << 16  # texts whose key or value is cached
+
+
+@functools.lru_cache(CACHE)
+def key(text: str) -> int:
+    """64 bits that name a text, equal in every process; 0 for "" alone."""
+    if not text:
+        return 0
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+@functools.lru_cache(CACHE)
+def key_without_numbers(text: str) -> int:
+    """The key of a text with each of its numbers taken for the same."""
+    return key(re.sub(r"[0-9]+", "0", text))
+
+
+KEYS = {"exact": key, "numbers": key_without_numbers}
 
 
 @dataclass
 class CaptionedConfig(RewardConfig):
-    """Settings of a reward that is read off captions.
+    """Settings of a reward from captions."""
 
-    Attributes:
-        beta: how fast a caption that is met again loses its worth, at least 0; 0 pays it in full each time.
-        alike: which captions count as the same one met again: `exact`, or `numbers` where only their numbers differ.
-    """
-
-    beta: float = 3.0
-    alike: str = "exact"
-
-    def __post_init__(self) -> None:
-        self.at_least(0, "beta")
-        self.one_of("alike", *KEYS)
+    beta: float = setting(3.0, "how fast a caption that is met again loses its value; 0 never", low=0)
+    alike: str = setting(
+        "exact",
+        "which captions count as the same one met again: `exact`, or `numbers` where only their numbers differ",
+        choices=tuple(KEYS),
+    )
 
 
 class Captioned(Reward):
-    """Base class: a subclass says in `worth` what texts are worth, and calls `forget` when its opinion has changed."""
+    """Base class: a subclass defines the `value` of texts, and calls `forget` when it has changed."""
 
     requires = frozenset({"text"})
     recalls = "caption_visits"
@@ -71,28 +85,28 @@ class Captioned(Reward):
         self.forget()
 
     @abstractmethod
-    def worth(self, texts: Sequence[str]) -> np.ndarray:
-        """What each of B distinct texts, none of them empty, is worth: float32 (B,), at least 0; NaN if unknown."""
+    def value(self, texts: Sequence[str]) -> np.ndarray:
+        """Values of B distinct texts, none of them empty: float32 (B,), at least 0; NaN if unknown."""
 
     def forget(self) -> None:
-        """The worth of texts has changed: ask for it again."""
-        self._worth: dict[str, float] = {"": 0.0}
+        """Values of texts have changed: compute them again."""
+        self._values: dict[str, float] = {"": 0.0}
 
     def look_up(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Worth of B texts, float32 (B,), 0 where it is unknown; and bool (B,), whether it is known."""
-        worth = np.fromiter(map(self._worth.get, texts, itertools.repeat(math.nan)), np.float32, len(texts))
-        unknown = np.isnan(worth)
+        """Values of B texts, float32 (B,), 0 where unknown; and bool (B,), whether known."""
+        values = np.fromiter(map(self._values.get, texts, itertools.repeat(math.nan)), np.float32, len(texts))
+        unknown = np.isnan(values)
         if unknown.any():
             missing = list(dict.fromkeys(itertools.compress(texts, unknown)))
-            asked = dict(zip(missing, self.worth(missing).tolist()))
-            if len(self._worth) > CACHE:
+            asked = dict(zip(missing, self.value(missing).tolist()))
+            if len(self._values) > CACHE:
                 self.forget()
-            self._worth.update((text, value) for text, value in asked.items() if not math.isnan(value))
+            self._values.update((text, value) for text, value in asked.items() if not math.isnan(value))
             rows = np.flatnonzero(unknown)
-            worth[rows] = [asked[texts[row]] for row in rows]
-            unknown = np.isnan(worth)
-            worth[unknown] = 0
-        return worth, ~unknown
+            values[rows] = [asked[texts[row]] for row in rows]
+            unknown = np.isnan(values)
+            values[unknown] = 0
+        return values, ~unknown
 
     def initial_memory(self, n: int) -> Memory:
         return self.visits.initial(n)
@@ -101,44 +115,26 @@ class Captioned(Reward):
         """N_ep of each row, float32 (T, N); 0 for a row without a caption."""
         assert batch.text is not None
         keys = np.fromiter(map(self.key, batch.text.ravel().tolist()), np.uint64, batch.text.size).reshape(batch.shape)
-        told = keys > 0
-        visits, memory = self.visits.walk(memory, keys, batch.valid & told, batch.ended)
-        return np.where(told, visits, 0).astype(np.float32), memory
+        captioned = keys > 0
+        visits, memory = self.visits.walk(memory, keys, batch.valid & captioned, batch.ended)
+        return np.where(captioned, visits, 0).astype(np.float32), memory
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        pay, _, memory = self._pay(batch, memory)
-        return pay, memory
+        reward, _, memory = self._reward(batch, memory)
+        return reward, memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[Scored, Memory]:
-        no = np.zeros((1, *batch.shape), bool)  # its caller takes care of ends and of rows that are no transitions
+        no = np.zeros((1, *batch.shape), bool)  # the caller handles ends and rows that are no transitions
         row = batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
-        pay, known, memory = self._pay(row, memory)
-        return Scored(pay[0], known[0]), memory
+        reward, known, memory = self._reward(row, memory)
+        return Scored(reward[0], known[0]), memory
 
-    def _pay(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, np.ndarray, Memory]:
-        """Pay and whether it is known, (T, N) each, and the memory after."""
+    def _reward(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, np.ndarray, Memory]:
+        """Rewards and whether they are known, (T, N) each, and the memory after."""
         visits = batch.extras.get(self.recalls)
         if visits is None:
             visits, memory = self.recall(batch, memory)
         assert batch.text is not None
-        worth, known = self.look_up(batch.text.ravel().tolist())
-        pay = worth.reshape(batch.shape) * np.maximum(visits, 1) ** np.float32(-self.beta)
-        return pay.astype(np.float32, copy=False), known.reshape(batch.shape), memory
-
-
-@functools.lru_cache(CACHE)
-def key(text: str) -> int:
-    """64 bits that name a text, alike in every process; 0 for "" alone."""
-    if not text:
-        return 0
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
-
-
-@functools.lru_cache(CACHE)
-def key_without_numbers(text: str) -> int:
-    """The key of a text with each of its numbers taken for the same."""
-    return key(re.sub(r"[0-9]+", "0", text))
-
-
-KEYS = {"exact": key, "numbers": key_without_numbers}
+        values, known = self.look_up(batch.text.ravel().tolist())
+        reward = values.reshape(batch.shape) * np.maximum(visits, 1) ** np.float32(-self.beta)
+        return reward.astype(np.float32, copy=False), known.reshape(batch.shape), memory

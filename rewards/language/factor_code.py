@@ -1,15 +1,15 @@
-"""Where the code of factors comes from: a file, or a language model that is asked for it and told what failed.
+"""Where the code of factors comes from: a file, or a language model that writes it and gets its errors back.
 
-    read("pendulum"), read("mine.py")              code that somebody wrote
+    read("pendulum"), read("mine.py")              code in a file
     describe("pendulum")                           what the numbers of an observation and an action mean
     Author("gpt-4o", url).write(question, verify)  code of a model
 
 Source: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Episodic Reinforcement Learning" (AAAI 2025,
 arXiv 2412.11120): several candidates at temperature 1, one summary at 0.3, and a loop that runs the code and hands the
 error back.
-Differences: prompts are worded by us; the code is checked and boxed in (`rewards.llm.sandbox`) where the source
+Differences: prompts are worded by us; the code is checked and sandboxed (`rewards.llm.sandbox`) where the source
 runs it; it returns one array (B, k), not a list of columns; it is also verified to be finite, to give each row on its
-own, and not to stand still, which the source does not look at; every answer is kept in a file, so that the same
+own, and not to be constant, which the source does not check; every answer is kept in a file, so that the same
 questions need no server a second time.
 When it fails: code that runs is not code that helps. A description that leaves out or mistakes a number misleads.
 """
@@ -17,23 +17,24 @@ When it fails: code that runs is not code that helps. A description that leaves 
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rewards.llm.client import Chat, JudgeError
+from envs.settings import setting
+from rewards.llm.client import Chat, Endpoint, JudgeError, in_parallel
+from rewards.llm.judges.base import Judge
 from rewards.llm.sandbox.process import Sandbox
 from rewards.llm.sandbox.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
+from rewards.llm.store import AnswerStore, Label
 
 SHIPPED = Path(__file__).with_name("factors")
 PROMPTS = Path(__file__).resolve().parents[1] / "llm" / "judges" / "prompts" / "factors.txt"
-AUTHORS = {"openai": "rewards.language.factor_code:Author"}
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -122,48 +123,32 @@ def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **li
     return sandbox
 
 
-class Author:
+@dataclass(eq=False)
+class Author(Endpoint, Judge):
     """A language model that writes factors.
-
-    Args:
-        model: its name on the server.
-        url: the API's root.
-        key: the environment variable that holds the API key.
-        answers: a file (*.jsonl) of answers, read first and added to; empty for none.
-        candidates: answers that are weighed against each other, at least 1.
-        repairs: times that code may be tried, at least 1.
-        timeout: seconds for one attempt at one answer.
-        attempts: how often each question is tried.
-        max_tokens: length of an answer, tokens.
-        seed: of the candidates, which differ by it, and of the waits.
 
     Raises:
         ValueError: for a value out of range.
     """
 
-    def __init__(
-        self,
-        model: str,
-        url: str = "http://localhost:8000/v1",
-        key: str = "OPENAI_API_KEY",
-        answers: str = "",
-        candidates: int = 5,
-        repairs: int = 5,
-        timeout: float = 120.0,
-        attempts: int = 4,
-        max_tokens: int = 4096,
-        seed: int = 0,
-    ) -> None:
-        for name, value in (("candidates", candidates), ("repairs", repairs), ("max_tokens", max_tokens)):
-            if value < 1:
-                raise ValueError(f"{name}={value} is too few; give at least 1")
-        Chat(model, url, key=key, timeout=timeout, attempts=attempts).close()  # refuses what is wrong before asking
-        self.model, self.url, self.key = model, url, key
-        self.candidates, self.repairs, self.seed = candidates, repairs, seed
-        self.timeout, self.attempts, self.max_tokens = timeout, attempts, max_tokens
-        self._path = Path(answers) if answers else None
-        self._known = _read_answers(self._path)
+    answers: str = setting("", "a file of answers (*.sqlite), read first and added to; empty for none")
+    candidates: int = setting(5, "answers that are weighed against each other", low=1)
+    repairs: int = setting(5, "times that code may be tried", low=1)
+    timeout: float = setting(120.0, "seconds for one attempt at one answer", above=0)
+    max_tokens: int = setting(4096, "length of an answer, tokens", low=1)
+    seed: int = setting(0, "of the candidates, which differ by it, and of the waits between attempts")
+
+    name = "openai"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.chat = Chat(self)
+        self.store = AnswerStore(self.answers, words=1_000_000)
         self.asked = 0
+
+    @property
+    def identity(self) -> str:
+        return f"code {prompts()['version']} {self.model}"
 
     def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
         """Code for a question.
@@ -202,15 +187,18 @@ class Author:
 
     def notes(self) -> list[str]:
         """Whose code it is."""
-        kept = f", answers in {self._path}" if self._path else ""
+        kept = f", answers in {self.answers}" if self.answers else ""
         return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{kept}"]
+
+    def close(self) -> None:
+        self.chat.close()
 
     def _summary(self, asked: str, wording: str) -> str:
         drafts = self._ask([(asked, 1.0, i) for i in range(self.candidates)])
         if len(drafts) == 1:
             return drafts[0]
-        modalities = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
-        return self._ask([(wording.format(question=asked, answers=modalities), 0.3, 0)])[0]
+        listed = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
+        return self._ask([(wording.format(question=asked, answers=listed), 0.3, 0)])[0]
 
     def _ask(self, questions: Sequence[tuple[str, float, int]]) -> list[str]:
         """Answers to (text, temperature, number), at the same time; what failed is left out.
@@ -218,53 +206,20 @@ class Author:
         Raises:
             JudgeError: the first, if none was answered.
         """
-        keys = [self._key(*one) for one in questions]
-        new = [(key, one) for key, one in zip(keys, questions) if key not in self._known]
-        with ThreadPoolExecutor(max(len(new), 1)) as pool:
-            answers = list(pool.map(lambda item: self._ask_one(*item[1]), new))
-        failed = [answer for answer in answers if isinstance(answer, JudgeError)]
-        for (key, (_, temperature, _)), answer in zip(new, answers):
-            if isinstance(answer, str):
-                self._keep(key, temperature, answer)
-        found = [self._known[key] for key in keys if key in self._known]
-        if not found:
-            raise failed[0]
-        return found
 
-    def _ask_one(self, text: str, temperature: float, number: int) -> str | JudgeError:
-        options = {"temperature": temperature, "max_tokens": self.max_tokens, "seed": self.seed + number}
-        limits: dict[str, Any] = {"timeout": self.timeout, "attempts": self.attempts, "seed": self.seed + number}
-        chat = Chat(self.model, self.url, key=self.key, options=options, **limits)
-        self.asked += 1
-        try:
-            return chat.ask([text])
-        except JudgeError as error:
-            return error
-        finally:
-            chat.close()
+        def ask(question: tuple[str, float, int]) -> str:
+            text, temperature, number = question
+            answer: str = self.chat.ask([text], temperature=temperature, seed=self.seed + number)
+            self.store.put(self.identity, [Label(keys[question], raw=answer)])
+            return answer
 
-    def _key(self, text: str, temperature: float, number: int) -> str:
-        about = [prompts()["version"], self.model, temperature, self.seed + number, text]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
-
-    def _keep(self, key: str, temperature: float, answer: str) -> None:
-        self._known[key] = answer
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            row = {"key": key, "model": self.model, "temperature": temperature, "answer": answer}
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-
-
-def _read_answers(path: Path | None) -> dict[str, str]:
-    """Key -> answer of a file; a line that was cut off is passed over."""
-    known: dict[str, str] = {}
-    if path is not None and path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-                if isinstance(row["key"], str) and isinstance(row["answer"], str):
-                    known[row["key"]] = row["answer"]
-            except (ValueError, KeyError, TypeError):
-                continue
-    return known
+        keys = {one: json.dumps([one[1], self.seed + one[2], one[0]]) for one in questions}
+        known = self.store.words_of(self.identity, list(keys.values()))
+        new = [one for one in questions if keys[one] not in known]
+        self.asked += len(new)
+        answers = dict(zip(new, in_parallel(ask, new, max(len(new), 1)) if new else []))
+        found = [known.get(keys[one], answers.get(one)) for one in questions]
+        usable = [answer for answer in found if isinstance(answer, str)]
+        if not usable:
+            raise next(answer for answer in found if isinstance(answer, JudgeError))
+        return usable

@@ -1,10 +1,10 @@
-"""Guidance: now and then somebody names the next goal in a sentence, and the policy reads it beside its observation.
+"""Guidance: from time to time a goal is named in a sentence, and the policy reads it beside its observation.
 
     guide(s) = W e(goal)                      e: embedding of a sentence, length 1; W: a fixed random projection
-    c = cosine(e(goal), sum of e(caption))    over the captions told since the goal was given: "comprehension"
-    r(s') = c(s') - c(s)                      its rise; an episode pays at most 1 for each goal
+    c = cosine(e(goal), sum of e(caption))    over the captions since the goal was given: "comprehension"
+    r(s') = c(s') - c(s)                      its rise; at most 1 in an episode for each goal
 
-The guide is the method; the reward is there for the books, at weight 0 unless it is asked for.
+The guide is the method; the reward is a metric, of weight 0 by default.
 
 Source: Zhang, Lu 2023, "AdaRefiner: Refining Decisions of Language Models with Adaptive Feedback" (RLAdapter), arXiv
 2309.17176, section 3: a goal every 100 steps, its embedding beside the observation, comprehension as a cosine.
@@ -13,10 +13,10 @@ Differences:
   - asked beside training: until an answer comes the last goal stays, and the agent never waits;
   - a situation, the latest distinct captions of an episode, is asked about once, and answers are kept by it; equal
     situations get equal goals, so a run can be replayed from the file of `answers` without a server;
-  - `rules` need no model: Crafter's achievements in an order that somebody wrote by hand, the first one not yet told;
-  - MiniLM embeds; c is 0 before anything was told, and starts anew with a new goal.
-When it fails: where nothing is told there is nothing to ask about. Comprehension is likeness of words, no success: a
-sentence that repeats a frequent caption scores high. Written goals know one world, Crafter.
+  - `rules` need no model: Crafter's achievements in an order written by hand, the first one without a caption so far;
+  - MiniLM embeds; c is 0 before the first caption, and starts anew with a new goal.
+When it fails: without captions there is nothing to ask about. Comprehension is similarity of words, no success: a
+sentence that repeats a frequent caption scores high. The written goals cover one environment, Crafter.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.base import Reward, RewardConfig, merge_memory
 from rewards.language.advisor import VERSION, Advisor
 from rewards.language.captioned import key
+from rewards.llm.store import AnswerStore, Label, read_rows
 
 TOLD = 32  # distinct captions of an episode that make its situation
 WIDTH = 384  # numbers of a sentence's embedding
-CACHE = 1 << 14  # captions kept at hand
+CACHE = 1 << 14  # captions that are cached
 _ODD = np.random.default_rng(0x5EED).integers(0, 2**64, TOLD, dtype=np.uint64) | np.uint64(1)
-CRAFTER = {  # what a caption tells -> the goal that leads there, in an order in which they can be reached
+CRAFTER = {  # an event in a caption -> the goal that leads there, in an order in which they can be reached
     "collected wood": "collect wood from a tree",
     "placed a table": "collect more wood and place a table",
     "made a wood pickaxe": "make a wood pickaxe near the table",
@@ -68,44 +70,37 @@ CRAFTER = {  # what a caption tells -> the goal that leads there, in an order in
 
 @dataclass
 class GuidanceConfig(RewardConfig):
-    """Settings of guidance.
+    """Settings of guidance."""
 
-    Attributes:
-        weight: of the rise of comprehension; 0 guides and pays nothing, as the source does.
-        goals: who names them: `rules` (written by hand, for Crafter), `openai` (a language model behind any server with
-            OpenAI's chat completions), `recorded` (the file of `answers`), `none` (the control: no goal ever).
-        goal: what counts in the whole task, for the model; by default the environment's own sentence.
-        world: the family of environments, such as `crafter`.
-        every: steps of an episode between two goals, at least 1.
-        features: numbers that the policy gets beside its observation: 384 for the embedding itself, or fewer.
-        model: `openai`: its name on the server.
-        url: `openai`: the API's root.
-        key: `openai`: the environment variable with the API key.
-        answers: a file (*.jsonl) of situations and goals: `openai` reads it and adds to it, `recorded` reads it.
-    """
-
-    weight: Any = 0.0
-    goals: str = "rules"
-    goal: str = ""
-    world: str = ""
-    every: int = 100
-    features: int = 32
-    model: str = ""
-    url: str = "http://localhost:8000/v1"
-    key: str = "OPENAI_API_KEY"
-    answers: str = ""
+    weight: Any = setting(0.0, "of the rise of comprehension; 0 guides without a reward, as the source does")
+    goals: str = setting(
+        "rules",
+        "where goals come from: `rules` (written by hand, for Crafter), `openai` (a language model behind any server with "
+        "OpenAI's chat completions), `recorded` (the file of `answers`), `none` (the control: no goal ever)",
+        choices=("rules", "openai", "recorded", "none"),
+    )
+    goal: str = setting("", "what counts in the whole task, for the model; by default the environment's own sentence")
+    world: str = setting("", "the family of environments, such as `crafter`")
+    every: int = setting(100, "steps of an episode between two goals", low=1)
+    features: int = setting(
+        32,
+        "numbers that the policy gets beside its observation: 384 for the embedding itself, or fewer",
+        low=1,
+        high=WIDTH,
+    )
+    model: str = setting("", "`openai`: its name on the server")
+    url: str = setting("http://localhost:8000/v1", "`openai`: the API's root")
+    key: str = setting("OPENAI_API_KEY", "`openai`: the environment variable with the API key")
+    answers: str = setting(
+        "", "a file (*.sqlite) of situations and goals: `openai` reads it and adds to it, `recorded` reads it"
+    )
 
     def __post_init__(self) -> None:
-        if self.goals not in ("rules", "openai", "recorded", "none"):
-            raise ValueError(f"reward guidance: goals={self.goals!r} is not one of rules, openai, recorded, none")
-        if self.every < 1:
-            raise ValueError(f"reward guidance: every={self.every} is out of range; give at least 1 step")
-        if not 1 <= self.features <= 384:
-            raise ValueError(f"reward guidance: features={self.features} is out of range; give 1 to 384")
+        super().__post_init__()
         if self.goals == "openai" and not self.model:
-            raise ValueError("reward guidance: goals=openai needs model=, the name that the server knows it by")
+            raise ValueError("reward.guidance.goals=openai needs model=, the name that the server knows it by")
         if self.goals == "recorded" and not Path(self.answers).is_file():
-            raise ValueError(f"reward guidance: answers={self.answers!r} is no file; give one of situations and goals")
+            raise ValueError(f"reward.guidance.answers={self.answers!r} is no file; give one of situations and goals")
 
 
 class Guidance(Reward):
@@ -122,7 +117,7 @@ class Guidance(Reward):
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
         if config.goals == "rules" and config.world not in ("", "crafter"):
             raise ValueError(
-                f"reward guidance: goals=rules are written for Crafter, not for {config.world}; give goals=openai or "
+                f"reward.guidance.goals=rules are written for Crafter, not for {config.world}; give goals=openai or "
                 "recorded"
             )
         self.config: GuidanceConfig = config
@@ -135,12 +130,14 @@ class Guidance(Reward):
         self._told: dict[int, str] = {}  # key of a caption -> the caption
         self._memory: Memory = None  # of the environments that are learnt from
         self._counts, self._problem = {"answered": 0, "failed": 0}, ""
-        self._path = Path(config.answers) if config.answers else None
         self._set_goals(["", *(CRAFTER.values() if len(self._plan) else ())], {})
-        if self._path is not None and self._path.is_file():
-            self._learn(dict(_lines(self._path)))
+        if Path(config.answers).is_file():
+            wrong = "no answer; give `told`, a list, and `goal`, a text"
+            self._learn(dict(read_rows(config.answers, _answer, wrong)))
+        keeps = config.goals == "openai" and bool(config.answers)
+        self._store = AnswerStore(config.answers, say=self._report) if keeps else None
         if config.goals == "recorded" and not len(self._keys):
-            raise ValueError(f"reward guidance: {self._path} names no goal; give lines with `told` and `goal`")
+            raise ValueError(f"reward.guidance.answers={config.answers!r} names no goal; give `told` and `goal` a line")
         self._advisor = Advisor(config.model, config.url, config.key, config.goal) if config.goals == "openai" else None
 
     def initial_memory(self, n: int) -> Memory:
@@ -193,9 +190,9 @@ class Guidance(Reward):
         return np.where(self._keys[place] == asked, self._numbers[place], goal)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Hear what was answered, and ask about the situations that are new."""
+        """Take in answers, and ask about the situations that are new."""
         if self._advisor is not None:
-            self._hear(self._advisor)
+            self._collect(self._advisor)
             if 0 not in self._keys:
                 self._advisor.offer(0, [])  # what to begin with
         batch = batch if len(batch.shape) == 2 else batch.map(lambda x: x[None])
@@ -223,14 +220,14 @@ class Guidance(Reward):
         return metrics
 
     def notes(self) -> list[str]:
-        """Who names the goals."""
-        who = {
+        """Where goals come from."""
+        source = {
             "rules": "goals follow a list written by hand for Crafter, no model names them",
             "openai": f"goals are those of {self.config.model} at {self.config.url}",
-            "recorded": f"goals are read from {self._path}, nobody is asked",
+            "recorded": f"goals are read from {self.config.answers}, no model is asked",
             "none": "no goal is ever named: the control",
         }
-        return [who[self.config.goals], *filter(None, [self._problem])]
+        return [source[self.config.goals], *filter(None, [self._problem])]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -280,22 +277,20 @@ class Guidance(Reward):
             if all(code in self._told for code in codes):
                 advisor.offer(int(after["asked"][row]), [self._told[code] for code in codes])
 
-    def _hear(self, advisor: Advisor) -> None:
+    def _collect(self, advisor: Advisor) -> None:
+        """Take in the answers that came, and keep them."""
         answers = advisor.take()
-        if self._path is not None and answers:
-            rows = [{"told": told, "goal": goal, "model": self.config.model} for told, goal in answers.values()]
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps({**row, "version": VERSION}) + "\n" for row in rows)
-            except OSError as error:
-                self._problem = f"{self._path} cannot be written ({error}), so answers are not kept"
-                self._path = None
+        if self._store is not None:
+            labels = [Label(json.dumps(told), raw=goal) for told, goal in answers.values()]
+            self._store.put(f"goals {VERSION} {self.config.model}", labels)
         self._learn({asked: goal for asked, (_, goal) in answers.items()})
         self._counts["answered"] += len(answers)
         self._counts["failed"] = advisor.failed
         if advisor.failed:
             self._problem = f"{advisor.failed} questions got no goal; the last error: {advisor.error}"
+
+    def _report(self, problem: str) -> None:
+        self._problem = problem
 
 
 def _parts(text: str) -> list[str]:
@@ -338,19 +333,12 @@ def _cosine(goal: np.ndarray, told: np.ndarray) -> np.ndarray:
     return (goal * told).sum(axis=1) / np.maximum(length, np.float32(1e-6))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Situations and goals of a file of answers; a last line that was cut off is passed over."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
-        try:
-            row = json.loads(line)
-            told, goal = [str(text) for text in row["told"]], row["goal"]
-        except (ValueError, KeyError, TypeError):
-            if not line.endswith("\n"):
-                return
-            told, goal = [], None
-        if not isinstance(goal, str) or not goal:
-            raise ValueError(f"{path}, line {number} is {line.strip()[:80]!r}; give `told`, a list, and `goal`, a text")
-        keys = np.zeros((1, TOLD), np.uint64)
-        for text in told:
-            keys = _newest(keys, np.array([key(text)], np.uint64))
-        yield int(_situation(keys)[0]), goal
+def _answer(row: Mapping[str, Any]) -> tuple[int, str]:
+    """Situation and goal of a line {"told": [...], "goal": "..."}, or of a row that was kept."""
+    told, goal = (row["told"], row["goal"]) if "told" in row else (json.loads(row["text"]), row["raw"])
+    if not isinstance(goal, str) or not goal:
+        raise ValueError("no goal")
+    keys = np.zeros((1, TOLD), np.uint64)
+    for text in told:
+        keys = _newest(keys, np.array([key(str(text))], np.uint64))
+    return int(_situation(keys)[0]), goal

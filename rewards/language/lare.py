@@ -1,7 +1,7 @@
-"""LaRe: the return of an episode is handed out over its steps, by way of a few factors that code computes.
+"""LaRe: the return of an episode is redistributed over its steps, by way of a few factors that code computes.
 
-Somebody who knows the task, a language model or a person, writes down what counts in a step as code, phi. A network psi
-learns from whole episodes how much each of it is worth: its sum over an episode is to be the episode's return.
+A language model or a person who knows the task writes down what counts in a step as code, phi. A network psi learns
+from whole episodes the value of the factors: its sum over an episode is to be the episode's return.
 Sources: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Episodic Reinforcement Learning" (AAAI 2025,
 arXiv 2412.11120), factors and their decoder; Ren et al. 2022, "Learning Long-Term Reward Redistribution via Randomized
 Return Decomposition" (arXiv 2111.13485), the loss with its bias corrected, RRD-L(RD): a few steps stand for an episode.
@@ -10,91 +10,85 @@ Differences:
   - without code psi reads (s, a), where published code of both adds s - s';
   - code runs in a sandbox, not in this process; see `rewards.llm.sandbox.process`, `rewards.language.factor_code`;
   - code is verified on rows made up from the spaces, where the source collects random states: a reward has no
-    environment; on real ones it is watched (`notes`: failures, values that are not finite, factors that stand still);
+    environment; on real ones it is watched (`notes`: failures, values that are not finite, factors that never change);
   - factors are whitened, psi starts at 0, and the reward is 0 until the first whole episode has been learnt from;
   - `steps` gradient steps at each update, instead of one for each of the agent's;
   - `per=episode` fits sums. The source fits means: an error of a return counts 1 / T^2, short episodes rule, and where
     the length of an episode is what is rewarded, the reward learns little about the long ones;
   - an episode joined in its middle, longer than 20,000 steps or without an end is not learnt from.
 When it fails: returns that differ by chance more than by what was done; few episodes; factors that miss what counts,
-which psi cannot make up for, as it sees nothing else. A return that only tells how long an episode was makes every step
-worth the same.
+which psi cannot make up for, as it sees nothing else. A return that only measures an episode's length gives every step
+the same reward.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.language import factor_code
+from rewards.llm.judges.base import make_judge
 from rewards.llm.sandbox.process import Sandbox
 from rewards.llm.sandbox.source_check import SandboxError
 from rewards.made_up import make_up
 from rewards.mix.scale import RunningMeanStd
-from rewards.named import make_named
 
 LONGEST = 20_000  # steps of an episode
-STILL = 1e-6  # a standard deviation of a factor below which it says nothing
+STILL = 1e-6  # a standard deviation of a factor below which it is constant
 EXTREME = 1e3  # what made-up observations are clipped to
 
 
 @dataclass
 class LaReConfig(LearnedConfig):
-    """Settings of lare; `features`, `epochs`, `update_proportion` and `channels` are not used.
-
-    Attributes:
-        code: a file with factors(obs, action), or pendulum, cartpole, mountain_car_continuous (written by hand).
-        judge: `openai` asks a language model for the code; "" asks nobody. Without both, factors are obs and action.
-        judge_options: model, url, key, candidates, repairs, ... of `rewards.language.factor_code.Author`.
-        goal: what the task is, for the model: a sentence or more.
-        describe: what each number of an observation and an action is, for the model; or the name of a shipped task.
-        answers: a file (*.jsonl) that keeps what the model said; the same questions need no server again.
-        timeout: seconds for the factors of one batch, after which its code is stopped.
-        per: `step` fits the mean reward of a step, as the sources do; `episode` the sum, so that long episodes count.
-        subset: K, steps that stand for their episode in one gradient step, at least 2.
-        episodes: newest whole episodes that are learnt from.
-        steps: gradient steps at each update.
-        batch_size: transitions in a minibatch; batch_size / subset episodes.
-        layers: hidden layers of psi.
-        hidden: their width.
-    """
+    """Settings of lare; `features`, `epochs`, `update_proportion` and `channels` are not used."""
 
     scale: str = "none"
     gamma: float | None = None
-    code: str = ""
-    judge: str = ""
-    judge_options: dict[str, Any] = field(default_factory=dict)
-    goal: str = ""
-    describe: str = ""
-    answers: str = ""
-    timeout: float = 5.0
-    per: str = "step"
-    subset: int = 64
-    episodes: int = 200
-    steps: int = 50
-    layers: int = 3
-    hidden: int = 256
-    learning_rate: float = 3e-4
+    code: str = setting(
+        "", "a file with factors(obs, action), or pendulum, cartpole, mountain_car_continuous (written by hand)"
+    )
+    judge: str = setting(
+        "", '`openai` asks a language model for the code; "" asks no model. Without both, factors are obs and action'
+    )
+    judge_options: dict[str, Any] = setting(
+        {}, "model, url, key, candidates, repairs, ... of `rewards.language.factor_code.Author`"
+    )
+    goal: str = setting("", "what the task is, for the model: a sentence or more")
+    describe: str = setting(
+        "", "what each number of an observation and an action is, for the model; or the name of a shipped task"
+    )
+    answers: str = setting(
+        "", "a file (*.sqlite) that keeps the model's answers; the same questions need no server again"
+    )
+    timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", above=0)
+    per: str = setting(
+        "step",
+        "`step` fits the mean reward of a step, as the sources do; `episode` the sum, so that long episodes count",
+        choices=("step", "episode"),
+    )
+    subset: int = setting(64, "K, steps that stand for their episode in one gradient step", low=2)
+    episodes: int = setting(200, "newest whole episodes that are learnt from", low=1)
+    steps: int = setting(50, "gradient steps at each update", low=1)
+    layers: int = setting(3, "hidden layers of psi", low=1)
+    hidden: int = setting(256, "their width")
+    learning_rate: float = 0.0003
     max_grad_norm: float = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "episodes", "steps", "layers")
-        self.at_least(2, "subset")
-        self.positive("timeout")
-        self.one_of("per", "step", "episode")
         if self.code and self.judge:
-            raise ValueError(f"reward lare: code={self.code!r} and judge={self.judge!r} both give factors; give one")
+            raise ValueError(f"reward.lare.code={self.code!r} and judge={self.judge!r} both give factors; give one")
         if self.judge and not (self.goal.strip() and self.describe.strip()):
             raise ValueError(
-                f"reward lare: judge={self.judge!r} needs goal (what the task is) and describe (what each number of an "
+                f"reward.lare.judge={self.judge!r} needs goal (what the task is) and describe (what each number of an "
                 "observation and an action means)"
             )
 
@@ -144,10 +138,10 @@ class LaRe(Learned):
             except SandboxError as error:
                 raise ValueError(f"reward lare: the code in {config.code!r} was refused: {error}") from None
         options = {"answers": config.answers, **config.judge_options}
-        self.author = make_named("judge of factors", factor_code.AUTHORS, config.judge, **options)
+        self.author = author = make_judge(config.judge, "code", **options)
         sizes = [part.shape[1] for part in rows]
         described = factor_code.describe(config.describe)
-        return self.author.write(factor_code.question(config.goal, described, *sizes), verify)
+        return author.write(factor_code.question(config.goal, described, *sizes), verify)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         """Float32 (N,), in the task's units; 0 before the first whole episode."""
@@ -236,7 +230,7 @@ class LaRe(Learned):
         return torch.from_numpy(values).to(self.device, torch.float32)
 
     def notes(self) -> list[str]:
-        """Whose code the factors are, how it behaves, and which factors say nothing."""
+        """Whose code the factors are, how it behaves, and which factors are constant."""
         lines = self.author.notes() if self.author else []
         if self.episodes.dropped:
             lines.append(f"{self.episodes.dropped} episodes were longer than {LONGEST:,} steps and were left out")

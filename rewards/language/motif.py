@@ -1,4 +1,4 @@
-"""Motif: a reward learnt from labels that somebody collected before training, then frozen.
+"""Motif: a reward learnt from labels that were collected before training, then frozen.
 
 Labels of captions, or preferences between two of them, are read from a file: what an annotator recorded or cached, or
 what a person wrote. Pairs are fitted by a ranking, single labels by a classifier; both are normalised alike.
@@ -12,7 +12,7 @@ Differences:
   - mean and deviation are those of distinct captions, as the quantile's (the source takes both over all pairs);
   - never negative, where a low quantile of the source's z may be;
   - a file of single labels will do as well; then f is the classifier's logit;
-  - n-grams by default, the source's convolutions with encoder=charcnn; the caption of s' is paid, not that of s.
+  - n-grams by default, the source's convolutions with encoder=charcnn; the caption of s' is rewarded, not that of s.
 When it fails: captions unlike any in the file, which the model rates all the same; rewards never catch up with what
 the agent finds only later. `reward=oni` asks about that.
 """
@@ -30,47 +30,38 @@ from typing import Any
 
 import numpy as np
 
+from envs.settings import setting
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
 from rewards.language.labels import Item
 from rewards.language.oni import accuracy, fit
-from rewards.llm.judges.recorded import Recorded
+from rewards.llm.judges.recorded import RecordedLabels
 
 LEAST_STEPS = 100  # gradient steps on however few labels
 
 
 @dataclass
 class MotifConfig(CaptionedConfig):
-    """Settings of motif; the source's value in brackets where it differs.
+    """Settings of motif; the source's value in brackets where it differs."""
 
-    Attributes:
-        weight: [0.1, beside a task reward that is weighed 0.1 or 10].
-        data: file of labels: JSONL with lines {"text", "value"} or {"text", "other", "value"}, where a value is a
-            number in [0, 1] (1: it helps; of a pair: the other is better) or null for unsure; or an annotator's cache.
-            Pairs are taken if there are any, single labels otherwise.
-        encoder: ngrams or charcnn [charcnn].
-        quantile: a caption pays above this quantile of z over the distinct captions of the file, in (0, 1).
-        epochs: passes over the labels.
-        held_out: share of the labels that are kept to measure with, in (0, 1).
-        learning_rate: Adam's step size [1e-5].
-        batch_size: labels in a gradient step, at most [1024].
-    """
-
-    weight: Any = 0.1
-    data: str = ""
-    encoder: str = "ngrams"
-    quantile: float = 0.5
-    epochs: int = 10
-    held_out: float = 0.2
-    learning_rate: float = 3e-3
-    batch_size: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.one_of("encoder", *ENCODERS)
-        self.within(0, 1, "quantile", "held_out")
-        self.at_least(1, "epochs", "batch_size")
-        self.positive("learning_rate")
+    weight: Any = 0.1  # as in the source, beside a task reward of weight 0.1 or 10
+    data: str = setting(
+        "",
+        'file of labels: JSONL with lines {"text", "value"} or {"text", "other", "value"}, where a value is a number '
+        "in [0, 1] (1: it helps; of a pair: the other is better) or null for unsure; or an annotator's cache. Pairs "
+        "are taken if there are any, single labels otherwise",
+    )
+    encoder: str = setting("ngrams", "ngrams or charcnn [charcnn]", choices=ENCODERS)
+    quantile: float = setting(
+        0.5,
+        "a caption is rewarded above this quantile of z over the distinct captions of the file",
+        above=0,
+        below=1,
+    )
+    epochs: int = setting(10, "passes over the labels", low=1)
+    held_out: float = setting(0.2, "share of the labels that are held out to measure with", above=0, below=1)
+    learning_rate: float = setting(0.003, "Adam's step size [1e-5]", above=0)
+    batch_size: int = setting(256, "labels in a gradient step, at most [1024]", low=1)
 
 
 class Motif(Captioned):
@@ -104,7 +95,7 @@ class Motif(Captioned):
         self.normaliser.set(fitted["scores"], config.quantile)
         self.about = fitted["about"]
 
-    def worth(self, texts: Sequence[str]) -> np.ndarray:
+    def value(self, texts: Sequence[str]) -> np.ndarray:
         return self.normaliser(self.model.predict(texts))
 
     def notes(self) -> list[str]:
@@ -128,10 +119,10 @@ def _fitted(
     device: str,
 ) -> dict[str, Any]:
     """What a Motif with these settings is made of; fitted once in a process. `digest` is the file's SHA-256."""
-    said = {pair: value for pair, value in Recorded(path).labels.items() if not math.isnan(value)}
-    pairs = any(other for _, other in said)
-    items: list[Item] = [(text, other) if pairs else text for text, other in said if bool(other) == pairs]
-    labels = np.array([value for (_, other), value in said.items() if bool(other) == pairs])
+    known = {item: value for item, value in RecordedLabels(path).labels.items() if not math.isnan(value)}
+    pairs = not all(isinstance(item, str) for item in known)
+    items: list[Item] = [item for item in known if isinstance(item, str) != pairs]
+    labels = np.array([known[item] for item in items])
     if len(items) < 2:
         raise ValueError(f"reward motif: data={path!r} holds {len(items)} sure labels; give at least 2")
     order = np.random.default_rng(seed).permutation(len(items))
@@ -140,7 +131,7 @@ def _fitted(
     learnt = labels[train]
     if (pairs and not (learnt != 0.5).any()) or (not pairs and len(set(learnt > 0.5)) < 2):
         raise ValueError(
-            f"reward motif: data={path!r} holds {len(items)} labels that tell no caption from another; give labels of "
+            f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption from another; give labels of "
             "both kinds"
         )
     model = LabelModel(encoder, learning_rate=learning_rate, batch_size=batch_size, seed=seed, device=device)
@@ -150,7 +141,7 @@ def _fitted(
     right = accuracy(model, [items[row] for row in test], labels[test])
     about = (
         f"learnt from {len(items):,} {'pairs' if pairs else 'labels'} of {len(texts):,} captions in {path}; the "
-        "judgement is that of whoever labelled them"
+        "judgement is that of their author"
         + ("" if right is None else f"; {right:.0%} of the {held:,} held out are predicted")
     )
     return {"about": [about], "model": model.state_dict(), "scores": model.predict(texts)}

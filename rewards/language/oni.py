@@ -1,48 +1,48 @@
 """ONI: captions are judged beside training, and the reward is learnt from the labels while the agent learns from it.
 
-A judge (a language model, sentence embeddings, rules, recorded labels) says which captions tell of progress. Three
-models make a reward of what it said; a fourth asks nobody and is the control that each of them has to beat.
+A judge (a language model, sentence embeddings, rules, recorded labels) says which captions describe progress. Three
+models make a reward of its labels; a fourth asks no judge and is the control that each of them has to beat.
 
-    retrieval        worth = the caption's label; 0 until it is there
-    classification   worth = 1[p(caption) > eta]; p is learnt from all labels, so it knows captions nobody labelled
-    ranking          worth = z 1[z > its quantile, z > 0]; f is learnt from pairs, z = (f - mean) / std
-    count            worth = 1 of every caption
+    retrieval        value = the caption's label; 0 until it is there
+    classification   value = 1[p(caption) > eta]; p is learnt from all labels, so it covers captions without a label
+    ranking          value = z 1[z > its quantile, z > 0]; f is learnt from pairs, z = (f - mean) / std
+    count            value = 1 of every caption
 
-    r(s') = worth(caption of s') / N_ep(caption)^beta
+    r(s') = value(caption of s') / N_ep(caption)^beta
 
 Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
 arXiv 2410.23022, sections 2 and 3, and its code; pairs and quantile from Klissarov et al. 2023, arXiv 2310.00166.
 Differences:
-  - the caption of s' is paid, not that of s; old transitions are paid by the newest labels in a replay buffer too;
-  - ranking normalises and thresholds what it pays, by the captions met last (the code logs z and pays f) and is never
+  - the caption of s' is rewarded, not that of s; replay relabels old transitions with the newest labels, too;
+  - ranking normalises and thresholds its reward by the captions met last (the code logs z and rewards f) and is never
     negative;
-  - an unsure judge gives no label to learn from (retrieval pays 0); a failed question is asked again (the code caches
-    an answer that it cannot read as "bad" for good). Empty captions are neither judged nor paid;
-  - whom to ask about first: what is frequent, what is new (the code's way, which drowns in captions that never repeat),
+  - an unsure judge gives no label to learn from (retrieval gives 0); a failed question is asked again (the code caches
+    an answer that it cannot read as "bad" for good). Empty captions are neither judged nor rewarded;
+  - which captions to ask about first: what is frequent, what is new (the code's way, which drowns in captions that never repeat),
     or what the model is least sure of;
   - pairs are drawn from a bounded table of distinct captions (the code keeps every tenth observation for ever); tables,
     model and queue are saved;
   - gradient steps are taken only when labels came; some labels are held out to measure with.
-When it fails: a task whose captions say nothing of progress; with few clean captions `model=count` is as good. Fitted
-models pay for captions that only look like good ones; an agent then hunts those.
+When it fails: a task whose captions carry no progress; with few clean captions `model=count` is as good. Fitted
+models reward captions that only look like good ones; an agent then seeks those.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Transitions
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
 from rewards.language.labels import Item, Labels, Met, crc
 from rewards.llm.annotation.annotator import Annotator
-from rewards.llm.judges.base import JUDGES
-from rewards.named import check_named
+from rewards.llm.judges.base import check_judge
 
 MODELS = ("retrieval", "classification", "ranking", "count")
 MANY = 25_000  # labels from which one gradient step is taken at a time
@@ -52,79 +52,61 @@ HELD_OUT = 1000  # labels held out that are looked at, at most
 
 @dataclass
 class ONIConfig(CaptionedConfig):
-    """Settings of oni; the source's value in brackets where it differs.
+    """Settings of oni; the source's value in brackets where it differs."""
 
-    Attributes:
-        weight: [0.4 or 0.1, beside a task reward that is weighed 0.1 or 10].
-        model: retrieval, classification, ranking or count.
-        judge: one of the judges of texts; auto takes `embedding` once a goal or a world is known [a language model].
-        judge_options: what that judge is told, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}.
-        goal: what is good, a sentence for the judge; runners fill in what the environment's family says.
-        world: the family that captions come from, such as nethack; runners fill it in.
-        encoder: ngrams or charcnn, which reads the text for classification and ranking [charcnn].
-        eta: classification pays above this probability, in (0, 1).
-        quantile: ranking pays above this quantile of z among the captions met last, in (0, 1) [z > -0.5].
-        select: who is asked about first: `frequency` the most met, `novelty` the newest, `uncertainty` where the model
-            is least sure [novelty].
-        clock: wall (answers come when they come), steps (after `delay`, for judges that answer in this process), or
-            transcript (as the file `transcript` recorded); auto is steps where the judge allows it, else wall.
-        delay: environment steps from question to answer, with clock=steps.
-        rate: questions per 1,000 environment steps; 0 for no limit.
-        budget: labels in total; 0 for no limit.
-        token_budget: tokens in total; 0 for no limit.
-        cache: file of answers, shared by any number of runs.
-        transcript: file in which the labels of this run are recorded, or from which they are replayed.
-        capacity: distinct captions remembered; the least recently met are forgotten.
-        pairs: pairs put to the judge in one update, for ranking.
-        min_labels: labels of either kind, or pairs with a winner, before a model pays.
-        steps: gradient steps when labels came; 1 from 25,000 labels on.
-        learning_rate: Adam's step size [1e-4].
-        batch_size: labels in a gradient step, at most.
-    """
-
-    weight: Any = 0.1
-    model: str = "retrieval"
-    judge: str = "auto"
-    judge_options: dict[str, Any] = field(default_factory=dict)
-    goal: str = ""
-    world: str = ""
-    encoder: str = "ngrams"
-    eta: float = 0.5
-    quantile: float = 0.5
-    select: str = "frequency"
-    clock: str = "auto"
-    delay: int = 0
-    rate: float = 0.0
-    budget: int = 0
-    token_budget: int = 0
-    cache: str = ""
-    transcript: str = ""
-    capacity: int = 10_000
-    pairs: int = 10
-    min_labels: int = 2
-    steps: int = 32
-    learning_rate: float = 3e-3
-    batch_size: int = 256
+    weight: Any = 0.1  # the source: 0.4 or 0.1, beside a task reward of weight 0.1 or 10
+    model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
+    judge: str = setting(
+        "auto", "one of the judges of texts; auto takes `embedding` once a goal or a world is known [a language model]"
+    )
+    judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
+    goal: str = setting(
+        "", "what is good, a sentence for the judge; runners fill in what the environment's family says"
+    )
+    world: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
+    encoder: str = setting(
+        "ngrams", "ngrams or charcnn, which reads the text for classification and ranking [charcnn]", choices=ENCODERS
+    )
+    eta: float = setting(0.5, "classification rewards above this probability", above=0, below=1)
+    quantile: float = setting(
+        0.5, "ranking rewards above this quantile of z among the captions met last [z > -0.5]", above=0, below=1
+    )
+    select: str = setting(
+        "frequency",
+        "which captions are asked about first: `frequency` the most met, `novelty` the newest, `uncertainty` where the model is "
+        "least sure [novelty]",
+        choices=("frequency", "novelty", "uncertainty"),
+    )
+    clock: str = setting(
+        "auto",
+        "wall (answers come when they come), steps (after `delay`, for judges that answer in this process), or "
+        "transcript (as the file `transcript` recorded); auto is steps where the judge allows it, else wall",
+        choices=("auto", "wall", "steps", "transcript"),
+    )
+    delay: int = setting(0, "environment steps from question to answer, with clock=steps", low=0)
+    rate: float = setting(0.0, "questions per 1,000 environment steps; 0 for no limit", low=0)
+    budget: int = setting(0, "labels in total; 0 for no limit", low=0)
+    token_budget: int = setting(0, "tokens in total; 0 for no limit", low=0)
+    cache: str = setting("", "file of answers, shared by any number of runs")
+    transcript: str = setting("", "file in which the labels of this run are recorded, or from which they are replayed")
+    capacity: int = setting(10000, "distinct captions remembered; the least recently met are forgotten", low=2)
+    pairs: int = setting(10, "pairs put to the judge in one update, for ranking", low=1)
+    min_labels: int = setting(2, "labels of either kind, or pairs with a winner, before a model gives rewards", low=1)
+    steps: int = setting(32, "gradient steps when labels came; 1 from 25,000 labels on", low=1)
+    learning_rate: float = setting(0.003, "Adam's step size [1e-4]", above=0)
+    batch_size: int = setting(256, "labels in a gradient step, at most", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.one_of("model", *MODELS)
-        self.one_of("encoder", *ENCODERS)
-        self.one_of("select", "novelty", "frequency", "uncertainty")
-        self.one_of("clock", "auto", "wall", "steps", "transcript")
-        self.within(0, 1, "eta", "quantile")
-        self.at_least(1, "pairs", "min_labels", "steps", "batch_size")
-        self.at_least(2, "capacity")
-        self.positive("learning_rate")
         if self.select == "uncertainty" and self.model == "retrieval":
             raise ValueError(
-                "reward oni: select=uncertainty asks where a model is unsure, and model=retrieval never is; take "
+                "reward.oni.select=uncertainty asks where a model is unsure, and model=retrieval never is; use "
                 "classification or ranking, or select=novelty"
             )
 
 
 class ONI(Captioned):
-    """r(s') = worth(caption) / N_ep(caption)^beta, where the worth is learnt from a judge's labels."""
+    """r(s') = value(caption) / N_ep(caption)^beta, where the value is learnt from a judge's labels."""
 
     Config = ONIConfig
     control = {"model": "count"}
@@ -143,7 +125,7 @@ class ONI(Captioned):
             self.normaliser = Normaliser()
             self.rng = np.random.default_rng(seed)  # of the pairs
 
-    def worth(self, texts: Sequence[str]) -> np.ndarray:
+    def value(self, texts: Sequence[str]) -> np.ndarray:
         match self.settings.model:
             case "count":
                 return np.ones(len(texts), np.float32)
@@ -181,15 +163,15 @@ class ONI(Captioned):
             labelled = sum(count for text, count in counts.items() if text in self.labels.texts)
             metrics["coverage"] = labelled / max(counts.total(), 1)
             metrics.update(self.labels.metrics())
-        told = list(counts)
-        paid = sum(counts[told[row]] for row in np.flatnonzero(self.look_up(told)[0]))
-        return {**metrics, "met": float(len(self.met.counts)), "paid": paid / len(texts)}
+        distinct = list(counts)
+        rewarded = sum(counts[distinct[row]] for row in np.flatnonzero(self.look_up(distinct)[0]))
+        return {**metrics, "met": float(len(self.met.counts)), "rewarded": rewarded / len(texts)}
 
     def notes(self) -> list[str]:
         if self.settings.model == "count":
-            return ["every caption is worth 1 and nobody judges: the control of rewards from language"]
+            return ["every caption has the value 1 without a judge: the control of rewards from language"]
         if self.annotator is None:
-            return ["nobody judges the captions, so nothing is paid: give reward.oni.goal or reward.oni.judge"]
+            return ["no judge labels the captions, so the reward is 0: give reward.oni.goal or reward.oni.judge"]
         return self.annotator.notes()
 
     def close(self) -> None:
@@ -221,11 +203,13 @@ class ONI(Captioned):
             return []
         drawn = zip(self.rng.integers(len(fresh), size=wanted), self.rng.integers(len(known), size=wanted))
         pairs = dict.fromkeys(tuple(sorted((fresh[one], known[two]))) for one, two in drawn if fresh[one] != known[two])
-        turned = [pair[::-1] if crc(pair) & 1 else pair for pair in pairs]  # no judge's liking for a place can add up
+        turned = [
+            pair[::-1] if crc(pair) & 1 else pair for pair in pairs
+        ]  # so that a judge's preference for a position cannot add up
         return [pair for pair in turned if pair not in self.labels.values]
 
     def _priority(self, items: list[Item]) -> list[float] | None:
-        """How much each answer is wanted, as `select` says; None for equally."""
+        """Priority of each answer, as `select` says; None for equal ones."""
         pairs = self.settings.model == "ranking"
         if self.settings.select == "frequency":
             counts = self.met.counts
@@ -284,7 +268,7 @@ def chance(f: np.ndarray) -> np.ndarray:
 
 
 def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
-    """Whom the settings ask; None where nobody can be asked."""
+    """The annotator of these settings; None where there is no judge to ask."""
     judge, clock = config.judge, config.clock
     if judge == "auto":
         if not (config.goal or config.world or config.judge_options) and clock != "transcript":
@@ -292,8 +276,8 @@ def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
         judge = "embedding"
     options = {"goal": config.goal, "world": config.world, **config.judge_options}
     if clock == "auto":
-        local = check_named("judge", JUDGES, judge, **options).local
+        local = check_judge(judge, **options).local
         clock = "steps" if local and not config.cache else "wall"
-    told = ("delay", "rate", "budget", "token_budget", "cache", "transcript")
-    limits: dict[str, Any] = {name: getattr(config, name) for name in told}
+    passed = ("delay", "rate", "budget", "token_budget", "cache", "transcript")
+    limits: dict[str, Any] = {name: getattr(config, name) for name in passed}
     return Annotator(judge, options, pairs=config.model == "ranking", clock=clock, **limits, seed=seed)

@@ -1,9 +1,9 @@
-"""A planner that knows MiniGrid's rules, and how it looks to an agent whose teacher is right only so often.
+"""A planner that knows MiniGrid's rules, and a teacher that repeats it with a given accuracy.
 
 It plans backwards from what is wanted: on the cheapest way there, whatever bars it is a subgoal, and a locked door
 first asks for its key. What is wanted is read off the grid: the green goal; else, behind locked doors, the box where a
 key lies open (UnlockPickup), the ball (KeyCorridor), the blue one of several (ObstructedMaze); else a locked door
-(Unlock). Worlds whose mission says more than their grid (Fetch, PutNear, most of BabyAI) have no plan.
+(Unlock). Environments whose mission says more than their grid (Fetch, PutNear, most of BabyAI) have no plan.
 
 Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons", arXiv 2410.08632, section 4; `PUBLISHED` is what the authors
 measured and ship with their code to simulate a language model.
@@ -15,14 +15,16 @@ When it fails: what a box hides cannot be seen, so the nearest box is opened, wh
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
 
+from envs.settings import setting
 from rewards.language.teacher import BALL, BOX, DOOR, EMPTY, GOAL, KEY, LAVA, WALL, Level, Row, Teacher
 
 GO, TAKE, OPEN = 1, 2, 3  # kinds of subgoals
 BLUE, LOCKED = 2, 2
-COST = {KEY: 50, BALL: 50, BOX: 50}  # steps one would walk rather than move a thing
+COST = {KEY: 50, BALL: 50, BOX: 50}  # steps of a detour that are preferred to moving a thing
 CLOSED_COST, LOCKED_COST = 20, 1000
 
 # (environment, model) -> accuracy of objects and sentences; accuracy, mean and deviation of the error of positions
@@ -48,53 +50,49 @@ PUBLISHED: dict[tuple[str, str], tuple[float, float, float, float]] = {
 }
 
 
-class Simulated(Teacher):
+@dataclass(eq=False)
+class NoisyPlanner(Teacher):
     """The planner's subgoals, each right with probability `accuracy`; the same level always gets the same plan.
-
-    Args:
-        form: "position" (a wrong subgoal is a cell some steps off), "object" or "sentence" (it is another thing).
-        accuracy: in [0, 1].
-        error: mean and standard deviation of a wrong position's distance, in cells; below 1 counts as 1.
-        published: "ENVIRONMENT MODEL", such as "KeyCorridorS3R3 llama", takes accuracy and error from `PUBLISHED`.
-        seed: of the mistakes.
 
     Raises:
         ValueError: for a value out of range.
     """
 
-    def __init__(
-        self,
-        form: str = "object",
-        accuracy: float = 1.0,
-        error: tuple[float, float] = (3.0, 2.0),
-        published: str = "",
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        if published:
-            environment, _, model = published.partition(" ")
+    form: str = setting(
+        "object", "position: a wrong subgoal is a cell some steps off; object or sentence: it is another thing"
+    )
+    accuracy: float = setting(1.0, "probability that a subgoal is right", low=0, high=1)
+    error: tuple[float, float] = setting(
+        (3.0, 2.0), "mean and deviation of a wrong position's distance, cells; below 1 counts as 1", low=0
+    )
+    published: str = setting("", "ENVIRONMENT MODEL, as in KeyCorridorS3R3 llama: accuracy and error from `PUBLISHED`")
+    seed: int = setting(0, "of the mistakes")
+
+    name = "simulated"
+
+    def __post_init__(self) -> None:
+        if self.published:
+            environment, _, model = self.published.partition(" ")
             if (environment, model.lower()) not in PUBLISHED:
-                known = ", ".join(f"{world} {model}" for world, model in PUBLISHED)
-                raise ValueError(f"published={published!r} was never measured; give one of {known}")
+                known = ", ".join(map(" ".join, PUBLISHED))
+                raise ValueError(f"published={self.published!r} was never measured; give one of {known}")
             objects, positions, mean, deviation = PUBLISHED[environment, model.lower()]
-            accuracy, error = (positions if form == "position" else objects), (mean, deviation)
-        if not 0 <= accuracy <= 1:
-            raise ValueError(f"accuracy={accuracy} is no probability; give a number in [0, 1]")
-        if len(error) != 2 or not all(number >= 0 for number in error):
-            raise ValueError(f"error={error} is no mean and standard deviation; give two numbers of cells, 0 or more")
-        self.form, self.accuracy, self.error, self.seed = form, accuracy, error, seed
+            self.accuracy, self.error = (positions if self.form == "position" else objects), (mean, deviation)
+        super().__post_init__()
+        if len(self.error) != 2:
+            raise ValueError(f"error={self.error} is no mean and standard deviation; give two numbers of cells")
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
         return [self._spoil(level, solve(level)) for level in levels]
 
     def _spoil(self, level: Level, rows: list[Row]) -> list[Row]:
         rng = np.random.default_rng([self.seed, int(level.key, 16)])
-        told: list[Row] = []
+        spoiled: list[Row] = []
         for row in rows:
             right = rng.random() < self.accuracy
             wrong = None if right else self._wrong(level, row, rng)
-            told += [row] if right else [] if wrong is None else [wrong]
-        return told
+            spoiled += [row] if right else [] if wrong is None else [wrong]
+        return spoiled
 
     def _wrong(self, level: Level, row: Row, rng: np.random.Generator) -> Row | None:
         """Another subgoal than this one; None where the level has no other."""
@@ -158,7 +156,7 @@ class _Planner:
         return (*locked[0], OPEN) if locked else None
 
     def reach(self, x: int, y: int, kind: int) -> None:
-        """Write down the subgoals up to this one, and pretend that they were met."""
+        """Append the subgoals up to this one, and change the grid as if they were met."""
         if self._is_locked(x, y):
             self._fetch(int(self.grid[y, x, 1]))
         while (bar := next((cell for cell in self._path((x, y))[:-1] if self._bars(*cell)), None)) is not None:
@@ -237,7 +235,7 @@ class _Planner:
         raise _NoWayError
 
     def _cost(self, x: int, y: int) -> int:
-        """Steps that a cell is worth, 0 where nobody passes."""
+        """Cost of a cell, steps; 0 where it cannot be entered."""
         thing, _, state = map(int, self.grid[y, x])
         if thing in (WALL, LAVA):
             return 0

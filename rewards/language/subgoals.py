@@ -1,4 +1,4 @@
-"""Subgoals in order: a teacher plans an episode at its beginning, the agent is told the next step and paid for it.
+"""Subgoals in order: a teacher plans an episode at its beginning; the agent observes and is rewarded for the next one.
 
     r(s') = 1 - steps spent on the subgoal / max_steps    when it is reached, else 0
 
@@ -9,10 +9,10 @@ Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons: Guiding RL Agents with Hig
 2410.08632, sections 4 and 5; the weight 0.2 is theirs.
 Differences:
   - plans belong to levels, not to seeds (`rewards.language.teacher`), and live in the memory: no copies of the grid;
-  - the last subgoal is told too; their code falls silent before it;
-  - positions are divided by the longer side of the grid; objects are told as they were planned, in [0, 1];
+  - the last subgoal is observed too; their code ends before it;
+  - positions are divided by the longer side of the grid; objects are encoded as they were planned, in [0, 1];
   - what lies outside the grid, in a wall or walled in is left out of a plan, and the next subgoal takes its place.
-When it fails: a wrong subgoal that can be reached must be reached before the next one is told; and a policy that
+When it fails: a wrong subgoal that can be reached must be reached before the next one follows; and a policy that
 learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid.family`.
 """
 
@@ -20,46 +20,42 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from envs.minigrid.family import HEAD
+from envs.settings import setting
 from envs.types import Array, Memory, Transitions
 from rewards.base import Reward, RewardConfig
-from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, TEACHERS, WIDTH, make_teacher, sentence
+from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, WIDTH, sentence
+from rewards.llm.judges.base import JUDGES, make_judge
 
-FORMS = {"position": 2, "object": 3, "sentence": 384}  # what the policy is told, and in how many numbers
+FORMS = {"position": 2, "object": 3, "sentence": 384}  # what the policy observes, and its size
 
 
 @dataclass
 class SubgoalsConfig(RewardConfig):
-    """Settings of subgoals.
+    """Settings of subgoals."""
 
-    Attributes:
-        weight: of a subgoal reached at once; 0.2 in the source.
-        form: what the policy is told of the current subgoal: `position` (relative to the agent, 2 numbers), `object`
-            (object, colour and state, 3 numbers) or `sentence` (the embedding of "pick up the yellow key", 384).
-        teacher: who plans: `simulated` (a planner seen through an accuracy), `recorded` or `openai`.
-        teacher_options: the teacher's own, such as {"accuracy": 0.9} or {"published": "KeyCorridorS3R3 llama"}.
-        most: subgoals of a plan; what is longer is cut.
-    """
-
-    weight: Any = 0.2
-    form: str = "position"
-    teacher: str = "simulated"
-    teacher_options: dict[str, Any] = field(default_factory=dict)
-    most: int = 16
-
-    def __post_init__(self) -> None:
-        for name, choices in (("form", FORMS), ("teacher", TEACHERS)):
-            if getattr(self, name) not in choices:
-                given = getattr(self, name)
-                raise ValueError(f"reward subgoals: {name}={given!r} is not one of {', '.join(choices)}")
-        if self.most < 1:
-            raise ValueError(f"reward subgoals: most={self.most} leaves no subgoal; give 1 or more")
+    weight: Any = setting(0.2, "of a subgoal reached at once; 0.2 in the source")
+    form: str = setting(
+        "position",
+        "what the policy observes of the current subgoal: `position` (relative to the agent, 2 numbers), `object` "
+        '(object, colour and state, 3 numbers) or `sentence` (the embedding of "pick up the yellow key", 384)',
+        choices=tuple(FORMS),
+    )
+    teacher: str = setting(
+        "simulated",
+        "`simulated` (a planner seen through an accuracy), `recorded` or `openai`",
+        choices=tuple(JUDGES["subgoals"]),
+    )
+    teacher_options: dict[str, Any] = setting(
+        {}, 'the teacher\'s own, such as {"accuracy": 0.9} or {"published": "KeyCorridorS3R3 llama"}'
+    )
+    most: int = setting(16, "subgoals of a plan; what is longer is cut", low=1)
 
 
 class Subgoals(Reward):
@@ -67,7 +63,7 @@ class Subgoals(Reward):
 
     Config = SubgoalsConfig
     requires = frozenset({"signals", "obs_signals"})
-    relabelable = False  # which subgoal was current cannot be told from a transition
+    relabelable = False  # a transition does not show which subgoal was current
 
     def __init__(
         self,
@@ -81,7 +77,7 @@ class Subgoals(Reward):
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
         self.form, self.most, self.guides = config.form, config.most, FORMS[config.form]
         form = {"form": config.form} if config.teacher == "simulated" else {}
-        self.teacher = make_teacher(config.teacher, seed=seed, **form, **config.teacher_options)
+        self.teacher = make_judge(config.teacher, "subgoals", seed=seed, **form, **config.teacher_options)
         self._sentences = _sentences() if config.form == "sentence" else None
 
     def initial_memory(self, n: int) -> Memory:
@@ -102,7 +98,7 @@ class Subgoals(Reward):
         return after
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
-        if batch.signals is None or batch.obs_signals is None:  # a world without them, in a report card
+        if batch.signals is None or batch.obs_signals is None:  # an environment without them, in a report card
             return np.zeros(batch.shape, np.float32), memory
         starts = (batch.step == 0) & batch.valid
         if starts.any():

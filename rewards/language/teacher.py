@@ -1,43 +1,40 @@
-"""Who says what to do first: plans of subgoals for a level of MiniGrid, and the table of teachers.
+"""Teachers: plans of subgoals for a level of MiniGrid.
 
     level       the grid at an episode's beginning, from the signals of `envs.minigrid.family`
     plan        int16 (K, 6): rows (kind, x, y, object, colour, state), in order; zeros behind the last
 
     simulated   a planner that knows the rules, seen through a measured accuracy (`rewards.language.oracle`)
-    recorded    plans from a JSONL file: what somebody else's model said
-    openai      any server that speaks OpenAI's chat completions, asked once a level, its answers kept in that file
+    recorded    plans from a file: of another run's model, or written by a person
+    openai      any server with OpenAI's chat completions, asked once a level, its answers kept in such a file
 
 Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons", arXiv 2410.08632, section 4.
 Differences: a plan belongs to a level, found by a hash of its grid; the source looks it up by the environment's seed,
 and a reset with another seed then gets another level's plan.
-When it fails: a level never met before waits for the server while the environments stand still; plan ahead with a
-recording where that hurts. A teacher that fails three times in a row is left alone for a minute; until then there is
-no subgoal, and the level is asked about again when it comes again.
+When it fails: at a level never met before all environments wait for the server; use a recording where that is too slow.
+A server that fails three times in a row is not asked for a minute; until then there is no subgoal, and the level is
+asked about again when it comes again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from envs.minigrid.family import HEAD
-from rewards.llm.client import Chat, JudgeError
-from rewards.named import make_named
+from envs.settings import setting
+from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, PausedError, in_parallel
+from rewards.llm.judges.base import Judge
+from rewards.llm.store import AnswerStore, Label, read_rows
 
-TEACHERS = {
-    "simulated": "rewards.language.oracle:Simulated",
-    "recorded": "rewards.language.teacher:Recorded",
-    "openai": "rewards.language.teacher:OpenAI",
-}
 KINDS = ("", "go to", "pick up", "open")  # "" is no subgoal
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
@@ -45,7 +42,7 @@ STATES = ("open", "closed", "locked")
 EMPTY, WALL, DOOR, KEY, BALL, BOX, GOAL, LAVA = 1, 2, 4, 5, 6, 7, 8, 9
 WIDTH = 6  # numbers of a subgoal
 CACHE = 4096  # levels whose plan is kept at hand
-PATIENCE, PAUSE_S = 3, 60.0  # failures in a row after which a server is left alone, and for how long
+PATIENCE, PAUSE_S = 3, 60.0  # failures in a row after which a server is not asked, and for how long
 
 Row = tuple[int, int, int, int, int, int]  # kind, x, y, object, colour, state
 
@@ -60,7 +57,7 @@ class Level(NamedTuple):
 
 
 def level_of(signals: np.ndarray) -> Level | None:
-    """The level that signals (K,) tell of; None where they are not those of a MiniGrid."""
+    """The level that signals (K,) describe; None where they are not those of a MiniGrid."""
     head = len(HEAD)
     if len(signals) <= head or not np.isfinite(signals).all():
         return None
@@ -72,11 +69,12 @@ def level_of(signals: np.ndarray) -> Level | None:
     return Level(numbers[head:].reshape(-1, width, 3), int(numbers[0]), int(numbers[1]), digest)
 
 
-class Teacher(ABC):
-    """Plans for levels; those asked for lately are remembered."""
+class Teacher(Judge):
+    """Plans for levels; the latest are cached."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, np.ndarray] = {}
+    @cached_property
+    def _known(self) -> dict[str, np.ndarray]:
+        return {}
 
     @abstractmethod
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
@@ -101,14 +99,6 @@ class Teacher(ABC):
             self._known.pop(key, None)
         return answer
 
-    def metrics(self) -> dict[str, float]:
-        """Numbers to log."""
-        return {}
-
-    def notes(self) -> list[str]:
-        """Sentences a user should read: whose plans these are."""
-        return []
-
 
 def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
     """The subgoals that the agent could ever come to: inside the grid, no wall, not walled in."""
@@ -132,33 +122,26 @@ def sentence(kind: int, thing: int, colour: int) -> str:
     return f"{KINDS[kind]} the {COLOURS[colour]} {name}" if name != "floor" else f"{KINDS[kind]} the place"
 
 
-def make_teacher(name: str, **options: Any) -> Teacher:
-    """The teacher called `name`, one of `TEACHERS`.
-
-    Raises:
-        ValueError: for an unknown name or option, with the nearest; or from the teacher, for a value it refuses.
-    """
-    return make_named("teacher", TEACHERS, name, **options)
-
-
-class Recorded(Teacher):
+@dataclass(eq=False)
+class RecordedPlans(Teacher):
     """Plans from a file, one a line.
 
-    A line is {"level": key, "plan": [{"do": "pick up", "x": 3, "y": 1, "thing": "yellow key"}]}, with whatever else.
-
-    Args:
-        file: the JSONL file; of lines about the same level the last one holds. `thing` may be left out.
+    A line is {"level": key, "plan": [{"do": "pick up", "x": 3, "y": 1, "thing": "yellow key"}]}, with other keys
+    ignored; of lines about the same level the last one holds. `thing` may be left out.
 
     Raises:
         ValueError: if there is no such file, or a line of it is no plan.
     """
 
-    def __init__(self, file: str) -> None:
-        super().__init__()
-        self.file = Path(file)
-        if not self.file.is_file():
-            raise ValueError(f"file={file!r} does not exist; give the JSONL file with the plans")
-        self.table = _read(self.file)
+    file: str = setting(help="the file with the plans: JSON lines, or what a model's teacher kept")
+
+    name = "recorded"
+
+    def __post_init__(self) -> None:
+        if not Path(self.file).is_file():
+            raise ValueError(f"file={self.file!r} does not exist; give the file with the plans")
+        example = '{"level": "0123456789abcdef", "plan": [{"do": "pick up", "x": 3, "y": 1}]}'
+        self.table = dict(read_rows(self.file, _plan, f"no plan; write one as {example}", torn=False))
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
         return [_rows(level, self.table.get(level.key, [])) for level in levels]
@@ -167,82 +150,54 @@ class Recorded(Teacher):
         return [f"subgoals are those recorded for {len(self.table):,} levels in {self.file}; others have none"]
 
 
-class OpenAI(Recorded):
-    """A language model on a server is shown the level in words and answers with a plan.
-
-    Args:
-        model: its name on the server.
-        url: the API's root.
-        file: JSONL file to keep the answers in, and to read known ones from; "" keeps them in memory only.
-        key: the environment variable that holds the API key.
-        timeout: seconds for one attempt, above 0.
-        attempts: how often a question is tried, at least 1.
-        concurrency: levels asked about side by side, at least 1.
+@dataclass(eq=False)
+class ModelTeacher(Endpoint, Teacher):
+    """A language model on a server reads the level in words and answers with a plan.
 
     Raises:
         ValueError: for a value out of range.
     """
 
-    def __init__(
-        self,
-        model: str,
-        url: str = "http://localhost:8000/v1",
-        file: str = "",
-        *,
-        key: str = "OPENAI_API_KEY",
-        timeout: float = 60.0,
-        attempts: int = 2,
-        concurrency: int = 8,
-    ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency={concurrency} asks nobody; give 1 or more")
-        Teacher.__init__(self)
-        self.chat = Chat(model, url, key=key, timeout=timeout, attempts=attempts)
-        self.concurrency = concurrency
-        self.file = Path(file)
-        self.keeps = bool(file)
-        self.table = _read(self.file) if self.keeps and self.file.is_file() else {}
-        self.asked = self.failed = self._in_a_row = 0
-        self.failure = ""  # the sentence of the last one
-        self._silent_until = 0.0
+    file: str = setting("", 'file to keep the answers in, and to read known ones from; "" keeps them in memory only')
+    attempts: int = setting(2, "how often a question is tried", low=1)
+
+    name = "openai"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.chat, self.breaker = Chat(self), Breaker(PAUSE_S, PATIENCE)
+        self.store = AnswerStore(self.file, words=100_000)
+        self.table: dict[str, list[dict[str, Any]]] = {}
+        self.asked = self.failed = 0
+
+    @property
+    def identity(self) -> str:
+        return f"teacher {self.model}"
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
+        stored = self.store.words_of(self.identity, [level.key for level in levels if level.key not in self.table])
+        self.table.update((str(key), json.loads(plan)) for key, plan in stored.items())
         new = [level for level in levels if level.key not in self.table]
-        if new and time.monotonic() >= self._silent_until:
-            with ThreadPoolExecutor(self.concurrency) as pool:
-                answers = list(pool.map(self._one, new))
-            self._take(new, answers)
+        for level, answer in zip(new, in_parallel(self._one, new, self.concurrency, self.breaker) if new else []):
+            if isinstance(answer, JudgeError):
+                self.asked += not isinstance(answer, PausedError)
+                self.failed += not isinstance(answer, PausedError)
+            else:
+                self.asked += 1
+                self.table[level.key] = answer
         return [_rows(level, self.table[level.key]) if level.key in self.table else None for level in levels]
 
-    def _one(self, level: Level) -> list[dict[str, Any]] | str:
-        """The plan, or the sentence that says why there is none."""
-        try:
-            return self.chat.ask([question(level)], schema=_SCHEMA)["subgoals"]
-        except JudgeError as error:
-            return str(error)
-
-    def _take(self, levels: list[Level], answers: list[list[dict[str, Any]] | str]) -> None:
-        lines = []
-        for level, answer in zip(levels, answers):
-            self.asked += 1
-            if isinstance(answer, str):
-                self.failed, self._in_a_row, self.failure = self.failed + 1, self._in_a_row + 1, answer
-                continue
-            self._in_a_row = 0
-            plan = [{name: step[name] for name in ("do", "x", "y", "thing")} for step in answer]
-            self.table[level.key] = plan
-            lines.append(json.dumps({"level": level.key, "plan": plan, "judge": self.chat.model}) + "\n")
-        if self._in_a_row >= PATIENCE:
-            self._silent_until, self._in_a_row = time.monotonic() + PAUSE_S, 0
-        if lines and self.keeps:
-            with self.file.open("a") as file:
-                file.write("".join(lines))
+    def _one(self, level: Level) -> list[dict[str, Any]]:
+        steps = self.chat.ask([question(level)], schema=_SCHEMA)["subgoals"]
+        plan = [{name: step[name] for name in ("do", "x", "y", "thing")} for step in steps]
+        self.store.put(self.identity, [Label(level.key, raw=json.dumps(plan))])
+        return plan
 
     def metrics(self) -> dict[str, float]:
         return {"teacher_asked": float(self.asked), "teacher_failed": float(self.failed)}
 
     def notes(self) -> list[str]:
-        return [f"subgoals come from {self.chat.model} at {self.chat.url}, asked once a level while training waits"]
+        return [f"subgoals come from {self.model} at {self.url}, asked once a level while training waits"]
 
 
 _STEP = {
@@ -306,21 +261,10 @@ def _rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def _read(file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Level -> plan, checked."""
-    table: dict[str, list[dict[str, Any]]] = {}
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            for step in entry["plan"]:
-                if step["do"] not in KINDS[1:] or not all(type(step[name]) is int for name in ("x", "y")):
-                    raise ValueError(f"the subgoal {step}")
-            table[str(entry["level"])] = entry["plan"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"line {number} of {file} is no plan ({error}); write one as "
-                '{"level": "0123456789abcdef", "plan": [{"do": "pick up", "x": 3, "y": 1}]}'
-            ) from None
-    return table
+def _plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Level and plan of a line of a recording, or of a row that `ModelTeacher` kept."""
+    level, plan = (row["level"], row["plan"]) if "level" in row else (row["text"], json.loads(row["raw"]))
+    for step in plan:
+        if step["do"] not in KINDS[1:] or not all(type(step[name]) is int for name in ("x", "y")):
+            raise ValueError(f"the subgoal {step}")
+    return str(level), plan

@@ -1,17 +1,17 @@
 """One question to a language model over HTTP: text and images in, text or checked JSON out.
 
-    chat = Chat("qwen2.5-vl-7b", "http://localhost:8000/v1")
+    chat = Chat(Endpoint("qwen2.5-vl-7b", "http://localhost:8000/v1"))
     chat.ask(["What does this show?", frame])                    -> text
     chat.ask(["Is the door open?", frame], schema=YES_OR_NO)     -> a dict that fits the schema
 
-It speaks the chat completions of OpenAI, which vLLM, llama.cpp, Ollama, LM Studio and most providers answer too. A
-schema is sent as `response_format`; a server that refuses it (400, 422) is asked again without, once and for all. The
-schema also stands in the question, and the answer is checked on our side, since some servers take it and ignore it.
+It uses OpenAI's chat completions, which vLLM, llama.cpp, Ollama, LM Studio and most providers serve too. A schema is
+sent as `response_format`; a server that refuses it (400, 422) is asked without it from then on. The schema also stands
+in the question, and the answer is checked on our side, since some servers accept a schema and ignore it.
 
-What may be tried again is: 429 (after the time the server names, within reason), 408, 5xx, a connection that fails or
-breaks. Everything else fails at once. Whatever fails is a `JudgeError`, one sentence without the key.
+Retried are: 429 (after the time the server names, up to a limit), 408, 5xx, a connection that fails or breaks.
+Everything else fails at once. Every failure is a `JudgeError`, one sentence without the key.
 
-When it fails: nothing stops a server that sends its headers one byte at a time but the read timeout between two bytes.
+When it fails: a server that sends its headers one byte at a time is stopped by the read timeout between two bytes only.
 """
 
 from __future__ import annotations
@@ -23,39 +23,95 @@ import io
 import json
 import os
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import numpy as np
 import tenacity
 
+from envs.settings import Settings, setting
+
 CANDIDATES = 64  # places in an answer at which JSON is looked for
-QUOTE = 200  # characters of a server's own words in an error
+QUOTE = 200  # characters of a server's answer in an error
+IN_A_ROW = 5  # failures that open a breaker
+WINDOW, SHARE, LEAST = 30.0, 0.5, 10  # seconds, share of failures, answers below which a share means nothing
+
+T, R = TypeVar("T"), TypeVar("R")
 
 
 class JudgeError(RuntimeError):
     """A question that got no usable answer; the message is one sentence."""
 
 
-class _TryAgain(JudgeError):
+class PausedError(JudgeError):
+    """A question that was not sent, because the server failed too often just before."""
+
+
+class _RetryError(JudgeError):
     def __init__(self, sentence: str, after: float = 0.0) -> None:
         super().__init__(sentence)
         self.after = after  # seconds the server asked us to wait
 
 
-class _Refused(JudgeError):
+class _RefusedError(JudgeError):
     """The server understood the question and does not take it in this form."""
 
 
+@dataclass(eq=False)
+class Endpoint(Settings):
+    """A model on a server: the options that every judge has which asks one.
+
+    The key itself is read from the environment when a question is sent and is kept nowhere.
+    """
+
+    model: str = setting(help="its name on the server")
+    url: str = setting("http://localhost:8000/v1", "the API's root, with its version")
+    key: str = setting("OPENAI_API_KEY", "environment variable with the API key; unset for a server without one")
+    connect: float = setting(5.0, "seconds until a connection must stand", above=0)
+    timeout: float = setting(60.0, "seconds for one attempt from question to answer", above=0)
+    attempts: int = setting(4, "how often a question is tried", low=1)
+    backoff: float = setting(1.0, "seconds of the first wait, drawn from [0, backoff], doubled each time", low=0)
+    longest: float = setting(30.0, "seconds that no wait exceeds, whatever the server asks for", low=0)
+    max_bytes: int = setting(1_000_000, "size of an answer at which reading stops", low=1)
+    max_tokens: int = setting(1024, "length of an answer, tokens", low=1)
+    body: dict[str, Any] | None = setting(None, "more of the request's body; a None in it removes an entry")
+    concurrency: int = setting(8, "questions asked at the same time", low=1, high=64)
+    seed: int = setting(0, "of the waits between attempts")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model:
+            raise ValueError(f"{self.prefix}model is empty; give the name that the server knows it by")
+        try:
+            host = httpx2.URL(self.url).host if self.url.startswith(("http://", "https://")) else ""
+        except httpx2.InvalidURL:
+            host = ""
+        if not host:
+            raise ValueError(
+                f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as "
+                "http://localhost:8000/v1"
+            )
+        self.url = self.url.rstrip("/")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the request's body holds beside model and messages."""
+        whole = {"temperature": 0, "max_tokens": self.max_tokens, **(self.body or {})}
+        return {name: value for name, value in whole.items() if value is not None}
+
+
 @dataclass
-class Said:
+class Reply:
     """What came back for one question.
 
     Attributes:
-        text: the model's last words, "" if there were none.
+        text: the model's last answer, "" if there was none.
         tokens: of question and answer together, all attempts, as the server counts them; 0 if it does not.
     """
 
@@ -64,70 +120,28 @@ class Said:
 
 
 class Chat:
-    """A server and a model; safe to ask from several threads.
+    """Asks the model of an endpoint; safe to use from several threads."""
 
-    Args:
-        model: its name on the server.
-        url: the API's root, with its version: `http://localhost:8000/v1`.
-        key: the environment variable that holds the API key; unset for a server without one. The key itself is read
-            when a question is asked and kept nowhere.
-        connect: seconds until a connection must stand, above 0.
-        timeout: seconds for one attempt from question to answer, above 0.
-        attempts: how often a question is tried, at least 1.
-        backoff: seconds of the first wait between attempts, doubled each time; the wait is drawn between 0 and that.
-        longest: seconds no wait exceeds, whatever the server asks for.
-        max_bytes: size of an answer at which reading stops.
-        options: more of the request's body; None for {"temperature": 0, "max_tokens": 1024}.
-        seed: of the waits.
-
-    Raises:
-        ValueError: for a value out of range.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        url: str = "http://localhost:8000/v1",
-        *,
-        key: str = "OPENAI_API_KEY",
-        connect: float = 5.0,
-        timeout: float = 60.0,
-        attempts: int = 4,
-        backoff: float = 1.0,
-        longest: float = 30.0,
-        max_bytes: int = 1_000_000,
-        options: dict[str, Any] | None = None,
-        seed: int = 0,
-    ) -> None:
-        if not model:
-            raise ValueError("model is empty; give the name that the server knows it by")
-        try:
-            host = httpx2.URL(url).host if url.startswith(("http://", "https://")) else ""
-        except httpx2.InvalidURL:
-            host = ""
-        if not host:
-            raise ValueError(f"url={url!r} is no web address; give the API's root, such as http://localhost:8000/v1")
-        positive = {"connect": connect, "timeout": timeout, "attempts": attempts, "max_bytes": max_bytes}
-        for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"{name}={value} is out of range; give a number above 0")
-        self.model, self.url, self.key = model, url.rstrip("/"), key
-        self.timeout, self.attempts, self.backoff, self.longest = timeout, attempts, backoff, longest
-        self.max_bytes = max_bytes
-        self.options = {"temperature": 0, "max_tokens": 1024} if options is None else dict(options)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self._structured = True  # whether the server takes a schema
-        self._random = random.Random(seed)
-        self._client = httpx2.Client(timeout=httpx2.Timeout(timeout, connect=connect))
+        self._random = random.Random(endpoint.seed)
+        self._client = httpx2.Client(timeout=httpx2.Timeout(endpoint.timeout, connect=endpoint.connect))
 
     def ask(
-        self, parts: Sequence[str | np.ndarray], schema: dict[str, Any] | None = None, said: Said | None = None
+        self,
+        parts: Iterable[str | np.ndarray],
+        schema: dict[str, Any] | None = None,
+        reply: Reply | None = None,
+        **options: Any,
     ) -> Any:
-        """Put one question.
+        """Ask one question.
 
         Args:
             parts: texts and images, uint8 (H, W, 3), in the order in which they are read.
             schema: a JSON schema (type, enum, properties, required, items, minimum, maximum) that the answer must fit.
-            said: filled with the model's words and what they cost, also if there is no usable answer.
+            reply: filled with the model's text and its cost, also if there is no usable answer.
+            **options: of the request's body, for this question.
 
         Returns:
             The answer's text; with a schema what it decodes to.
@@ -138,93 +152,188 @@ class Chat:
         parts = list(parts)
         if schema is not None:
             parts.append(f"Answer with JSON only, in the form of this JSON schema: {json.dumps(schema)}")
-        texts = [part for part in parts if isinstance(part, str)]  # some servers take no list where nothing is shown
+        texts = [part for part in parts if isinstance(part, str)]  # without an image some servers take no list
         content = "\n".join(texts) if len(texts) == len(parts) else [_part(part) for part in parts]
-        body = {**self.options, "model": self.model, "messages": [{"role": "user", "content": content}]}
-        said = Said() if said is None else said
+        messages = [{"role": "user", "content": content}]
+        body = {**self.endpoint.options, **options, "model": self.endpoint.model, "messages": messages}
+        reply = Reply() if reply is None else reply
         if schema is None:
-            return self._retried(body, said)
+            return self._retried(body, reply)
         if self._structured:
             form = {"name": "answer", "strict": True, "schema": schema}
             try:
                 structured = {**body, "response_format": {"type": "json_schema", "json_schema": form}}
-                return decode(self._retried(structured, said), schema)
-            except _Refused:
-                answer = decode(self._retried(body, said), schema)
-                self._structured = False  # only now is it known to be the schema that was refused
+                return decode(self._retried(structured, reply), schema)
+            except _RefusedError:
+                answer = decode(self._retried(body, reply), schema)
+                self._structured = False  # only now is it known that the schema was refused
                 return answer
-        return decode(self._retried(body, said), schema)
+        return decode(self._retried(body, reply), schema)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _retried(self, body: dict[str, Any], said: Said) -> str:
+    def _retried(self, body: dict[str, Any], reply: Reply) -> str:
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.attempts),
+            stop=tenacity.stop_after_attempt(self.endpoint.attempts),
             wait=self._wait,
-            retry=tenacity.retry_if_exception_type(_TryAgain),
+            retry=tenacity.retry_if_exception_type(_RetryError),
             reraise=True,
         )
-        return retrying(self._once, body, said)
+        return retrying(self._once, body, reply)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         """Seconds until the next attempt: full jitter, or what the server asked for."""
         error = state.outcome.exception() if state.outcome else None
-        drawn = self._random.uniform(0, self.backoff * 2.0 ** (state.attempt_number - 1))
-        return min(max(drawn, getattr(error, "after", 0.0)), self.longest)
+        drawn = self._random.uniform(0, self.endpoint.backoff * 2.0 ** (state.attempt_number - 1))
+        return min(max(drawn, getattr(error, "after", 0.0)), self.endpoint.longest)
 
-    def _once(self, body: dict[str, Any], said: Said) -> str:
-        key = os.environ.get(self.key, "").strip()
+    def _once(self, body: dict[str, Any], reply: Reply) -> str:
+        url, variable = self.endpoint.url, self.endpoint.key
+        key = os.environ.get(variable, "").strip()
         headers = {"Accept-Encoding": "identity"}  # what is counted is what arrives
         if not (key.isascii() and key.isprintable()):
-            raise JudgeError(f"the environment variable {self.key} holds characters that no API key has; set it again")
+            raise JudgeError(f"the environment variable {variable} holds characters that no API key has; set it again")
         if key:
             headers["Authorization"] = f"Bearer {key}"
         try:
-            deadline = time.monotonic() + self.timeout
-            with self._client.stream("POST", f"{self.url}/chat/completions", json=body, headers=headers) as response:
+            deadline = time.monotonic() + self.endpoint.timeout
+            with self._client.stream("POST", f"{url}/chat/completions", json=body, headers=headers) as response:
                 data = self._read(response, deadline)
                 status, after = response.status_code, response.headers.get("retry-after", "")
         except httpx2.TimeoutException as error:
-            raise _TryAgain(f"{self.url} did not answer in time ({type(error).__name__})") from None
+            raise _RetryError(f"{url} did not answer in time ({type(error).__name__})") from None
         except httpx2.TransportError as error:
-            raise _TryAgain(f"{self.url} cannot be reached: {type(error).__name__}: {error}") from None
+            raise _RetryError(f"{url} cannot be reached: {type(error).__name__}: {error}") from None
         quote = " ".join(_masked(data.decode("utf-8", "replace"), key)[:QUOTE].split())
         if status == 429 or status == 408 or status >= 500:
-            raise _TryAgain(f"{self.url} answered {status}: {quote!r}", _seconds(after))
+            raise _RetryError(f"{url} answered {status}: {quote!r}", _seconds(after))
         if status != 200:
-            kind = _Refused if status in (400, 422) else JudgeError
-            raise kind(f"{self.url} answered {status}: {quote!r}")
+            kind = _RefusedError if status in (400, 422) else JudgeError
+            raise kind(f"{url} answered {status}: {quote!r}")
         content, tokens = self._content(data, quote)
-        said.text, said.tokens = _masked(content, key), said.tokens + tokens
-        return said.text
+        reply.text, reply.tokens = _masked(content, key), reply.tokens + tokens
+        return reply.text
 
     def _read(self, response: httpx2.Response, deadline: float) -> bytes:
+        url, most = self.endpoint.url, self.endpoint.max_bytes
         data = bytearray()
         for chunk in response.iter_raw():
             data += chunk
-            if len(data) > self.max_bytes:
-                raise JudgeError(f"{self.url} answered with more than {self.max_bytes:,} bytes, which no answer needs")
+            if len(data) > most:
+                raise JudgeError(f"{url} answered with more than {most:,} bytes, which no answer needs")
             if time.monotonic() > deadline:
-                raise _TryAgain(f"{self.url} was still answering after {self.timeout:g} s")
+                raise _RetryError(f"{url} was still answering after {self.endpoint.timeout:g} s")
         return bytes(data)
 
     def _content(self, data: bytes, quote: str) -> tuple[str, int]:
-        """The model's words, and what question and answer cost by the server's count, tokens."""
+        """The model's text, and the cost of question and answer by the server's count, tokens."""
+        url, model = self.endpoint.url, self.endpoint.model
         if data.lstrip()[:1] == b"<":
-            raise JudgeError(
-                f"{self.url} answered with a web page ({quote!r}); give the API's root, often ending in /v1"
-            )
+            raise JudgeError(f"{url} answered with a web page ({quote!r}); give the API's root, often ending in /v1")
         try:
             completion = json.loads(data)
             content = completion["choices"][0]["message"]["content"]
             tokens = (completion.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise JudgeError(f"{self.url} answered with something that is no chat completion: {quote!r}") from None
+            raise JudgeError(f"{url} answered with something that is no chat completion: {quote!r}") from None
         if not isinstance(content, str):
-            raise JudgeError(f"{self.model} answered nothing ({None if content is None else type(content).__name__})")
+            raise JudgeError(f"{model} answered nothing ({None if content is None else type(content).__name__})")
         return content, max(tokens, 0) if isinstance(tokens, int) else 0
+
+
+class Breaker:
+    """When to stop asking a server that does not answer, and when to try again. Times are seconds of any steady clock.
+
+        closed --`failures` in a row, or more than half of the last 30 s--> open --`pause` s--> one question, the probe
+           ^                                                                 ^                      |
+           +---------------------------- it is answered ---------------------+------ it fails ------+
+
+    Source: Nygard 2007, "Release It!", section 5.2 (circuit breaker). When it fails: a server that answers every other
+    question never opens it for long, and its failures are paid for again and again.
+
+    Attributes:
+        open: whether questions are held back.
+        streak: failures since the last success.
+    """
+
+    def __init__(self, pause: float = 30.0, failures: int = IN_A_ROW) -> None:
+        self.pause, self.failures = pause, failures
+        self.open, self.streak = False, 0
+        self.until = 0.0  # when the next probe may be sent, while open
+        self.probing = False  # a probe is in flight
+        self._recent: deque[tuple[float, bool]] = deque()
+
+    def room(self, now: float) -> int | None:
+        """How many questions may be sent: None for any number."""
+        if not self.open:
+            return None
+        return int(not self.probing and now >= self.until)
+
+    def asked(self) -> None:
+        """A question is in flight."""
+        self.probing = self.open
+
+    def succeeded(self, now: float) -> bool:
+        """A question was answered; whether that ends an outage."""
+        ended = self.open
+        self.open = self.probing = False
+        self.streak = 0
+        if ended:
+            self._recent.clear()
+        self._note(now, False)
+        return ended
+
+    def failed(self, now: float) -> bool:
+        """A question got no usable answer; whether that begins an outage."""
+        self.streak += 1
+        if self.open:
+            if self.probing:  # and not one that was in flight when the outage began
+                self.probing, self.until = False, now + self.pause
+            return False
+        self._note(now, True)
+        failures = sum(failed for _, failed in self._recent)
+        often = len(self._recent) >= LEAST and failures > SHARE * len(self._recent)
+        if self.streak < self.failures and not often:
+            return False
+        self.open, self.until = True, now + self.pause
+        return True
+
+    def _note(self, now: float, failed: bool) -> None:
+        self._recent.append((now, failed))
+        while self._recent[0][0] < now - WINDOW:
+            self._recent.popleft()
+
+
+def in_parallel(
+    ask: Callable[[T], R], items: Sequence[T], concurrency: int, breaker: Breaker | None = None
+) -> list[R | JudgeError]:
+    """`ask` of each item, so many at the same time; the error where one failed, `PausedError` while `breaker` is open."""
+    lock = threading.Lock()
+
+    def one(item: T) -> R | JudgeError:
+        if breaker is not None:
+            with lock:
+                if breaker.room(time.monotonic()) == 0:
+                    return PausedError("the server failed too often and is not asked for a while")
+                breaker.asked()
+        try:
+            answer: R | JudgeError = ask(item)
+        except JudgeError as error:
+            answer = error
+        if breaker is not None:
+            with lock:
+                (breaker.failed if isinstance(answer, JudgeError) else breaker.succeeded)(time.monotonic())
+        return answer
+
+    if len(items) == 1:
+        return [one(items[0])]
+    executor = ThreadPoolExecutor(concurrency)
+    try:
+        return list(executor.map(one, items))
+    finally:  # an interruption does not wait for a slow server
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def decode(text: str, schema: dict[str, Any]) -> Any:

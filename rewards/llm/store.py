@@ -1,38 +1,42 @@
-"""Answers of judges, kept in one SQLite file that any number of runs share, so that nothing is asked or paid for twice.
+"""Answers of judges, kept in one SQLite file that any number of runs share, so that no question is asked twice.
 
     labels(key, text, other, value, judge, raw, created, latency, tokens)
 
-`key` is the SHA-256 of the judge's identity (model, version of its prompt and schema, goal), the text and the second
-text of a pair. `value` is in [0, 1], NULL for unsure; what failed is never stored. Of two answers to one question the
-first stays. `created` is in seconds since 1970, `latency` in seconds.
+`key` is the SHA-256 of the judge's identity (model, version of its prompt and schema, goal), the question's text and
+the second text of a pair. `value` is in [0, 1], NULL for unsure and for answers in words, which stand in `raw`. Failures
+are never stored. Of two answers to one question the first stays. `created` is in seconds since 1970, `latency` in
+seconds. `export`, transcripts and files written by people hold the same columns as JSON lines; `read_rows` reads all.
 
-A file that is no database, or a torn one, is moved to FILE.bad and begun afresh. A full disk, a read-only file: said
-once, and the runs go on without what could not be kept.
+A file that is no database, or a torn one, is moved to FILE.bad and started afresh. A full disk or a read-only file is
+reported once, and the run continues without what could not be kept.
 When it fails: SQLite's write-ahead log needs a file system of this machine; runs on several machines that share a
-network folder want a file each, to be put together by `export` and `import_`.
+network folder need a file each, merged by `export` and `import_`.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
 import os
 import sqlite3
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock
 
-from rewards.llm.annotation.queue import Item
+Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better is asked for
+T = TypeVar("T")
 
 CHUNK = 500  # rows of one query; SQLite's older limit of variables is 999
-WORDS = 2000  # characters of a judge's own words that are kept
+WORDS = 2000  # characters of a judge's reasons that are kept
 TABLE = """CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, text TEXT NOT NULL, other TEXT, value REAL,
 judge TEXT NOT NULL, raw TEXT NOT NULL, created REAL NOT NULL, latency REAL NOT NULL, tokens INTEGER NOT NULL)"""
 COLUMNS = ("text", "other", "value", "judge", "raw", "created", "latency", "tokens")
@@ -40,28 +44,32 @@ COLUMNS = ("text", "other", "value", "judge", "raw", "created", "latency", "toke
 
 @dataclass
 class Label:
-    """One answer: the item, its value in [0, 1] or NaN, what was said, seconds it took, tokens it cost."""
+    """One answer: the item, its value in [0, 1] or NaN, the judge's words, seconds it took, tokens it cost."""
 
     item: Item
-    value: float
+    value: float = math.nan
     raw: str = ""
     latency: float = 0.0
     tokens: int = 0
 
 
-class LabelCache:
-    """The file, opened by this process; to be used by one thread at a time.
+class AnswerStore:
+    """The file, opened by this process; safe to use from several threads.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is made. "" keeps answers in memory only.
         wait: seconds to wait for other processes that write.
-        say: gets a sentence when something is wrong with the file; None for standard error.
+        say: receives a sentence when something is wrong with the file; None for standard error.
+        words: characters of `raw` that are kept.
     """
 
-    def __init__(self, path: str | Path, wait: float = 10.0, say: Callable[[str], None] | None = None) -> None:
-        self.path, self.wait = Path(path), wait
+    def __init__(
+        self, path: str | Path, wait: float = 10.0, say: Callable[[str], None] | None = None, words: int = WORDS
+    ) -> None:
+        self.path, self.wait, self.words = str(path), wait, words
         self._say = say or (lambda sentence: print(sentence, file=sys.stderr, flush=True))
-        self._ailing = False  # said already
+        self._warned = False
+        self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         try:
             self._open()
@@ -69,32 +77,24 @@ class LabelCache:
             self._warn(error)
 
     def get(self, judge: str, items: Sequence[Item]) -> dict[Item, float]:
-        """The answers that this judge gave to these items, as far as they are known; NaN for unsure."""
-        keys = {key_of(judge, item): item for item in items}
-        return self._safely(self._get, keys) or {}
+        """The values that this judge gave to these items, as far as they are known; NaN for unsure."""
+        found = self._safely(self._get, judge, items, "value") or {}
+        return {item: math.nan if value is None else float(value) for item, value in found.items()}
+
+    def words_of(self, judge: str, items: Sequence[Item]) -> dict[Item, str]:
+        """The same for answers in words."""
+        return self._safely(self._get, judge, items, "raw") or {}
 
     def put(self, judge: str, labels: Sequence[Label]) -> None:
         """Keep what a judge answered."""
-        rows = [
-            (
-                key_of(judge, label.item),
-                *_texts(label.item),
-                None if math.isnan(label.value) else label.value,
-                judge,
-                _sound(label.raw)[:WORDS],
-                time.time(),
-                label.latency,
-                label.tokens,
-            )
-            for label in labels
-        ]
-        self._safely(self._put, rows)
+        now = time.time()
+        self._safely(self._put, [self._row(judge, label, now) for label in labels])
 
     def export(self, path: str | Path) -> int:
-        """Write every label as one JSON object a line, the oldest first, and count them.
+        """Write every answer as one JSON object a line, the oldest first, and count them.
 
         Raises:
-            ValueError: if the cache could not be opened.
+            ValueError: if the store could not be opened.
             OSError: if the file cannot be written.
         """
         query = f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, key"
@@ -110,14 +110,19 @@ class LabelCache:
         Raises:
             ValueError: for a line that is no label, naming it, and nothing is taken in; or as `export`.
         """
-        rows = list(_rows(path))
+
+        def parse(row: Mapping[str, Any]) -> tuple[Any, ...]:
+            cost = float(row.get("latency", 0)), int(row.get("tokens", 0))
+            label = Label(*label_in(row), str(row.get("raw", "")), *cost)
+            return self._row(str(row.get("judge", "")), label, float(row.get("created", 0)))
+
+        rows = list(read_rows(path, parse, "no label (text, value); repair or delete the line", torn=False))
         self._put(self._connected(), rows)
         return len(rows)
 
     def __len__(self) -> int:
-        return (
-            self._safely(lambda connection, _: connection.execute("SELECT count(*) FROM labels").fetchone()[0], 0) or 0
-        )
+        count = self._safely(lambda connection: connection.execute("SELECT count(*) FROM labels").fetchone()[0])
+        return count or 0
 
     def close(self) -> None:
         """Leave one file behind; without this there may be a write-ahead log beside it, which is as safe."""
@@ -126,19 +131,25 @@ class LabelCache:
                 self._connection.close()
             self._connection = None
 
+    def _row(self, judge: str, label: Label, created: float) -> tuple[Any, ...]:
+        first, other = (label.item, None) if isinstance(label.item, str) else map(_valid, label.item)
+        value = None if math.isnan(label.value) else label.value
+        raw = _valid(label.raw)[: self.words]
+        return key_of(judge, label.item), _valid(first), other, value, judge, raw, created, label.latency, label.tokens
+
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            raise ValueError(f"the label cache {self.path} could not be opened; give a file that can be written")
+            raise ValueError(f"the file of answers {self.path} could not be opened; give a file that can be written")
         return self._connection
 
     @staticmethod
-    def _get(connection: sqlite3.Connection, keys: dict[str, Item]) -> dict[Item, float]:
+    def _get(connection: sqlite3.Connection, judge: str, items: Sequence[Item], column: str) -> dict[Item, Any]:
+        keys = {key_of(judge, item): item for item in items}
         found, asked = {}, list(keys)
         for begin in range(0, len(asked), CHUNK):
             chunk = asked[begin : begin + CHUNK]
-            query = f"SELECT key, value FROM labels WHERE key IN ({','.join('?' * len(chunk))})"
-            for key, value in connection.execute(query, chunk):
-                found[keys[key]] = math.nan if value is None else float(value)
+            query = f"SELECT key, {column} FROM labels WHERE key IN ({','.join('?' * len(chunk))})"
+            found.update((keys[key], value) for key, value in connection.execute(query, chunk))
         return found
 
     @staticmethod
@@ -146,14 +157,15 @@ class LabelCache:
         with connection:
             connection.executemany(f"INSERT OR IGNORE INTO labels VALUES ({','.join('?' * 9)})", rows)
 
-    def _safely(self, work: Callable[[sqlite3.Connection, Any], Any], argument: Any) -> Any:
-        """What `work` gives, or None if the file is ill; a torn file is replaced, and the work tried once more."""
+    def _safely(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What `work` returns, or None if the file is broken; a torn file is replaced, and the work tried once more."""
         for _ in range(2):
             if self._connection is None:
                 return None
             try:
-                return work(self._connection, argument)
-            except sqlite3.OperationalError as error:  # busy, full, read-only: the file itself is sound
+                with self._lock:
+                    return work(self._connection, *arguments)
+            except sqlite3.OperationalError as error:  # busy, full, read-only: the file itself is intact
                 self._warn(error)
                 return None
             except (sqlite3.DatabaseError, ValueError, TypeError):  # a torn file can also hold rows that make no sense
@@ -165,7 +177,10 @@ class LabelCache:
         return None
 
     def _open(self, suspect: bool = False) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path:
+            self._connection = self._connect(False)
+            return
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock", timeout=60):  # so that one process alone moves a broken file
             try:
                 self._connection = self._connect(suspect)
@@ -177,11 +192,13 @@ class LabelCache:
                 for rest in ("-wal", "-shm"):
                     with suppress(FileNotFoundError):
                         os.remove(f"{self.path}{rest}")
-                self._say(f"the label cache {self.path} is broken ({error}); it was moved to {bad} and begun afresh")
+                self._say(
+                    f"the file of answers {self.path} is broken ({error}); it was moved to {bad} and started afresh"
+                )
                 self._connection = self._connect(False)
 
     def _connect(self, suspect: bool) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=self.wait, check_same_thread=False)
+        connection = sqlite3.connect(self.path or ":memory:", timeout=self.wait, check_same_thread=False)
         try:
             if suspect:
                 found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -203,11 +220,9 @@ class LabelCache:
         return connection
 
     def _warn(self, error: Exception) -> None:
-        if not self._ailing:
-            self._ailing = True
-            self._say(
-                f"the label cache {self.path} cannot be used ({error}); the run goes on without what it would keep"
-            )
+        if not self._warned:
+            self._warned = True
+            self._say(f"the file of answers {self.path} cannot be used ({error}); the run continues without it")
 
 
 def key_of(judge: str, item: Item) -> str:
@@ -215,30 +230,61 @@ def key_of(judge: str, item: Item) -> str:
     return hashlib.sha256(json.dumps([judge, item]).encode()).hexdigest()
 
 
-def _texts(item: Item) -> tuple[str, str | None]:
-    return (_sound(item), None) if isinstance(item, str) else (_sound(item[0]), _sound(item[1]))
+def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str, torn: bool = True) -> Iterator[T]:
+    """What `parse` makes of each answer in a file: of an `AnswerStore`, the oldest first, JSON lines, or CSV (*.csv).
+
+    Args:
+        path: the file.
+        parse: raises KeyError, ValueError, TypeError or AttributeError for a row that is none.
+        wrong: rest of the sentence about such a row: what it is not, and the fix.
+        torn: whether a last line that was cut off is passed over.
+
+    Raises:
+        ValueError: if there is no such file, or for the first row that is no answer, naming it.
+    """
+    try:
+        with open(path, "rb") as file:
+            is_store = file.read(16) == b"SQLite format 3\0"
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            rows: list[Any] = _stored(Path(path)) if is_store else list(lines)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; give a file that a run wrote") from None
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} cannot be read as a file of answers ({error}); give another file") from None
+    if str(path).endswith(".csv"):
+        rows = list(csv.DictReader(rows))
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, str) and not row.strip():
+            continue
+        try:
+            found = parse(json.loads(row) if isinstance(row, str) else row)
+        except (KeyError, ValueError, TypeError, AttributeError):
+            if torn and isinstance(row, str) and not row.endswith("\n"):  # its writer was stopped in the middle
+                return
+            raise ValueError(f"{path}, line {number}: {str(row).strip()[:80]!r} is {wrong}") from None
+        yield found
 
 
-def _sound(text: str) -> str:
+def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:
+    """Item and value of a row: of a text, or of a pair if there is an `other`; NaN for unsure.
+
+    Raises:
+        KeyError, ValueError, TypeError: for a row that is no label.
+    """
+    text, other, value = row["text"], row.get("other") or None, row["value"]
+    if not isinstance(text, str) or not isinstance(other, str | None) or isinstance(value, bool | str):
+        raise TypeError("not a text or not a number")
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError("not in [0, 1]")
+    return text if other is None else (text, other), math.nan if value is None else float(value)
+
+
+def _stored(path: Path) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        found = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, rowid").fetchall()
+    return [dict(zip(COLUMNS, row)) for row in found]
+
+
+def _valid(text: str) -> str:
     """A text without half characters, which a file of UTF-8 cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _rows(path: str | Path) -> Iterator[tuple[Any, ...]]:
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                said = json.loads(line)
-                text, other, value, judge = said["text"], said.get("other"), said["value"], said.get("judge", "")
-                value = None if value is None else float(value)
-                well = isinstance(text, str) and isinstance(other, str | None) and isinstance(judge, str)
-                cost = (float(said.get("created", 0)), float(said.get("latency", 0)), int(said.get("tokens", 0)))
-                raw = str(said.get("raw", ""))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                well = False
-            if not well or not (value is None or 0 <= value <= 1):
-                raise ValueError(
-                    f"{path}, line {number}: {line[:80]!r} is no label (text, value); repair or delete the line"
-                )
-            item = text if other is None else (text, other)
-            yield (key_of(judge, item), *_texts(item), value, judge, _sound(raw)[:WORDS], *cost)

@@ -18,7 +18,7 @@ than a segment shows; behaviour so uniform that all pairs are equal. Segments of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -26,10 +26,11 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.exploration.disagreement import StackedHeads
 from rewards.exploration.learned import Learned, LearnedConfig
-from rewards.preference.judge import make_judge
+from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
 from rewards.vision.encoder import shared
 
@@ -39,76 +40,59 @@ FEW = 10  # labels held out; fewer say nothing about when to stop
 
 @dataclass
 class BradleyTerryConfig(LearnedConfig):
-    """Settings of bradley_terry; PEBBLE's and RL-VLM-F's value in brackets where it differs.
-
-    Attributes:
-        judge: who compares: scripted, heron, clip, recorded or vlm.
-        judge_options: what that judge is told, as in {mistakes: 0.1}; `cached: FILE` keeps its answers.
-        of: `transition` reads the action and the next observation, `frame` the CLIP embedding of the frame.
-        model: whose embedding `of=frame` reads, as in `reward.clip.model`.
-        weights: as `reward.clip.weights`.
-        length: steps of a segment, L [50; 1 for frames].
-        pool: newest segments that pairs are drawn from; frames of so many are kept where the judge looks at them.
-        seed_steps: transitions before the first queries.
-        every: transitions from one session of queries to the next; a session waits for the driver's next update, and
-            there is at most one in each.
-        queries: pairs that are shown in one session.
-        budget: labels in total.
-        draw: `uniform`, or `disagreement`: the pairs that the members disagree about most, among ten times as many.
-        mistakes: share of the labels that the model takes for coin flips, in [0, 1) [0].
-        members: networks, K [3].
-        epochs: most passes over the labels in one session.
-        enough: a session ends when the members are right about this share of the labels they learn from.
-        held_out: share of the labels that are kept to judge the reward by.
-        patience: passes without progress on the labels held out, after which a session ends.
-        batch_size: pairs in a minibatch [128].
-        update_proportion: share of each minibatch that a member learns from [1].
-        hidden: width of the first hidden layer [256].
-        features: width of the second [256].
-        relabel: whether old transitions are paid anew after each fit.
-    """
+    """Settings of bradley_terry; PEBBLE's and RL-VLM-F's value in brackets where it differs."""
 
     scale: str = "none"
     gamma: float | None = None
-    judge: str = "scripted"
-    judge_options: dict[str, Any] = field(default_factory=dict)
-    of: str = "transition"
-    model: str = "lodestar"
-    weights: str = ""
-    length: int = 25
-    pool: int = 400
-    seed_steps: int = 1000
-    every: int = 1000
-    queries: int = 20
-    budget: int = 1000
-    draw: str = "uniform"
-    mistakes: float = 0.1
-    members: int = 3
-    epochs: int = 50
-    enough: float = 0.97
-    held_out: float = 0.1
-    patience: int = 10
-    batch_size: int = 32
+    judge: str = setting("scripted", "who compares: scripted, heron, clip, recorded or vlm")
+    judge_options: dict[str, Any] = setting(
+        {}, "what that judge is told, as in {mistakes: 0.1}; `cached: FILE` keeps its answers"
+    )
+    of: str = setting(
+        "transition",
+        "`transition` reads the action and the next observation, `frame` the CLIP embedding of the frame",
+        choices=("transition", "frame"),
+    )
+    model: str = setting("lodestar", "whose embedding `of=frame` reads, as in `reward.clip.model`")
+    weights: str = setting("", "as `reward.clip.weights`")
+    length: int = setting(25, "steps of a segment, L [50; 1 for frames]", low=1)
+    pool: int = setting(
+        400,
+        "newest segments that pairs are drawn from; frames of so many are kept where the judge looks at them",
+        low=2,
+    )
+    seed_steps: int = setting(1000, "transitions before the first queries", low=0)
+    every: int = setting(
+        1000,
+        "transitions from one session of queries to the next; a session waits for the driver's next update, and there "
+        "is at most one in each",
+        low=1,
+    )
+    queries: int = setting(20, "pairs that are shown in one session", low=1)
+    budget: int = setting(1000, "labels in total", low=1)
+    draw: str = setting(
+        "uniform",
+        "`uniform`, or `disagreement`: the pairs that the members disagree about most, among ten times as many",
+        choices=("uniform", "disagreement"),
+    )
+    mistakes: float = setting(
+        0.1, "share of the labels that the model takes for coin flips, in [0, 1) [0]", low=0, below=1
+    )
+    members: int = setting(3, "networks, K [3]", low=1)
+    epochs: int = setting(50, "most passes over the labels in one session")
+    enough: float = setting(
+        0.97, "a session ends when the members are right about this share of the labels they learn from", low=0, high=1
+    )
+    held_out: float = setting(0.1, "share of the labels that are kept to judge the reward by", low=0, below=1)
+    patience: int = setting(10, "passes without progress on the labels held out, after which a session ends", low=1)
+    batch_size: int = setting(32, "pairs in a minibatch [128]")
     max_grad_norm: float = 10.0
-    relabel: bool = True
-
-    @property
-    def name(self) -> str:
-        return "bradley_terry"
+    relabel: bool = setting(True, "whether old transitions are paid anew after each fit")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "length", "every", "queries", "budget", "members", "patience")
-        self.at_least(2, "pool")
-        self.at_least(0, "seed_steps")
-        self.share("enough")
-        self.one_of("of", "transition", "frame")
-        self.one_of("draw", "uniform", "disagreement")
-        for name in ("mistakes", "held_out"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"reward bradley_terry: {name}={getattr(self, name)} is outside [0, 1)")
         if self.draw == "disagreement" and self.members < 2:
-            raise ValueError("reward bradley_terry: draw=disagreement needs members of 2 or more; one always agrees")
+            raise ValueError("reward.bradley_terry.draw=disagreement needs members of 2 or more; one always agrees")
 
 
 class BradleyTerry(Learned):
@@ -131,7 +115,7 @@ class BradleyTerry(Learned):
         device: str = "cpu",
     ) -> None:
         own = {"seed": seed + 500, "device": device}  # it shall not draw what the pairs are drawn with
-        self.judge = make_judge(config.judge, **{**own, **config.judge_options})
+        self.judge = make_segment_judge(config.judge, **{**own, **config.judge_options})
         self.encoder = shared(config.model, config.weights, seed=seed, device=device) if config.of == "frame" else None
         self.requires = self.judge.requires | ({"frame"} if self.encoder else {"next_obs", "action"})
         self.embedding = self.encoder.name if self.encoder else self.judge.embedding

@@ -7,10 +7,10 @@ the model is unsure about are dropped.
 Differences from the source:
   - any server with OpenAI's chat completions, a local one included, instead of two providers' own clients;
   - the questions are worded by us, and the second is answered as JSON that is checked;
-  - which image is shown first is a coin tossed with the pair's hash, against a preference for a position;
+  - which image is shown first is decided by the pair's hash, against a preference for a position;
   - a pair is asked once: answers are kept in memory and, with `answers`, in a file that the next run reads;
   - a segment is judged by its last frame, as the source's segments of one;
-  - what fails is NaN, counted and told in `notes`, and after `failures` in a row the server is left alone for `pause`.
+  - a failure is NaN, counted and reported in `notes`, and after `failures` in a row the server is not asked for `pause`.
 
 When it fails: a goal that one picture cannot show; pictures so small that the model sees nothing (frame_size); two
 states that differ where the model does not look, which it calls equal or guesses.
@@ -20,17 +20,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Transitions
-from rewards.llm.client import Chat, JudgeError
-from rewards.preference.judge import Judge
+from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, PausedError, in_parallel
+from rewards.llm.judges.base import SegmentJudge
+from rewards.llm.store import AnswerStore, Label
 
 VERSION = 1  # of the questions below; answers to others are not read
 LOOK = (
@@ -52,86 +51,65 @@ SCHEMA = {
 }
 
 
-class VLM(Judge):
+@dataclass(eq=False)
+class VLM(Endpoint, SegmentJudge):
     """Asks about the last frame of each segment.
 
     Attributes:
-        counts: questions by their end: answered, unsure (-1), failed, paused (not asked while the server is left
-            alone); pairs that needed none: known (asked before), same (two equal images).
-
-    Args:
-        goal: what a picture should show or somebody should have done: "to balance the pole upright".
-        model: the model's name on the server.
-        url: the API's root.
-        key: the environment variable with the API key.
-        answers: a file (*.jsonl) of answers, read at the start and added to; empty for none.
-        threads: questions asked at the same time, in [1, 64].
-        failures: failed questions in a row after which the server is left alone, at least 1.
-        pause: seconds for which it is.
-        timeout: seconds for one attempt at one of the two stages.
-        attempts: how often each stage is tried.
-        max_tokens: length of an answer, tokens.
-        frame_size: height and width of the pictures, pixels.
-        seed: of the waits between attempts.
-
-    Raises:
-        ValueError: for an empty goal or a value out of range.
+        counts: questions by their end: answered, unsure (-1), failed, paused (not asked while the breaker is open);
+            pairs that needed none: known (asked before), same (two equal images).
     """
+
+    goal: str = setting("", 'what a picture should show: "to balance the pole upright"')
+    answers: str = setting("", "a file of answers (*.sqlite), read and added to; empty for none")
+    concurrency: int = setting(4, "questions asked at the same time", low=1, high=64)
+    failures: int = setting(5, "failed questions in a row after which the server is not asked for a while", low=1)
+    pause: float = setting(60.0, "seconds of that while", low=0)
+    frame_size: int = setting(224, "height and width of the pictures, pixels", low=1)
 
     name = "vlm"
     requires = frozenset({"frame"})
 
-    def __init__(
-        self,
-        goal: str,
-        model: str,
-        url: str = "http://localhost:8000/v1",
-        key: str = "OPENAI_API_KEY",
-        answers: str = "",
-        threads: int = 4,
-        failures: int = 5,
-        pause: float = 60.0,
-        timeout: float = 60.0,
-        attempts: int = 4,
-        max_tokens: int = 1024,
-        frame_size: int = 224,
-        seed: int = 0,
-    ) -> None:
-        if not goal.strip():
-            raise ValueError('goal is empty; say what is wanted, such as goal="to balance the pole upright"')
-        if not 1 <= threads <= 64:
-            raise ValueError(f"threads={threads} is out of range; give 1 to 64 questions at the same time")
-        if failures < 1:
-            raise ValueError(f"failures={failures} would leave the server alone at once; give at least 1")
-        options = {"temperature": 0, "max_tokens": max_tokens}
-        self.goal, self.frame_size = goal.strip(), frame_size
-        self.chat = Chat(model, url, key=key, timeout=timeout, attempts=attempts, options=options, seed=seed)
-        self.threads, self.failures, self.pause = threads, failures, pause
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.goal = self.goal.strip()
+        if not self.goal:
+            raise ValueError('judge vlm: goal is empty; say what is wanted, such as goal="to balance the pole upright"')
+        self.chat, self.breaker = Chat(self), Breaker(self.pause, self.failures)
+        self.store = AnswerStore(self.answers, words=100_000)
         self.counts = dict.fromkeys(("answered", "unsure", "failed", "paused", "known", "same"), 0)
-        self._path = Path(answers) if answers else None
-        self._known: dict[str, int] = _read(self._path)
-        self._row, self._closed_until = 0, 0.0  # failures in a row; the moment from which the server is asked again
+        self._known: dict[str, int] = {}
         self._last_error = ""
-        self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> str:
+        return f"vlm {VERSION} {self.model} {self.goal}"
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         if first.frame is None or second.frame is None:
             raise ValueError(f"the judge vlm reads frames, and these have none; use frame_size={self.frame_size}")
         pairs = [_Pair(self, a, b) for a, b in zip(first.frame[-1], second.frame[-1])]
-        asked = {pair.key: pair for pair in pairs if not pair.same and pair.key not in self._known}
+        stored = self.store.words_of(self.identity, [p.key for p in pairs if p.key not in self._known])
+        self._known.update((str(key), int(json.loads(raw)["answer"])) for key, raw in stored.items())
         before = set(self._known)
-        executor = ThreadPoolExecutor(self.threads)
-        try:
-            list(executor.map(self._ask, asked.values()))
-        finally:  # an interruption does not wait for a slow server
-            executor.shutdown(wait=False, cancel_futures=True)
+        asked = {pair.key: pair for pair in pairs if not pair.same and pair.key not in before}
+        for pair, answer in zip(
+            asked.values(), in_parallel(self._ask, list(asked.values()), self.concurrency, self.breaker)
+        ):
+            if isinstance(answer, JudgeError):
+                paused = isinstance(answer, PausedError)
+                self.counts["paused" if paused else "failed"] += 1
+                self._last_error = self._last_error if paused else str(answer)
+            else:
+                self.counts["unsure" if answer == -1 else "answered"] += 1
+                self._known[pair.key] = answer
         self.counts["same"] += sum(pair.same for pair in pairs)
         self.counts["known"] += sum(pair.key in before for pair in pairs if not pair.same)
         return np.array([pair.preference(self._known.get(pair.key)) for pair in pairs], np.float32)
 
     def notes(self) -> list[str]:
-        """Who judges by which sentence, and what failed."""
-        lines = [f"preferences are those of {self.chat.model} at {self.chat.url}, asked for: {self.goal}"]
+        """Which model judges by which sentence, and what failed."""
+        lines = [f"preferences are those of {self.model} at {self.url}, asked for: {self.goal}"]
         lost = self.counts["failed"] + self.counts["paused"]
         if lost:
             lines.append(f"{lost} pairs got no answer; the last error: {self._last_error}")
@@ -141,36 +119,16 @@ class VLM(Judge):
         return {"known": dict(self._known), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._known = {**{key: int(value) for key, value in state["known"].items()}, **_read(self._path)}
+        self._known = {key: int(value) for key, value in state["known"].items()}
         self.counts.update(state["counts"])
 
-    def _ask(self, pair: _Pair) -> None:
-        """Learn the answer about a pair, or count why not."""
-        with self._lock:
-            if time.monotonic() < self._closed_until:
-                self.counts["paused"] += 1
-                return
-        try:
-            one, two = pair.shown
-            said = self.chat.ask(["Image 1:", one, "Image 2:", two, LOOK.format(goal=self.goal)])
-            answer = self.chat.ask([DECIDE.format(goal=self.goal, said=said)], SCHEMA)["answer"]
-        except JudgeError as error:
-            with self._lock:
-                self.counts["failed"] += 1
-                self._last_error = str(error)
-                self._row += 1
-                if self._row >= self.failures:
-                    self._closed_until = time.monotonic() + self.pause
-            return
-        with self._lock:
-            self._row = 0
-            self.counts["unsure" if answer == -1 else "answered"] += 1
-            self._known[pair.key] = answer
-            if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                row = {"pair": pair.key, "answer": answer, "model": self.chat.model, "goal": self.goal, "said": said}
-                with self._path.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+    def _ask(self, pair: _Pair) -> int:
+        """The model's answer about a pair, which is kept."""
+        one, two = pair.shown
+        said = self.chat.ask(["Image 1:", one, "Image 2:", two, LOOK.format(goal=self.goal)])
+        answer: int = self.chat.ask([DECIDE.format(goal=self.goal, said=said)], SCHEMA)["answer"]
+        self.store.put(self.identity, [Label(pair.key, raw=json.dumps({"answer": answer, "said": said}))])
+        return answer
 
 
 class _Pair:
@@ -186,7 +144,7 @@ class _Pair:
     def __init__(self, judge: VLM, first: np.ndarray, second: np.ndarray) -> None:
         one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
         self.same = one == two
-        about = [VERSION, judge.chat.model, judge.goal, *sorted((one, two))]
+        about = [VERSION, judge.model, judge.goal, *sorted((one, two))]
         digest = hashlib.sha256(json.dumps(about).encode())
         self.key = digest.hexdigest()
         lower_first = bool(digest.digest()[0] & 1)
@@ -198,17 +156,3 @@ class _Pair:
         if self.same or answer is None or answer == -1:
             return np.nan
         return float(1 - answer if self.swapped else answer)
-
-
-def _read(path: Path | None) -> dict[str, int]:
-    """Pair -> answer of a file; a line that was cut off is passed over."""
-    known = {}
-    if path is not None and path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-                if row["answer"] in (0, 1, -1):
-                    known[str(row["pair"])] = int(row["answer"])
-            except (ValueError, KeyError, TypeError):
-                continue
-    return known

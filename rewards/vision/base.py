@@ -1,7 +1,7 @@
 """What every reward has in common that compares frames with sentences: the settings, the model, the sentences' checks.
 
 A frame of a single colour shows nothing: it is the black picture of a broken renderer, or a screen between two scenes.
-Its embedding is zero, it pays 0, `update` counts it, and refuses an update that saw nothing else.
+Its embedding and its reward are zero, `update` counts it, and refuses an update without any other frame.
 """
 
 from __future__ import annotations
@@ -15,58 +15,52 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
 
 LONGEST = 500  # characters; the towers read 77 tokens at most
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass
 class VisionConfig(RewardConfig):
-    """Settings of every reward that compares frames with sentences.
+    """Settings of every reward that compares frames with sentences."""
 
-    Attributes:
-        goal: what a frame should show, at most 500 characters; several sentences are separated by `|`.
-        model: `lodestar` or `lodestar-96` for the small models that ship (the command line takes the one that was
-            taught the environment), or a name of open_clip such as ViT-B-32.
-        weights: a file, a folder (`local-dir:<folder>`), a tag of open_clip such as `openai`, or `untrained` for the
-            control; empty for the shipped ones.
-        batch_size: frames per pass through the encoder.
-        precision: `fp32`, `bf16` or `fp16`; the short ones pay on a GPU.
-    """
-
-    NAME: ClassVar[str] = "clip"  # on the command line
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal",)  # the fields that hold some
-
-    goal: str = ""
-    model: str = LODESTAR
-    weights: str = ""
-    batch_size: int = 256
-    precision: str = "fp32"
+    goal: str = setting("", "what a frame should show, at most 500 characters; several sentences are separated by `|`")
+    model: str = setting(
+        LODESTAR,
+        "`lodestar` or `lodestar-96` for the small models that ship (the command line takes the one that was taught "
+        "the environment), or a name of open_clip such as ViT-B-32",
+    )
+    weights: str = setting(
+        "",
+        "a file, a folder (`local-dir:<folder>`), a tag of open_clip such as `openai`, or `untrained` for the "
+        "control; empty for the shipped ones",
+    )
+    batch_size: int = setting(256, "frames per pass through the encoder", low=1)
+    precision: str = setting(
+        "fp32", "`fp32`, `bf16` or `fp16`; the short ones are faster on a GPU", choices=("fp32", "bf16", "fp16")
+    )
 
     def __post_init__(self) -> None:
-        name = f"reward.{self.NAME}"
-        if self.batch_size < 1:
-            raise ValueError(f"{name}.batch_size={self.batch_size} is not a number of frames; give 1 or more")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"{name}.precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
-        for field in self.SENTENCES:
-            text = getattr(self, field)
+        super().__post_init__()
+        for name in self.SENTENCES:
+            text = getattr(self, name)
             if len(text) > LONGEST:
                 raise ValueError(
-                    f"{name}.{field} has {len(text)} characters, the limit is {LONGEST}; CLIP reads sentences"
+                    f"{self.prefix}{name} has {len(text)} characters, the limit is {LONGEST}; CLIP reads sentences"
                 )
             if strange := next((c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Cn", "Co")), None):
                 raise ValueError(
-                    f"{name}.{field} has the control character {strange!a} at place {text.index(strange)}; "
+                    f"{self.prefix}{name} has the control character {strange!a} at place {text.index(strange)}; "
                     "write one line of plain text"
                 )
 
 
 class Vision(Reward):
-    """Base class of `clip` and `contrast`: a frame is its embedding, a reward is what sentences make of it."""
+    """Base class of `clip` and `contrast`: a frame is its embedding, which sentences turn into a reward."""
 
     Config = VisionConfig
     config: VisionConfig
@@ -84,7 +78,7 @@ class Vision(Reward):
         device: str = "cpu",
     ) -> None:
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
-        about: dict[str, Any] = {"device": device, "precision": config.precision, "reward": config.NAME}
+        about: dict[str, Any] = {"device": device, "precision": config.precision, "reward": config.name}
         self.encoder = shared(config.model, config.weights, seed=seed, **about)
         self.frame_size = self.encoder.size
         self.sentences: list[str] = []  # those that the reward reads
@@ -92,7 +86,7 @@ class Vision(Reward):
 
     @abstractmethod
     def rate(self, seen: np.ndarray) -> Any:
-        """What `score` says of embeddings, float32 (N, D); all zeros for a frame that shows nothing."""
+        """Scores of embeddings, float32 (N, D); those are all zeros for a frame that shows nothing."""
 
     def score(self, batch: Transitions, memory: Any = None) -> Any:
         """Float32 (N,), from the embedding in `batch.extras` where it is, else from `batch.frame`."""
@@ -111,7 +105,7 @@ class Vision(Reward):
         """
         if batch.frame is None:
             raise ValueError(
-                f"{self.config.NAME} reads frames, and this batch has none; "
+                f"{self.config.name} reads frames, and this batch has none; "
                 f"make the environment with frame_size={self.frame_size}"
             )
         return self.encoder.embed(batch.frame, self.config.batch_size)
@@ -140,7 +134,7 @@ class Vision(Reward):
         return {"blank": 1 - len(seen) / count}
 
     def notes(self) -> list[str]:
-        """What supervised the model, and which sentence lies far from anything it was taught."""
+        """How the model was supervised, and which sentence is far from its training data."""
         if self.config.weights == UNTRAINED:
             return ["untrained weights, a control whose reward means nothing"]
         known = self.encoder.trained_on
@@ -170,7 +164,7 @@ class Vision(Reward):
         Raises:
             ValueError: if there is none, or one that the model cannot read whole.
         """
-        name, texts = f"reward.{self.config.NAME}.{field}", sentences(getattr(self.config, field))
+        name, texts = f"{self.config.prefix}{field}", sentences(getattr(self.config, field))
         if not texts:
             raise ValueError(f"{name} is empty; {EXAMPLES.get(field, 'write a sentence')}")
         for text in texts:

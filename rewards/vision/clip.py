@@ -7,16 +7,15 @@ al. 2023, "Vision-Language Models as a Source of Rewards" (VLM-SR), arXiv 2312.0
 Differences from the source:
   - several sentences, separated by `|`, are averaged and the mean is scaled back to length one, so that alpha=0 stays a
     cosine;
-  - the reward speaks of the frame of next_obs, also at an episode's end, where the source pays for the next episode's
-    first;
+  - the reward rates the frame of next_obs, also at an episode's end, where the source rates the next episode's first;
   - the projection is computed from two scalars a frame instead of a D x D matrix;
   - embeddings are kept in half precision and can be scored again with another sentence, without the frames;
-  - a frame of a single colour pays 0;
+  - the reward of a frame of a single colour is 0;
   - the default model is our own small one. It is in-domain: taught with captions made from simulator state. Only with
     public weights (`model=ViT-B-32 weights=...`) is this the source's zero-shot reward.
 
 When it fails: a sentence far from anything the model was taught (`notes` says so); a goal that one frame cannot show,
-such as a speed; a terminating task, since a reward per step is paid the longer the episode lasts (take shape=potential
+such as a speed; a terminating task, since a reward per step grows with the episode's length (take shape=potential
 or delta).
 """
 
@@ -29,37 +28,30 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 
+from envs.settings import setting
 from rewards.vision.base import Vision, VisionConfig, sentences, shows, unit_mean
 
 
 @dataclass
 class ClipConfig(VisionConfig):
-    """Settings of `clip` beside those of `VisionConfig`; VLM-RM's value in brackets, its model is ViT-bigG-14.
+    """Settings of `clip` beside those of `VisionConfig`; VLM-RM's value in brackets, its model is ViT-bigG-14."""
 
-    Attributes:
-        baseline: what any frame shows, in the form of `goal`; needed where alpha > 0.
-        alpha: goal-baseline regularisation, in [0, 1]: 0 is the plain cosine, 1 looks only along the line from baseline
-            to goal [tuned per task, 0 to 1].
-        threshold: pays +1 above it and -1 at or below, in units of the reward without it; None pays the reward itself
-            [VLM-SR on a ViT-bigG-14, as VLM-RL compares with it: 0.32].
-    """
-
-    search: ClassVar[dict[str, tuple]] = {"alpha": (0.0, 1.0)}
-    NAME: ClassVar[str] = "clip"
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "baseline")
-
-    baseline: str = ""
-    alpha: float = 0.0
-    threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"reward.{self.NAME}.alpha={self.alpha} is outside [0, 1]; 0 is the plain cosine")
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ValueError(
-                f"reward.{self.NAME}.threshold={self.threshold} is no number; give one within [-1, 1], or null for none"
-            )
+    baseline: str = setting("", "what any frame shows, in the form of `goal`; needed where alpha > 0")
+    alpha: float = setting(
+        0.0,
+        "goal-baseline regularisation, in [0, 1]: 0 is the plain cosine, 1 looks only along the line from baseline to "
+        "goal [tuned per task, 0 to 1]",
+        low=0,
+        high=1,
+        tune=(0.0, 1.0),
+    )
+    threshold: float | None = setting(
+        None,
+        "+1 above it and -1 at or below, in units of the reward without it; null keeps the reward itself [VLM-SR "
+        "on a ViT-bigG-14, as VLM-RL compares with it: 0.32]",
+        low=-math.inf,
+    )
 
 
 class Clip(Vision):
@@ -85,7 +77,7 @@ class Clip(Vision):
         super().__init__(config, observation_space, action_space, seed=seed, device=device)
         if config.alpha > 0 and not sentences(config.baseline):
             raise ValueError(
-                f"reward.{config.NAME}.alpha={config.alpha} needs reward.{config.NAME}.baseline, what any frame shows "
+                f"{config.prefix}alpha={config.alpha} needs {config.prefix}baseline, what any frame shows "
                 "('pole and cart'); or set alpha=0"
             )
         self.goal = unit_mean(self.meanings("goal"))

@@ -1,6 +1,6 @@
 """What the frame should show against what it must not: a contrasting language goal.
 
-One sentence says little about how bad a frame is; the difference of two is zero where neither applies. A good and a bad
+One sentence carries little about how bad a frame is; the difference of two is zero where neither applies. A good and a bad
 sentence about the same things also cancel what both share, the style of the picture.
 
 Source: Huang, Sheng et al. 2024, "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
@@ -12,10 +12,10 @@ Differences from the source:
     bad is calibrated by percentiles of the first transitions, or by `low` and `high`: its numbers are
     `positive_weight=1 negative_weight=1 low=-0.03 high=0 bounded=true`;
   - several sentences a side, with a weight each or one for all;
-  - until the reference is seen the reward pays nothing: raw contrasts are ten times smaller or larger, and an agent
-    that starts on one scale must unlearn it on the next. Their order is right from the start, so `score` gives them,
-    marked as not ready;
-  - see `clip` for the model, the frame it looks at, and single-coloured frames, which pay 0.
+  - until the reference is complete the reward is 0: raw contrasts are ten times smaller or larger, and an agent that
+    starts on one scale must unlearn it on the next. Their order is right from the start, so `score` returns them, marked
+    as not ready;
+  - see `clip` for the model, the frame it reads, and single-coloured frames, whose reward is 0.
 
 When it fails: sentences that the model cannot tell apart (their contrast is noise, which calibration makes as large as
 a signal: look at the reward before training); a reference that lacks good or bad states; speed, which no frame shows
@@ -25,75 +25,69 @@ a signal: look at the reward before training); a reference that lacks good or ba
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
+from envs.settings import setting
 from rewards.base import Scored
 from rewards.vision.base import Vision, VisionConfig, shows
-from rewards.vision.calibration import Calibration
+
+NARROWEST = 1e-3  # of a cosine; embeddings are kept to half that, and less apart is noise
 
 
 @dataclass
 class ContrastConfig(VisionConfig):
-    """Settings of `contrast` beside those of `VisionConfig`; VLM-RL's value in brackets, its model is ViT-bigG-14.
+    """Settings of `contrast` beside those of `VisionConfig`; VLM-RL's value in brackets, its model is ViT-bigG-14."""
 
-    Attributes:
-        negative: what a frame must not show, in the form of `goal`: sentences separated by `|`.
-        positive_weight: of the goal's sentences: one number, shared out evenly, or one for each; 0 leaves the goal out
-            [0.5].
-        negative_weight: of the negative sentences, in the same form, positive [0.5].
-        low: contrast that pays 0; None takes a percentile of the reference [-0.015 with these weights].
-        high: contrast that pays 1 [0].
-        low_percentile: of the reference, in percent.
-        high_percentile: of the reference, in percent.
-        reference: transitions seen by `update` that make the reference; nothing is paid before. 0 pays raw contrasts,
-            unless `low` and `high` say otherwise.
-        reference_file: a recording with frames to take the reference from instead (see `envs.recording`).
-        bounded: cuts the reward off at 0 and 1 [true].
-    """
-
-    NAME: ClassVar[str] = "contrast"
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative")
-
-    negative: str = ""
-    positive_weight: list[float] = field(default_factory=lambda: [0.5])
-    negative_weight: list[float] = field(default_factory=lambda: [0.5])
-    low: float | None = None
-    high: float | None = None
-    low_percentile: float = 5.0
-    high_percentile: float = 95.0
-    reference: int = 4096
-    reference_file: str = ""
-    bounded: bool = False
+    negative: str = setting("", "what a frame must not show, in the form of `goal`: sentences separated by `|`")
+    positive_weight: list[float] = setting(
+        [0.5],
+        "of the goal's sentences: one number, shared out evenly, or one for each; 0 leaves the goal out [0.5]",
+        low=0,
+    )
+    negative_weight: list[float] = setting([0.5], "of the negative sentences, in the same form, positive [0.5]", low=0)
+    low: float | None = setting(
+        None,
+        "contrast that becomes 0; null takes a percentile of the reference [-0.015 with these weights]",
+        low=-math.inf,
+    )
+    high: float | None = setting(None, "contrast that becomes 1 [0]", low=-math.inf)
+    low_percentile: float = setting(5.0, "of the reference, in percent", low=0, below=100)
+    high_percentile: float = setting(95.0, "of the reference, in percent", above=0, high=100)
+    reference: int = setting(
+        4096,
+        "transitions seen by `update` that make the reference; the reward is 0 before. 0 gives raw contrasts, unless "
+        "`low` and `high` say otherwise",
+        low=0,
+    )
+    reference_file: str = setting(
+        "", "a recording with frames to take the reference from instead (see `envs.recording`)"
+    )
+    bounded: bool = setting(False, "cuts the reward off at 0 and 1 [true]")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        name = f"reward.{self.NAME}"
         for side in ("positive_weight", "negative_weight"):
             value: Any = getattr(self, side)
-            weights = [float(w) for w in (value if isinstance(value, (list, tuple)) else [value])]
-            if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
-                raise ValueError(f"{name}.{side}={value} must be positive; the sign is the formula's own")
-            setattr(self, side, weights)
+            setattr(self, side, [float(w) for w in (value if isinstance(value, (list, tuple)) else [value])])
+        super().__post_init__()
         if not sum(self.negative_weight) > 0:
             raise ValueError(
-                f"{name}.negative_weight={self.negative_weight} leaves nothing to subtract and must be positive; "
+                f"{self.prefix}negative_weight={self.negative_weight} leaves nothing to subtract and must be positive; "
                 "use reward=clip for a goal alone"
             )
         if (self.low is None) != (self.high is None):
-            raise ValueError(f"{name}.low={self.low} and high={self.high} go together; give both, or neither")
-        if self.low is not None and self.high is not None and not -math.inf < self.low < self.high < math.inf:
-            raise ValueError(f"{name}.low={self.low} must be below high={self.high}; they pay 0 and 1")
-        if not 0 <= self.low_percentile < self.high_percentile <= 100:
+            raise ValueError(f"{self.prefix}low={self.low} and high={self.high} go together; give both, or neither")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"{self.prefix}low={self.low} must be below high={self.high}; they become 0 and 1")
+        if not self.low_percentile < self.high_percentile:
             raise ValueError(
-                f"{name}.low_percentile={self.low_percentile} and high_percentile={self.high_percentile} must rise "
-                "within [0, 100]; try 5 and 95"
+                f"{self.prefix}low_percentile={self.low_percentile} and high_percentile={self.high_percentile} must "
+                "rise within [0, 100]; try 5 and 95"
             )
-        if self.reference < 0:
-            raise ValueError(f"{name}.reference={self.reference} is no number of transitions; 0 pays raw contrasts")
 
 
 class Contrast(Vision):
@@ -153,7 +147,7 @@ class Contrast(Vision):
         meanings, given = self.meanings(sentences), getattr(self.config, weights)
         if len(given) not in (1, len(meanings)):
             raise ValueError(
-                f"reward.{self.config.NAME}.{weights} has {len(given)} numbers for {len(meanings)} sentences in "
+                f"{self.config.prefix}{weights} has {len(given)} numbers for {len(meanings)} sentences in "
                 f"{sentences}; give one number for all, or one for each"
             )
         shares = np.asarray(given, np.float32) / (1 if len(given) == len(meanings) else len(meanings))
@@ -169,7 +163,62 @@ class Contrast(Vision):
         seen = seen[shows(seen)]
         if not len(seen):
             raise ValueError(
-                f"reward.{self.config.NAME}.reference_file={path!r} has no frame that shows anything; record with "
+                f"{self.config.prefix}reference_file={path!r} has no frame that shows anything; record with "
                 f"frame_size={self.frame_size}"
             )
         return seen
+
+
+class Calibration:
+    """(raw - low) / (high - low), with low and high two percentiles of the first values, frozen once there are enough.
+
+    Contrasts of a public CLIP live within a few hundredths, those of a small one within a few tenths; fixed numbers, as
+    VLM-RL's clip to (0, 0.03), fit one model and one renderer. When it fails: a reference without a good state leaves
+    the goal beyond 1, one without a bad state leaves danger below 0.
+
+    Args:
+        percentiles: of the values that become 0 and 1, in percent.
+        reference: how many values are waited for.
+        low: value that becomes 0, where it is known.
+        high: value that becomes 1, where it is known; the two go together.
+    """
+
+    def __init__(
+        self, percentiles: tuple[float, float], reference: int, low: float | None = None, high: float | None = None
+    ) -> None:
+        self.percentiles, self.reference = percentiles, reference
+        self.low, self.high = low, high
+        self.values = np.zeros(0, np.float32)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the scale is fixed."""
+        return self.low is not None and self.high is not None
+
+    def update(self, raw: np.ndarray) -> None:
+        """Take in values (N,); once the scale is fixed nothing moves any more."""
+        if self.ready:
+            return
+        self.values = np.concatenate([self.values, raw[: self.reference - len(self.values)]])
+        if len(self.values) >= self.reference:
+            self.freeze()
+
+    def freeze(self) -> None:
+        """Fix the scale on what has been seen; at least one value."""
+        low, high = np.percentile(self.values, self.percentiles)
+        self.low, self.high = float(low), float(max(high, low + NARROWEST))
+        self.values = self.values[:0]
+
+    def __call__(self, raw: np.ndarray, bounded: bool) -> np.ndarray:
+        """Values on the scale, float32 (N,); within [0, 1] if `bounded`. Only once it is `ready`."""
+        if self.low is None or self.high is None:
+            raise RuntimeError("a calibration that has not seen its reference has no scale")
+        scaled = (raw - np.float32(self.low)) / np.float32(self.high - self.low)
+        return np.clip(scaled, 0, 1) if bounded else scaled
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high, "values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.low, self.high = state["low"], state["high"]
+        self.values = np.array(state["values"], np.float32)

@@ -2,8 +2,8 @@
 
 Everything goes through open_clip's own `create_model`, so a model that works here works there. A model that cannot be
 had is refused before anything heavy is imported: open_clip retries a dead network for most of a minute, and without
-weights it returns a random model with no more than a logged warning. Rewards that look through the same model share it,
-and what it has seen (`shared`).
+weights it returns a random model with no more than a logged warning. Rewards that use the same model share it and its
+cache (`shared`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,30 +24,33 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rewards.vision.cache import Cache
-
 LODESTAR = "lodestar"
 UNTRAINED = "untrained"
 LOCAL = "local-dir:"
 SHIPPED = Path(__file__).resolve().parent / "weights" / "lodestar"
 MODELS = {LODESTAR: SHIPPED, "lodestar-96": SHIPPED.with_name("lodestar-96")}  # name -> folder of a model of our own
 
-_alive: WeakValueDictionary[tuple[Any, ...], Encoder] = WeakValueDictionary()
+CAPACITY = 16384  # embeddings: 2 MB at 64 numbers each
+PATIENCE = 4096  # frames not found before the cache may give up
+LEAST_FOUND = 0.05  # share of frames found below which it does
+PASS = 16  # frames
+
+_alive: WeakValueDictionary[tuple[Any, ...], ClipEncoder] = WeakValueDictionary()
 
 
 def shared(
     model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32", reward: str = "clip"
-) -> Encoder:
-    """The encoder of these settings; the same object for everybody who asks while somebody holds it.
+) -> ClipEncoder:
+    """The encoder of these settings; the same object for all callers while one of them holds it.
 
     Raises:
-        ValueError, FileNotFoundError: as `Encoder`, about the options of `reward`.
+        ValueError, FileNotFoundError: as `ClipEncoder`, about the options of `reward`.
     """
     key = (model, weights, seed if weights == UNTRAINED else None, device, precision, MODELS.get(model))
     encoder = _alive.get(key)
     if encoder is None:
         try:
-            encoder = _alive[key] = Encoder(model, weights, seed=seed, device=device, precision=precision)
+            encoder = _alive[key] = ClipEncoder(model, weights, seed=seed, device=device, precision=precision)
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(str(error).replace("reward.clip.", f"reward.{reward}.")) from error
     return encoder
@@ -65,8 +69,8 @@ def model_for(env: str) -> str:
     return LODESTAR
 
 
-class Encoder:
-    """Both towers of a CLIP, its tokenizer and its preprocessing; what it knows about its own training, if anything.
+class ClipEncoder:
+    """Both towers of a CLIP, its tokenizer and its preprocessing; what is known of its training, if anything.
 
     Args:
         model: one of `MODELS`, or a name that open_clip knows.
@@ -77,7 +81,7 @@ class Encoder:
 
     Raises:
         ValueError: for an unknown model or tag, or weights of another model.
-        FileNotFoundError: for weights that are nowhere on this machine, and out of reach.
+        FileNotFoundError: for weights that are neither on this machine nor in reach.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class Encoder:
         plain = model in MODELS and not weights and precision == "fp32"
         untrained = [str(seed)] if weights == UNTRAINED else []
         self.name = "clip" if plain else " ".join(["clip", model, weights, precision, *untrained])
-        self._cache = Cache(self.image)
+        self._cache = EmbeddingCache(self.image)
         self._texts: dict[str, np.ndarray] = {}
 
     def embed(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
@@ -138,7 +142,7 @@ class Encoder:
             for start in range(0, len(frames), batch_size):
                 pixels = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
                 alone = len(pixels) == 1
-                if alone:  # as a vector it would be rounded differently, and its worth hang on its company
+                if alone:  # as a vector it would be rounded differently, so its reward would depend on the batch
                     pixels = pixels.repeat(2, 1, 1, 1)
                 if pixels.shape[1:3] != (self.size, self.size):
                     pixels = self._resized(pixels)
@@ -160,7 +164,7 @@ class Encoder:
     def text(self, sentences: list[str]) -> np.ndarray:
         """Unit embeddings of sentences, float32 (N, D), at least one; each is read once."""
         for sentence in dict.fromkeys(sentences):
-            if sentence not in self._texts:  # one by one, so that no sentence's last digit depends on its company
+            if sentence not in self._texts:  # one by one, so that no sentence's last digit depends on the batch
                 with self.torch.inference_mode(), self._autocast():
                     tokens = self.tokenizer([sentence]).to(self.device)
                     self._texts[sentence] = self.model.encode_text(tokens, normalize=True).float().cpu().numpy()[0]
@@ -172,7 +176,7 @@ class Encoder:
         return int(self.text(["a"]).shape[1])
 
     def excess(self, sentence: str) -> int:
-        """How many tokens of a sentence the text tower would not read; 0 if the tokenizer cannot say."""
+        """How many tokens of a sentence the text tower would not read; 0 if the tokenizer does not report it."""
         limit = getattr(self.tokenizer, "context_length", None)
         if limit is None or not hasattr(self.tokenizer, "encode"):
             return 0
@@ -184,10 +188,80 @@ class Encoder:
         return self.torch.autocast(self.torch.device(self.device).type, dtype=kind, enabled=self.precision != "fp32")
 
 
+class EmbeddingCache:
+    """Embeddings of the latest frames: a grid world shows a few hundred pictures in a million steps.
+
+    Reuse is exact: the key is a hash of the frame's bytes (64 bits: among a million frames two differ and share one
+    with probability 3e-8), the value the embedding that was computed for it. New frames are encoded in a pass of at
+    least 16 frames where as many were given, because an encoder rounds passes of a few differently. Hashing costs about
+    1 % of the small model's time; where next to nothing repeats, the cache switches itself off.
+
+    Args:
+        encode: (frames (N, ...), frames a pass) -> float16 (N, D); a frame's answer must not depend on the others.
+        capacity: embeddings kept; the oldest make room.
+
+    Attributes:
+        found: frames answered without `encode`.
+        missed: frames that were new.
+    """
+
+    def __init__(self, encode: Callable[[np.ndarray, int], np.ndarray], capacity: int = CAPACITY) -> None:
+        self.encode, self.capacity = encode, capacity
+        self.slots: dict[int, int] = {}  # key -> row of the table
+        self.keys: list[int | None] = [None] * capacity  # row of the table -> key
+        self.table: np.ndarray | None = None  # float16 (capacity, D)
+        self.next = 0
+        self.found = self.missed = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether enough comes back; False for good once too little did."""
+        return self.missed < PATIENCE or self.found >= LEAST_FOUND * (self.found + self.missed)
+
+    def __call__(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
+        """Embeddings, float16 (N, D), in an array of the caller's own."""
+        if not self.pays:
+            self.table, self.slots = None, {}
+        if not self.pays or not len(frames):
+            return self.encode(frames, batch_size)
+        keys = [hash((frames.shape[1:], frame.tobytes())) for frame in frames]
+        fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self.slots}
+        self.missed += len(fresh)
+        self.found += len(keys) - len(fresh)
+        if len(fresh) == len(keys):
+            answer = self.encode(frames, batch_size)
+            self._keep(keys, answer)
+            return answer
+        old = [row for row, key in enumerate(keys) if key in self.slots]
+        kept = self.table[[self.slots[keys[row]] for row in old]] if self.table is not None else None
+        if not fresh and kept is not None:
+            return kept
+        rows = list(fresh.values())
+        padding = rows[:1] * (min(PASS, len(frames)) - len(rows))
+        new = self.encode(frames[rows + padding], batch_size)[: len(rows)]
+        place = {key: index for index, key in enumerate(fresh)}
+        answer = new[[place.get(key, 0) for key in keys]]
+        if kept is not None:
+            answer[old] = kept
+        self._keep(list(fresh), new)
+        return answer
+
+    def _keep(self, keys: list[int], values: np.ndarray) -> None:
+        """Put embeddings (n, D) into the table, in a ring."""
+        if self.table is None:
+            self.table = np.zeros((self.capacity, values.shape[1]), values.dtype)
+        for key, value in zip(keys[-self.capacity :], values[-self.capacity :]):
+            old = self.keys[self.next]
+            if old is not None:
+                self.slots.pop(old, None)
+            self.table[self.next], self.keys[self.next], self.slots[key] = value, key, self.next
+            self.next = (self.next + 1) % self.capacity
+
+
 def blanks(frames: np.ndarray) -> np.ndarray:
     """Which frames, uint8 (N, H, W, 3), have one colour only; bool (N,)."""
     corner = frames[:, :1, :1]
-    blank = (frames[:, ::8, ::8] == corner).all((1, 2, 3))  # most are told by a few pixels
+    blank = (frames[:, ::8, ::8] == corner).all((1, 2, 3))  # a few pixels decide most
     if blank.any():
         blank[blank] = (frames[blank] == corner[blank]).all((1, 2, 3))
     return blank

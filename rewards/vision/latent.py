@@ -7,7 +7,7 @@ import numpy as np
 
 from envs.types import Transitions
 from rewards.exploration.spaces import Layout
-from rewards.vision.encoder import Encoder, shared
+from rewards.vision.encoder import ClipEncoder, shared
 
 SOURCES = ("obs", "frame")
 EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
@@ -18,7 +18,7 @@ class Latent:
 
     Args:
         of: `obs`, or `frame` for CLIP's unit embeddings of frames.
-        space: of observations; read only where they are looked at.
+        space: of observations; read only where they are read.
         reward: name of the reward, for errors.
         model: of `rewards.vision.encoder`, as its weights.
 
@@ -33,7 +33,7 @@ class Latent:
             raise ValueError(f"reward.{reward}.of={of!r} is none of {', '.join(SOURCES)}")
         self.reward = reward
         self.layout: Layout | None = None
-        self.encoder: Encoder | None = None
+        self.encoder: ClipEncoder | None = None
         if of == "obs":
             self.layout = Layout(space, (), reward, channels=0, smallest_image=EVERY_PIXEL)
             self.fields, self.size = frozenset({"next_obs"}), self.layout.size

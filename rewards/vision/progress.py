@@ -1,6 +1,6 @@
-"""How far along the task is: learned from demonstrations as hops between two states, and paid as a potential.
+"""How far along the task is: learned from demonstrations as hops between two states, and used as a potential.
 
-A network sees two states p and q and says which share of the way that was left after p (or behind p) lies between
+A network reads two states p and q and predicts which share of the way that was left after p (or behind p) lies between
 them. Three questions are asked of each state: from the episode's first state to it, from the goal back to it, and
 from the state before. Where the first two disagree, the state looks like nothing the demonstrations show: the gate
 closes, and progress stands still instead of being invented.
@@ -11,7 +11,7 @@ Differences:
     a small network on observations or on CLIP's embeddings of frames, fitted when the reward is built, where the source
     tunes a model of 3 billion parameters;
     pairs are drawn from all demonstrations, since all share one scale of progress; the goal is one of the last states;
-    the task's own reward tells success, where the source takes progress >= 0.95;
+    the task's own reward decides success, where the source takes progress >= 0.95;
     an episode's progress starts at 0 by definition, whatever its first state looks like: with that, the potential of a
     history is invariant as one of states is, as long as `gamma` is the learner's.
 Fails when: demonstrations wander (a state seen early and late has no progress of its own), when one state hides what
@@ -30,67 +30,49 @@ import torch
 from torch import nn
 
 from envs.recording import episodes, load
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.base import RewardConfig
 from rewards.exploration.learned import dense
 from rewards.exploration.memories import Episodic
 from rewards.vision.encoder import LODESTAR
-from rewards.vision.latent import Latent
+from rewards.vision.latent import SOURCES, Latent
 
-VIEWS = ("gated", "mean", "forward", "backward", "incremental")
 TINY = 1e-6
 
 
 @dataclass
 class ProgressConfig(RewardConfig):
-    """Settings of `progress`.
-
-    Attributes:
-        demos: a recording (`envs.recording`) of episodes that reach the goal, at least one; what was cut short at
-            either end is left out.
-        threshold: episodes whose return is not above it are left out, too; None keeps all.
-        of: what states are compared by: `frame` (CLIP's embeddings) or `obs`.
-        view: `gated` (the source's three views behind its gate), `mean` of the three, or one of `forward`, `backward`,
-            `incremental`.
-        gate: how fast the gate closes as forward and backward disagree, at least 0; 0 leaves it open.
-        steps: minibatches that the hops are learnt from.
-        batch_size: pairs in one.
-        hidden: units of each of two layers.
-        learning_rate: of Adam, annealed to 0.
-        model: of CLIP, as in reward.clip.
-        weights: of CLIP, as in reward.clip.
-    """
+    """Settings of `progress`."""
 
     shape: str = "potential"
-    demos: str = ""
-    threshold: float | None = None
-    of: str = "frame"
-    view: str = "gated"
-    gate: float = 1.0
-    steps: int = 1000
-    batch_size: int = 256
-    hidden: int = 128
-    learning_rate: float = 1e-3
-    model: str = LODESTAR
-    weights: str = ""
-
-    def __post_init__(self) -> None:
-        if self.view not in VIEWS:
-            raise ValueError(f"reward.progress.view={self.view!r} is none of {', '.join(VIEWS)}")
-        if not 0 <= self.gate < float("inf"):
-            raise ValueError(f"reward.progress.gate={self.gate} is out of range; give a number of at least 0")
-        for name in ("steps", "batch_size", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"reward.progress.{name}={getattr(self, name)} is out of range; give at least 1")
-        if not 0 < self.learning_rate <= 1:
-            raise ValueError(f"reward.progress.learning_rate={self.learning_rate} is out of range; give one in (0, 1]")
+    demos: str = setting(
+        "",
+        "a recording (`envs.recording`) of episodes that reach the goal, at least one; what was cut short at either "
+        "end is left out",
+    )
+    threshold: float | None = setting(None, "episodes whose return is not above it are left out, too; null keeps all")
+    of: str = setting("frame", "what states are compared by: `frame` (CLIP's embeddings) or `obs`", choices=SOURCES)
+    view: str = setting(
+        "gated",
+        "`gated` (the source's three views behind its gate), `mean` of the three, or one of `forward`, `backward`, "
+        "`incremental`",
+        choices=("gated", "mean", "forward", "backward", "incremental"),
+    )
+    gate: float = setting(1.0, "how fast the gate closes as forward and backward disagree; 0 leaves it open", low=0)
+    steps: int = setting(1000, "minibatches that the hops are learnt from", low=1)
+    batch_size: int = setting(256, "pairs in one", low=1)
+    hidden: int = setting(128, "units of each of two layers", low=1)
+    learning_rate: float = setting(0.001, "of Adam, annealed to 0", above=0, high=1)
+    model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
+    weights: str = setting("", "of CLIP, as in reward.clip")
 
 
 class Progress(Episodic):
-    """phi in [0, 1]: the share of the task that the episode has done; it pays gamma * phi' - phi.
+    """phi in [0, 1]: the share of the task that the episode has done; the reward is gamma * phi' - phi.
 
     phi_t = phi_(t-1) + w / 2 * ((F + B) / 2 - phi_(t-1) + dI), w = exp(-gate * (|F - B| / ((F + B) / 2))^2), with F
-    and B what the forward and the backward view say and dI what the incremental one adds.
+    and B of the forward and the backward view and dI of the incremental one.
     """
 
     Config = ProgressConfig
@@ -122,7 +104,9 @@ class Progress(Episodic):
 
     def notes(self) -> list[str]:
         """How well the hops were learnt."""
-        return [f"hops of the demonstrations are told to within {self.error:.3f} (mean error; they lie in [-1, 1])"]
+        return [
+            f"hops of the demonstrations are predicted to within {self.error:.3f} (mean error; they lie in [-1, 1])"
+        ]
 
     def initial_memory(self, n: int) -> Memory:
         return {
@@ -148,7 +132,7 @@ class Progress(Episodic):
         return raw, {"first": first, "begun": begun, "phi": phi}
 
     def fuse(self, last: np.ndarray, forward: np.ndarray, backward: np.ndarray, onward: np.ndarray) -> np.ndarray:
-        """Progress (N,) from the last one and what three views say it is now, all in [0, 1]."""
+        """Progress (N,) from the last one and that of three views, all in [0, 1]."""
         match self.config.view:
             case "forward":
                 return forward
@@ -176,7 +160,7 @@ class Progress(Episodic):
             after, before = self.latent(batch), self.latent.before(batch)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"reward.progress.demos={path!r} does not show what of={self.config.of} looks at ({error}); record "
+                f"reward.progress.demos={path!r} does not show what of={self.config.of} reads ({error}); record "
                 "demonstrations in the same environment"
             ) from None
         states, progress, least = [], [], self.config.threshold
@@ -203,7 +187,7 @@ def hop_between(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 class Hops(nn.Module):
-    """A network that tells the hop from one state to another, in [-1, 1]; it keeps the goal it measures back from."""
+    """A network that predicts the hop from one state to another, in [-1, 1]; it keeps the goal it measures back from."""
 
     mean: torch.Tensor
     scale: torch.Tensor

@@ -1,4 +1,4 @@
-"""What frames would have paid with another sentence: embeddings are kept, so nothing is drawn or looked at again.
+"""Rewards of the same frames for another sentence: embeddings are kept, so nothing is rendered or encoded again.
 
     again = Rescorer(embeddings)                                     float16 (N, D), from `Encoder.embed`
     again(ClipConfig(goal="the pole is upright", alpha=0.5))         float32 (N,)
@@ -42,10 +42,10 @@ class Rescorer:
                 "name the model that made them"
             )
         self.seen = np.asarray(embeddings, np.float32)
-        self.modalities = shows(self.seen)
+        self.visible = shows(self.seen)
 
     def __call__(self, config: Any) -> np.ndarray:
-        """Float32 (N,): what a `clip` or a `contrast` with these settings pays for each frame.
+        """Float32 (N,): the score of each frame by a `clip` or a `contrast` with these settings.
 
         Raises:
             ValueError: if the settings name another model, or are no good.
@@ -58,6 +58,6 @@ class Rescorer:
         if not isinstance(config, ContrastConfig):
             return Clip(config, None, None, seed=self.seed).rate(self.seen)  # type: ignore[arg-type]
         contrast = Contrast(config, None, None, seed=self.seed)  # type: ignore[arg-type]
-        if config.reference and not contrast.calibration.ready and self.modalities.any():
-            contrast.calibrate(self.seen if self.modalities.all() else self.seen[self.modalities])
+        if config.reference and not contrast.calibration.ready and self.visible.any():
+            contrast.calibrate(self.seen if self.visible.all() else self.seen[self.visible])
         return values_of(contrast.rate(self.seen))

@@ -1,33 +1,35 @@
-"""Progress by the agent's own successes: a state is worth what the successful episodes did when they were near it.
+"""Progress by the agent's own successes: the value of a state is the progress of successful episodes near it.
 
 The latest episodes that succeeded are kept, each as a row of states at even places of its way; their states are
 gathered into a few centres. A new state takes the progress of the nearest centre, less the farther away it is; that is
-paid as a potential. Nothing is paid before the first success.
+used as a potential. The reward is 0 before the first success.
 Source: Fei, Wang, Ji, Li, Zhang, Liu, Hou, Gong, Zhao, Qiu 2025, SRPO: Self-Referential Policy Optimization for
 Vision-Language-Action Models, arXiv 2511.15605.
 Differences:
     the source gives one number to a failed episode: how near, among the episodes of its batch, the embedding of its
-    whole video comes to the nearest cluster of successes; ours speaks of each state, of every episode, so that
+    whole video comes to the nearest cluster of successes; ours rates each state, of every episode, so that
     it can be a potential and leave the best policy as it is;
     successes outlive their batch, because a rollout of a beginner holds none;
-    a new success moves the potential, so an episode that lives through an update is paid by two of them;
+    a new success moves the potential, so an episode that lasts through an update is rewarded by two of them;
     k-means instead of DBSCAN; observations or CLIP's embeddings of frames instead of V-JEPA 2's of videos.
-Fails when: exploration never succeeds (it cannot say where to look); successes wander, or the states of success and
+Fails when: exploration never succeeds (it does not guide exploration); successes wander, or the states of success and
 failure look alike; episodes are long and differ in length, since progress counts in shares of an episode.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.vision.encoder import LODESTAR
-from rewards.vision.latent import Latent
+from rewards.vision.latent import SOURCES, Latent
 
 ROUNDS = 10  # of k-means
 PLACES = 64  # states kept of a success
@@ -35,39 +37,27 @@ PLACES = 64  # states kept of a success
 
 @dataclass
 class SelfReferenceConfig(RewardConfig):
-    """Settings of `self_reference`.
-
-    Attributes:
-        of: what states are compared by: `obs` or `frame` (CLIP's embeddings).
-        threshold: an episode succeeds if the task's return is above it; None asks for an end by termination with a
-            positive last reward, as tasks with a goal pay it.
-        successes: latest successful episodes that are kept, at least 1.
-        centres: of their states, at least 1.
-        width: distance from a centre at which its progress counts for 0.61, in standard deviations of the successes'
-            states, root mean square over the numbers that differ among them; above 0.
-        longest: states of a running episode that are remembered; what came before is left out.
-        model: of CLIP, as in reward.clip.
-        weights: of CLIP, as in reward.clip.
-    """
+    """Settings of `self_reference`."""
 
     shape: str = "potential"
-    of: str = "obs"
-    threshold: float | None = None
-    successes: int = 16
-    centres: int = 64
-    width: float = 0.5
-    longest: int = 1000
-    model: str = LODESTAR
-    weights: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("successes", "centres", "longest"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"reward.self_reference.{name}={getattr(self, name)} is out of range; give at least 1")
-        if not 0 < self.width < float("inf"):
-            raise ValueError(f"reward.self_reference.width={self.width} is out of range; give a number above 0")
-        if self.threshold is not None and not np.isfinite(self.threshold):
-            raise ValueError(f"reward.self_reference.threshold={self.threshold} is no return; give a number or null")
+    of: str = setting("obs", "what states are compared by: `obs` or `frame` (CLIP's embeddings)", choices=SOURCES)
+    threshold: float | None = setting(
+        None,
+        "an episode succeeds if the task's return is above it; null asks for an end by termination with a "
+        "positive last reward, as in tasks with a goal",
+        low=-math.inf,
+    )
+    successes: int = setting(16, "latest successful episodes that are kept, at least 1", low=1)
+    centres: int = setting(64, "of their states, at least 1", low=1)
+    width: float = setting(
+        0.5,
+        "distance from a centre at which its progress counts for 0.61, in standard deviations of the successes' "
+        "states, root mean square over the numbers that differ among them; above 0",
+        above=0,
+    )
+    longest: int = setting(1000, "states of a running episode that are remembered; what came before is left out", low=1)
+    model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
+    weights: str = setting("", "of CLIP, as in reward.clip")
 
 
 class SelfReference(Reward):
@@ -95,7 +85,7 @@ class SelfReference(Reward):
         )
         self.requires = self.latent.fields
         self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
-        self.running = Running(config.longest, self.latent.size)
+        self.running = RunningEpisodes(config.longest, self.latent.size)
         self.found = 0  # successes so far
         self.ways = np.zeros((config.successes, PLACES, self.latent.size), np.float32)
         self._gather()
@@ -153,13 +143,13 @@ class SelfReference(Reward):
         self._gather()
 
 
-class Running:
-    """The episodes that are under way: their latest states, and what the task has paid so far."""
+class RunningEpisodes:
+    """The episodes that are under way: their latest states, and their returns so far."""
 
     def __init__(self, longest: int, size: int) -> None:
         self.longest = longest
         self.states = np.zeros((0, 0, size), np.float32)  # (L, N, D), the newest last
-        self.paid = np.zeros(0)  # (N,)
+        self.returns = np.zeros(0)  # (N,)
 
     def ended(self, batch: Transitions, states: np.ndarray) -> list[tuple[np.ndarray, float, float, bool]]:
         """Take a rollout in; of each episode that ends there its states (M, D), return, last reward and termination.
@@ -169,13 +159,13 @@ class Running:
             states: what its actions led to (T, N, D).
         """
         envs = batch.shape[1]
-        if len(self.paid) != envs:
-            self.states, self.paid = np.zeros((0, *states.shape[1:]), np.float32), np.zeros(envs)
+        if len(self.returns) != envs:
+            self.states, self.returns = np.zeros((0, *states.shape[1:]), np.float32), np.zeros(envs)
         kept = len(self.states)
         states = np.concatenate([self.states, np.where(batch.valid[..., None], states, np.float32(0))])
         total = np.zeros((len(batch.reward) + 1, envs))  # of each column up to a row
         np.cumsum(np.where(batch.valid, batch.reward, 0), axis=0, out=total[1:])
-        total += self.paid
+        total += self.returns
         before = np.zeros(envs)  # what earlier episodes of a column add to it
         found = []
         for t, n in np.argwhere(batch.ended):
@@ -184,15 +174,15 @@ class Running:
             if batch.valid[t, n]:  # no row in which it was lost
                 found.append((states[first : kept + t + 1, n], float(total[t + 1, n] - before[n]), *last))
             before[n] = total[t + 1, n]
-        self.paid = total[-1] - before
+        self.returns = total[-1] - before
         self.states = states[-self.longest :].copy()
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {"states": self.states.copy(), "paid": self.paid.copy()}
+        return {"states": self.states.copy(), "returns": self.returns.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.states, self.paid = np.array(state["states"], np.float32), np.array(state["paid"])
+        self.states, self.returns = np.array(state["states"], np.float32), np.array(state["returns"])
 
 
 def along(way: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the frame says about the road, joined with what the car knows about itself: how fast, how straight, how steady.
+"""Danger from the frame, combined with the vehicle's own state: its speed, heading and steadiness.
 
 A frame tells danger from a clear road, but not speed, and rewards from frames alone teach cars to stand still. Here the
 picture only sets the speed to drive: the target speed on a clear road, none in danger.
@@ -11,10 +11,10 @@ Differences from the source:
   - the target speed is the road's own limit unless one is given;
   - the speed's factor ends at 0; the source's is negative beyond twice the target, where a product of factors would
     punish good lane keeping;
-  - the penalty is paid wherever the car has crashed or left the road; the source also ends episodes for speeding and
+  - the penalty applies wherever the car has crashed or left the road; the source also ends episodes for speeding and
     for standing still;
   - `semantics` also takes the rewards that the source compares with, and `constant`, the control without any picture:
-    most of what a synthesis teaches, its speed term teaches alone.
+    most of the effect of a synthesis is that of its speed term alone.
 
 When it fails: a contrast that does not follow danger makes the car brake and race at random; off a lane (a car park)
 the offsets mean nothing. A window of lane offsets is a memory of the episode: replay cannot compute it again and
@@ -31,57 +31,44 @@ import gymnasium as gym
 import numpy as np
 
 from envs.driving.vehicle import Vehicle, read
+from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.base import Reward, Scored
 from rewards.vision.base import Vision
 from rewards.vision.clip import Clip, ClipConfig
 from rewards.vision.contrast import Contrast, ContrastConfig
 
-SEMANTICS = ("contrast", "lord", "clip", "binary", "constant")
 SLOWEST = 0.1  # m/s, below which a limit is none
 
 
 @dataclass
 class SynthesisConfig(ContrastConfig, ClipConfig):
-    """Settings of `synthesis` beside those of its semantic part; VLM-RL's value in brackets.
+    """Settings of `synthesis` beside those of its semantic part; VLM-RL's value in brackets."""
 
-    Attributes:
-        semantics: what the frame says, as a share of the target speed: `contrast`; `lord`, its negative half alone;
-            `clip`, VLM-RM's reward cut off at 0 and 1; `binary`, whether that is above `threshold`; `constant`, always
-            all of it, the control that looks at no frame [contrast].
-        bounded: as in `contrast`, here by default.
-        target_speed: on a clear road, m/s; None takes the road's limit [25 km/h = 6.94].
-        max_offset: from the lane's centre, m, where the factor ends at 0 [2 or 3].
-        max_angle: between heading and lane, rad, where it ends [90 degrees].
-        max_deviation: standard deviation of the offset over `history`, m, where it ends [0.35 or 0.4].
-        history: steps of offsets that steadiness is about, in the episode; 0 leaves it out [30].
-        penalty: paid after a crash and off the road, at most 0 [-10].
-    """
-
-    NAME: ClassVar[str] = "synthesis"
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative", "baseline")
-
-    semantics: str = "contrast"
-    bounded: bool = True
-    target_speed: float | None = None
-    max_offset: float = 3.0
-    max_angle: float = math.pi / 2
-    max_deviation: float = 0.4
-    history: int = 30
-    penalty: float = -10.0
+    semantics: str = setting(
+        "contrast",
+        "the frame's share of the target speed: `contrast`; `lord`, its negative half alone; `clip`, "
+        "VLM-RM's reward cut off at 0 and 1; `binary`, whether that is above `threshold`; `constant`, always all of "
+        "it, the control that reads no frame [contrast]",
+        choices=("contrast", "lord", "clip", "binary", "constant"),
+    )
+    bounded: bool = setting(True, "as in `contrast`, here by default")
+    target_speed: float | None = setting(
+        None, "on a clear road, m/s; null takes the road's limit [25 km/h = 6.94]", above=0
+    )
+    max_offset: float = setting(3.0, "from the lane's centre, m, where the factor ends at 0 [2 or 3]", above=0)
+    max_angle: float = setting(math.pi / 2, "between heading and lane, rad, where it ends [90 degrees]", above=0)
+    max_deviation: float = setting(
+        0.4, "standard deviation of the offset over `history`, m, where it ends [0.35 or 0.4]", above=0
+    )
+    history: int = setting(
+        30, "steps of offsets that steadiness is about, in the episode; 0 leaves it out [30]", low=0, high=10_000
+    )
+    penalty: float = setting(-10.0, "reward after a crash and off the road [-10]", high=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.semantics not in SEMANTICS:
-            raise ValueError(f"reward.synthesis.semantics={self.semantics!r} is none of {', '.join(SEMANTICS)}")
-        for name, unit in (("target_speed", "m/s"), ("max_offset", "m"), ("max_angle", "rad"), ("max_deviation", "m")):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"reward.synthesis.{name}={value} must be positive, in {unit}")
-        if not 0 <= self.history <= 10_000:
-            raise ValueError(f"reward.synthesis.history={self.history} is no number of steps; give 0 to 10000")
-        if not -math.inf < self.penalty <= 0:
-            raise ValueError(f"reward.synthesis.penalty={self.penalty} must not be above 0; it is added as it is")
         if self.semantics == "binary" and self.threshold is None:
             raise ValueError("reward.synthesis.semantics=binary needs reward.synthesis.threshold; VLM-SR has 0.32")
 
@@ -154,7 +141,7 @@ class Synthesis(Reward):
         """The semantic part learns its scale.
 
         Returns:
-            `advised`, the mean share of the target speed; `failed`, the share of steps that paid the penalty; and what
+            `advised`, the mean share of the target speed; `failed`, the share of steps with the penalty; and what
             the semantic part reports.
         """
         flat = batch.flatten()
@@ -171,7 +158,7 @@ class Synthesis(Reward):
 
     def notes(self) -> list[str]:
         if self.semantic is None:
-            return ["semantics=constant looks at no frame: the control that any claim about language needs"]
+            return ["semantics=constant reads no frame: the control that any claim about language needs"]
         return self.semantic.notes()
 
     def _advised(self, batch: Transitions) -> np.ndarray | Scored:

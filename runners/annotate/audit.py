@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.llm.judges.base import Answers, Judge, make_judge
+from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from runners.annotate.labels import AnnotateConfig, drawn, labels, preflight, read
 from runners.run.config import UsageError
 
@@ -63,7 +63,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
     return findings
 
 
-def tried(judge: Judge, texts: Sequence[str], seed: int, count: int) -> dict[str, Any]:
+def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> dict[str, Any]:
     """A judge's labels of texts, of the same texts again, and of pairs in both orders; `_first` holds its labels."""
     begun = time.monotonic()
     first = judge.label(texts)

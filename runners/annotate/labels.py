@@ -20,7 +20,7 @@ import numpy as np
 
 from envs.settings import Settings, setting
 from rewards.llm.annotation.annotator import Annotator
-from rewards.llm.judges.base import Judge, make_judge
+from rewards.llm.judges.base import TextJudge, make_judge
 from runners.run.config import UsageError
 
 Item = str | tuple[str, str]
@@ -216,14 +216,14 @@ def preflight(name: str, options: dict[str, Any], item: Item) -> None:
 
 
 def estimate(
-    config: AnnotateConfig, options: dict[str, Any], judge: Judge, known: Texts, items: list[Item]
+    config: AnnotateConfig, options: dict[str, Any], judge: TextJudge, known: Texts, items: list[Item]
 ) -> dict[str, Any]:
     """Print what would be asked, and what it would cost."""
-    from rewards.llm.store import LabelCache
+    from rewards.llm.store import AnswerStore
 
     cached = 0
     if config.cache and Path(config.cache).is_file():
-        cache = LabelCache(config.cache)
+        cache = AnswerStore(config.cache)
         cached = len(cache.get(judge.identity, items))
         cache.close()
     asked = len(items) - cached
@@ -245,7 +245,7 @@ def characters(options: dict[str, Any], item: Item) -> int:
     """Length of the question that a language model gets about an item."""
     from rewards.llm.judges import prompts
 
-    world = prompts.world(options["world"])
+    world = prompts.background(options["world"])
     wording = "_reworded" if options.get("reworded") else ""
     template = prompts.question(("label" if isinstance(item, str) else "compare") + wording)[1]
     given = [options["goal"] or world.goal, world.knowledge, *([item] if isinstance(item, str) else item)]

@@ -58,12 +58,12 @@ def judge(url: str, model: str) -> Iterator[Finding]:
         words = f"not asked (OPENAI_API_KEY is {key}); judge=http://localhost:8000/v1 asks a server"
         yield Finding("judge", "ok", words, required=False)
         return
-    from rewards.llm.client import Chat, JudgeError
+    from rewards.llm.client import Chat, Endpoint, JudgeError
 
     fix = "start the server, or see that the address ends with its version, as in http://localhost:8000/v1"
     try:
         model = model or _first_model(url)
-        chat = Chat(model, url, connect=PATIENCE_S, timeout=PATIENCE_S, attempts=1, options={"max_tokens": 16})
+        chat = Chat(Endpoint(model, url, connect=PATIENCE_S, timeout=PATIENCE_S, attempts=1, max_tokens=16))
         begin = time.perf_counter()
         chat.ask(["Answer with the single word yes."])
         chat.close()

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.llm.judges.base import Answers, Judge, make_judge
+from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.judges.prompts import clean
 from runners.report import results
 from tests.faults.faulty_server import FAULTS, LITERAL, FaultyServer
@@ -51,7 +51,7 @@ def run(folder: Path) -> dict[str, float]:
     return {**figures, "faults": len(rows) - 1, "injections": rows[-1]["asked"]}
 
 
-def judge(url: str, timeout: float) -> Judge:
+def judge(url: str, timeout: float) -> TextJudge:
     """A judge that gives up after two attempts of so many seconds."""
     waits = {"attempts": 2, "timeout": timeout, "backoff": 0.01}
     return make_judge("openai", model="any", url=url, world="nethack", key="FAULTS_KEY", **waits)

@@ -29,14 +29,14 @@ def misbehaving(folder: Path, quick: bool) -> Found:
 
 def torn(folder: Path, quick: bool) -> Found:
     """The head of the file of answers is overwritten."""
-    from rewards.llm.store import Label, LabelCache
+    from rewards.llm.store import AnswerStore, Label
 
     path = folder / "answers.sqlite"
     said: list[str] = []
-    with closing(LabelCache(path)) as cache:
+    with closing(AnswerStore(path)) as cache:
         cache.put(JUDGE, [Label("a door", 1.0)])
     path.write_bytes(bytes(100) + path.read_bytes()[100:])
-    with closing(LabelCache(path, say=said.append)) as cache:
+    with closing(AnswerStore(path, say=said.append)) as cache:
         cache.put(JUDGE, [Label("a wall", 0.0)])
         known = cache.get(JUDGE, ["a door", "a wall"])
     aside = [other.name for other in folder.iterdir() if ".bad" in other.name]
@@ -46,14 +46,14 @@ def torn(folder: Path, quick: bool) -> Found:
 
 def writers(folder: Path, quick: bool) -> Found:
     """Four processes write into one file of answers at once."""
-    from rewards.llm.store import Label, LabelCache
+    from rewards.llm.store import AnswerStore, Label
 
     rows, size = (500 if quick else 5000), 50
     path = folder / "answers.sqlite"
 
     def write(number: int) -> int:
         said: list[str] = []
-        with closing(LabelCache(path, wait=60, say=said.append)) as cache:
+        with closing(AnswerStore(path, wait=60, say=said.append)) as cache:
             for start in range(0, rows, size):
                 cache.put(JUDGE, [Label(f"{number} {i}", 1.0) for i in range(start, start + size)])
         return len(said)
@@ -61,7 +61,7 @@ def writers(folder: Path, quick: bool) -> Found:
     with ExitStack() as stack:
         children = [stack.enter_context(Child(lambda n=n: write(n), folder / f"{n}.txt")) for n in range(4)]  # type: ignore[misc]
         codes = [child.wait(300) for child in children]
-    with closing(LabelCache(path)) as cache, closing(sqlite3.connect(path)) as connection:
+    with closing(AnswerStore(path)) as cache, closing(sqlite3.connect(path)) as connection:
         there = len(cache)
         sound = connection.execute("PRAGMA integrity_check").fetchone()[0]
     failed = 4 * rows - there + sum(code != 0 for code in codes) + (sound != "ok")

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import jobs
 from benchmarks.studies import preferences
 from rewards.preference.bradley_terry import BradleyTerryConfig
-from rewards.preference.judge import make_judge
+from rewards.preference.judges import make_segment_judge
 
 
 def rows(**returns):
@@ -32,7 +32,7 @@ def test_every_arm_is_a_reward_that_can_be_made():
     for options in learnt.values():
         config = BradleyTerryConfig(**{**preferences.LABELS, **options})
         assert config.budget == 300
-        assert make_judge(config.judge, **config.judge_options).name == config.judge
+        assert make_segment_judge(config.judge, **config.judge_options).name == config.judge
 
 
 def test_what_is_there_is_not_run_again_and_heron_comes_last(tmp_path, monkeypatch):

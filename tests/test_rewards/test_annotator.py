@@ -7,10 +7,10 @@ import pytest
 
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges import base as judge
-from rewards.llm.judges.base import Answers, Judge
+from rewards.llm.judges.base import Answers, TextJudge
 
 
-class Letters(Judge):
+class Letters(TextJudge):
     """A text is as good as its share of the letter a; "?" makes unsure, "!" gives no answer. Counts what it costs."""
 
     name = "letters"
@@ -37,8 +37,8 @@ class Far(Letters):
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
-    monkeypatch.setitem(judge.JUDGES, "letters", f"{__name__}:Letters")
-    monkeypatch.setitem(judge.JUDGES, "far", f"{__name__}:Far")
+    monkeypatch.setitem(judge.JUDGES["texts"], "letters", f"{__name__}:Letters")
+    monkeypatch.setitem(judge.JUDGES["texts"], "far", f"{__name__}:Far")
 
 
 def by_steps(**options):
@@ -179,7 +179,7 @@ def test_a_run_replayed_from_its_transcript_gets_the_same_at_the_same_steps(tmp_
     expected, _ = trace(by_steps(delay=250, rate=15, transcript=file))
     replay = Annotator("letters", {}, clock="transcript", transcript=file)
     assert trace(replay)[0] == expected and expected
-    assert replay.notes() == [f"labels are those of a recorded run, {len(expected)} in all; nobody is asked"]
+    assert replay.notes() == [f"labels are those of a recorded run, {len(expected)} in all; no judge is asked"]
     line = json.loads((tmp_path / "deep" / "transcript.jsonl").read_text().splitlines()[0])
     assert line == {"now": 400, "text": "0?", "other": None, "value": None, "judge": "letters"}
 
@@ -240,16 +240,16 @@ def test_a_transcript_that_cannot_be_written_is_said_once_and_labels_go_on(tmp_p
     [
         ({"judge": "letter"}, r"no judge 'letter'; did you mean 'letters'"),
         ({"judge_options": {"gaol": ""}}, r"no option 'gaol'; did you mean 'goal'"),
-        ({"clock": "walls"}, r"clock='walls' is unknown; choose among wall, steps, transcript"),
+        ({"clock": "walls"}, r"clock='walls' is unknown; give one of wall, steps, transcript"),
         ({"clock": "wall", "delay": 5}, r"delay=5 counts steps, and clock=wall"),
-        ({"delay": -1}, r"delay=-1 is out of range; give 0 or more"),
+        ({"delay": -1}, r"delay=-1 is out of range; give a number at least 0"),
         ({"rate": float("nan")}, r"rate=nan is out of range"),
-        ({"queue": 0}, r"queue=0 is out of range; give at least 1"),
-        ({"order": "random"}, r"order='random' is unknown; choose among newest, oldest"),
-        ({"clock": "wall", "probe": 0}, r"probe=0 is out of range; give seconds above 0"),
-        ({"cache": "labels.sqlite"}, r"cache='labels.sqlite' would make what clock=steps delivers hang on it"),
+        ({"queue": 0}, r"queue=0 is out of range; give a number at least 1"),
+        ({"order": "random"}, r"order='random' is unknown; give one of newest, oldest"),
+        ({"clock": "wall", "probe": 0}, r"probe=0 is out of range; give a number above 0"),
+        ({"cache": "labels.sqlite"}, r"cache='labels.sqlite' would change what clock=steps delivers"),
         ({"clock": "transcript"}, r"transcript is empty; give the file"),
-        ({"clock": "transcript", "transcript": "/no/such"}, r"transcript /no/such cannot be read: No such file"),
+        ({"clock": "transcript", "transcript": "/no/such"}, r"/no/such cannot be read: No such file"),
         ({"judge": "far"}, r"judge=far answers when it likes and clock=steps asks for answers at a step"),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_judge_that_is_local_works_in_its_process_too(server, ask):
 
 
 def test_a_judge_that_raises_or_dies_costs_its_own_texts_alone(monkeypatch, capfd):
-    monkeypatch.setitem(judge.JUDGES, "moody", "labelling:Moody")
+    monkeypatch.setitem(judge.JUDGES["texts"], "moody", "labelling:Moody")
     annotator = Annotator("moody", concurrency=1, probe=0.05)
     annotator.offer(["good 1", "raise", "forget", "die", "good 2"], 0)
     assert collect(annotator, 2) == {"good 1": 1.0, "good 2": 1.0}

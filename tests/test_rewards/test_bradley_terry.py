@@ -14,8 +14,8 @@ import rewards
 from envs.types import Transitions
 from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
+from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
-from rewards.preference.judge import Judge
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = {"length": 2, "seed_steps": 4, "every": 8, "queries": 6, "epochs": 3, "hidden": 8, "features": 8}
@@ -43,7 +43,7 @@ def walk(steps=200, envs=4, seed=0, reward=lambda x, a: x[..., 0]):
     )
 
 
-class Says(Judge):
+class Says(SegmentJudge):
     """Answers whatever `answer(first, second)` returns."""
 
     name = "says"
@@ -255,7 +255,7 @@ def test_frames_stay_where_the_judge_reads_them_itself():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rewards.preference.bradley_terry.make_judge", lambda *a, **k: Looks(lambda a, b: np.arange(6) % 2)
+            "rewards.preference.bradley_terry.make_segment_judge", lambda *a, **k: Looks(lambda a, b: np.arange(6) % 2)
         )
         config = BradleyTerryConfig(**SMALL, of="frame")
         mix = rewards.make({"bradley_terry": config}, BOX, PUSH)
@@ -288,15 +288,15 @@ def test_images_as_observations_are_refused_with_the_way_out():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"length": 0}, r"length=0 must be at least 1"),
-        ({"pool": 1}, r"pool=1 must be at least 2"),
-        ({"mistakes": 1.0}, r"mistakes=1\.0 is outside \[0, 1\)"),
-        ({"held_out": 1.0}, r"held_out=1\.0 is outside \[0, 1\)"),
-        ({"enough": 1.2}, r"enough=1\.2 is no share"),
-        ({"of": "picture"}, r"of='picture' is not one of transition, frame"),
-        ({"draw": "all"}, r"draw='all' is not one of uniform, disagreement"),
+        ({"length": 0}, r"length=0 is out of range; give a number at least 1"),
+        ({"pool": 1}, r"pool=1 is out of range; give a number at least 2"),
+        ({"mistakes": 1.0}, r"mistakes=1\.0 is out of range; give a number in \[0, 1\)"),
+        ({"held_out": 1.0}, r"held_out=1\.0 is out of range; give a number in \[0, 1\)"),
+        ({"enough": 1.2}, r"enough=1\.2 is out of range; give a number in \[0, 1\]"),
+        ({"of": "picture"}, r"of='picture' is unknown; give one of transition, frame"),
+        ({"draw": "all"}, r"draw='all' is unknown; give one of uniform, disagreement"),
         ({"draw": "disagreement", "members": 1}, r"draw=disagreement needs members of 2 or more"),
-        ({"every": 0}, r"every=0 must be at least 1"),
+        ({"every": 0}, r"every=0 is out of range; give a number at least 1"),
     ],
 )
 def test_settings_without_sense_are_refused(options, said):

@@ -1,10 +1,10 @@
 """The breaker, by a clock that the test turns."""
 
-from rewards.llm.breaker import Breaker
+from rewards.llm.client import Breaker
 
 
 def test_five_failures_in_a_row_open_it_and_a_success_begins_the_count_again():
-    breaker = Breaker(probe=30.0)
+    breaker = Breaker(pause=30.0)
     assert [breaker.failed(0.0) for _ in range(4)] == [False] * 4
     assert breaker.succeeded(1.0) is False and breaker.room(1.0) is None
     assert [breaker.failed(2.0) for _ in range(5)] == [False] * 4 + [True]
@@ -12,7 +12,7 @@ def test_five_failures_in_a_row_open_it_and_a_success_begins_the_count_again():
 
 
 def test_one_probe_goes_after_the_wait_and_its_failure_begins_the_wait_again():
-    breaker = Breaker(probe=30.0)
+    breaker = Breaker(pause=30.0)
     for _ in range(5):
         breaker.failed(0.0)
     assert breaker.room(29.9) == 0 and breaker.room(30.0) == 1
@@ -25,7 +25,7 @@ def test_one_probe_goes_after_the_wait_and_its_failure_begins_the_wait_again():
 
 
 def test_what_was_on_its_way_when_it_opened_does_not_prolong_the_wait():
-    breaker = Breaker(probe=30.0)
+    breaker = Breaker(pause=30.0)
     for _ in range(5):
         breaker.failed(0.0)
     breaker.failed(20.0)

@@ -1,4 +1,4 @@
-"""Rewards read off captions: worth divided by a power of the visits, counted on one's fingers."""
+"""Rewards from captions: the value divided by a power of the visits, counted on one's fingers."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ class Told(Captioned):
     table = WORTH
     asked: list = []
 
-    def worth(self, texts):
+    def value(self, texts):
         self.asked.append(sorted(texts))
         return np.array([self.table.get(text, np.nan) for text in texts], np.float32)
 
@@ -88,7 +88,7 @@ def test_visits_in_the_extras_stand_for_the_memory():
     np.testing.assert_array_equal(reward.scan(old, None)[0], paid_by(reward, batch)[shuffled])
 
 
-def test_a_text_is_asked_about_once_until_the_worth_changes():
+def test_a_text_is_asked_about_once_until_its_value_changes():
     reward = make()
     Told.asked.clear()
     batch = told([["door", "key"], ["key", "door"]])
@@ -102,10 +102,10 @@ def test_a_text_is_asked_about_once_until_the_worth_changes():
 def test_texts_kept_at_hand_are_bounded(monkeypatch):
     monkeypatch.setattr("rewards.language.captioned.CACHE", 10)
     reward = make()
-    monkeypatch.setattr(reward, "worth", lambda texts: np.ones(len(texts), np.float32))
+    monkeypatch.setattr(reward, "value", lambda texts: np.ones(len(texts), np.float32))
     for n in range(30):
         assert paid_by(reward, told([[f"picture {n}", "door"]])).tolist() == [[1, 1]]
-    assert len(reward._worth) <= 13
+    assert len(reward._values) <= 13
 
 
 def test_what_was_unknown_is_asked_about_again():
@@ -139,5 +139,5 @@ def test_a_reward_that_recalls_nothing_says_so():
 
 @pytest.mark.parametrize("beta", [-1, np.nan, np.inf])
 def test_a_beta_out_of_range_is_refused(beta):
-    with pytest.raises(ValueError, match=r"reward captioned: beta=.* must be at least 0, and finite"):
+    with pytest.raises(ValueError, match=r"beta=.* is out of range; give a number at least 0"):
         CaptionedConfig(beta=beta)

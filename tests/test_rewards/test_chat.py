@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
 
-from rewards.llm.client import Chat, JudgeError, Said, _seconds, decode, fits
+from rewards.llm.client import Chat, Endpoint, JudgeError, Reply, _seconds, decode, fits
 
 YES = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": False}
 WHITE, BLACK = np.full((6, 8, 3), 255, np.uint8), np.zeros((6, 8, 3), np.uint8)
@@ -28,7 +28,7 @@ def server():
 
 
 def chat(server, **options):
-    return Chat("tiny", server.url, **{"backoff": 0.001, "timeout": 5.0, **options})
+    return Chat(Endpoint("tiny", server.url, **{"backoff": 0.001, "timeout": 5.0, **options}))
 
 
 def test_text_and_images_arrive_in_order_and_the_answer_comes_back(server):
@@ -107,7 +107,7 @@ def test_an_attempt_ends_in_time(server, plan):
 
 def test_an_absent_server_is_one_sentence(server):
     with pytest.raises(JudgeError, match=r"http://127.0.0.1:9/v1 cannot be reached: ConnectError"):
-        Chat("tiny", "http://127.0.0.1:9/v1", backoff=0.001, attempts=2).ask(["Hello"])
+        Chat(Endpoint("tiny", "http://127.0.0.1:9/v1", backoff=0.001, attempts=2)).ask(["Hello"])
 
 
 def test_a_flood_is_not_read_to_its_end(server):
@@ -143,7 +143,7 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(server, monkeypat
     assert server.seen[0][0]["Authorization"] == "Bearer sk-secret-123"
     with pytest.raises(JudgeError, match=r"answered 401: 'wrong key Bearer \*\*\*'"):
         asking.ask(["How bright?", WHITE])
-    assert "secret" not in repr(vars(asking))
+    assert "secret" not in repr([vars(asking), vars(asking.endpoint)])
     monkeypatch.setenv("MY_KEY", "sk-se\ncret")
     with pytest.raises(JudgeError, match=r"^the environment variable MY_KEY holds characters that no API key has"):
         asking.ask(["How bright?", WHITE])
@@ -154,13 +154,13 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(server, monkeypat
 
 def test_a_server_that_repeats_the_key_does_not_get_it_into_answers_or_errors(server, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-secret-123")
-    said = Said()
+    reply = Reply()
     server.plan = [says("your key is sk-secret-123"), says(["sk-secret-123"]), status(401, "x" * 192 + "sk-secret-123")]
     asking = chat(server, key="MY_KEY")
-    assert asking.ask(["?"], said=said) == said.text == "your key is ***"
+    assert asking.ask(["?"], reply=reply) == reply.text == "your key is ***"
     for words in (r"tiny answered nothing \(list\)$", r"answered 401: 'x{192}\*\*\*'$"):  # cut only when it is masked
         with pytest.raises(JudgeError, match=words):
-            asking.ask(["?"], said=said)
+            asking.ask(["?"], reply=reply)
 
 
 def test_words_and_tokens_are_told_also_where_the_answer_does_not_fit(server):
@@ -170,15 +170,15 @@ def test_words_and_tokens_are_told_also_where_the_answer_does_not_fit(server):
 
     server.plan = [status(500), costs("yes and no", {"total_tokens": 41}), costs('{"yes": true}', {"total_tokens": 7})]
     server.plan += [costs("a", None), costs("b", {"total_tokens": "many"}), costs("c", {})]
-    said = Said()
+    reply = Reply()
     with pytest.raises(JudgeError, match=r"no JSON in the answer fits"):
-        chat(server).ask(["?"], YES, said)
-    assert said == Said("yes and no", 41)
-    assert chat(server).ask(["?"], YES, said) == {"yes": True}
-    assert said == Said('{"yes": true}', 48)
+        chat(server).ask(["?"], YES, reply)
+    assert reply == Reply("yes and no", 41)
+    assert chat(server).ask(["?"], YES, reply) == {"yes": True}
+    assert reply == Reply('{"yes": true}', 48)
     for _ in range(3):
-        chat(server).ask(["?"], said=said)
-    assert said == Said("c", 48)
+        chat(server).ask(["?"], reply=reply)
+    assert reply == Reply("c", 48)
 
 
 def test_a_question_without_pictures_is_one_plain_string_which_every_server_takes(server):
@@ -243,4 +243,4 @@ def test_options_out_of_range_are_refused():
         ({"attempts": 0}, r"attempts=0 is out of range"),
     ]:
         with pytest.raises(ValueError, match=words):
-            Chat(**{"model": "tiny", **options})
+            Endpoint(**{"model": "tiny", **options})

@@ -12,7 +12,7 @@ from envs.transitions import Cursor, from_gym_step
 from envs.types import Transitions
 from rewards.vision import encoder as encoder_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.encoder import MODELS, SHIPPED, Encoder, blanks, model_for, shared
+from rewards.vision.encoder import MODELS, SHIPPED, ClipEncoder, blanks, model_for, shared
 
 UP = "pole vertically upright on top of the cart"
 SIZE = 64
@@ -104,7 +104,7 @@ def test_an_embedding_scores_like_its_frame_and_another_sentence_needs_no_frame(
     kept = first.embed(batch_of(poses))
     assert kept.dtype == np.float16 and kept.shape == (4, 64)
     expected = [r.score(batch_of(poses)) for r in (first, second)]
-    monkeypatch.setattr(Encoder, "image", lambda *_: pytest.fail("the frames were looked at again"))
+    monkeypatch.setattr(ClipEncoder, "image", lambda *_: pytest.fail("the frames were looked at again"))
     for reward, scores in zip((first, second), expected):
         again = reward.score(batch_of(None, {"clip": kept}))
         assert again.dtype == np.float32 and again.tolist() == scores.tolist()
@@ -156,19 +156,19 @@ def test_notes_say_what_supervised_the_model_and_warn_of_unknown_prompts():
         ({"goal": " | "}, "reward.clip.goal is empty"),
         ({"goal": "up " * 200}, "reward.clip.goal has 600 characters, the limit is 500"),
         ({"goal": "a b " * 60}, "tokens longer than lodestar reads"),
-        ({"alpha": 1.5}, r"reward.clip.alpha=1.5 is outside \[0, 1\]"),
-        ({"alpha": float("nan")}, "reward.clip.alpha=nan is outside"),
+        ({"alpha": 1.5}, r"alpha=1\.5 is out of range; give a number in \[0, 1\]"),
+        ({"alpha": float("nan")}, r"alpha=nan is out of range; give a number in \[0, 1\]"),
         ({"alpha": 0.5}, "reward.clip.alpha=0.5 needs reward.clip.baseline"),
         ({"alpha": 0.5, "baseline": UP}, "goal and baseline mean the same"),
         ({"batch_size": 0}, "reward.clip.batch_size=0"),
-        ({"threshold": float("nan")}, "reward.clip.threshold=nan is no number"),
+        ({"threshold": float("nan")}, r"threshold=nan is out of range; give a number that is finite"),
         ({"goal": "pole\x07 up"}, r"reward.clip.goal has the control character '\\x07' at place 4"),
         ({"goal": "pole\nup"}, r"reward.clip.goal has the control character '\\n' at place 4"),
         ({"goal": "pole \u202eup"}, r"reward.clip.goal has the control character '\\u202e' at place 5"),
         ({"goal": "la barre est à la verticale"}, "reward.clip.goal has 'à' in 'la barre est à la verticale', and"),
         ({"goal": "杆子直立"}, "lodestar was taught English in plain letters; translate it"),
         ({"alpha": 0.5, "baseline": "Wagen über Schiene"}, "reward.clip.baseline has 'ü'"),
-        ({"precision": "int8"}, "reward.clip.precision='int8' is none of fp32"),
+        ({"precision": "int8"}, r"precision='int8' is unknown; give one of fp32, bf16, fp16"),
         ({"model": "ViT-B-23", "weights": "untrained"}, "no CLIP called 'ViT-B-23'; did you mean 'ViT-B-32'"),
         ({"model": "ViT-B-32"}, "reward.clip.model='ViT-B-32' needs reward.clip.weights"),
     ],
@@ -284,8 +284,8 @@ def test_a_batch_without_frames_says_how_to_get_them():
 def test_missing_weights_without_a_network_are_one_sentence_within_three_seconds(offline):
     """In a fresh process: nothing is cached, and the hub's address leads nowhere."""
     code = (
-        "import time; from rewards.vision.encoder import Encoder; t = time.time()\n"
-        "try: Encoder('ViT-B-32', 'laion2b_s34b_b79k')\n"
+        "import time; from rewards.vision.encoder import ClipEncoder; t = time.time()\n"
+        "try: ClipEncoder('ViT-B-32', 'laion2b_s34b_b79k')\n"
         "except FileNotFoundError as e: print(round(time.time() - t, 1), e)"
     )
     places = {"HF_HOME": "/nonexistent", "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}

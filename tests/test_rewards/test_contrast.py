@@ -8,10 +8,9 @@ import rewards
 from envs.types import Transitions
 from rewards.base import Scored
 from rewards.check import check_reward
-from rewards.vision.calibration import NARROWEST, Calibration
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.contrast import Contrast, ContrastConfig
-from rewards.vision.encoder import Encoder, shared
+from rewards.vision.contrast import NARROWEST, Calibration, Contrast, ContrastConfig
+from rewards.vision.encoder import ClipEncoder, shared
 from rewards.vision.rescore import Rescorer
 
 UP, DOWN = "pole vertically upright on top of the cart", "the pole is hanging down"
@@ -170,8 +169,8 @@ def test_it_shares_one_look_at_the_frames_with_clip():
     frames = np.kron(np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3)), np.ones((1, 8, 8, 1))).astype(np.uint8)
     looked = []
     with pytest.MonkeyPatch.context() as patch:
-        original = Encoder.embed
-        patch.setattr(Encoder, "embed", lambda self, *a: (looked.append(1), original(self, *a))[1])
+        original = ClipEncoder.embed
+        patch.setattr(ClipEncoder, "embed", lambda self, *a: (looked.append(1), original(self, *a))[1])
         batch = mix.embed(batch_of(units(6)).replace(frame=frames, extras={}))
     assert looked == [1] and set(batch.extras) == {"clip"} and batch.frame is None
 
@@ -207,13 +206,13 @@ def test_embeddings_of_another_model_are_refused():
         ({"positive_weight": [0.5, 0.5]}, "positive_weight has 2 numbers for 1 sentences in goal"),
         ({"negative": "a | b | c", "negative_weight": [1, 2]}, "negative_weight has 2 numbers for 3 sentences"),
         ({"negative_weight": 0}, "leaves nothing to subtract and must be positive; use reward=clip"),
-        ({"negative_weight": -0.5}, r"reward.contrast.negative_weight=-0.5 must be positive"),
-        ({"positive_weight": [float("nan")]}, "must be positive; the sign is the formula's own"),
+        ({"negative_weight": -0.5}, r"negative_weight=\[-0\.5\] is out of range; give a number at least 0"),
+        ({"positive_weight": [float("nan")]}, r"positive_weight=\[nan\] is out of range; give a number at least 0"),
         ({"low": 0.1}, "low=0.1 and high=None go together"),
         ({"low": 0.2, "high": 0.1}, "low=0.2 must be below high=0.1"),
-        ({"low": float("nan"), "high": 0.1}, "low=nan must be below"),
+        ({"low": float("nan"), "high": 0.1}, r"low=nan is out of range; give a number that is finite"),
         ({"low_percentile": 95, "high_percentile": 5}, "must rise within"),
-        ({"reference": -1}, "reference=-1 is no number of transitions"),
+        ({"reference": -1}, r"reference=-1 is out of range; give a number at least 0"),
         ({"negative": "der Stab hängt"}, "reward.contrast.negative has 'ä'"),
         ({"model": "ViT-B-32"}, "reward.contrast.model='ViT-B-32' needs reward.contrast.weights"),
         ({"precision": "int4"}, "reward.contrast.precision='int4'"),

@@ -108,11 +108,10 @@ def test_candidates_that_fail_are_left_out_and_a_server_that_is_gone_is_told(tmp
         Author("m", server.url, attempts=1).write("?", verify)
 
 
-def test_answers_of_another_model_or_question_and_torn_lines_are_not_taken(tmp_path):
-    path = tmp_path / "kept" / "answers.jsonl"
+def test_answers_of_another_model_or_question_are_not_taken(tmp_path):
+    path = tmp_path / "kept" / "answers.sqlite"
     with ModelServer(lambda text, images: fenced(GOOD)) as server:
         Author("m", server.url, answers=str(path), candidates=1).write("?", verify)
-        path.write_text(path.read_text() + '{"key": "torn')
         Author("m", server.url, answers=str(path), candidates=1).write("?", verify)
         assert len(server.seen) == 1
         Author("other", server.url, answers=str(path), candidates=1).write("?", verify)
@@ -122,5 +121,5 @@ def test_answers_of_another_model_or_question_and_torn_lines_are_not_taken(tmp_p
 
 @pytest.mark.parametrize("name", ["candidates", "repairs", "max_tokens"])
 def test_numbers_without_sense_are_refused(name):
-    with pytest.raises(ValueError, match=rf"{name}=0 is too few; give at least 1"):
+    with pytest.raises(ValueError, match=rf"{name}=0 is out of range; give a number at least 1"):
         Author("m", **{name: 0})

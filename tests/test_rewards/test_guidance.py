@@ -193,10 +193,10 @@ def test_a_file_cut_off_in_its_last_line_is_read_and_a_bad_line_is_named(tmp_pat
     path.write_text(path.read_text() + '{"told": ["a"], "go')
     assert built(goals="recorded", answers=str(path))._goals == ["", "look around"]
     path.write_text('{"told": "a", "text": 3}\n')
-    with pytest.raises(ValueError, match=r"a.jsonl, line 1 is .*; give `told`, a list, and `goal`, a text"):
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: .* is no answer; give `told`, a list, and `goal`, a text"):
         built(goals="recorded", answers=str(path))
     path.write_text("")
-    with pytest.raises(ValueError, match=r"a.jsonl names no goal"):
+    with pytest.raises(ValueError, match=r"a.jsonl' names no goal"):
         built(goals="recorded", answers=str(path))
 
 
@@ -218,7 +218,7 @@ def think(text, images):
 
 
 def test_a_model_is_asked_beside_training_and_its_goal_comes_when_it_is_there(tmp_path):
-    path = tmp_path / "answers.jsonl"
+    path = tmp_path / "answers.sqlite"
     with ModelServer(think) as server:
         reward = built(**WHAT, url=server.url, answers=str(path), every=2, goal="to win")
         _, goals, memory = walk(reward, told("a", "b", ""))
@@ -288,10 +288,10 @@ def test_what_is_told_cannot_leave_its_quotation():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"goals": "rule"}, r"goals='rule' is not one of rules, openai"),
+        ({"goals": "rule"}, r"goals='rule' is unknown; give one of rules, openai"),
         ({"world": "nethack"}, r"goals=rules are written for Crafter, not for nethack; give goals=openai"),
-        ({"every": 0}, r"every=0 is out of range; give at least 1"),
-        ({"features": 385}, r"features=385 is out of range; give 1 to 384"),
+        ({"every": 0}, r"every=0 is out of range; give a number at least 1"),
+        ({"features": 385}, r"features=385 is out of range; give a number in \[1, 384\]"),
         ({"goals": "openai"}, r"goals=openai needs model="),
         ({"goals": "recorded", "answers": "nowhere"}, r"answers='nowhere' is no file"),
     ],

@@ -8,9 +8,17 @@ import pytest
 from gymnasium import spaces
 
 from envs.types import Transitions
+from rewards.llm.judges.base import JUDGES, SegmentJudge
 from rewards.made_up import make_up
-from rewards.preference.judge import JUDGES, Judge, make_judge
-from rewards.preference.judges import Clip, Heron, Recorded, Scripted, fingerprint, lexicographic_preference
+from rewards.preference.judges import (
+    ClipJudge,
+    Heron,
+    RecordedPreferences,
+    Scripted,
+    fingerprint,
+    lexicographic_preference,
+    make_segment_judge,
+)
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(3)
 
@@ -27,7 +35,7 @@ def segments(rewards=None, signals=None, length=2, pairs=3, seed=0):
     return made
 
 
-class Always(Judge):
+class Always(SegmentJudge):
     """Says what it was told to, and counts how often it is asked."""
 
     name = "always"
@@ -47,30 +55,30 @@ class Always(Judge):
 def test_every_judge_of_the_table_but_the_far_one_is_made_by_name():
     options = {"heron": {"order": ["speed"]}, "clip": {"goal": "pole vertically upright on top of the cart"}}
     for name in ("scripted", "heron", "clip"):
-        judge = make_judge(name, seed=1, **options.get(name, {}))
-        assert isinstance(judge, Judge)
+        judge = make_segment_judge(name, seed=1, **options.get(name, {}))
+        assert isinstance(judge, SegmentJudge)
         assert judge.name == name
-    assert set(JUDGES) == {"scripted", "heron", "clip", "recorded", "vlm"}
+    assert set(JUDGES["segments"]) == {"scripted", "heron", "clip", "recorded", "vlm"}
 
 
 def test_an_unknown_judge_or_option_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"no judge 'scriptd'; did you mean 'scripted'\?"):
-        make_judge("scriptd")
+        make_segment_judge("scriptd")
     with pytest.raises(ValueError, match=r"scripted has no option 'mistake'; did you mean 'mistakes'\?"):
-        make_judge("scripted", mistake=0.1)
+        make_segment_judge("scripted", mistake=0.1)
     with pytest.raises(ValueError, match=r"clip needs goal"):
-        make_judge("clip")
+        make_segment_judge("clip")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"mistakes": 1.5}, r"mistakes=1\.5 is no share"),
-        ({"skip": -0.1}, r"skip=-0\.1 is no share"),
+        ({"mistakes": 1.5}, r"mistakes=1\.5 is out of range; give a number in \[0, 1\]"),
+        ({"skip": -0.1}, r"skip=-0\.1 is out of range; give a number in \[0, 1\]"),
         ({"rationality": 0}, r"rationality=0 must be above 0"),
-        ({"margin": -1}, r"margin=-1 must be 0 or more"),
-        ({"margin": math.nan}, r"margin=nan must be 0 or more"),
-        ({"myopia": 0}, r"myopia=0 is outside \(0, 1\]"),
+        ({"margin": -1}, r"margin=-1 is out of range; give a number at least 0"),
+        ({"margin": math.nan}, r"margin=nan is out of range"),
+        ({"myopia": 0}, r"myopia=0 is out of range; give a number in \(0, 1\]"),
     ],
 )
 def test_a_teacher_without_sense_is_refused(options, said):
@@ -182,9 +190,9 @@ def test_vehicles_have_names_of_their_own():
         ({"order": []}, r"order is empty"),
         ({"order": ["sped"]}, r"'sped', which is no signal; choose among speed"),
         ({"order": [9]}, r"'9', which is no signal"),
-        ({"order": ["speed"], "unit": "m"}, r"unit='m' is neither std nor own"),
+        ({"order": ["speed"], "unit": "m"}, r"unit='m' is unknown; give one of std, own"),
         ({"order": ["speed"], "margins": [1, 2]}, r"2 margins for 1 signals"),
-        ({"order": ["speed"], "margins": -1}, r"margins=-1 must be 0 or more"),
+        ({"order": ["speed"], "margins": -1}, r"margins=-1 is out of range; give a number at least 0"),
     ],
 )
 def test_an_order_without_sense_is_refused(options, said):
@@ -196,7 +204,7 @@ def test_an_order_without_sense_is_refused(options, said):
 
 
 def test_clip_prefers_the_segment_that_looks_more_like_the_sentence():
-    judge = Clip("pole vertically upright on top of the cart", margin=0.0)
+    judge = ClipJudge("pole vertically upright on top of the cart", margin=0.0)
     goal = judge.reward.goal
     away = -goal
     seen = np.stack([goal, away]).astype(np.float32)  # two embeddings: at the goal, and as far as can be
@@ -205,45 +213,45 @@ def test_clip_prefers_the_segment_that_looks_more_like_the_sentence():
         for i, j in (([0, 1], [0, 1]), ([1, 1], [0, 1]))
     )
     assert judge.compare(first, second).tolist() == [0.0, 0.5]  # (at, at) against (away, at); (away, away) twice
-    assert Clip("pole vertically upright on top of the cart", margin=2.0).compare(first, second).tolist() == [0.5, 0.5]
-    with pytest.raises(ValueError, match=r"margin=-1 must be 0 or more"):
-        Clip("pole", margin=-1)
+    assert ClipJudge("pole vertically upright on top of the cart", margin=2.0).compare(first, second).tolist() == [
+        0.5,
+        0.5,
+    ]
+    with pytest.raises(ValueError, match=r"margin=-1 is out of range; give a number at least 0"):
+        ClipJudge("pole", margin=-1)
 
 
 # recorded
 
 
 def test_each_pair_is_asked_once_and_a_run_is_replayed_without_the_judge(tmp_path):
-    path = tmp_path / "labels.jsonl"
+    path = tmp_path / "labels.sqlite"
     first, second = segments(seed=1), segments(seed=2)
     judge = Always(1.0)
-    asked = Recorded(str(path), judge)
+    asked = RecordedPreferences(str(path), judge)
     assert asked.requires == {"text"}
     assert asked.compare(first, second).tolist() == [1.0, 1.0, 1.0]
     assert asked.compare(first, second).tolist() == [1.0, 1.0, 1.0]
     assert judge.asked == 3
-    alone = Recorded(str(path))
+    alone = RecordedPreferences(str(path))
     assert alone.compare(first, second).tolist() == [1.0, 1.0, 1.0]
     assert alone.compare(second, first).tolist() == [0.0, 0.0, 0.0]  # the other way round
     assert np.isnan(alone.compare(first, segments(seed=3))).all()
-    assert len(path.read_text().splitlines()) == 3
-    assert json.loads(path.read_text().splitlines()[0])["judge"] == "always"
 
 
 def test_what_is_not_answered_is_asked_again(tmp_path):
     judge = Always(math.nan)
-    asked = Recorded(str(tmp_path / "labels.csv"), judge)
+    asked = RecordedPreferences(str(tmp_path / "labels.sqlite"), judge)
     first, second = segments(seed=1), segments(seed=2)
     assert np.isnan(asked.compare(first, second)).all()
     judge.answer = 0.5
     assert asked.compare(first, second).tolist() == [0.5, 0.5, 0.5]
     assert judge.asked == 6
-    assert Recorded(str(tmp_path / "labels.csv")).compare(first, second).tolist() == [0.5, 0.5, 0.5]
 
 
 def test_only_unknown_pairs_are_asked(tmp_path):
     judge = Always(1.0)
-    asked = Recorded(str(tmp_path / "labels.jsonl"), judge)
+    asked = RecordedPreferences(str(tmp_path / "labels.sqlite"), judge)
     first, second = segments(seed=1), segments(seed=2)
     asked.compare(first[:, :1], second[:, :1])
     judge.answer = 0.0
@@ -251,27 +259,32 @@ def test_only_unknown_pairs_are_asked(tmp_path):
     assert judge.asked == 3
 
 
+def test_labels_that_a_person_wrote_are_read_as_lines_of_json_or_as_a_table(tmp_path):
+    first, second = segments(seed=1), segments(seed=2)
+    rows = [{"first": a, "second": b, "label": 1} for a, b in zip(fingerprint(first), fingerprint(second))]
+    lines, table = tmp_path / "labels.jsonl", tmp_path / "labels.csv"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table.write_text("first,second,label\n" + "".join(f"{row['first']},{row['second']},1\n" for row in rows))
+    for path in (lines, table):
+        assert RecordedPreferences(str(path)).compare(first, second).tolist() == [1.0, 1.0, 1.0]
+
+
 def test_a_file_that_holds_something_else_is_refused(tmp_path):
     path = tmp_path / "labels.jsonl"
     with pytest.raises(ValueError, match=r"there is no file"):
-        Recorded(str(path))
-    path.write_text('{"first": "a", "second": "b", "label": 3}\n')
-    with pytest.raises(ValueError, match=r"label 1 is .* needs first, second and a label in \[0, 1\]"):
-        Recorded(str(path))
-    path.write_text('{"first": "a", "second": "b", "label": 1, "judge": "vlm"}\n')
-    with pytest.raises(ValueError, match=r"is of the judge vlm, not always; use a new file"):
-        Recorded(str(path), Always())
-    path.write_text("1, 2\n")
-    with pytest.raises(ValueError, match=r"line 1 is no JSON"):
-        Recorded(str(path))
+        RecordedPreferences(str(path))
+    for line in ('{"first": "a", "second": "b", "label": 3}', "1, 2"):
+        path.write_text(line + "\n")
+        with pytest.raises(ValueError, match=r"line 1: .* is no label; it needs first, second and a label in \[0, 1\]"):
+            RecordedPreferences(str(path))
 
 
 def test_a_name_with_a_cache_writes_the_file(tmp_path):
-    path = tmp_path / "below" / "labels.jsonl"
-    judge = make_judge("scripted", cached=str(path), mistakes=0.0)
-    label = judge.compare(segments([[0, 1], [0, 1]]), segments([[1, 0], [1, 0]], seed=1))
-    assert label.tolist() == [1.0, 0.0]
-    assert [json.loads(line)["label"] for line in path.read_text().splitlines()] == [1.0, 0.0]
+    path = tmp_path / "below" / "labels.sqlite"
+    judge = make_segment_judge("scripted", cached=str(path), mistakes=0.0)
+    pair = segments([[0, 1], [0, 1]]), segments([[1, 0], [1, 0]], seed=1)
+    assert judge.compare(*pair).tolist() == [1.0, 0.0]
+    assert RecordedPreferences(str(path)).compare(*pair).tolist() == [1.0, 0.0]
     assert any("synthetic" in note for note in judge.notes())
 
 

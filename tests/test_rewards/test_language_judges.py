@@ -213,7 +213,7 @@ def test_a_last_line_that_was_cut_off_is_passed_over(transcript):
 def test_a_bad_line_is_named_with_its_file_and_number(transcript, line):
     with transcript.open("a") as file:
         file.write(f"\n{line}\n")
-    with pytest.raises(ValueError, match=r"labels\.jsonl, line 8 is .*, no label; give text and a value in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"labels\.jsonl, line 8: .* is no label; give text and a value in \[0, 1\]"):
         make_judge("recorded", path=str(transcript))
 
 
@@ -240,7 +240,7 @@ def test_the_annotators_cache_is_read_and_its_newest_row_counts(tmp_path):
 def test_a_cache_that_is_torn_or_empty_and_a_missing_file_are_one_sentence(tmp_path):
     torn = tmp_path / "torn.sqlite"
     torn.write_bytes(b"SQLite format 3\0" + b"x" * 2000)
-    with pytest.raises(ValueError, match=r"torn\.sqlite cannot be read as a cache of labels"):
+    with pytest.raises(ValueError, match=r"torn\.sqlite cannot be read as a file of answers"):
         make_judge("recorded", path=str(torn))
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
@@ -314,7 +314,7 @@ def test_no_simulation_passes_for_the_judge_it_simulates():
 
 @pytest.mark.parametrize("options", [{"accuracy": 1.1}, {"unsure": -0.1}, {"positive": 2}])
 def test_a_share_out_of_range_is_refused(options):
-    with pytest.raises(ValueError, match=r"is no share; give a number in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"is out of range; give a number in \[0, 1\]"):
         make_judge("simulated", world="nethack", **options)
 
 

@@ -127,8 +127,8 @@ def test_one_instance_does_not_move_another(pairs):
     ("content", "sentence"),
     [
         (line("a", 1.0), r"holds 1 sure labels; give at least 2"),
-        ("\n".join(line(text, 1.0) for text in "abcdef"), r"tell no caption from another; give labels of both kinds"),
-        ("\n".join(line(text, 0.5, "z") for text in "abcdef"), r"tell no caption from another"),
+        ("\n".join(line(text, 1.0) for text in "abcdef"), r"distinguish no caption from another; give labels of both kinds"),
+        ("\n".join(line(text, 0.5, "z") for text in "abcdef"), r"distinguish no caption from another"),
         ('{"text": "a", "value": 7}\n', r"line 1"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_file_that_teaches_nothing_is_refused(tmp_path, content, sentence):
 def test_a_missing_file_and_settings_out_of_range_get_a_sentence(pairs):
     with pytest.raises(ValueError, match=r"reward motif: data='' is no file"):
         make("")
-    with pytest.raises(ValueError, match=r"reward motif: held_out=1.0 is outside \(0, 1\)"):
+    with pytest.raises(ValueError, match=r"held_out=1\.0 is out of range; give a number in \(0, 1\)"):
         make(pairs, held_out=1.0)
-    with pytest.raises(ValueError, match=r"reward motif: epochs=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"epochs=0 is out of range; give a number at least 1"):
         make(pairs, epochs=0)

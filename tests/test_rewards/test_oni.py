@@ -57,7 +57,7 @@ def test_retrieval_pays_the_label_once_it_is_there(make):
     scored, _ = reward.score(batch[:, 0], reward.initial_memory(4))
     assert scored.value.tolist() == [1, 0, 0, 0] and scored.ready.all()
     assert (metrics["labels"], metrics["positives"], metrics["unsure"], metrics["asked"]) == (2, 1, 1, 3)
-    assert (metrics["coverage"], metrics["paid"], metrics["met"]) == (1, 0.25, 3)
+    assert (metrics["coverage"], metrics["rewarded"], metrics["met"]) == (1, 0.25, 3)
 
 
 def test_a_label_in_between_pays_in_between(tmp_path):
@@ -88,7 +88,7 @@ def test_the_control_pays_every_caption_and_asks_nobody(make):
     assert ONI(replace(settings, **ONI.control), *SPACES).annotator is None
     reward = make(**ONI.control)
     assert reward.annotator is None and pay(reward, [*GOOD, *BAD, ""]) == [1] * 7 + [0]
-    assert reward.update(told([*GOOD, ""])) == {"met": 3, "paid": 0.75}
+    assert reward.update(told([*GOOD, ""])) == {"met": 3, "rewarded": 0.75}
 
 
 def test_classification_pays_nothing_before_it_has_met_both_kinds(make):
@@ -300,9 +300,9 @@ def test_a_judge_in_a_process_of_its_own_labels_while_training_goes_on(make):
 
 def test_without_a_goal_or_a_world_nobody_is_asked_and_the_note_says_so(make):
     reward = make(judge="auto")
-    assert reward.annotator is None and reward.update(told(GOOD)) == {"met": 3, "paid": 0}
-    assert "nobody judges the captions" in reward.notes()[0]
-    assert "nobody judges" in make("count").notes()[0]
+    assert reward.annotator is None and reward.update(told(GOOD)) == {"met": 3, "rewarded": 0}
+    assert "no judge labels the captions" in reward.notes()[0]
+    assert "without a judge" in make("count").notes()[0]
 
 
 def test_the_notes_name_the_judge(make):
@@ -312,14 +312,14 @@ def test_the_notes_name_the_judge(make):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"model": "retreival"}, r"model='retreival' is not one of retrieval, classification, ranking, count"),
-        ({"eta": 1.0}, r"reward oni: eta=1.0 is outside \(0, 1\)"),
-        ({"quantile": 0}, r"reward oni: quantile=0 is outside \(0, 1\)"),
-        ({"clock": "sun"}, r"reward oni: clock='sun' is not one of auto, wall, steps, transcript"),
-        ({"encoder": "bert"}, r"encoder='bert' is not one of ngrams, charcnn"),
-        ({"select": "uncertainty"}, r"model=retrieval never is; take classification or ranking"),
-        ({"capacity": 1}, r"capacity=1 must be at least 2"),
-        ({"learning_rate": 0}, r"learning_rate=0 must be above 0"),
+        ({"model": "retreival"}, r"model='retreival' is unknown; give one of retrieval, classification, ranking, count"),
+        ({"eta": 1.0}, r"eta=1\.0 is out of range; give a number in \(0, 1\)"),
+        ({"quantile": 0}, r"quantile=0 is out of range; give a number in \(0, 1\)"),
+        ({"clock": "sun"}, r"clock='sun' is unknown; give one of auto, wall, steps, transcript"),
+        ({"encoder": "bert"}, r"encoder='bert' is unknown; give one of ngrams, charcnn"),
+        ({"select": "uncertainty"}, r"model=retrieval never is; use classification or ranking"),
+        ({"capacity": 1}, r"capacity=1 is out of range; give a number at least 2"),
+        ({"learning_rate": 0}, r"learning_rate=0 is out of range; give a number above 0"),
         ({"judge": "oracle9"}, r"there is no judge 'oracle9'"),
         ({"judge": "rules", "judge_options": {"book": "x"}}, r"the judge rules has no option 'book'"),
         ({"judge": "rules", "delay": -1}, r"delay=-1"),

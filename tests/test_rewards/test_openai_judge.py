@@ -210,7 +210,7 @@ def test_no_fault_of_a_server_and_no_text_of_a_caption_makes_a_label(tmp_path):
 
 
 def test_values_out_of_range_are_refused(server):
-    with pytest.raises(ValueError, match=r"concurrency=0 is out of range; give 1 to 64 questions"):
+    with pytest.raises(ValueError, match=r"concurrency=0 is out of range; give a number in \[1, 64\]"):
         judge(server, concurrency=0)
     with pytest.raises(ValueError, match=r"timeout=0 is out of range"):
         judge(server, timeout=0)
@@ -222,6 +222,9 @@ def test_every_world_says_what_is_wanted_and_labels_four_examples():
     names = sorted(path.stem for path in (prompts.FOLDER / "worlds").glob("*.txt"))
     assert {"nethack", "minigrid", "driving", "classic", "mujoco", "exploration"} <= set(names)
     for name in names:
-        world = prompts.world(name)
+        world = prompts.background(name)
         assert world.goal.startswith("to ") and world.good and world.knowledge.count('" is ') == 4, name
-    assert prompts.world("carla") == prompts.world("driving") and prompts.world("chess") == prompts.World()
+    assert (
+        prompts.background("carla") == prompts.background("driving")
+        and prompts.background("chess") == prompts.Background()
+    )

@@ -100,7 +100,7 @@ def test_episodes_of_one_environment_do_not_count_for_another():
     reward = made(centres=1000)
     assert reward.update(both)["successes"] == 1
     assert np.unique(reward.ways[0]).tolist() == [1, 2]
-    assert reward.running.scan_rewards.tolist() == [0, 15]
+    assert reward.running.returns.tolist() == [0, 15]
 
 
 def test_only_the_latest_successes_are_kept():
@@ -167,12 +167,12 @@ def test_it_is_added_to_the_task_as_a_potential():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"successes": 0}, r"successes=0 is out of range; give at least 1"),
+        ({"successes": 0}, r"successes=0 is out of range; give a number at least 1"),
         ({"centres": 0}, r"centres=0 is out of range"),
         ({"longest": 0}, r"longest=0 is out of range"),
         ({"width": 0.0}, r"width=0.0 is out of range; give a number above 0"),
-        ({"threshold": float("nan")}, r"threshold=nan is no return"),
-        ({"of": "dreams"}, r"of='dreams' is none of obs, frame"),
+        ({"threshold": float("nan")}, r"threshold=nan is out of range; give a number that is finite"),
+        ({"of": "dreams"}, r"of='dreams' is unknown; give one of obs, frame"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(config, words):

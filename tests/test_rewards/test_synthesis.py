@@ -154,16 +154,16 @@ def test_what_is_no_vehicle_is_refused_with_one_sentence():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"semantics": "words"}, "semantics='words' is none of contrast, lord, clip, binary, constant"),
-        ({"target_speed": 0}, "target_speed=0 must be positive, in m/s"),
-        ({"max_offset": -1}, "max_offset=-1 must be positive, in m"),
-        ({"max_angle": float("nan")}, "max_angle=nan must be positive, in rad"),
-        ({"history": -1}, "history=-1 is no number of steps"),
-        ({"penalty": 5}, "penalty=5 must not be above 0"),
+        ({"semantics": "words"}, r"semantics='words' is unknown; give one of contrast, lord, clip, binary, constant"),
+        ({"target_speed": 0}, r"target_speed=0 is out of range; give a number above 0"),
+        ({"max_offset": -1}, r"max_offset=-1 is out of range; give a number above 0"),
+        ({"max_angle": float("nan")}, r"max_angle=nan is out of range; give a number above 0"),
+        ({"history": -1}, r"history=-1 is out of range; give a number in \[0, 10000\]"),
+        ({"penalty": 5}, r"penalty=5 is out of range; give a number at most 0"),
         ({**SENTENCES, "semantics": "binary"}, "needs reward.synthesis.threshold; VLM-SR has 0.32"),
         ({"goal": CLEAR}, "reward.synthesis.negative is empty"),
         ({"semantics": "clip"}, "reward.synthesis.goal is empty"),
-        ({"alpha": 2, **SENTENCES}, "reward.synthesis.alpha=2 is outside"),
+        ({"alpha": 2, **SENTENCES}, r"alpha=2 is out of range; give a number in \[0, 1\]"),
         ({**SENTENCES, "low": 1.0}, "reward.synthesis.low=1.0 and high=None go together"),
     ],
 )

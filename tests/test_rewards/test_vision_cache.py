@@ -1,7 +1,7 @@
 import numpy as np
 
-from rewards.vision import cache as cache_module
-from rewards.vision.cache import Cache
+from rewards.vision import encoder as cache_module
+from rewards.vision.encoder import EmbeddingCache
 
 
 class Encoder:
@@ -22,7 +22,7 @@ def frames_of(*seeds):
 
 def test_answers_are_the_encoders_and_what_came_before_is_not_encoded_again():
     encoder = Encoder()
-    cache = Cache(encoder)
+    cache = EmbeddingCache(encoder)
     asked = [(0, 1, 2), (2, 0, 3, 0, 3), (1, 1, 1), (4,)]
     for seeds in asked:
         frames = frames_of(*seeds)
@@ -33,14 +33,14 @@ def test_answers_are_the_encoders_and_what_came_before_is_not_encoded_again():
 
 def test_a_new_frame_among_many_goes_through_in_a_pass_of_sixteen():
     encoder = Encoder()
-    cache = Cache(encoder)
+    cache = EmbeddingCache(encoder)
     cache(frames_of(*range(40)), 64)
     cache(frames_of(*range(41)), 64)
     assert encoder.passes == [40, 16]
 
 
 def test_the_answer_is_the_callers_to_change():
-    cache = Cache(Encoder())
+    cache = EmbeddingCache(Encoder())
     for _ in range(3):
         answer = cache(frames_of(0, 1), 64)
         assert answer.tolist() == Encoder()(frames_of(0, 1), 64).tolist()
@@ -49,7 +49,7 @@ def test_the_answer_is_the_callers_to_change():
 
 def test_the_oldest_make_room():
     encoder = Encoder()
-    cache = Cache(encoder, capacity=3)
+    cache = EmbeddingCache(encoder, capacity=3)
     cache(frames_of(0, 1), 64)
     cache(frames_of(2, 3), 64)  # 0 is gone
     cache(frames_of(1, 2, 3), 64)
@@ -63,7 +63,7 @@ def test_the_oldest_make_room():
 
 def test_it_switches_itself_off_where_next_to_nothing_comes_back(monkeypatch):
     monkeypatch.setattr(cache_module, "PATIENCE", 20)
-    off, on = Cache(Encoder()), Cache(Encoder())
+    off, on = EmbeddingCache(Encoder()), EmbeddingCache(Encoder())
     for i in range(25):
         off(frames_of(i), 64)
         on(frames_of(i, 0), 64)
@@ -73,10 +73,10 @@ def test_it_switches_itself_off_where_next_to_nothing_comes_back(monkeypatch):
 
 
 def test_pictures_of_another_shape_with_the_same_bytes_are_not_mistaken():
-    cache = Cache(lambda frames, _: np.full((len(frames), 1), frames.shape[1], np.float16))
+    cache = EmbeddingCache(lambda frames, _: np.full((len(frames), 1), frames.shape[1], np.float16))
     flat = np.zeros((1, 4, 16, 3), np.uint8)
     assert cache(flat, 64).tolist() == [[4]] and cache(flat.reshape(1, 8, 8, 3), 64).tolist() == [[8]]
 
 
 def test_nothing_asked_is_nothing_answered():
-    assert Cache(Encoder())(np.zeros((0, 8, 8, 3), np.uint8), 64).shape == (0, 2)
+    assert EmbeddingCache(Encoder())(np.zeros((0, 8, 8, 3), np.uint8), 64).shape == (0, 2)

@@ -7,7 +7,8 @@ import pytest
 from model_server import ModelServer, breaks_off, hangs, says, status
 
 from envs.types import Transitions
-from rewards.preference.judge import make_judge
+from rewards.llm.store import read_rows
+from rewards.preference.judges import make_segment_judge
 from rewards.preference.vlm import VLM
 
 
@@ -27,9 +28,8 @@ def server():
 
 
 def judge(server, **options):
-    made = VLM("to make it bright", "tiny", server.url, **{"timeout": 5.0, "threads": 1, "attempts": 2, **options})
-    made.chat.backoff = 0.001
-    return made
+    given = {"timeout": 5.0, "concurrency": 1, "attempts": 2, "backoff": 0.001, **options}
+    return VLM("tiny", server.url, goal="to make it bright", **given)
 
 
 def segments(*last):
@@ -79,18 +79,17 @@ def test_the_same_pair_in_one_batch_is_asked_once(server):
 
 
 def test_answers_are_read_from_the_file_by_the_next_run_unless_something_else_is_asked(server, tmp_path):
-    path = tmp_path / "labels" / "vlm.jsonl"
+    path = tmp_path / "labels" / "vlm.sqlite"
     expected = judge(server, answers=str(path)).compare(FIRST, SECOND)
-    with path.open("a") as file:
-        file.write('{"pair": "cut o')
     asked = len(server.seen)
     again = judge(server, answers=str(path))
     np.testing.assert_array_equal(again.compare(FIRST, SECOND), expected)
     assert len(server.seen) == asked and again.counts["known"] == 3
-    other = VLM("to make it dark", "tiny", server.url, answers=str(path))
+    other = VLM("tiny", server.url, goal="to make it dark", answers=str(path))
     other.compare(FIRST, SECOND)
     assert len(server.seen) == 2 * asked
-    assert json.loads(path.read_text().splitlines()[0])["said"].startswith("Image 1 has brightness")
+    [said, *_] = read_rows(path, lambda row: json.loads(row["raw"])["said"], "no answer")
+    assert said.startswith("Image 1 has brightness")
 
 
 def test_answers_travel_in_the_state(server):
@@ -103,7 +102,7 @@ def test_answers_travel_in_the_state(server):
 
 def test_no_more_questions_are_in_work_than_threads(server):
     server.plan = [hangs(0.05)] * 4
-    judge(server, threads=3).compare(segments(*range(0, 90, 10)), segments(*range(100, 190, 10)))
+    judge(server, concurrency=3).compare(segments(*range(0, 90, 10)), segments(*range(100, 190, 10)))
     assert 2 <= server.most <= 3
 
 
@@ -138,13 +137,13 @@ def test_a_failed_pair_is_asked_again_the_next_time(server):
 
 def test_an_absent_server_is_left_alone_after_some_failures_and_asked_again_after_a_pause(server, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("rewards.preference.vlm.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rewards.llm.client.time.monotonic", lambda: now[0])
     url, asking = server.url, judge(server, failures=3, pause=60.0, attempts=1)
-    asking.chat.url = "http://127.0.0.1:9/v1"
+    asking.url = "http://127.0.0.1:9/v1"
     pairs = segments(*range(10)), segments(*range(100, 110))
     assert np.isnan(asking.compare(*pairs)).all()
     assert asking.counts["failed"] == 3 and asking.counts["paused"] == 7
-    asking.chat.url = url
+    asking.url = url
     now[0] += 59.0
     assert np.isnan(asking.compare(*pairs)).all() and server.seen == []
     now[0] += 2.0
@@ -152,7 +151,7 @@ def test_an_absent_server_is_left_alone_after_some_failures_and_asked_again_afte
 
 
 def test_it_is_in_the_table_of_judges_and_says_whose_opinion_it_is(server):
-    made = make_judge("vlm", goal="to make it bright", model="tiny", url=server.url, seed=3)
+    made = make_segment_judge("vlm", goal="to make it bright", model="tiny", url=server.url, seed=3)
     assert made.requires == {"frame"} and made.frame_size == 224
     assert made.notes() == [f"preferences are those of tiny at {server.url}, asked for: to make it bright"]
 
@@ -160,8 +159,8 @@ def test_it_is_in_the_table_of_judges_and_says_whose_opinion_it_is(server):
 def test_what_it_cannot_use_is_refused(server):
     for options, words in [
         ({"goal": " "}, r"goal is empty"),
-        ({"threads": 0}, r"threads=0 is out of range"),
-        ({"failures": 0}, r"failures=0 would leave the server alone"),
+        ({"concurrency": 0}, r"concurrency=0 is out of range; give a number in \[1, 64\]"),
+        ({"failures": 0}, r"failures=0 is out of range; give a number at least 1"),
     ]:
         with pytest.raises(ValueError, match=words):
             VLM(**{"goal": "bright", "model": "tiny", **options})

@@ -52,9 +52,9 @@ def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def clip_score(folder: Path, weights: str = "") -> Score:
     """The reward of the model in `folder`, as `clip` pays it with alpha=0."""
-    from rewards.vision.encoder import Encoder
+    from rewards.vision.encoder import ClipEncoder
 
-    encoder = Encoder(f"local-dir:{folder}", weights)
+    encoder = ClipEncoder(f"local-dir:{folder}", weights)
     last: list[np.ndarray] = []  # the frames seen last, held so that no others can take their place, and embeddings
 
     def score(sentences: Sequence[str], frames: np.ndarray) -> np.ndarray:

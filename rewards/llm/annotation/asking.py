@@ -1,10 +1,10 @@
-"""Between a ledger of texts and a judge in a process of its own: a thread that waits so that nobody else does.
+"""Between a queue of texts and a judge in a process of its own: a thread that waits, so that training does not.
 
-    offer, take  <->  ledger  <->  this thread  <->  process of the judge  <->  server
-                                   cache, breaker
+    offer, take  <->  queue  <->  this thread  <->  process of the judge  <->  server
+                                  cache, breaker
 
-A judge that fails is left alone by a breaker and probed; a process that dies is seen at once and started again, five
-times in ten minutes; what it was asked waits again. Nothing that waits is lost meanwhile, and training goes on.
+A judge that fails is held back by a breaker and probed; a process that dies is noticed at once and started again, five
+times in ten minutes; what it was asked waits again. Nothing that waits is lost meanwhile, and training continues.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.llm.annotation.queue import Item, Ledger
+from rewards.llm.annotation.queue import AnnotationQueue
 from rewards.llm.annotation.worker import JudgeProcess
-from rewards.llm.breaker import Breaker
-from rewards.llm.store import Label, LabelCache
+from rewards.llm.client import Breaker
+from rewards.llm.store import AnswerStore, Item, Label
 
 TRIES = 3  # of a text that a judge in good health has no usable answer to
 BATCH = 64  # texts that a local judge gets together
@@ -33,24 +33,24 @@ class Asker:
     """The thread, its process, its cache.
 
     Args:
-        ledger: what waits, and where answers go.
+        pending: what waits, and where answers go.
         judge: its name.
         options: its options, as JSON.
         concurrency: questions side by side, for a judge that is not local.
         cache: path of a cache, or "".
         probe: seconds until a judge that fails is tried again.
-        say: gets sentences for the user.
+        say: receives sentences for the user.
 
     Attributes:
         identity: whose answers these are, "" until the judge has started.
-        notes: what the judge says of itself.
+        notes: those of the judge.
         trouble: why there will never be an answer; None while all is well.
         restarts: how often the process was started again.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        pending: AnnotationQueue,
         judge: str,
         options: dict[str, Any],
         concurrency: int,
@@ -58,7 +58,7 @@ class Asker:
         probe: float,
         say: Callable[[str], None],
     ) -> None:
-        self.ledger, self.say = ledger, say
+        self.pending, self.say = pending, say
         self.identity = ""
         self.notes: list[str] = []
         self.trouble: Exception | None = None
@@ -67,9 +67,9 @@ class Asker:
         self._job = {"judge": judge, "options": options, "concurrency": concurrency}
         self._concurrency, self._cache_path = concurrency, cache
         self._local = False  # a local judge gets many texts together, one batch at a time, and never changes its mind
-        self._cache: LabelCache | None = None
+        self._cache: AnswerStore | None = None
         self._worker: JudgeProcess | None = None
-        self._ready = False  # the worker has greeted
+        self._ready = False  # the worker has sent its greeting
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._restart = 0.0  # not before this time
         self._flight: dict[int, tuple[list[Item], float]] = {}
@@ -91,7 +91,7 @@ class Asker:
         if self._inbox.empty():
             self._inbox.put(None)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread and the process of the judge."""
         if os.getpid() != self._owner:  # a fork has neither
             return
@@ -105,10 +105,10 @@ class Asker:
     def _run(self) -> None:
         try:
             if self._cache_path:
-                self._cache = LabelCache(self._cache_path, say=self.say)
+                self._cache = AnswerStore(self._cache_path, say=self.say)
             while not self._stopping and self.trouble is None:
                 self._turn()
-        except Exception as error:  # training must not go on for days without labels because of a mistake in here
+        except Exception as error:  # training must not continue for days without labels because of a mistake in here
             self.trouble = error
         finally:
             if self._worker is not None:
@@ -144,34 +144,34 @@ class Asker:
             self._died(f"could not be started ({error})", now)
 
     def _look_up_fresh(self) -> None:
-        with self.ledger.lock:
-            fresh = [item for item in self.ledger.fresh if item in self.ledger.waiting]
-            self.ledger.fresh.clear()
+        with self.pending.lock:
+            fresh = [item for item in self.pending.fresh if item in self.pending.waiting]
+            self.pending.fresh.clear()
         self._look_up(fresh)
 
     def _look_up(self, items: Sequence[Item]) -> list[Item]:
-        """Answer what the cache knows; the others."""
+        """Answer what the cache knows; returns the others."""
         if self._cache is None or not items:
             return list(items)
         found = self._cache.get(self.identity, items)
-        with self.ledger.lock:
+        with self.pending.lock:
             for item, value in found.items():
-                self.ledger.answer(item, value, cached=True)
+                self.pending.answer(item, value, cached=True)
         return [item for item in items if item not in found]
 
     def _put_questions(self, now: float) -> None:
         slots, batch = (1, BATCH) if self._local else (self._concurrency, 1)
         while len(self._flight) < slots:
             room = self.breaker.room(now)
-            with self.ledger.lock:
-                drawn = self.ledger.draw(batch if room is None else room)
+            with self.pending.lock:
+                drawn = self.pending.draw(batch if room is None else room)
             if not drawn:
                 return
             items = self._look_up(drawn)  # another run may have asked since they came
             if not items:
                 continue
-            with self.ledger.lock:
-                self.ledger.sent(items)
+            with self.pending.lock:
+                self.pending.sent(items)
             self.breaker.asked()
             self._questions += 1
             self._flight[self._questions] = (items, now)
@@ -185,7 +185,7 @@ class Asker:
             self._worker = None
             self._died(worker.end(), time.monotonic())
         elif "refused" in message:
-            if self.identity:  # it was well before; say so and start it again
+            if self.identity:  # it was well before: report it and start it again
                 self.say(message["refused"])
             else:
                 self.trouble = ValueError(message["refused"])
@@ -204,21 +204,21 @@ class Asker:
             ended = self.breaker.succeeded(now)
         elif not self._local:
             begun = self.breaker.failed(now)
-        with self.ledger.lock:
-            self.ledger.counts["tokens"] += reply["tokens"]
+        with self.pending.lock:
+            self.pending.counts["tokens"] += reply["tokens"]
             for i, (item, value, failed) in enumerate(zip(items, reply["value"], reply["failed"])):
                 if failed:
-                    # A failure tells of the text only if the judge is well: it said something, or just answered others.
+                    # A failure is the text's own only if the judge is well: it replied in words, or just answered others.
                     blame = bool(raw[i]) or self.breaker.streak <= 1
-                    self.ledger.fail(item, 1 if self._local else TRIES, blame)
+                    self.pending.fail(item, 1 if self._local else TRIES, blame)
                 else:
                     value = float("nan") if value is None else value
                     labels.append(Label(item, value, raw[i], reply["seconds"] * share, round(reply["tokens"] * share)))
-                    self.ledger.counts["seconds"] += reply["seconds"] * share
-                    self.ledger.answer(item, value)
-            spent, waiting = self.ledger.spent(), len(self.ledger.waiting)
+                    self.pending.counts["seconds"] += reply["seconds"] * share
+                    self.pending.answer(item, value)
+            spent, waiting = self.pending.spent(), len(self.pending.waiting)
         if begun:
-            self.say(f"{reply['failure']}; trying again in {self.breaker.probe:g} s")
+            self.say(f"{reply['failure']}; trying again in {self.breaker.pause:g} s")
         if ended:
             self.say(f"the judge answers again, {waiting:,} texts wait")
         if spent:
@@ -227,10 +227,10 @@ class Asker:
             self._cache.put(self.identity, labels)
 
     def _died(self, how: str, now: float) -> None:
-        with self.ledger.lock:
+        with self.pending.lock:
             for items, _ in self._flight.values():
                 for item in items:
-                    self.ledger.fail(item, TRIES)
+                    self.pending.fail(item, TRIES)
         self._flight.clear()
         if self.breaker.probing:
             self.breaker.failed(now)

@@ -1,6 +1,6 @@
 """Which texts wait for a judge, which are being asked, which are answered; and how many may still be asked.
 
-A book for one writer at a time, whoever holds `lock`; nothing in it waits, reads or writes a file or asks anybody.
+For one thread at a time, the one that holds `lock`; nothing in it waits, does I/O or asks a judge.
 
     offered -> waiting -> asking -> answered (due at a step) -> taken
                   ^          |
@@ -10,7 +10,7 @@ What waits is bounded, and what is asked next is what has the highest priority a
 agent meets new texts faster than a language model reads, and the newest are those it meets again soon.
 Source: Zheng et al. 2024, arXiv 2410.23022 (ONI), section 3, asks newest first from an unbounded list; differences:
 bounded, what waits or is being asked is not taken in a second time, priorities, a budget, a rate.
-When it fails: a text that was let go of for want of room is forgotten; it comes back only if it is met again.
+When it fails: a text that was dropped from a full queue is forgotten; it comes back only if it is met again.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any
 
-Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better is asked for
+from rewards.llm.store import Item
 
 KNOWN = 100_000  # answered items that are remembered so as not to be asked again
 COUNTS = ("asked", "answered", "unsure", "failed", "dropped", "cached", "tokens", "seconds")
 
 
-class Ledger:
-    """The book.
+class AnnotationQueue:
+    """Items on their way from a reward to a judge and back.
 
     Args:
-        queue: items that may wait, at least 1.
+        capacity: items that may wait, at least 1.
         newest: whether of two items of equal priority the later is asked first.
         rate: items asked per 1,000 steps; what a stretch of steps leaves over is lost. 0 for no limit.
         budget: answers of the judge in total, 0 for no limit. Cached answers are free.
-        token_budget: tokens in total, 0 for no limit; what is being asked when they are spent is still paid for.
+        token_budget: tokens in total, 0 for no limit; what is being asked when they are spent is still completed.
 
     Attributes:
         lock: to be held around every call.
-        waiting: (priority, serial number) of each item that waits; the highest is next.
-        asking: the same of each item that a judge is thinking about.
-        fresh: items that nobody has looked for in a cache yet.
+        waiting: (priority, serial number) of each waiting item; the highest is next.
+        asking: the same of each item that is in flight.
+        fresh: items that have not been looked up in a cache yet.
         answers: (step from which it may be taken, item, value), NaN for unsure, not yet taken.
         counts: totals by name, see `COUNTS`.
     """
 
     def __init__(
-        self, queue: int = 1000, newest: bool = True, rate: float = 0.0, budget: int = 0, token_budget: int = 0
+        self, capacity: int = 1000, newest: bool = True, rate: float = 0.0, budget: int = 0, token_budget: int = 0
     ) -> None:
-        self.queue, self.newest, self.rate, self.budget, self.token_budget = queue, newest, rate, budget, token_budget
+        self.capacity, self.newest, self.rate = capacity, newest, rate
+        self.budget, self.token_budget = budget, token_budget
         self.lock = threading.Lock()
         self.waiting: dict[Item, tuple[float, int]] = {}
         self.asking: dict[Item, tuple[float, int]] = {}
@@ -60,7 +61,7 @@ class Ledger:
         self._tries: dict[Item, int] = {}
         self._order: list[Item] | None = None  # what waits, the next one last; None when it must be sorted again
         self._serial = 0
-        self._told = False  # that a budget is spent
+        self._announced = False  # that a budget is spent
         self._now, self._credit = 0, 0.0
 
     def offer(self, items: Sequence[Item], priority: Sequence[float] | None = None) -> int:
@@ -78,7 +79,7 @@ class Ledger:
             self._serial += 1
             self.waiting[item] = (float(rank), self._serial if self.newest else -self._serial)
             self._order = None
-        surplus = len(self.waiting) - self.queue
+        surplus = len(self.waiting) - self.capacity
         if surplus > 0:
             for item in self._sorted()[:surplus]:
                 del self.waiting[item]
@@ -90,7 +91,7 @@ class Ledger:
         return len(new)
 
     def tick(self, now: int) -> None:
-        """Let the steps since the last tick pay for questions."""
+        """Earn questions by the steps since the last tick."""
         if now > self._now:
             gain = (now - self._now) * self.rate / 1000
             self._now, self._credit = now, min(self._credit + gain, gain + 1)  # + 1: fractions of a question add up
@@ -114,7 +115,7 @@ class Ledger:
         return drawn
 
     def sent(self, items: Sequence[Item]) -> None:
-        """These were put to the judge."""
+        """These were sent to the judge."""
         self.counts["asked"] += len(items)
         if self.rate:
             self._credit -= len(items)
@@ -149,7 +150,7 @@ class Ledger:
             self._order = None
 
     def take(self, now: int) -> list[tuple[Item, float]]:
-        """The answers that are due, the first first."""
+        """The answers that are due, in order."""
         taken = []
         while self.answers and self.answers[0][0] <= now:
             taken.append(self.answers.popleft()[1:])
@@ -157,11 +158,11 @@ class Ledger:
 
     def spent(self) -> str:
         """Which budget is spent, as a sentence, the first time; "" while there is some left, and afterwards."""
-        if self._told:
+        if self._announced:
             return ""
         for what, budget, so_far in (("labels", self.budget, "answered"), ("tokens", self.token_budget, "tokens")):
             if budget and self.counts[so_far] >= budget:
-                self._told = True
+                self._announced = True
                 return f"the budget of {budget:,} {what} is spent, nothing is asked any more"
         return ""
 

@@ -1,4 +1,4 @@
-"""What a judge said to a run, label by label: written as it is delivered, and delivered again by a replay.
+"""The labels of a run in order of delivery: written as they are delivered, and delivered again by a replay.
 
 One JSON object a line, in the order of delivery:
 
@@ -14,9 +14,9 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from rewards.llm.annotation.queue import Item
+from rewards.llm.store import Item, label_in, read_rows
 
 
 class Transcript:
@@ -24,10 +24,10 @@ class Transcript:
 
     Args:
         path: the file; its folder is made. What stands there from another run is moved to `path.1`, `path.2` ...
-        say: gets a sentence when something is wrong with the file; the run goes on without it.
+        say: receives a sentence when something is wrong with the file; the run continues without it.
 
     Attributes:
-        lines: how many lines of it belong to this run; set it before the first line to go on from a checkpoint, and
+        lines: how many lines of it belong to this run; set it before the first line to resume from a checkpoint, and
             what was written after that is cut off.
     """
 
@@ -52,7 +52,7 @@ class Transcript:
             self.lines += len(delivered)
         except OSError as error:
             self._broken = True
-            self._say(f"the transcript {self.path} cannot be written ({error}); the run goes on without it")
+            self._say(f"the transcript {self.path} cannot be written ({error}); the run continues without it")
 
     def close(self) -> None:
         if self._file is not None:
@@ -95,25 +95,12 @@ def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, It
     Raises:
         ValueError: if there is no such file, or a line other than a torn last one cannot be used, naming it.
     """
-    try:
-        raw = Path(path).read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise ValueError(
-            f"the transcript {path} cannot be read: {error.strerror}; give a file that a run wrote"
-        ) from None
-    if raw and not raw[-1].endswith(b"\n"):
-        raw.pop()
-    delivered: list[tuple[int, Item, float]] = []
-    for number, line in enumerate(raw, 1):
-        try:
-            said = json.loads(line)
-            now, text, other = int(said["now"]), said["text"], said.get("other")
-            value = float("nan") if said["value"] is None else float(said["value"])
-            well = isinstance(text, str) and (isinstance(other, str) if pairs else other is None)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            well = False
-        if not well or value < 0 or value > 1:
-            kind = "a pair (now, text, other, value)" if pairs else "a text (now, text, value)"
-            raise ValueError(f"{path}, line {number}: {line[:80]!r} is no label of {kind}; repair or delete the line")
-        delivered.append((now, (text, other) if pairs else text, value))
-    return delivered
+
+    def parse(row: dict[str, Any]) -> tuple[int, Item, float]:
+        item, value = label_in(row)
+        if isinstance(item, str) == pairs:
+            raise ValueError("the other kind")
+        return int(row["now"]), item, value
+
+    kind = "a pair (now, text, other, value)" if pairs else "a text (now, text, value)"
+    return list(read_rows(path, parse, f"no label of {kind}; repair or delete the line"))

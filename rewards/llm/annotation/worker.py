@@ -4,12 +4,12 @@ One JSON object a line. To the process: first the job, then questions; from it: 
 soon as it is there. A question is some texts or pairs that go to the judge together.
 
     {"judge": "openai", "class": "module:Class", "options": {...}, "concurrency": 8, "parent": 4242}
-    {"identity": "...", "local": false, "notes": [...]}       or {"refused": "what the judge says to its options"}
+    {"identity": "...", "local": false, "notes": [...]}       or {"refused": "why the judge refuses its options"}
     {"id": 7, "items": ["You kill the newt!"]}
     {"id": 7, "value": [1.0], "failed": [false], "failure": "", "tokens": 312, "raw": ["..."], "seconds": 0.8}
 
-It is no fork of the trainer and does not import the program. What the trainer can import it can; the environment,
-with it an API key, is inherited. It ends when its standard input does, or when its parent is gone, whatever its threads
+It is no fork of the trainer and does not import the program. It can import what the trainer can; the environment, with
+an API key in it, is inherited. It ends when its standard input does, or when its parent is gone, whatever its threads
 wait for.
 """
 
@@ -28,12 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO, Any
 
-from rewards.llm.annotation.queue import Item
-from rewards.llm.judges.base import JUDGES, Answers, Judge, make_judge
+from rewards.llm.judges.base import JUDGES, Answers, TextJudge, make_judge
+from rewards.llm.store import Item
 
 
-def put(judge: Judge, items: Sequence[Item]) -> Answers:
-    """What a judge says to texts, or to pairs of them."""
+def put(judge: TextJudge, items: Sequence[Item]) -> Answers:
+    """A judge's answers about texts, or about pairs of them."""
     texts: Any = items
     return judge.label(texts) if isinstance(items[0], str) else judge.compare(*zip(*texts))
 
@@ -51,7 +51,7 @@ class JudgeProcess:
 
     def __init__(self, job: dict[str, Any], inbox: queue.SimpleQueue[Any]) -> None:
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-        # One thread for numerics, unless somebody says otherwise: the cores are the trainer's.
+        # One thread for numerics, unless set otherwise: the cores are the trainer's.
         env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
         command = [sys.executable, "-P", "-m", "rewards.llm.annotation.worker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
@@ -59,10 +59,10 @@ class JudgeProcess:
         self._inbox = inbox
         self._listener = threading.Thread(target=self._listen, name="annotator-listener", daemon=True)
         self._listener.start()
-        self.send({**job, "class": JUDGES[job["judge"]], "parent": os.getpid()})
+        self.send({**job, "class": JUDGES["texts"][job["judge"]], "parent": os.getpid()})
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write a line; the process may be gone, of which the inbox is told."""
+        """Write a line; if the process is gone, the inbox gets to know."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -73,7 +73,7 @@ class JudgeProcess:
         self._process.kill()
 
     def end(self) -> str:
-        """End it, give everything back, and say how it had ended, as half a sentence."""
+        """End it, release everything, and return how it had ended, as half a sentence."""
         self._process.kill()
         code = self._process.wait()
         self._listener.join()
@@ -113,7 +113,7 @@ class _Lines:
 
 def main() -> None:
     """Be the judge until standard input ends."""
-    # Whoever sent these to the whole process group means the parent, which may still want to save its state.
+    # Signals to the whole process group are meant for the parent, which may still want to save its state.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = _Lines()
@@ -123,7 +123,7 @@ def main() -> None:
     job = json.loads(first)
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
-        JUDGES[job["judge"]] = job["class"]  # somebody may have added it to the trainer's table
+        JUDGES["texts"][job["judge"]] = job["class"]  # it may have been added to the trainer's table
         judge = make_judge(job["judge"], **job["options"])
         lines.write({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
     except Exception as error:
@@ -136,7 +136,7 @@ def main() -> None:
     os._exit(0)  # at once, though threads may still wait for a server
 
 
-def _reply(judge: Judge, question: dict[str, Any], lines: _Lines) -> None:
+def _reply(judge: TextJudge, question: dict[str, Any], lines: _Lines) -> None:
     items: list[Item] = [item if isinstance(item, str) else tuple(item) for item in question["items"]]
     began = time.monotonic()
     reply: dict[str, Any] = {"id": question["id"], "tokens": 0, "raw": []}
@@ -147,7 +147,7 @@ def _reply(judge: Judge, question: dict[str, Any], lines: _Lines) -> None:
         value = [None if one != one else one for one in answers.value.tolist()]
         reply |= {"value": value, "failed": answers.failed.tolist(), "failure": answers.failure}
         reply |= {"tokens": int(answers.tokens), "raw": list(answers.raw)}
-    except Exception as error:  # a judge never raises, but somebody wrote it
+    except Exception as error:  # no judge should raise, but third parties write some
         failure = f"the judge raised {type(error).__name__}: {error}"
         nothing = {"value": [None] * len(items), "failed": [True] * len(items), "raw": [failure] * len(items)}
         reply |= {**nothing, "failure": failure}

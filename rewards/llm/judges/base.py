@@ -1,14 +1,17 @@
-"""Who says what a caption is worth: the contract of a judge of texts, and the table of judges.
+"""The contract of every judge, and the one table of them: who rates, compares, plans or writes, and can be asked by name.
 
-What you write, in one file:
+What a judge is asked about is its kind:
 
-    class Mine(Judge):
-        def label(self, texts): ...             # how good is each text? in [0, 1]
-        def compare(self, first, second): ...   # which of two is better?
+    texts      label(texts), compare(first, second): how good is what a caption describes, which of two is better?
+    segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
+    subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
+    code       write(question, verify): code that computes factors of a task (`rewards.language.factor_code`)
+    goals      ask(told): which goal comes next? (`rewards.language.guidance`)
 
-A judge sees captions, never the environment, the agent or the reward. It answers each question with a number or with
-NaN, unsure: NaN is an answer too, never a silent 0. A question that got no usable answer is `failed`: it may be asked
-again, an unsure one is not. A judge never raises because a server or a file is ill; only its constructor raises.
+A judge never sees the environment, the agent or the reward. It answers a question with a number or with NaN, unsure:
+NaN is an answer too, never a silent 0. A question that got no usable answer is `failed`: it may be asked again, an
+unsure one is not. A judge never raises because a server or a file is broken; only its constructor raises. Judges that
+ask a server are an `Endpoint`, and all answers that are kept go to an `AnswerStore`.
 """
 
 from __future__ import annotations
@@ -20,28 +23,84 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rewards.named import make_named
+from envs.settings import Settings
+from envs.types import Transitions
+from rewards.named import check_named, make_named
 
-JUDGES: dict[str, str] = {
-    "rules": "rewards.llm.judges.rules:Rules",
-    "recorded": "rewards.llm.judges.recorded:Recorded",
-    "openai": "rewards.llm.judges.openai:OpenAI",
-    "embedding": "rewards.llm.judges.embedding:Embedding",
-    "simulated": "rewards.llm.judges.simulated:Simulated",
+JUDGES: dict[str, dict[str, str]] = {
+    "texts": {
+        "rules": "rewards.llm.judges.rules:Rules",
+        "recorded": "rewards.llm.judges.recorded:RecordedLabels",
+        "openai": "rewards.llm.judges.openai:TextModel",
+        "embedding": "rewards.llm.judges.embedding:EmbeddingJudge",
+        "simulated": "rewards.llm.judges.simulated:NoisyJudge",
+    },
+    "segments": {
+        "scripted": "rewards.preference.judges:Scripted",
+        "heron": "rewards.preference.judges:Heron",
+        "clip": "rewards.preference.judges:ClipJudge",
+        "recorded": "rewards.preference.judges:RecordedPreferences",
+        "vlm": "rewards.preference.vlm:VLM",
+    },
+    "subgoals": {
+        "simulated": "rewards.language.oracle:NoisyPlanner",
+        "recorded": "rewards.language.teacher:RecordedPlans",
+        "openai": "rewards.language.teacher:ModelTeacher",
+    },
+    "code": {"openai": "rewards.language.factor_code:Author"},
 }
+
+
+class Judge(Settings, ABC):
+    """Base class of every judge; a dataclass of its options, or a class with an `__init__` of its own.
+
+    Attributes:
+        name: what the table calls it.
+        local: it answers within microseconds in this process, and the same question always the same way.
+    """
+
+    name: ClassVar[str] = ""
+    local: ClassVar[bool] = False
+
+    @property
+    def prefix(self) -> str:
+        return f"judge {self.name}: "
+
+    @property
+    def identity(self) -> str:
+        """Whose answers these are: judge, model, version of prompt and schema, goal. Equal strings, equal answers."""
+        return self.name
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to log."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """Sentences a user should read: where the answers come from, what they cost, what went wrong so far."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that moves: generators, statistics, counts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most judges have no state
+        """Restore what `state_dict` returned."""
+
+    def close(self) -> None:  # noqa: B027 - most judges hold nothing open
+        """Release connections and processes."""
 
 
 @dataclass
 class Answers:
-    """What a judge said to B questions.
+    """What a judge answered to B questions about texts.
 
     Attributes:
-        value: float32 (B,) in [0, 1]; of a text, how much what it tells helps (1) or does not (0); of a pair, 1 if the
-            second is better, 0 if the first, 0.5 if equal. NaN where the judge was unsure or failed.
+        value: float32 (B,) in [0, 1]; of a text, how much what it describes helps (1) or does not (0); of a pair, 1 if
+            the second is better, 0 if the first, 0.5 if equal. NaN where the judge was unsure or failed.
         failed: bool (B,), no usable answer came.
         failure: the sentence of the first failure, "" without one.
         tokens: language-model tokens that the answers cost, question and answer together.
-        raw: what was said, word for word, at most 2,000 characters each; empty where there are no words.
+        raw: the judge's words, at most 2,000 characters each; empty where there are no words.
     """
 
     value: np.ndarray
@@ -57,28 +116,16 @@ class Answers:
         return cls(value, np.zeros(value.shape, bool))
 
 
-class Judge(ABC):
-    """Base class of every judge of texts; the module's docstring is the contract.
-
-    Attributes:
-        name: what the table calls it.
-        local: it answers within microseconds in this process, and the same question always alike.
-    """
-
-    name: ClassVar[str] = ""
-    local: ClassVar[bool] = False
-
-    @property
-    def identity(self) -> str:
-        """Whose answers these are: judge, model, version of prompt and schema, goal. Equal strings, equal answers."""
-        return self.name
+class TextJudge(Judge):
+    """Rates captions. Options `goal` (a sentence: what is good) and `world` (the family of environments that the texts
+    come from, such as "nethack"; "" for none in particular) are known to all of them; runners fill both in."""
 
     @abstractmethod
     def label(self, texts: Sequence[str]) -> Answers:
-        """How good is what each of B texts tells, for the judge's goal?"""
+        """How good is what each of B texts describes, for the judge's goal?"""
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
-        """Which of two texts tells of the better state, pair by pair? By their labels, unless a judge knows better."""
+        """Which of two texts describes the better state, pair by pair? By their labels, unless a judge knows better."""
         both = self.label([*first, *second])
         one, two = np.split(both.value, 2)
         value = np.where(np.isnan(one) | np.isnan(two), np.nan, (1 + np.sign(two - one)) / 2)
@@ -86,23 +133,55 @@ class Judge(ABC):
         failed = both.failed[:half] | both.failed[half:]
         return Answers(value.astype(np.float32), failed, both.failure, both.tokens)
 
-    def notes(self) -> list[str]:
-        """Sentences a user should read: whose opinion this is, and what it costs."""
-        return []
 
-    def close(self) -> None:  # noqa: B027 - most judges hold nothing open
-        """Give back connections and processes."""
+class SegmentJudge(Judge):
+    """Compares segments of behaviour.
+
+    Attributes:
+        requires: fields of Transitions that it reads.
+        frame_size: height and width of the frames it wants, pixels; None where any will do, or none are read.
+        embedding: the extra that stands for a frame, if it reads that instead (`embed` computes it).
+    """
+
+    requires: frozenset[str] = frozenset()
+    frame_size: int | None = None
+    embedding: str | None = None
+
+    @abstractmethod
+    def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
+        """Which of two segments is better, pair by pair.
+
+        Args:
+            first: shape (L, B): L consecutive steps of one episode, B segments side by side; every row is valid.
+            second: shape (L, B).
+
+        Returns:
+            float32 (B,): 1 for the second, 0 for the first, 0.5 for equal, NaN for unsure or unanswered.
+        """
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        """The embedding (N, D) of `batch.frame`; only for judges that name one."""
+        raise TypeError(f"the judge {self.name} names no embedding, so there is nothing to embed")
 
 
-def make_judge(name: str, **options: Any) -> Judge:
-    """The judge called `name`.
+def make_judge(name: str, kind: str = "texts", /, **options: Any) -> Any:
+    """The judge called `name` among those of a kind.
 
     Args:
-        name: one of `JUDGES`.
-        **options: of that judge. Every judge knows `goal` (a sentence: what is good) and `world` (the family of
-            environments that the texts come from, such as "nethack"; "" for none in particular); runners fill both in.
+        name: one of `JUDGES[kind]`.
+        kind: one of `JUDGES`.
+        **options: of that judge; `seed` and `device` are dropped where a judge has none.
 
     Raises:
         ValueError: for an unknown name or option, with the nearest; or from the judge, for a value it refuses.
     """
-    return make_named("judge", JUDGES, name, **options)
+    return make_named(WHAT.get(kind, "judge"), JUDGES[kind], name, **options)
+
+
+def check_judge(name: str, kind: str = "texts", /, **options: Any) -> type[Judge]:
+    """The class that `make_judge` would build; raises as it does, but for values."""
+    found: type[Judge] = check_named(WHAT.get(kind, "judge"), JUDGES[kind], name, **options)
+    return found
+
+
+WHAT = {"subgoals": "teacher", "code": "judge of factors"}  # in errors

@@ -23,11 +23,13 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from envs.settings import setting
 from rewards.llm.judges import prompts
-from rewards.llm.judges.base import Answers, Judge
+from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.judges.sentences import encode
 
 NEAR = 0.4  # cosine from which on a world's phrase is what a part of a goal means
@@ -35,46 +37,40 @@ _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 _PARTS = re.compile(r"[,;:.]|\band\b|\bor\b")
 
 
-class Embedding(Judge):
+@dataclass(eq=False)
+class EmbeddingJudge(TextJudge):
     """Labels by the nearest phrase.
-
-    Args:
-        goal: what is wanted, a sentence: of the world's good phrases those count that its parts are nearest to, and
-            the parts themselves where none is near.
-        world: the family whose phrases are used; one without a file has none.
-        goals: good phrases of your own, in place of the world's, in the words of the captions: a list, or one text with
-            ";" between them.
-        threshold: cosine above which a caption is good, in [0, 1].
-        margin: two captions are equal if they differ by no more, in cosines, at least 0.
 
     Raises:
         ValueError: without any phrase, for a value out of range, or without the package that holds the model.
     """
 
+    goal: str = setting(
+        "",
+        "a sentence: of the world's good phrases those count that its parts are nearest to, and the parts themselves "
+        "where none is near",
+    )
+    world: str = setting("", "the family whose phrases are used; one without a file has none")
+    goals: str | Sequence[str] = setting(
+        "", 'good phrases of your own, in place of the world\'s: a list, or one text with ";" between them'
+    )
+    threshold: float = setting(0.45, "cosine above which a caption is good", low=0, high=1)
+    margin: float = setting(0.1, "two captions are equal if they differ by no more, in cosines", low=0)
+
     name = "embedding"
 
-    def __init__(
-        self,
-        goal: str = "",
-        world: str = "",
-        goals: str | Sequence[str] = "",
-        threshold: float = 0.45,
-        margin: float = 0.1,
-    ) -> None:
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"judge embedding: threshold={threshold} is out of range; give a cosine in [0, 1]")
-        if not margin >= 0:
-            raise ValueError(f"judge embedding: margin={margin} must be 0 or more, in cosines")
-        known = prompts.world(world)
-        own = goals.split(";") if isinstance(goals, str) else goals
-        self.good = [phrase.strip() for phrase in own if phrase.strip()] or _meant(goal, known.good)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = prompts.background(self.world)
+        own = self.goals.split(";") if isinstance(self.goals, str) else self.goals
+        self.good = [phrase.strip() for phrase in own if phrase.strip()] or _meant(self.goal, known.good)
         if not self.good:
             raise ValueError(
-                f'judge embedding: nothing is known of world={world!r}; say what is good in goals="the door opens; ..."'
+                f"judge embedding: nothing is known of world={self.world!r}; say what is good in "
+                'goals="the door opens; ..."'
             )
-        self.threshold, self.margin = threshold, margin
         self._phrases = encode([*self.good, *known.other])
-        asked = json.dumps([self.good, known.other, threshold, margin])
+        asked = json.dumps([self.good, known.other, self.threshold, self.margin])
         self._identity = f"embedding all-MiniLM-L6-v2 {hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
     @property

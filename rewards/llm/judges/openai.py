@@ -22,20 +22,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rewards.llm.client import Chat, JudgeError, Said
+from envs.settings import setting
+from rewards.llm.client import Chat, Endpoint, JudgeError, Reply, in_parallel
 from rewards.llm.judges import prompts
-from rewards.llm.judges.base import Answers, Judge
+from rewards.llm.judges.base import Answers, TextJudge
+from rewards.llm.store import WORDS
 
 VERSION = 1  # of the two schemas
 LABELS = {"helpful": 1.0, "neutral": 0.0, "harmful": 0.0, "unsure": np.nan}
 BETTER = {"first": 0.0, "equal": 0.5, "second": 1.0, "unsure": np.nan}
 NOTHING = prompts.quote("")
-LONGEST = 2000  # characters that are kept of what was said
 
 
 def _schema(key: str, words: Sequence[str]) -> dict[str, Any]:
@@ -47,68 +48,41 @@ def _schema(key: str, words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-class OpenAI(Judge):
-    """Asks `url` about each text; safe to use from several threads.
-
-    Args:
-        model: its name on the server.
-        url: the API's root.
-        goal: what is wanted; "" for what the world's file says.
-        world: family of the texts, whose knowledge stands in the question if there is a file of it.
-        key: the environment variable with the API key.
-        reworded: whether the second wording of the question is used, to see how much hangs on the first.
-        both_orders: whether pairs are asked about in both orders.
-        concurrency: questions that one call asks at the same time, in [1, 64].
-        attempts: how often a question is tried, at least 1.
-        timeout: seconds for one attempt.
-        connect: seconds until a connection must stand.
-        backoff: seconds of the first wait between attempts.
-        max_tokens: length of an answer, tokens.
-        body: more of the request's body; None takes an entry out, as in {"max_tokens": None}.
+@dataclass(eq=False)
+class TextModel(Endpoint, TextJudge):
+    """Asks a language model about each text; safe to use from several threads.
 
     Raises:
         ValueError: for a value out of range, or no goal at all.
     """
 
+    goal: str = setting("", 'what is wanted; "" for what the world\'s file says')
+    world: str = setting("", "family of the texts, whose background stands in the question if there is a file of it")
+    reworded: bool = setting(False, "whether the second wording of the question is used, to compare with the first")
+    both_orders: bool = setting(False, "whether pairs are asked about in both orders")
+    timeout: float = setting(20.0, "seconds for one attempt from question to answer", above=0)
+    connect: float = setting(2.0, "seconds until a connection must stand", above=0)
+    max_tokens: int = setting(256, "length of an answer, tokens", low=1)
+
     name = "openai"
 
-    def __init__(
-        self,
-        model: str,
-        url: str = "http://localhost:8000/v1",
-        goal: str = "",
-        world: str = "",
-        key: str = "OPENAI_API_KEY",
-        reworded: bool = False,
-        both_orders: bool = False,
-        concurrency: int = 8,
-        attempts: int = 4,
-        timeout: float = 20.0,
-        connect: float = 2.0,
-        backoff: float = 1.0,
-        max_tokens: int = 256,
-        body: dict[str, Any] | None = None,
-    ) -> None:
-        known = prompts.world(world)
-        goal = goal.strip() or known.goal
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = prompts.background(self.world)
+        goal = self.goal.strip() or known.goal
         if not goal:
-            raise ValueError(f'judge openai: nothing is known of world={world!r}; say what is wanted in goal="..."')
-        if not 1 <= concurrency <= 64:
-            raise ValueError(f"judge openai: concurrency={concurrency} is out of range; give 1 to 64 questions")
-        more = {"temperature": 0, "max_tokens": max_tokens, **(body or {})}
-        options = {name: value for name, value in more.items() if value is not None}
-        self.chat = Chat(
-            model, url, key=key, attempts=attempts, timeout=timeout, connect=connect, backoff=backoff, options=options
-        )
-        self.both_orders, self.concurrency = both_orders, concurrency
+            raise ValueError(
+                f'judge openai: nothing is known of world={self.world!r}; say what is wanted in goal="..."'
+            )
+        self.chat = Chat(self)
         self._told = {"goal": goal, "knowledge": known.knowledge}
-        wording = "_reworded" if reworded else ""
+        wording = "_reworded" if self.reworded else ""
         version, self._label = prompts.question(f"label{wording}")
         version_too, self._compare = prompts.question(f"compare{wording}")
-        asked = json.dumps([self._label, self._compare, self._told, options], sort_keys=True)
+        asked = json.dumps([self._label, self._compare, self._told, self.options], sort_keys=True)
         self._identity = (
-            f"openai {model} label{wording}={version} compare{wording}={version_too} schema={VERSION} "
-            f"orders={1 + both_orders} asked={hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+            f"openai {self.model} label{wording}={version} compare{wording}={version_too} schema={VERSION} "
+            f"orders={1 + self.both_orders} asked={hashlib.sha256(asked.encode()).hexdigest()[:12]}"
         )
 
     @property
@@ -117,19 +91,19 @@ class OpenAI(Judge):
 
     def label(self, texts: Sequence[str]) -> Answers:
         """A text of which nothing can be seen is not asked about: unsure."""
-        modalities = [prompts.quote(text) for text in texts]
-        asked = [[prompts.fill(self._label, caption=one, **self._told)] if one != NOTHING else [] for one in modalities]
+        quoted = [prompts.quote(text) for text in texts]
+        asked = [[prompts.fill(self._label, caption=one, **self._told)] if one != NOTHING else [] for one in quoted]
         return self._all(asked, "label", LABELS, unasked=np.nan)
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Texts that look alike are not asked about: equal."""
-        modalities = [(prompts.quote(one), prompts.quote(two)) for one, two in zip(first, second, strict=True)]
-        orders = [((one, two), (two, one))[: 1 + self.both_orders] if one != two else () for one, two in modalities]
+        quoted = [(prompts.quote(one), prompts.quote(two)) for one, two in zip(first, second, strict=True)]
+        orders = [((one, two), (two, one))[: 1 + self.both_orders] if one != two else () for one, two in quoted]
         asked = [[prompts.fill(self._compare, first=x, second=y, **self._told) for x, y in order] for order in orders]
         return self._all(asked, "better", BETTER, unasked=0.5)
 
     def notes(self) -> list[str]:
-        return [f"labels are those of {self.chat.model} at {self.chat.url}, asked for: {self._told['goal']}"]
+        return [f"labels are those of {self.model} at {self.url}, asked for: {self._told['goal']}"]
 
     def close(self) -> None:
         self.chat.close()
@@ -139,16 +113,23 @@ class OpenAI(Judge):
         schema = _schema(key, list(words))
 
         def one(questions: Sequence[str]) -> tuple[float, str, int, str]:
-            return self._one(questions, key, schema, words) if questions else (unasked, "", 0, "")
+            """Value, failure, tokens and words; the second question of two shows the pair in the other order."""
+            values, texts, tokens, failure = [] if questions else [unasked, unasked], [], 0, ""
+            for text in questions:
+                reply = Reply()
+                try:
+                    value = words[self.chat.ask([text], schema, reply)[key]]
+                    values.append(1 - value if values else value)
+                except JudgeError as error:
+                    failure = str(error)
+                tokens += reply.tokens
+                texts.append(reply.text)
+                if failure:
+                    break
+            agreed = not failure and values[0] == values[-1]  # NaN, unsure, agrees with nothing
+            return values[0] if agreed else np.nan, failure, tokens, "\n".join(texts)[:WORDS]
 
-        if len(asked) == 1:
-            answers = [one(asked[0])]
-        else:
-            executor = ThreadPoolExecutor(self.concurrency)
-            try:
-                answers = list(executor.map(one, asked))
-            finally:  # an interruption does not wait for a slow server
-                executor.shutdown(wait=False, cancel_futures=True)
+        answers: list[Any] = in_parallel(one, asked, self.concurrency)
         failures = [failure for _, failure, _, _ in answers]
         return Answers(
             np.array([value for value, *_ in answers], np.float32),
@@ -157,23 +138,3 @@ class OpenAI(Judge):
             sum(tokens for _, _, tokens, _ in answers),
             [raw for *_, raw in answers],
         )
-
-    def _one(
-        self, questions: Sequence[str], key: str, schema: dict[str, Any], words: dict[str, float]
-    ) -> tuple[float, str, int, str]:
-        """Value, failure, tokens and what was said; the second question of two shows the pair the other way round."""
-        values: list[float] = []
-        spoken, tokens, failure = [], 0, ""
-        for text in questions:
-            said = Said()
-            try:
-                value = words[self.chat.ask([text], schema, said)[key]]
-                values.append(1 - value if values else value)
-            except JudgeError as error:
-                failure = str(error)
-            tokens += said.tokens
-            spoken.append(said.text)
-            if failure:
-                break
-        agreed = not failure and values[0] == values[-1]  # NaN, unsure, agrees with nothing
-        return values[0] if agreed else np.nan, failure, tokens, "\n".join(spoken)[:LONGEST]

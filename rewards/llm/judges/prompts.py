@@ -1,10 +1,10 @@
-"""What is said to a language model that judges captions: questions and what is known of each world, as text files.
+"""Prompts of a language model that judges captions: questions, and background of each environment family, as files.
 
 `prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
 text first, so that servers with a prefix cache read it once. `prompts/worlds/*.txt` tell of a family of environments:
 `goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins with its version.
 
-A caption is data from outside: whoever acts may have written it. It is put in as one JSON string of ASCII on one line,
+A caption is untrusted data: the agent may have written it. It is put in as one JSON string of ASCII on one line,
 so it ends where its quotation ends; terminal codes, control characters and characters that cannot be seen are taken
 out, braces become parentheses (an answer that repeats a caption is then no JSON), and it is cut at LONGEST characters.
 """
@@ -20,17 +20,17 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "prompts"
 LONGEST = 300  # characters of a caption
-SAME = {"carla": "driving"}  # families that speak as another does
+SAME = {"carla": "driving"}  # families with the captions of another
 _TERMINAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _HOLE = re.compile(r"\{(goal|knowledge|caption|first|second)\}")
 
 
 @dataclass(frozen=True)
-class World:
+class Background:
     """What is known of a family of environments.
 
     Attributes:
-        goal: what is wanted there if nobody says, "" if nothing is known.
+        goal: what is wanted there by default, "" if nothing is known.
         good: captions that tell of progress, for judges that compare texts.
         other: captions that do not, and that may look alike.
         knowledge: sentences and labelled examples.
@@ -43,17 +43,17 @@ class World:
 
 
 @functools.cache
-def world(name: str) -> World:
+def background(name: str) -> Background:
     """What is known of the family called `name`; nothing, if there is no file."""
     path = FOLDER / "worlds" / f"{SAME.get(name, name)}.txt"
     if not name or not path.is_file():
-        return World()
-    said: dict[str, list[str]] = {"goal": [], "good": [], "other": []}
+        return Background()
+    found: dict[str, list[str]] = {"goal": [], "good": [], "other": []}
     rest: list[str] = []
     for line in _read(path)[1].splitlines():
         key, _, value = line.partition(": ")
-        said.get(key, rest).append(value if key in said else line)
-    return World(" ".join(said["goal"]), tuple(said["good"]), tuple(said["other"]), "\n".join(rest).strip())
+        found.get(key, rest).append(value if key in found else line)
+    return Background(" ".join(found["goal"]), tuple(found["good"]), tuple(found["other"]), "\n".join(rest).strip())
 
 
 @functools.cache

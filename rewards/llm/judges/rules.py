@@ -1,4 +1,4 @@
-r"""A judge that is a list of regular expressions, written by hand: one book for each family of environments.
+r"""A judge that is a list of regular expressions, written by hand: one rulebook for each family of environments.
 
     version 1
     default -
@@ -9,11 +9,11 @@ r"""A judge that is a list of regular expressions, written by hand: one book for
     - it's a wall
 
 `+` helps (1), `-` does not (0), `?` is unsure (NaN); `default` is for texts in which nothing is found.
-A text is read only `until` the first place where that is found: what follows are the words of whoever acts.
+A text is read only `until` the first place where that is found: what follows are words that the agent chose.
 
 Source: ours. It stands in for a language model where there is none: Zheng et al. 2024 (ONI, arXiv 2410.23022) asks one
 "helpful or not?" of each message, and so does this.
-When it fails: whoever writes the rules knows the task, so an agent that learns from them shows that the way from
+When it fails: the author of the rules knows the task, so an agent that learns from them shows that the way from
 captions to rewards works, not that a model knows anything.
 """
 
@@ -22,36 +22,38 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from rewards.llm.judges.base import Answers, Judge
+from envs.settings import setting
+from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.judges.prompts import SAME
 
 FOLDER = Path(__file__).parent / "rulebooks"
 VALUES = {"+": 1.0, "-": 0.0, "?": np.nan}
 
 
-class Rules(Judge):
+@dataclass(eq=False)
+class Rules(TextJudge):
     """Looks each text up in a rulebook.
 
-    Args:
-        goal: not read; a rulebook has a goal of its own.
-        world: the family whose book is meant, when no other is given.
-        rulebook: path of a book of your own.
-
     Raises:
-        ValueError: for a world without a book, or a line that is no rule.
+        ValueError: for a world without a rulebook, or a line that is no rule.
     """
+
+    goal: str = setting("", "not read; a rulebook has a goal of its own")
+    world: str = setting("", "the family whose rulebook is meant, when no other is given")
+    rulebook: str = setting("", "path of a rulebook of your own")
 
     name = "rules"
     local = True
 
-    def __init__(self, goal: str = "", world: str = "", rulebook: str = "") -> None:
-        self.path = Path(rulebook) if rulebook else book(world)
+    def __post_init__(self) -> None:
+        self.path = Path(self.rulebook) if self.rulebook else book(self.world)
         if not self.path.is_file():
-            raise ValueError(f"judge rules: rulebook={rulebook!r} is no file; give the path of one, as text")
+            raise ValueError(f"judge rules: rulebook={self.rulebook!r} is no file; give the path of one, as text")
         text = self.path.read_text(encoding="utf-8")
         self.default, self.until, self.rules = _read(self.path, text)
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rewards.llm.judges.recorded import Recorded
-from rewards.llm.store import Label, LabelCache, key_of
+from rewards.llm.judges.recorded import RecordedLabels
+from rewards.llm.store import AnswerStore, Label, key_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,12 +25,12 @@ def said(capsys):
 
 
 def test_answers_are_found_again_by_judge_and_text(file):
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     cache.put("a", [Label("you win", 1.0), Label("you lose", 0.0), Label("who knows", math.nan)])
     cache.put("b", [Label("you win", 0.25)])
     cache.put("a", [Label(("one", "two"), 0.5)])
     cache.close()
-    again = LabelCache(file)
+    again = AnswerStore(file)
     found = again.get("a", ["you win", "you lose", "never met", "who knows", ("one", "two"), ("two", "one")])
     assert set(found) == {"you win", "you lose", "who knows", ("one", "two")}
     assert (found["you win"], found["you lose"], found["one", "two"]) == (1.0, 0.0, 0.5)
@@ -45,14 +45,14 @@ def test_the_key_hangs_on_all_of_the_question():
 
 
 def test_the_first_of_two_answers_stays(file):
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     cache.put("a", [Label("text", 1.0)])
     cache.put("a", [Label("text", 0.0)])
     assert cache.get("a", ["text"]) == {"text": 1.0}
 
 
 def test_the_table_holds_where_an_answer_came_from(file):
-    LabelCache(file).put("model 7", [Label(("x", "y"), math.nan, "r" * 5000, 1.5, 42)])
+    AnswerStore(file).put("model 7", [Label(("x", "y"), math.nan, "r" * 5000, 1.5, 42)])
     with sqlite3.connect(file) as connection:
         [row] = connection.execute("SELECT text, other, value, judge, length(raw), latency, tokens FROM labels")
         [(mode,)] = connection.execute("PRAGMA journal_mode")
@@ -60,7 +60,7 @@ def test_the_table_holds_where_an_answer_came_from(file):
 
 
 def test_any_text_can_be_kept_and_many_at_once(file):
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     odd = ["\ud800 half a character", "nul \0 inside", "' OR 1=1; --", "é" * 3000, "\x1b[31m"]
     texts = odd + [f"text {i}" for i in range(3000)]
     cache.put("a", [Label(text, i % 2) for i, text in enumerate(texts)])
@@ -70,8 +70,8 @@ def test_any_text_can_be_kept_and_many_at_once(file):
 def test_four_processes_write_at_once_and_lose_nothing(file):
     script = (
         "import sys\n"
-        "from rewards.llm.store import Label, LabelCache\n"
-        "cache, me = LabelCache(sys.argv[1]), int(sys.argv[2])\n"
+        "from rewards.llm.store import Label, AnswerStore\n"
+        "cache, me = AnswerStore(sys.argv[1]), int(sys.argv[2])\n"
         "for i in range(100):\n"
         "    cache.put('all', [Label(f'shared {i} {j}', 1.0) for j in range(5)])\n"
         "    cache.put('own', [Label(f'{me} {i} {j}', me / 4) for j in range(5)])\n"
@@ -92,23 +92,23 @@ def test_four_processes_write_at_once_and_lose_nothing(file):
 def test_a_file_that_is_no_database_is_set_aside_and_begun_afresh(file, capsys):
     file.parent.mkdir()
     file.write_bytes(b"not a database, but long enough to look like one " * 100)
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     cache.put("a", [Label("text", 1.0)])
     assert cache.get("a", ["text"]) == {"text": 1.0}
     assert Path(f"{file}.bad").read_bytes().startswith(b"not a database")
     assert said(capsys) == [
-        f"the label cache {file} is broken (file is not a database); it was moved to {file}.bad and begun afresh"
+        f"the file of answers {file} is broken (file is not a database); it was moved to {file}.bad and started afresh"
     ]
 
 
 def test_torn_pages_are_noticed_when_they_are_read(file, capsys):
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     cache.put("a", [Label(f"text {i}", 1.0) for i in range(2000)])
     cache.close()
     data = bytearray(file.read_bytes())
     data[3 * 4096 :] = b"\xa5" * (len(data) - 3 * 4096)
     file.write_bytes(data)
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     assert cache.get("a", [f"text {i}" for i in range(2000)]) == {}
     cache.put("a", [Label("text 5", 0.0)])
     assert cache.get("a", ["text 5"]) == {"text 5": 0.0}
@@ -118,11 +118,11 @@ def test_torn_pages_are_noticed_when_they_are_read(file, capsys):
 
 def test_a_cache_that_cannot_be_opened_is_said_once_and_keeps_nothing(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    cache = LabelCache(tmp_path / "file" / "labels.sqlite")
+    cache = AnswerStore(tmp_path / "file" / "labels.sqlite")
     cache.put("a", [Label("text", 1.0)])
     assert cache.get("a", ["text"]) == {} and len(cache) == 0
     [sentence] = said(capsys)
-    assert "cannot be used" in sentence and "goes on without" in sentence
+    assert "cannot be used" in sentence and "continues without it" in sentence
     with pytest.raises(ValueError, match=r"could not be opened; give a file that can be written"):
         cache.export(tmp_path / "out")
 
@@ -130,8 +130,8 @@ def test_a_cache_that_cannot_be_opened_is_said_once_and_keeps_nothing(tmp_path, 
 def test_a_full_disk_is_said_once_and_what_was_kept_is_still_read(file):
     script = (
         "import resource, sys\n"
-        "from rewards.llm.store import Label, LabelCache\n"
-        "cache = LabelCache(sys.argv[1])\n"
+        "from rewards.llm.store import Label, AnswerStore\n"
+        "cache = AnswerStore(sys.argv[1])\n"
         "cache.put('a', [Label('early', 1.0)])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
         "for i in range(20):\n"
@@ -141,20 +141,20 @@ def test_a_full_disk_is_said_once_and_what_was_kept_is_still_read(file):
     ran = subprocess.run([sys.executable, "-c", script, str(file)], cwd=ROOT, capture_output=True, text=True)
     assert ran.stdout == "{'early': 1.0}\n", ran.stderr
     [sentence] = ran.stderr.splitlines()
-    assert "goes on without what it would keep" in sentence
+    assert "continues without it" in sentence
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_what_is_exported_can_be_imported(file, tmp_path):
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     cache.put("a", [Label("é", 1.0, "because", 0.5, 7), Label("b", math.nan), Label(("c", "d"), 0.5)])
     assert cache.export(tmp_path / "labels.jsonl") == 3
     lines = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     one = next(line for line in lines if line["text"] == "é")
     cost = {"raw": "because", "latency": 0.5, "tokens": 7}
     assert {**one, "created": 0} == {"text": "é", "other": None, "value": 1.0, "judge": "a", "created": 0, **cost}
-    other = LabelCache(tmp_path / "other.sqlite")
+    other = AnswerStore(tmp_path / "other.sqlite")
     assert other.import_(tmp_path / "labels.jsonl") == 3
     found = other.get("a", ["é", "b", ("c", "d")])
     assert found["é"] == 1.0 and math.isnan(found["b"]) and found["c", "d"] == 0.5
@@ -166,7 +166,7 @@ def test_what_is_exported_can_be_imported(file, tmp_path):
 def test_a_transcript_can_be_imported_and_a_broken_line_takes_nothing_in(file, tmp_path):
     lines = tmp_path / "transcript.jsonl"
     lines.write_text('{"now": 5, "text": "a", "other": null, "value": null, "judge": "x"}\n')
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     cache.import_(lines)
     assert math.isnan(cache.get("x", ["a"])["a"])
     lines.write_text('{"text": "b", "value": 1}\n{"text": "c", "value": 3}\n')
@@ -176,11 +176,11 @@ def test_a_transcript_can_be_imported_and_a_broken_line_takes_nothing_in(file, t
 
 
 def test_the_recorded_judge_reads_the_cache_while_it_is_open_and_what_it_exports(file, tmp_path):
-    cache = LabelCache(file)
+    cache = AnswerStore(file)
     cache.put("a", [Label("good", 1.0), Label("odd", math.nan), Label(("bad", "good"), 0.75)])
     cache.export(tmp_path / "labels.jsonl")
     for path in (file, tmp_path / "labels.jsonl"):
-        judge = Recorded(str(path))
+        judge = RecordedLabels(str(path))
         assert judge.label(["good", "odd"]).value.tolist()[0] == 1.0
         assert math.isnan(judge.label(["odd"]).value[0]) and not judge.label(["odd"]).failed[0]
         assert judge.compare(["bad"], ["good"]).value.tolist() == [0.75]
