@@ -312,7 +312,10 @@ def test_the_notes_name_the_judge(make):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"model": "retreival"}, r"model='retreival' is unknown; give one of retrieval, classification, ranking, count"),
+        (
+            {"model": "retreival"},
+            r"model='retreival' is unknown; give one of retrieval, classification, ranking, count",
+        ),
         ({"eta": 1.0}, r"eta=1\.0 is out of range; give a number in \(0, 1\)"),
         ({"quantile": 0}, r"quantile=0 is out of range; give a number in \(0, 1\)"),
         ({"clock": "sun"}, r"clock='sun' is unknown; give one of auto, wall, steps, transcript"),
