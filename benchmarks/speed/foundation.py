@@ -119,10 +119,14 @@ def _clip_encoder() -> tuple[int, Callable[[], Any]]:
 
 def _clip_reward() -> tuple[int, Callable[[], Any]]:
     """From bytes to rewards: preprocessing, image tower, half precision, goal-baseline regularisation."""
-    from rewards.made_up import make_up
+    from rewards.check.rollout import random_rollout
 
     clip, frames = _clip()
-    batch = make_up(clip.observation_space, clip.action_space, steps=CLIP_BATCH, envs=1).flatten().replace(frame=frames)
+    batch = (
+        random_rollout(clip.observation_space, clip.action_space, steps=CLIP_BATCH, envs=1)
+        .flatten()
+        .replace(frame=frames)
+    )
 
     def work() -> None:
         for _ in range(CLIP_BATCHES):

@@ -33,12 +33,12 @@ import torch
 
 from envs.settings import setting
 from envs.types import Memory, Transitions
+from rewards.check.rollout import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.language import factor_code
 from rewards.llm.judges.base import make_judge
 from rewards.llm.sandbox.process import Sandbox
 from rewards.llm.sandbox.source_check import SandboxError
-from rewards.made_up import make_up
 from rewards.mix.scale import RunningMeanStd
 
 LONGEST = 20_000  # steps of an episode
@@ -125,7 +125,7 @@ class LaRe(Learned):
     def _factors(self) -> Sandbox:
         """The sandbox with the code that was given, or that the model writes."""
         config = self.settings
-        rollout = make_up(self.observation_space, self.action_space, steps=16, seed=self.seed).flatten()
+        rollout = random_rollout(self.observation_space, self.action_space, steps=16, seed=self.seed).flatten()
         rows = np.clip(self.rows(rollout.obs), -EXTREME, EXTREME), self.numbers(rollout.action)
         batches = [(rows[0][:count], rows[1][:count]) for count in (2, len(rollout.step))]
 

@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 from envs.types import Transitions
 from rewards.base import Reward
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.byol import BYOL, BYOLConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 GREY = spaces.Box(0, 255, (1, 40, 40), np.uint8)
@@ -25,7 +25,7 @@ def make(space=BOX, actions=ACTIONS, seed=0, **options):
 
 def rollout(steps=13, envs=3, seed=0):
     """A made-up rollout with ends, and after some of them a row that is no transition."""
-    batch = make_up(BOX, ACTIONS, steps=steps, envs=envs, seed=seed)
+    batch = random_rollout(BOX, ACTIONS, steps=steps, envs=envs, seed=seed)
     rng = np.random.default_rng(seed)
     ended, valid = rng.random((steps, envs)) < 0.2, np.ones((steps, envs), bool)
     valid[1:] = ~(ended[:-1] & (rng.random((steps - 1, envs)) < 0.5))
@@ -74,7 +74,7 @@ def test_byol_keeps_the_contract(space):
 
 def test_one_step_ahead_from_an_empty_memory_is_two_gates_and_two_layers_by_hand():
     byol = make(actions=spaces.Box(-1, 1, (2,), np.float32), horizon=1, features=5, normalize_obs="none")
-    batch = make_up(BOX, byol.action_space, steps=1, envs=4).flatten()
+    batch = random_rollout(BOX, byol.action_space, steps=1, envs=4).flatten()
     weights = {name: p.detach().numpy().astype(np.float64) for name, p in byol.loops.named_parameters()}
 
     def dense(layers, x):

@@ -7,11 +7,11 @@ from gymnasium import spaces
 
 from envs.types import Transitions
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration import byol_hindsight
 from rewards.exploration.byol import BYOL, BYOLConfig, distance
 from rewards.exploration.byol_hindsight import BYOLHindsight, BYOLHindsightConfig
 from rewards.exploration.hindsight import Hindsight
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 MANY = spaces.Dict({"image": spaces.Box(0, 255, (3, 40, 40), np.uint8), "pose": BOX, "key": spaces.Discrete(3)})
@@ -89,7 +89,7 @@ def test_pieces_of_guesses_are_each_others_negatives(monkeypatch):
 
 def test_without_invariance_it_pays_and_learns_reconstruction_alone():
     hindsight = make(invariance=0.0, temper=1.0)
-    batch = make_up(BOX, ACTIONS)
+    batch = random_rollout(BOX, ACTIONS)
     assert set(hindsight.update(batch)) == {"reconstruction_loss"}
     raw = hindsight.scan(batch, hindsight.initial_memory(4))[0]
     assert (raw >= 0).all() and (raw <= 4).all()

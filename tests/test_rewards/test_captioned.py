@@ -7,8 +7,8 @@ from told import told
 
 from rewards.base import Reward
 from rewards.check import check_reward
+from rewards.check.rollout import SENTENCES
 from rewards.language.captioned import EPISODE, Captioned, CaptionedConfig, key
-from rewards.made_up import SENTENCES
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
 WORTH = {"door": 1.0, "key": 0.5, "wall": 0.0, **dict.fromkeys(SENTENCES, 1.0)}

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.check import RewardCheckError, check_reward
-from rewards.made_up import make_up
+from rewards.check.rollout import random_rollout
 from rewards.mix.scale import RunningMeanStd
 
 
@@ -58,7 +58,7 @@ def test_honest_rewards_pass():
 
 def test_a_real_rollout_and_the_reward_handed_in_stay_as_they_were():
     box = spaces.Box(0, 1, (2,))
-    reward, rollout = Honest(RewardConfig(), box, spaces.Discrete(2)), make_up(box, spaces.Discrete(2), seed=5)
+    reward, rollout = Honest(RewardConfig(), box, spaces.Discrete(2)), random_rollout(box, spaces.Discrete(2), seed=5)
     before = rollout.next_obs.copy()
     check_reward(reward, transitions=rollout)
     assert np.array_equal(rollout.next_obs, before)
@@ -344,4 +344,4 @@ def test_what_is_no_reward_is_refused():
     with pytest.raises(RewardCheckError, match=r"neither a class that extends .* nor an instance of one"):
         check_reward(lambda batch: batch.reward)
     with pytest.raises(RewardCheckError, match=r"transitions have shape \(24,\); give a rollout \(T, N\)"):
-        check_reward(Honest, transitions=make_up(spaces.Box(-1, 1, (4,)), spaces.Discrete(3)).flatten())
+        check_reward(Honest, transitions=random_rollout(spaces.Box(-1, 1, (4,)), spaces.Discrete(3)).flatten())

@@ -7,8 +7,8 @@ from gymnasium import spaces
 from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.deir import DEIR, DEIRConfig, TrajectoryQuotient
-from rewards.made_up import make_up
 
 
 def make(space=LINE, **options):
@@ -52,7 +52,7 @@ def test_a_state_of_this_episode_pays_nothing_again():
 def test_the_discriminator_learns_which_successor_is_true_where_actions_decide():
     rng = np.random.default_rng(0)
     action = rng.integers(0, 2, 2048)
-    data = make_up(LINE, TWO, steps=2048, envs=1).flatten()
+    data = random_rollout(LINE, TWO, steps=2048, envs=1).flatten()
     data = data.replace(action=action, next_obs=np.float32(2 * action[:, None] - 1))
     deir = make(learning_rate=3e-3)
     losses = [deir.update(data)["loss"] for _ in range(14)]

@@ -6,10 +6,10 @@ import torch
 from gymnasium import spaces
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.disagreement import Disagreement, DisagreementConfig, StackedHeads
 from rewards.exploration.forward import Forward, ForwardConfig
 from rewards.exploration.learned import dense
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(4)
 
@@ -20,7 +20,7 @@ def make(space=BOX, actions=ACTIONS, **options):
 
 def noise(count, seed):
     """A next observation that nothing foretells, from one place."""
-    batch = make_up(BOX, ACTIONS, steps=count, envs=1).flatten()
+    batch = random_rollout(BOX, ACTIONS, steps=count, envs=1).flatten()
     after = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
     return batch.replace(obs=np.zeros_like(after), next_obs=after)
 
@@ -52,11 +52,11 @@ def test_the_reward_is_the_variance_over_members_meant_over_features_by_hand():
         parameter.data.zero_()
     reward.ensemble.biases[-1].data = torch.tensor([[[1.0, 0.0]], [[2.0, 0.0]], [[6.0, 3.0]]])
     # 1, 2, 6 about 3: (4 + 1 + 9) / 3; 0, 0, 3 about 1: (1 + 1 + 4) / 3
-    np.testing.assert_allclose(reward.score(make_up(BOX, ACTIONS).flatten()), (14 / 3 + 2) / 2, rtol=1e-6)
+    np.testing.assert_allclose(reward.score(random_rollout(BOX, ACTIONS).flatten()), (14 / 3 + 2) / 2, rtol=1e-6)
 
 
 def test_the_reward_is_the_variance_of_its_members_predictions():
-    reward, batch = make(members=4), make_up(BOX, ACTIONS).flatten()
+    reward, batch = make(members=4), random_rollout(BOX, ACTIONS).flatten()
     reward.update(batch)
     one, action = reward.encoder(reward.inputs(batch.obs)), reward.actions(batch.action)
     said = []
@@ -68,7 +68,7 @@ def test_the_reward_is_the_variance_of_its_members_predictions():
 
 
 def test_the_reward_does_not_look_at_what_happened():
-    reward, batch = make(), make_up(BOX, ACTIONS).flatten()
+    reward, batch = make(), random_rollout(BOX, ACTIONS).flatten()
     assert np.array_equal(reward.score(batch), reward.score(batch.replace(next_obs=batch.next_obs + 1)))
 
 

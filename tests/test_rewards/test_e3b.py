@@ -8,8 +8,8 @@ from gymnasium import spaces
 from paths import LINE, PLANE, SPACES, TWO, identity_embedding, path, scan_rewards
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.e3b import E3B, E3BConfig
-from rewards.made_up import make_up
 
 A, B = [1, 0], [0, 1]
 
@@ -57,7 +57,7 @@ def test_observations_that_never_change_pay_less_and_less_and_stay_finite():
 
 
 def test_a_random_embedding_never_learns_and_an_inverse_one_does():
-    data = make_up(PLANE, TWO)
+    data = random_rollout(PLANE, TWO)
     for embedding, moves in (("inverse", True), ("random", False)):
         e3b = make(embedding=embedding)
         before = copy.deepcopy(e3b.encoder.state_dict())
@@ -70,7 +70,7 @@ def test_inverse_dynamics_drop_what_no_action_moves():
     rng = np.random.default_rng(0)
     side = rng.integers(0, 2, 4096)
     noise = rng.normal(size=(2, 4096))
-    flat = make_up(PLANE, TWO, steps=4096, envs=1).flatten()
+    flat = random_rollout(PLANE, TWO, steps=4096, envs=1).flatten()
     obs = np.stack([np.zeros(4096), noise[0]], axis=1).astype(np.float32)
     next_obs = np.stack([2 * side - 1, noise[1]], axis=1).astype(np.float32)
     e3b = make(features=8, normalize_obs="bounds", epochs=8)

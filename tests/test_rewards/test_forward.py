@@ -6,8 +6,8 @@ import torch
 from gymnasium import spaces
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.forward import Forward, ForwardConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(4)
 GREY = spaces.Box(0, 255, (4, 40, 40), np.uint8)
@@ -21,7 +21,7 @@ def make(space=BOX, actions=ACTIONS, **options):
 def walks(count, seed, noise):
     """Two numbers that the action moves by one, and two of fresh noise of that deviation."""
     rng = np.random.default_rng(seed)
-    batch = make_up(BOX, ACTIONS, steps=count, envs=1).flatten()
+    batch = random_rollout(BOX, ACTIONS, steps=count, envs=1).flatten()
     action, place = rng.integers(0, 4, count), rng.uniform(-1, 1, (count, 2))
     one, two = rng.normal(0, 1, (2, count, 2)) * noise
     obs, next_obs = np.hstack([place, one]), np.hstack([place + MOVES[action], two])
@@ -43,7 +43,7 @@ def test_the_reward_is_the_squared_error_of_the_prediction_by_hand():
     forward.model = torch.nn.Linear(4, 2, bias=False)
     forward.model.weight.data = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 2.0, 0.0, 0.0]])  # (x_0 + (a == 1), 2 x_1)
     forward.statistics.mean, forward.statistics.var = np.array([1.0, 0.0]), np.array([4.0, 1.0])
-    batch = make_up(space, spaces.Discrete(2), steps=3, envs=1).flatten()
+    batch = random_rollout(space, spaces.Discrete(2), steps=3, envs=1).flatten()
     batch = batch.replace(
         obs=np.float32([[1, 1], [3, 1], [5, 0]]),
         next_obs=np.float32([[1, 2], [3, 0], [-3, 1]]),
@@ -64,7 +64,7 @@ def test_the_bonus_falls_to_the_variance_of_the_noise(noise, floor):
 
 def test_images_are_predicted_as_features_of_a_network_that_never_learns():
     forward = make(GREY, features=8, hidden=16)
-    data = make_up(GREY, ACTIONS)
+    data = random_rollout(GREY, ACTIONS)
     before = [parameter.clone() for parameter in forward.features.parameters()]
     forward.update(data)
     x, _, after = forward.columns(data.flatten())

@@ -8,9 +8,9 @@ import torch
 from gymnasium import spaces
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.forward import Forward, ForwardConfig
 from rewards.exploration.hindsight import Bank, Hindsight, HindsightConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(4)
 MOVES = np.float32([[1, 0], [-1, 0], [0, 1], [0, -1]])
@@ -23,7 +23,7 @@ def make(space=BOX, actions=ACTIONS, **options):
 def coins(count, seed):
     """Two numbers that the action moves by one, and a coin that is thrown at every step."""
     rng = np.random.default_rng(seed)
-    batch = make_up(BOX, ACTIONS, steps=count, envs=1).flatten()
+    batch = random_rollout(BOX, ACTIONS, steps=count, envs=1).flatten()
     action, place = rng.integers(0, 4, count), rng.uniform(-1, 1, (count, 2))
     one, two = rng.integers(0, 2, (2, count, 1)) * 2 - 1
     obs, next_obs = np.hstack([place, one]), np.hstack([place + MOVES[action], two])
@@ -61,7 +61,7 @@ def by_hand(temper=1.0, **options):
     reward.generator_net = linear([[-1.0, 0.0, 1.0, 7.0]])  # of x, a, x', and the noise that is 0 in a score
     reward.reconstructor = linear([[1.0, 0.0, 2.0]])
     reward.critic = torch.nn.ModuleList([linear([[0.0, 1.0]]), linear([[1.0]])])
-    batch = make_up(space, space, steps=2, envs=1).flatten()
+    batch = random_rollout(space, space, steps=2, envs=1).flatten()
     batch = batch.replace(obs=np.float32([[1], [0]]), action=np.float32([[2], [-1]]), next_obs=np.float32([[1], [3]]))
     return reward, batch
 

@@ -6,8 +6,8 @@ import torch
 from gymnasium import spaces
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.icm import ICM, ICMConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(4)
 MOVES = np.float32([[1, 0], [-1, 0], [0, 1], [0, -1]])
@@ -20,7 +20,7 @@ def make(space=BOX, actions=ACTIONS, **options):
 def walks(count, seed, noise=1.0):
     """Two numbers that the action moves by one, and two that are noise."""
     rng = np.random.default_rng(seed)
-    batch = make_up(BOX, ACTIONS, steps=count, envs=1).flatten()
+    batch = random_rollout(BOX, ACTIONS, steps=count, envs=1).flatten()
     action = rng.integers(0, 4, count)
     place = rng.uniform(-1, 1, (count, 2))
     one, two = rng.normal(0, noise, (2, count, 2))
@@ -47,7 +47,7 @@ def by_hand():
 
 def transitions(obs, action, next_obs):
     space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    batch = make_up(space, spaces.Discrete(2), steps=len(obs), envs=1).flatten()
+    batch = random_rollout(space, spaces.Discrete(2), steps=len(obs), envs=1).flatten()
     return batch.replace(obs=np.float32(obs), action=np.array(action), next_obs=np.float32(next_obs))
 
 

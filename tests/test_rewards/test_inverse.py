@@ -5,8 +5,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rewards.check.rollout import random_rollout
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(3)
 
@@ -31,7 +31,7 @@ def make(**options):
 
 
 def test_both_ends_pass_the_same_encoder():
-    steps, batch = make(), make_up(BOX, ACTIONS).flatten()
+    steps, batch = make(), random_rollout(BOX, ACTIONS).flatten()
     x, _, after = steps.columns(batch)
     one, two = steps.encode(x, after)
     torch.testing.assert_close(one, embedded(steps, batch.obs))
@@ -41,7 +41,7 @@ def test_both_ends_pass_the_same_encoder():
 
 
 def test_the_loss_is_the_cross_entropy_of_the_guess_and_reaches_encoder_and_guess():
-    steps, batch = make(), make_up(BOX, ACTIONS).flatten()
+    steps, batch = make(), random_rollout(BOX, ACTIONS).flatten()
     x, action, after = steps.columns(batch)
     loss = steps.loss(x, action, after)["inverse_loss"]
     guess = steps.guess(torch.cat([embedded(steps, batch.obs), embedded(steps, batch.next_obs)], dim=1))
@@ -54,7 +54,7 @@ def test_the_loss_is_the_cross_entropy_of_the_guess_and_reaches_encoder_and_gues
 
 def test_an_action_that_shows_in_the_next_state_is_learnt_and_one_that_does_not_is_not():
     rng = np.random.default_rng(0)
-    batch = make_up(BOX, ACTIONS, steps=512, envs=1).flatten()
+    batch = random_rollout(BOX, ACTIONS, steps=512, envs=1).flatten()
     obs, action = rng.normal(size=(512, 4)).astype(np.float32), rng.integers(0, 3, 512)
     losses = {}
     for shows in (True, False):

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from envs.types import Transitions
+from rewards.check.rollout import random_rollout
 from rewards.llm.judges.base import JUDGES, SegmentJudge
-from rewards.made_up import make_up
 from rewards.preference.judges import (
     ClipJudge,
     Heron,
@@ -27,7 +27,7 @@ def segments(rewards=None, signals=None, length=2, pairs=3, seed=0):
     """Made-up segments (L, B) with these rewards (L, B) or signals (L, B, K)."""
     shape = np.shape(rewards) if rewards is not None else np.shape(signals)[:2] if signals is not None else None
     length, pairs = shape or (length, pairs)
-    made = make_up(BOX, PUSH, steps=length, envs=pairs, seed=seed)
+    made = random_rollout(BOX, PUSH, steps=length, envs=pairs, seed=seed)
     if rewards is not None:
         made = made.replace(reward=np.array(rewards, np.float32))
     if signals is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rewards import generators
+from rewards.check import global_rng
 from rewards.language.label_models import BUCKETS, ENCODERS, LabelModel, Normaliser, buckets, characters
 
 GOOD = ["You pick up the yellow key.", "You open the yellow door.", "You reach the green goal."]
@@ -86,9 +86,9 @@ def test_two_seeds_differ_and_one_repeats():
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_the_global_generators_stay_where_they_are(encoder):
-    before = generators.states()
+    before = global_rng.states()
     make(encoder).fit(TEXTS, LABELS, 2)
-    after = generators.states()
+    after = global_rng.states()
     assert before[0] == after[0] and torch.equal(before[2], after[2])
     np.testing.assert_equal(before[1], after[1])
 

@@ -10,9 +10,9 @@ from gymnasium import spaces
 
 import rewards
 from rewards.check import _same, check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.learned import ActionCode, Learned, LearnedConfig
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
 GREY = spaces.Box(0, 255, (4, 40, 40), np.uint8)
@@ -50,7 +50,7 @@ def build(case, observation_space=BOX, action_space=ACTIONS, **options):
 def rows(next_obs):
     """Transitions that end in `next_obs` (N, 2)."""
     next_obs = np.asarray(next_obs, np.float32)
-    batch = make_up(BOX, ACTIONS, steps=len(next_obs), envs=1).flatten()
+    batch = random_rollout(BOX, ACTIONS, steps=len(next_obs), envs=1).flatten()
     return batch.replace(obs=next_obs, next_obs=next_obs)
 
 
@@ -108,7 +108,7 @@ def test_torchs_and_numpys_global_generators_are_neither_read_nor_moved():
     torch.manual_seed(1)
     np.random.seed(1)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    rnd, data = make(GREY), make_up(GREY, ACTIONS)
+    rnd, data = make(GREY), random_rollout(GREY, ACTIONS)
     rnd.update(data)
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])
@@ -119,7 +119,7 @@ def test_torchs_and_numpys_global_generators_are_neither_read_nor_moved():
 
 
 def test_with_channels_only_the_last_frames_of_a_stack_matter():
-    rnd, data = make(GREY, channels=1), make_up(GREY, ACTIONS).flatten()
+    rnd, data = make(GREY, channels=1), random_rollout(GREY, ACTIONS).flatten()
     assert rnd.layout.images == {"": (1, 40, 40)}
     older, newest = data.next_obs.copy(), data.next_obs.copy()
     older[:, :3] = 0
@@ -134,7 +134,7 @@ def test_a_dict_is_laid_out_with_vectors_first_and_large_images_through_convolut
     assert layout.order == ["bits", "dice", "key", "pose", "small", "image"]
     assert layout.vector == 5 + 2 + 3 + 2 + 3 * 7 * 7
     assert layout.images == {"image": (3, 40, 48)}
-    data = make_up(MANY, ACTIONS).flatten()
+    data = random_rollout(MANY, ACTIONS).flatten()
     flat = layout.flatten(data.next_obs)
     assert flat.shape == (24, layout.size)
     assert flat.dtype == np.float32
@@ -144,7 +144,7 @@ def test_a_dict_is_laid_out_with_vectors_first_and_large_images_through_convolut
 
 
 def test_many_images_are_scored_in_pieces_with_the_same_result():
-    data = make_up(GREY, ACTIONS, steps=65, envs=8).flatten()  # 520 rows, more than one piece
+    data = random_rollout(GREY, ACTIONS, steps=65, envs=8).flatten()  # 520 rows, more than one piece
     rnd = make(GREY)
     np.testing.assert_allclose(rnd.score(data)[510:], rnd.score(data[510:]), rtol=1e-4)
 
@@ -185,7 +185,7 @@ def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
 
 def poisoned(field, value):
     """A rollout with one bad number in row 3."""
-    batch = make_up(BOX, ACTIONS).flatten()
+    batch = random_rollout(BOX, ACTIONS).flatten()
     bad = getattr(batch, field).copy()
     bad[3, 1] = value
     return batch.replace(**{field: bad})
@@ -198,7 +198,7 @@ def poisoned(field, value):
 def test_an_observation_that_is_not_finite_is_named_and_nothing_is_learnt_from_it(case, field, value):
     reward = build(case)
     scored = field == "obs" or case != "disagreement"  # which learns from next_obs, but pays before it is known
-    reward.update(make_up(BOX, ACTIONS, seed=1))
+    reward.update(random_rollout(BOX, ACTIONS, seed=1))
     before = copy.deepcopy(reward.state_dict())
     for call in (reward.update, reward.score) if scored else (reward.update,):
         with pytest.raises(FloatingPointError) as error:
@@ -213,7 +213,7 @@ def test_an_observation_that_is_not_finite_is_named_and_nothing_is_learnt_from_i
 @pytest.mark.parametrize("case", ["icm", "disagreement", "forward", "hindsight"])
 def test_an_action_that_is_not_finite_is_named_and_nothing_is_learnt_from_it(case):
     actions = spaces.Box(-2, 2, (3,))
-    reward, batch = build(case, action_space=actions), make_up(BOX, actions).flatten()
+    reward, batch = build(case, action_space=actions), random_rollout(BOX, actions).flatten()
     before, bad = copy.deepcopy(reward.state_dict()), batch.action.copy()
     bad[5, 2] = np.nan
     for call in (reward.update, reward.score):
@@ -225,7 +225,7 @@ def test_an_action_that_is_not_finite_is_named_and_nothing_is_learnt_from_it(cas
 @pytest.mark.parametrize("case", ALL)
 def test_observations_that_never_vary_give_finite_scores(case):
     reward = build(case)
-    data = make_up(BOX, ACTIONS).flatten()
+    data = random_rollout(BOX, ACTIONS).flatten()
     dull = data.replace(obs=np.full_like(data.obs, 1e6), next_obs=np.full_like(data.obs, 1e6))
     for _ in range(3):
         assert all(np.isfinite(value) for value in reward.update(dull).values())
@@ -237,7 +237,7 @@ def test_observations_that_never_vary_give_finite_scores(case):
 def test_one_environment_and_one_row_are_enough(case):
     for steps in (1, 5):
         reward = build(case)
-        alone = make_up(BOX, ACTIONS, steps=steps, envs=1)
+        alone = random_rollout(BOX, ACTIONS, steps=steps, envs=1)
         assert all(np.isfinite(value) for value in reward.update(alone).values())
         score = reward.score(alone.flatten())
         assert score.shape == (steps,)
@@ -259,7 +259,7 @@ def test_spaces_that_cannot_be_read_are_refused_when_it_is_built(case):
 def test_stacks_of_bytes_are_learnt_from(case, shape):
     space = spaces.Box(0, 255, shape, np.uint8)
     reward = build(case, space, hidden=8, features=8)
-    data = make_up(space, ACTIONS, steps=2, envs=2)
+    data = random_rollout(space, ACTIONS, steps=2, envs=2)
     assert all(np.isfinite(value) for value in reward.update(data).values())
     score = reward.score(data.flatten())
     assert score.dtype == np.float32
@@ -270,7 +270,7 @@ def test_stacks_of_bytes_are_learnt_from(case, shape):
 @pytest.mark.parametrize("action_space", [spaces.MultiDiscrete([3, 2]), spaces.Box(-2, 2, (3,)), spaces.MultiBinary(2)])
 @pytest.mark.parametrize("case", ["icm", "disagreement", "forward", "hindsight"])
 def test_every_kind_of_action_is_read(case, action_space):
-    reward, data = build(case, action_space=action_space), make_up(BOX, action_space)
+    reward, data = build(case, action_space=action_space), random_rollout(BOX, action_space)
     assert all(np.isfinite(value) for value in reward.update(data).values())
     score = reward.score(data.flatten())
     other = data.replace(action=data.action[::-1])
@@ -308,7 +308,7 @@ def test_an_action_that_the_space_does_not_have_is_refused(space, actions, sente
 
 
 def test_no_rows_are_laid_out_coded_and_scored_as_none():
-    data = make_up(MANY, ACTIONS, steps=1, envs=1).flatten()[:0]
+    data = random_rollout(MANY, ACTIONS, steps=1, envs=1).flatten()[:0]
     rnd = make(MANY)
     assert rnd.layout.flatten(data.next_obs).shape == (0, rnd.layout.size)
     assert rnd.score(data).shape == make().score(rows([[0, 0]])[:0]).shape == (0,)
@@ -318,7 +318,7 @@ def test_no_rows_are_laid_out_coded_and_scored_as_none():
 
 @pytest.mark.parametrize("case", ALL)
 def test_a_step_of_nothing_but_resets_is_scored_and_learnt_from_without_complaint(case):
-    reward, batch = build(case), make_up(BOX, ACTIONS, steps=4, envs=2).flatten()
+    reward, batch = build(case), random_rollout(BOX, ACTIONS, steps=4, envs=2).flatten()
     assert reward.score(batch[:0]).shape == (0,)
     assert reward.update(batch.replace(valid=np.zeros(8, bool))) == {}
 

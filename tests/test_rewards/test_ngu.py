@@ -6,9 +6,9 @@ from gymnasium import spaces
 from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.ngu import NGU, NGUConfig
 from rewards.exploration.pseudocount import PseudoCount, PseudoCountConfig
-from rewards.made_up import make_up
 
 
 def make(space=LINE, **options):
@@ -43,7 +43,7 @@ def test_it_pays_the_pseudocount_times_the_factor_of_what_the_step_led_to():
 
 
 def test_the_errors_mean_and_deviation_are_those_of_valid_rows_and_move_only_in_update():
-    ngu, data = make(PLANE), make_up(PLANE, TWO)
+    ngu, data = make(PLANE), random_rollout(PLANE, TWO)
     valid = np.ones(data.shape, bool)
     valid[2] = False
     errors = ngu.rnd.score(data.flatten()).reshape(data.shape)[valid]

@@ -9,7 +9,7 @@ import rewards
 from envs.recording import save
 from envs.types import Transitions
 from rewards.check import check_reward
-from rewards.made_up import make_up
+from rewards.check.rollout import random_rollout
 from rewards.vision.progress import Progress, ProgressConfig, hop, hop_between
 
 LENGTH = 20.0  # of the line that demonstrations walk
@@ -148,7 +148,7 @@ def test_it_keeps_the_contract_on_observations(demos):
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """A recording with frames: noise that brightens along the way."""
-    batch = make_up(LINE, TWO, {"frame", "obs_frame"}, steps=9, envs=1).map(lambda x: x[:, 0])
+    batch = random_rollout(LINE, TWO, {"frame", "obs_frame"}, steps=9, envs=1).map(lambda x: x[:, 0])
     ends = np.arange(9) == 8
     light = np.linspace(0, 250, 10)[:, None, None, None] + np.arange(64)[None, :, None, None] % 2
     frames = np.broadcast_to(light, (10, 64, 64, 3)).astype(np.uint8)
@@ -169,7 +169,7 @@ def test_it_keeps_the_contract_on_frames(seen):
 def test_frames_are_needed_for_the_first_state_of_an_episode_too(seen):
     mix = rewards.make({"progress": ProgressConfig(demos=seen, steps=5)}, LINE, TWO)
     assert mix.requires == {"frame", "obs_frame"}
-    batch = make_up(LINE, TWO, {"frame", "obs_frame"})
+    batch = random_rollout(LINE, TWO, {"frame", "obs_frame"})
     embedded = mix.embed(batch)
     assert embedded.frame is None and set(embedded.extras) == {"clip", "obs_clip"}
     assert isinstance(embedded, Transitions) and np.isfinite(mix.score(embedded)[0]["progress"]).all()

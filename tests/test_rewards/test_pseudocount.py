@@ -6,8 +6,8 @@ from gymnasium import spaces
 from paths import LINE, PLANE, SPACES, TWO, identity_embedding, path, scan_rewards
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.pseudocount import PseudoCount, PseudoCountConfig
-from rewards.made_up import make_up
 
 
 def make(space=LINE, **options):
@@ -77,7 +77,7 @@ def test_observations_that_never_change_are_visits_of_one_state():
 
 def test_one_row_and_a_full_memory_are_no_trouble():
     reward = make(PLANE, capacity=3)
-    reward.update(make_up(PLANE, TWO).flatten()[:1])
+    reward.update(random_rollout(PLANE, TWO).flatten()[:1])
     assert np.isfinite(scan_rewards(reward, path(np.random.default_rng(0).normal(size=(300, 2))))).all()
 
 

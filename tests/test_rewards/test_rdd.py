@@ -8,9 +8,9 @@ import torch
 from gymnasium import spaces
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.rdd import RDD, RDDConfig, VisitReplay
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
 WIDE = dict(learning_rate=1e-3, hidden=256, features=256, max_grad_norm=10.0)
@@ -23,7 +23,7 @@ def make(space=BOX, seed=0, **options):
 def visits(states, count):
     """Transitions that end in `states` (N,) of a world of `count`."""
     states = np.asarray(states, np.int64)
-    batch = make_up(spaces.Discrete(count), ACTIONS, steps=1, envs=1).flatten()
+    batch = random_rollout(spaces.Discrete(count), ACTIONS, steps=1, envs=1).flatten()
     return batch[np.zeros(len(states), int)].replace(obs=states, next_obs=states)
 
 
@@ -57,7 +57,7 @@ def test_rdd_keeps_the_contract(options):
 def test_the_gaussian_bonus_is_the_distance_to_the_mean_of_the_draws_not_to_a_draw():
     rdd = make(features=2, sigma=5.0)
     rdd.target.dense, rdd.predictor.dense = constant([1.0, 2.0]), constant([3.0, 2.0])
-    data = make_up(BOX, ACTIONS).flatten()
+    data = random_rollout(BOX, ACTIONS).flatten()
     np.testing.assert_allclose(rdd.score(data), (2**2 + 0) / 2)
 
 
@@ -70,14 +70,14 @@ def test_the_ensembles_bonus_by_hand(alpha):
     first = 0.1**2 + 1 + 3**2
     # (2.1**2 - 4) / 1 = 0.41; (1 - 0) / 4; |16 - 1| over a variance of nothing is cut at 1
     second = (np.sqrt(0.41) + 0.5 + 1) / 3
-    score = rdd.score(make_up(BOX, ACTIONS).flatten())
+    score = rdd.score(random_rollout(BOX, ACTIONS).flatten())
     np.testing.assert_allclose(score, alpha * first + (1 - alpha) * second, rtol=1e-5)
 
 
 def test_the_coin_flips_bonus_is_the_root_of_the_mean_square_of_the_prediction():
     rdd = make(target="coin_flip", features=2)
     rdd.predictor.dense = constant([3.0, -4.0])
-    np.testing.assert_allclose(rdd.score(make_up(BOX, ACTIONS).flatten()), np.sqrt((9 + 16) / 2), rtol=1e-6)
+    np.testing.assert_allclose(rdd.score(random_rollout(BOX, ACTIONS).flatten()), np.sqrt((9 + 16) / 2), rtol=1e-6)
 
 
 def test_draws_have_the_mean_and_deviation_that_they_should():
@@ -184,7 +184,7 @@ def test_a_sample_of_the_reservoir_has_only_what_was_put_in():
 
 def test_with_replay_every_pass_learns_from_twice_as_many_visits_of_all_so_far_as_are_new():
     rdd = make(replay=100, features=3)
-    data = make_up(BOX, ACTIONS).flatten()
+    data = random_rollout(BOX, ACTIONS).flatten()
     passes = [rdd.epoch(rdd.columns(data)) for _ in range(2)]
     assert [(x.shape, draws.shape) for x, draws in passes] == [((48, 2), (48, 3))] * 2
     assert rdd.replay.seen == 48
@@ -197,13 +197,13 @@ def test_with_replay_every_pass_learns_from_twice_as_many_visits_of_all_so_far_a
 
 def test_old_visits_are_whitened_by_the_newest_statistics():
     rdd = make(replay=100)
-    columns = rdd.columns(make_up(BOX, ACTIONS).flatten())
+    columns = rdd.columns(random_rollout(BOX, ACTIONS).flatten())
     rdd.statistics.mean = rdd.statistics.mean + 100
     assert float(rdd.epoch(columns)[0].max()) == -5
 
 
 def test_the_reservoir_is_saved_with_the_draws_and_goes_on_as_if_nothing_had_happened():
-    rdd, data = make(replay=30), make_up(BOX, ACTIONS)
+    rdd, data = make(replay=30), random_rollout(BOX, ACTIONS)
     rdd.update(data)
     other = make(replay=30, seed=7)
     other.load_state_dict(copy.deepcopy(rdd.state_dict()))

@@ -10,8 +10,8 @@ from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
 from torch import nn
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.re3 import RE3, RE3Config
-from rewards.made_up import make_up
 
 
 def make(space=LINE, **options):
@@ -47,7 +47,7 @@ def test_an_episode_forgets_its_oldest_state_when_it_is_full():
 
 
 def test_only_the_whitening_learns():
-    re3, data = make(PLANE), make_up(PLANE, TWO)
+    re3, data = make(PLANE), random_rollout(PLANE, TWO)
     before = copy.deepcopy(re3.encoder.state_dict())
     assert re3.update(data) == {}
     assert all(torch.equal(before[key], value) for key, value in re3.encoder.state_dict().items())

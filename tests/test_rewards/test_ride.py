@@ -6,8 +6,8 @@ from gymnasium import spaces
 from paths import LINE, PLANE, SPACES, TWO, identity_embedding, path, scan_rewards
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.ride import RIDE, RIDEConfig
-from rewards.made_up import make_up
 
 
 def make(space=PLANE, **options):
@@ -46,7 +46,7 @@ def test_an_episode_forgets_its_oldest_cell_when_it_is_full():
 
 
 def test_losses_are_weighted_and_what_weighs_nothing_is_nothing():
-    data = make_up(PLANE, TWO)
+    data = random_rollout(PLANE, TWO)
     one, two = (make(inverse_weight=weight).update(data) for weight in (1.0, 2.0))
     assert two["inverse_loss"] == pytest.approx(2 * one["inverse_loss"])
     assert two["forward_loss"] == pytest.approx(one["forward_loss"])
@@ -57,7 +57,7 @@ def test_both_models_learn_a_world_that_its_actions_move():
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(2048, 1)).astype(np.float32)
     action = rng.integers(0, 2, 2048)
-    data = make_up(LINE, TWO, steps=2048, envs=1).flatten()
+    data = random_rollout(LINE, TWO, steps=2048, envs=1).flatten()
     data = data.replace(obs=obs, action=action, next_obs=obs + np.float32(2 * action[:, None] - 1))
     ride = make(LINE, epochs=4)
     losses = [ride.update(data) for _ in range(10)]

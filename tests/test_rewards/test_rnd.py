@@ -9,8 +9,8 @@ from gymnasium import spaces
 from torch import nn
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.made_up import make_up
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
 GREY = spaces.Box(0, 255, (4, 40, 40), np.uint8)
@@ -23,7 +23,7 @@ def make(space=BOX, seed=0, **options):
 def rows(next_obs):
     """Transitions that end in `next_obs` (N, 2)."""
     next_obs = np.asarray(next_obs, np.float32)
-    batch = make_up(BOX, ACTIONS, steps=len(next_obs), envs=1).flatten()
+    batch = random_rollout(BOX, ACTIONS, steps=len(next_obs), envs=1).flatten()
     return batch.replace(obs=next_obs, next_obs=next_obs)
 
 

@@ -6,8 +6,8 @@ from gymnasium import spaces
 from paths import LINE, MANY, PLANE, SPACES, TWO, path, scan_rewards
 
 from rewards.check import check_reward
+from rewards.check.rollout import random_rollout
 from rewards.exploration.submodular import Submodular, SubmodularConfig
-from rewards.made_up import make_up
 
 ROOM = spaces.Box(0, 9, (2,), np.float32)
 
@@ -95,7 +95,7 @@ def test_an_observation_that_is_not_a_number_is_refused(kind):
 
 
 def test_it_learns_nothing_but_the_whitening():
-    assert make(PLANE).update(make_up(PLANE, TWO)) == {}
+    assert make(PLANE).update(random_rollout(PLANE, TWO)) == {}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rewards.check import check_reward
-from rewards.made_up import make_up
+from rewards.check.rollout import random_rollout
 from rewards.task import Task, TaskConfig
 
 BOX, ACTIONS = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
@@ -15,7 +15,7 @@ def test_task_keeps_the_contract():
 
 
 def test_the_score_is_the_environments_reward_in_float32_and_a_copy():
-    batch = make_up(BOX, ACTIONS).flatten()
+    batch = random_rollout(BOX, ACTIONS).flatten()
     batch = batch.replace(reward=np.arange(24, dtype=np.float64))
     score = Task(TaskConfig(), BOX, ACTIONS).score(batch)
     assert score.dtype == np.float32

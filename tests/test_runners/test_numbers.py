@@ -96,9 +96,11 @@ def made(seed=0):
 def batch(value=0.5):
     mix = rewards.make(["task"], numbers.SpoiltWorld.observation_space, numbers.SpoiltWorld().action_space)
     assert mix.on_nan.what == "stop"
-    from rewards.made_up import make_up
+    from rewards.check.rollout import random_rollout
 
-    return make_up(numbers.SpoiltWorld.observation_space, numbers.SpoiltWorld().action_space, steps=8, seed=0).flatten()
+    return random_rollout(
+        numbers.SpoiltWorld.observation_space, numbers.SpoiltWorld().action_space, steps=8, seed=0
+    ).flatten()
 
 
 def test_weights_that_became_no_numbers_come_back_at_once():

@@ -1,12 +1,4 @@
-"""The contract of `rewards.base`, as a test that anyone can run on a reward of their own.
-
-    from rewards.check import check_reward
-    check_reward(Mine)                                    # on made-up transitions
-    check_reward(Mine(config, obs_space, act_space))      # with your settings
-    check_reward(Mine, obs_space, act_space, rollout)     # on real ones
-
-It returns in silence, or raises `RewardCheckError` with one sentence that names the broken rule.
-"""
+"""Runs a reward through the rules of `rewards.base`, the cheap ones first."""
 
 from __future__ import annotations
 
@@ -18,24 +10,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.types import Memory, Transitions, concatenate, map_obs
-from rewards import generators
+from envs.types import MODALITIES, Memory, Transitions, concatenate, map_obs
 from rewards.base import Reward, RewardConfig, Scored
-from rewards.made_up import make_up
+from rewards.check import global_rng
+from rewards.check.rollout import random_rollout
 
 FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
-CONTENT = (
-    "obs",
-    "action",
-    "reward",
-    "next_obs",
-    "frame",
-    "obs_frame",
-    "text",
-    "obs_text",
-    "signals",
-    "obs_signals",
-)  # what `requires` must name
+# what `requires` must name
+CONTENT = ("obs", "action", "reward", "next_obs", *(p + name for name in MODALITIES for p in ("", "obs_")))
 RTOL, ATOL = 1e-3, 1e-5  # matrix products round differently for batches of different size
 
 
@@ -59,7 +41,7 @@ def check_reward(
         reward: an instance, or a class to build with its default config.
         observation_space: a Box of 4 numbers, or the instance's.
         action_space: Discrete(3), or the instance's.
-        transitions: a rollout (T, N) with T at least 2, in time order; made up from the spaces if absent.
+        transitions: a rollout (T, N) with T at least 2, in time order; random ones of the spaces if absent.
         seeds_differ: the reward draws something at random when it is built, so that two seeds must score differently.
 
     Raises:
@@ -81,7 +63,7 @@ class _Check:
         self.action_space = action_space or (built.action_space if built else gym.spaces.Discrete(3))
         self.config = self._check_class(built)
         self.reward = self.build(seed=0)
-        self.rollout = transitions or make_up(
+        self.rollout = transitions or random_rollout(
             self.observation_space, self.action_space, self.reward.requires, self.reward.frame_size or 64
         )
         self.that(len(self.rollout.shape) == 2, f"transitions have shape {self.rollout.shape}; give a rollout (T, N)")
@@ -103,7 +85,7 @@ class _Check:
         self.check_seeds(seeds_differ)
         self.check_invalid_rows()
         self.check_state()
-        self.check_dull_input()
+        self.check_constant_input()
         self.check_space()
 
     def that(self, holds: bool, sentence: str) -> None:
@@ -204,10 +186,10 @@ class _Check:
 
     def check_purity(self) -> None:
         before = copy.deepcopy(self.reward.state_dict())
-        drawn_from = generators.states()
+        drawn_from = global_rng.states()
         first = self.score(self.reward, self.flat)
         self.that(
-            _same(generators.states(), drawn_from),
+            _same(global_rng.states(), drawn_from),
             "score drew from a global random generator; a score must not be random",
         )
         second = self.score(self.reward, self.flat)
@@ -325,10 +307,10 @@ class _Check:
     def check_seeds(self, differ: bool) -> None:
         scores, states = [], []
         for seed, noise in ((0, 1), (0, 2), (1, 1)):
-            with generators.seeded(noise):
+            with global_rng.seeded(noise):
                 reward = self.build(seed=seed)
                 reward.update(self.rollout)
-                states.append(generators.states())
+                states.append(global_rng.states())
             scores.append(self.score(reward, self.flat))
         self.that(
             np.array_equal(scores[0], scores[1]),
@@ -343,7 +325,7 @@ class _Check:
             "seeds 0 and 1 give the same scores; what is drawn at random must depend on `seed`",
         )
 
-    def check_dull_input(self) -> None:
+    def check_constant_input(self) -> None:
         """The same transition over and over, then a single row: variances are zero, nothing may become NaN."""
         reward = self.build(seed=0)
         for batch in (self.flat[np.zeros(len(self.flat.step), int)], self.flat[:1]):
@@ -381,7 +363,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _blank(values: Any) -> Any:
-    """An array of the same shape that says nothing."""
+    """An array of the same shape without content."""
     return np.full_like(values, "") if values.dtype == object else np.zeros_like(values)
 
 

@@ -1,4 +1,4 @@
-"""A rollout that nobody lived through: random transitions for any spaces, to ask a reward about."""
+"""Random transitions for any spaces, to test a reward on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envs.types import Transitions, map_obs
 SENTENCES = ("you see a door", "a key lies here", "you hit the newt", "nothing happens")
 
 
-def make_up(
+def random_rollout(
     observation_space: gym.Space,
     action_space: gym.Space,
     requires: Collection[str] = (),

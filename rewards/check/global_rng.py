@@ -1,6 +1,6 @@
 """The random generators that the whole process shares: Python's, NumPy's and, once it is imported, torch's.
 
-Nothing of ours may draw from them; `rewards.check` asks whether a reward does.
+Nothing of ours may draw from them; `rewards.check` tests whether a reward does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def states() -> list[Any]:
-    """Where each of them stands."""
+    """The state of each."""
     found: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
     if "torch" in sys.modules:
         found.append(sys.modules["torch"].get_rng_state())
@@ -24,7 +24,7 @@ def states() -> list[Any]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """All of them seeded with `seed` for a while; afterwards they stand where they stood."""
+    """All of them seeded with `seed` within the context; afterwards they are as before."""
     before = states()
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
