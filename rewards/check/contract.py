@@ -173,7 +173,7 @@ class _Check:
         for batch in (self.flat, self.flat[:1]):
             given = copy.deepcopy(batch)
             score = self.score(self.reward, batch)
-            self.that(_same(vars(given), vars(batch)), "score wrote into the batch it was given")
+            self.that(equal(vars(given), vars(batch)), "score wrote into the batch it was given")
             self.that(
                 score.dtype == np.float32 and score.shape == batch.shape,
                 f"score returned {score.dtype} {score.shape} for {batch.shape[0]} transitions; it must be float32 "
@@ -189,7 +189,7 @@ class _Check:
         drawn_from = global_rng.states()
         first = self.score(self.reward, self.flat)
         self.that(
-            _same(global_rng.states(), drawn_from),
+            equal(global_rng.states(), drawn_from),
             "score drew from a global random generator; a score must not be random",
         )
         second = self.score(self.reward, self.flat)
@@ -198,7 +198,7 @@ class _Check:
             f"score is not pure: two calls with the same batch differ by {np.abs(first - second).max():.3g}",
         )
         self.that(
-            _same(before, self.reward.state_dict()),
+            equal(before, self.reward.state_dict()),
             "score changed state_dict(); only update may move weights and statistics",
         )
 
@@ -239,7 +239,7 @@ class _Check:
             given = copy.deepcopy(memory)
             score, after = self.score_and_memory(self.reward, self.rollout[t], memory)
             self.that(
-                _same(given, memory),
+                equal(given, memory),
                 "score wrote into the memory it was given; return a changed copy instead",
             )
             self.that(
@@ -249,14 +249,14 @@ class _Check:
             other, swapped = self.score_and_memory(self.reward, self.rollout[t][rows], swapped)
             self.that(
                 np.allclose(other, score[rows], RTOL, ATOL)
-                and _same({key: value[rows] for key, value in after.items()}, swapped),
+                and equal({key: value[rows] for key, value in after.items()}, swapped),
                 "score mixes the memories of environments: exchanging two of them does not exchange their scores",
             )
             memory = after
         given = self.reward.initial_memory(envs)
         kept = copy.deepcopy(given)
         whole, end = self.reward.scan(self.rollout, given)
-        self.that(_same(given, kept), "scan wrote into the memory it was given; return a changed copy instead")
+        self.that(equal(given, kept), "scan wrote into the memory it was given; return a changed copy instead")
         plain, plain_end = Reward.scan(self.reward, self.rollout, given)
         self.that(
             whole.dtype == np.float32 and np.allclose(whole, plain, RTOL, ATOL),
@@ -284,13 +284,13 @@ class _Check:
         one.update(self.rollout.replace(valid=valid, truncated=self.rollout.truncated & valid))
         two.update(last.replace(valid=valid, truncated=last.truncated & valid))
         self.that(
-            _same(one.state_dict(), two.state_dict()),
+            equal(one.state_dict(), two.state_dict()),
             "update learns from rows with valid == False; they are no transitions",
         )
         before = copy.deepcopy(one.state_dict())
         none = np.zeros_like(valid)
         one.update(self.rollout.replace(valid=none, truncated=none))
-        self.that(_same(before, one.state_dict()), "update moves its state on a batch without a valid row")
+        self.that(equal(before, one.state_dict()), "update moves its state on a batch without a valid row")
 
     def check_state(self) -> None:
         learned, fresh = self.build(seed=0), self.build(seed=1)
@@ -317,7 +317,7 @@ class _Check:
             "two instances with the same seed score differently; draw from a generator made from `seed`",
         )
         self.that(
-            not any(map(_same, *states[:2])),
+            not any(map(equal, *states[:2])),
             "it seeds a global random generator, which belongs to the run; use one of your own",
         )
         self.that(
@@ -367,12 +367,12 @@ def _blank(values: Any) -> Any:
     return np.full_like(values, "") if values.dtype == object else np.zeros_like(values)
 
 
-def _same(one: Any, two: Any) -> bool:
+def equal(one: Any, two: Any) -> bool:
     """Equal to the last bit, through any nesting of dicts, sequences, arrays and tensors."""
     if isinstance(one, Mapping):
-        return isinstance(two, Mapping) and set(one) == set(two) and all(_same(one[key], two[key]) for key in one)
+        return isinstance(two, Mapping) and set(one) == set(two) and all(equal(one[key], two[key]) for key in one)
     if isinstance(one, (list, tuple)):
-        return isinstance(two, (list, tuple)) and len(one) == len(two) and all(map(_same, one, two))
+        return isinstance(two, (list, tuple)) and len(one) == len(two) and all(map(equal, one, two))
     if hasattr(one, "detach"):
         one, two = one.detach().cpu().numpy(), two.detach().cpu().numpy()
     if isinstance(one, np.ndarray):
