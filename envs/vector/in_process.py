@@ -1,19 +1,21 @@
 """Gymnasium environments side by side, stepped by one lean loop in this process; `envs.vector.workers` spreads them.
 
-    SlotVectorEnv   the VectorEnv around `envs.vector.shared_buffers`: what `InProcess` and `envs.vector.workers.Workers` have in common
-    InProcess       all of it in this process
+    SharedBuffers       the arrays that N environments read and write in a step, anywhere in memory
+    Stepper             the loop: steps some environments, ends and begins their episodes, writes into the buffers
+    BufferedVectorEnv   the vector environment around them: what `InProcess` and `Workers` have in common
+    InProcess           all of it in this process
 
-A `SlotVectorEnv` is a `gymnasium.vector.VectorEnv` in SAME_STEP mode. What differs from Gymnasium's SyncVectorEnv:
+A `BufferedVectorEnv` is in SAME_STEP mode. What differs from Gymnasium's SyncVectorEnv:
     - Arrays are returned as they are, not copied, and hold until the next step; rewards are float32.
-    - infos are few and dense: `final_obs` with `_final_obs`, `final_info` with `episode` and `is_success`, and `frame`
-      and `text` of an `Observer`. Anything else an environment says in its info is dropped.
-    - Where a worker was lost, its running episodes end as truncated, in a row that is no transition and is no episode
-      in the account: `infos["lost"]`, bool (N,), which is there only then.
+    - infos are few and dense: `final_obs` with `_final_obs`, `final_info` with `episode` and `is_success`, and the
+      modalities of an `Observer`. Anything else in an environment's info is dropped.
+    - Where a worker was lost, its running episodes end as truncated, in a row that is no transition and does not count
+      as an episode: `infos["lost"]`, bool (N,), which is there only then.
     - `send` and `recv` step one of the `groups` alone.
     - `snapshot` and `restore` come back to exactly the same state, by the environments' `Journal`s.
 
 Limits: all environments have the same spaces, which fit into arrays (Box, Discrete, MultiDiscrete, MultiBinary; for
-observations also a Dict of them). They bring `make`'s `EpisodeStatistics`, and its `Journal` if snapshots are taken.
+observations also a Dict of them). They have `make`'s `EpisodeStatistics`, and its `Journal` if snapshots are taken.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import gymnasium as gym
@@ -28,14 +31,225 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs.types import Obs
-from envs.vector.shared_buffers import SharedBuffers, Stepper, modality_names
+from envs.observations import empty_batch
+from envs.types import Obs, map_obs, put
+from envs.wrappers import Observer
 
 Maker = Callable[[], gym.Env]
+New = Callable[[tuple[int, ...], Any], np.ndarray]  # (shape, dtype) -> an array of zeros
 Result = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class SlotVectorEnv(VectorEnv):
+@dataclass(frozen=True, eq=False)
+class SharedBuffers:
+    """What goes in and out of N environments in one step, one row each."""
+
+    obs: Obs  # (N, *obs_shape)
+    action: np.ndarray  # (N, *action_shape)
+    reward: np.ndarray  # float32 (N,)
+    terminated: np.ndarray  # bool (N,)
+    truncated: np.ndarray  # bool (N,)
+    final_obs: Obs  # (N, *obs_shape); this and the rest are of the last episode that ended in the row
+    episode_return: np.ndarray  # float64 (N,)
+    episode_length: np.ndarray  # int64 (N,)
+    success: np.ndarray  # int8 (N,): 0 where not defined, 1 failed, 2 succeeded
+    lost: np.ndarray  # bool (N,): the episode was lost with its worker
+    turn: np.ndarray  # int64 (N,): in the first row of each stepper, the row it works on; -1 between two steps
+    modalities: dict[str, np.ndarray]  # frame uint8 (N, H, W, 3), signals float32 (N, K), text object (N,), which is
+    final_modalities: dict[str, np.ndarray]  # never in shared memory
+
+    @classmethod
+    def like(cls, env: gym.Env, n: int, new: New) -> SharedBuffers:
+        """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
+
+        def modalities() -> dict[str, np.ndarray]:
+            made = {}
+            if isinstance(env, Observer):
+                if env.frame_size is not None:
+                    made["frame"] = new((n, env.frame_size, env.frame_size, 3), np.uint8)
+                if env.caption is not None:
+                    made["text"] = np.full(n, "", object)
+                if env.signals:
+                    made["signals"] = new((n, len(env.signals)), np.float32)
+            return made
+
+        return cls(
+            obs=empty_batch(env.observation_space, (n,), new),
+            action=empty_batch(env.action_space, (n,), new, nested=False),
+            reward=new((n,), np.float32),
+            terminated=new((n,), bool),
+            truncated=new((n,), bool),
+            final_obs=empty_batch(env.observation_space, (n,), new),
+            episode_return=new((n,), np.float64),
+            episode_length=new((n,), np.int64),
+            success=new((n,), np.int8),
+            lost=new((n,), bool),
+            turn=new((n,), np.int64),
+            modalities=modalities(),
+            final_modalities=modalities(),
+        )
+
+    def view(self, rows: slice) -> SharedBuffers:
+        """Some of the rows."""
+        return SharedBuffers(**{f.name: map_obs(lambda x: x[rows], getattr(self, f.name)) for f in fields(self)})
+
+
+class Stepper:
+    """Some environments, each with a row of the buffers: steps them, and ends and begins their episodes.
+
+    Args:
+        envs: row -> environment.
+        slots: the buffers.
+        shares: group -> its rows among `envs`.
+        lost: row -> seed, where an episode was lost: the row's next step ends it, and begins one with that seed.
+    """
+
+    def __init__(
+        self,
+        envs: Mapping[int, gym.Env],
+        slots: SharedBuffers,
+        shares: Sequence[slice],
+        lost: Mapping[int, int] | None = None,
+    ) -> None:
+        self.row = min(envs)  # the one that works; where an error comes from
+        self._me = self.row
+        self._envs = envs
+        self._slots = slots
+        self._shares = shares
+        n = len(slots.reward)
+        self._steps = [[(row, envs[row].step) for row in range(*share.indices(n))] for share in shares]
+        self._ended = [True for _ in shares]
+        self._flat = not isinstance(slots.obs, Mapping)
+        self._lost: dict[int, tuple[int, Obs, dict[str, Any]]] = {}
+        for self.row, seed in (lost or {}).items():
+            self._begin_anew(self.row, seed)
+
+    def step(self, group: int) -> bool:
+        """Step the environments of a group; returns whether an episode ended."""
+        slots, share, flat = self._slots, self._shares[group], self._flat
+        obs, rewards, modalities = slots.obs, slots.reward, slots.modalities
+        if self._ended[group]:
+            slots.terminated[share] = slots.truncated[share] = slots.lost[share] = False
+        ended = False
+        lost, turn, me = self._lost, slots.turn, self._me
+        actions = slots.action[share]
+        # Numbers as Python's own, which simulators compare fastest; arrays as rows of a copy that is never overwritten.
+        rows: list[Any] = actions.tolist() if actions.ndim == 1 else list(actions.copy())
+        try:
+            for (row, step), action in zip(self._steps[group], rows):
+                if lost and row in lost:
+                    self._end_lost(row)
+                    ended = True
+                    continue
+                turn[me] = row
+                value, rewards[row], terminated, truncated, info = step(action)
+                if terminated or truncated:
+                    ended = True
+                    self._end(row, value, terminated, truncated, info)
+                    value, info = self._envs[row].reset()
+                if flat:
+                    obs[row] = value
+                else:
+                    put(obs, row, value)
+                if modalities:
+                    self._show(row, info)
+        except Exception:
+            self.row = row
+            raise
+        turn[me] = -1
+        self._ended[group] = ended
+        return ended
+
+    def _begin_anew(self, row: int, seed: int) -> None:
+        """The row has a new environment, whose first episode waits until the lost one has been returned as ended."""
+        self._lost[row] = (seed, *self._envs[row].reset(seed=seed))
+
+    def _end_lost(self, row: int) -> None:
+        """The lost episode ends on the last observation known, and the new one begins."""
+        slots = self._slots
+        _, obs, info = self._lost.pop(row)
+        slots.reward[row], slots.terminated[row], slots.truncated[row], slots.lost[row] = 0.0, False, True, True
+        put(slots.final_obs, row, map_obs(lambda x: x[row], slots.obs))
+        slots.success[row] = 0
+        for name, value in slots.modalities.items():
+            slots.final_modalities[name][row] = value[row]
+        put(slots.obs, row, obs)
+        self._show(row, info)
+
+    def _end(self, row: int, obs: Obs, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
+        slots = self._slots
+        slots.terminated[row], slots.truncated[row] = terminated, truncated
+        put(slots.final_obs, row, obs)
+        slots.episode_return[row], slots.episode_length[row] = info["episode"]["r"], info["episode"]["l"]
+        slots.success[row] = 1 + info["is_success"] if "is_success" in info else 0
+        for name, value in slots.final_modalities.items():
+            value[row] = info[name]
+
+    def _show(self, row: int, info: dict[str, Any]) -> str | None:
+        for name, value in self._slots.modalities.items():
+            value[row] = info[name]
+        return info.get("text")
+
+    def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call one of the methods below for several rows."""
+        results = {}
+        for self.row, values in arguments.items():
+            self._slots.turn[self._me] = self.row
+            results[self.row] = getattr(self, method)(self.row, *values)
+        self._slots.turn[self._me] = -1
+        return results
+
+    def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> str | None:
+        """Begin an episode; returns the text, which shared memory cannot hold."""
+        self._lost.pop(row, None)
+        obs, info = self._envs[row].reset(seed=seed, options=options)
+        put(self._slots.obs, row, obs)
+        return self._show(row, info)
+
+    def restore(self, row: int, state: dict[str, Any]) -> str | None:
+        """Come back to a snapshot; returns the text."""
+        self._lost.pop(row, None)
+        if "lost" in state:
+            self._begin_anew(row, state["lost"])
+            return self._slots.modalities["text"][row] if "text" in self._slots.modalities else None
+        obs, info = self._envs[row].get_wrapper_attr("restore")(state)
+        put(self._slots.obs, row, obs)
+        return self._show(row, info)
+
+    def call(self, row: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the environment's method `name` returns, or its attribute of that name."""
+        if name == "snapshot" and row in self._lost:  # the agent has not seen the loss yet
+            return {"lost": self._lost[row][0]}
+        found = self._envs[row].get_wrapper_attr(name)
+        return found(*args, **kwargs) if callable(found) else found
+
+    def get(self, row: int, name: str) -> Any:
+        """The environment's attribute `name`, or a wrapper's."""
+        return self._envs[row].get_wrapper_attr(name)
+
+    def has(self, row: int, name: str) -> bool:
+        """Whether the environment, or a wrapper around it, has that attribute."""
+        return self._envs[row].has_wrapper_attr(name)
+
+    def assign(self, row: int, name: str, value: Any) -> None:
+        """Set an attribute of the outermost wrapper."""
+        setattr(self._envs[row], name, value)
+
+    def wrapped(self, row: int, kind: type) -> bool:
+        """Whether a wrapper of that class is around the environment."""
+        env = self._envs[row]
+        while isinstance(env, gym.Wrapper):
+            if isinstance(env, kind):
+                return True
+            env = env.env
+        return False
+
+    def close(self) -> None:
+        for env in self._envs.values():
+            env.close()
+
+
+class BufferedVectorEnv(VectorEnv):
     """What `InProcess` and `Workers` have in common; they differ in `_ask`, `_start` and `_wait`."""
 
     groups: tuple[slice, ...]
@@ -60,11 +274,11 @@ class SlotVectorEnv(VectorEnv):
 
     @abstractmethod
     def _start(self, group: int) -> None:
-        """The actions of a group are in its slots."""
+        """The actions of a group are in its buffers."""
 
     @abstractmethod
     def _wait(self, group: int) -> bool:
-        """Fill the slots of a group; returns whether an episode ended."""
+        """Fill the buffers of a group; returns whether an episode ended."""
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -75,19 +289,15 @@ class SlotVectorEnv(VectorEnv):
         """
         self._check_idle("reset")
         n = self.num_envs
-        seeds = (
-            [seed + i for i in range(n)]
-            if isinstance(seed, int | np.integer)
-            else [None] * n
-            if seed is None
-            else list(seed)
-        )
+        if seed is None or isinstance(seed, int | np.integer):
+            seed = [None if seed is None else seed + i for i in range(n)]
+        seeds = list(seed)
         options = dict(options or {})
         mask = np.asarray(options.pop("reset_mask", np.ones(n, bool)), bool)
         if len(seeds) != n or mask.shape != (n,):
             raise ValueError(f"{len(seeds)} seeds and a reset_mask of shape {mask.shape} do not fit {n} environments")
         rows = np.flatnonzero(mask).tolist()
-        self._tell(self._ask("reset", {row: (seeds[row], options or None) for row in rows}))
+        self._set_texts(self._ask("reset", {row: (seeds[row], options or None) for row in rows}))
         return self._slots.obs, self._infos(self._slots, False)
 
     def send(self, actions: Any, group: int = 0) -> None:
@@ -131,22 +341,20 @@ class SlotVectorEnv(VectorEnv):
         self._check_idle("restore")
         if len(state["envs"]) != self.num_envs:
             raise ValueError(f"the snapshot is of {len(state['envs'])} environments, not of {self.num_envs}")
-        self._tell(self._ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
+        self._set_texts(self._ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
         return self._slots.obs
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What each environment's method `name` returns, or its attribute of that name."""
-        answers = self.ask("call", {row: (name, args, kwargs) for row in range(self.num_envs)})
-        return tuple(answers[row] for row in range(self.num_envs))
+        results = self.ask("call", {row: (name, args, kwargs) for row in range(self.num_envs)})
+        return tuple(results[row] for row in range(self.num_envs))
 
     def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Have some rows do a method of `Stepper`: row -> its arguments; returns row -> what it gave back."""
         self._check_idle(method)
         return self._ask(method, arguments)
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """As `call`."""
-        return self.call(name)
+    get_attr = call
 
     def _check_idle(self, verb: str) -> None:
         if self.closed:
@@ -161,20 +369,20 @@ class SlotVectorEnv(VectorEnv):
         self._sent.popleft()
         return self._wait(group)
 
-    def _tell(self, texts: Mapping[int, str | None]) -> None:
-        for row, text in texts.items():
-            if self._slots.text is not None:
-                self._slots.text[row] = text
+    def _set_texts(self, texts: Mapping[int, str | None]) -> None:
+        if "text" in self._slots.modalities:
+            for row, text in texts.items():
+                self._slots.modalities["text"][row] = text
 
     def _result(self, slots: SharedBuffers, ended: bool) -> Result:
         return slots.obs, slots.reward, slots.terminated, slots.truncated, self._infos(slots, ended)
 
     def _infos(self, slots: SharedBuffers, ended: bool) -> dict[str, Any]:
-        infos = modality_names(slots)
+        infos: dict[str, Any] = dict(slots.modalities)
         if not ended:
             return infos
         mask = slots.terminated | slots.truncated
-        final = modality_names(slots, "final_")
+        final: dict[str, Any] = dict(slots.final_modalities)
         counted = mask
         if slots.lost.any():
             infos["lost"], counted = slots.lost, mask & ~slots.lost
@@ -186,7 +394,7 @@ class SlotVectorEnv(VectorEnv):
         return infos
 
 
-class InProcess(SlotVectorEnv):
+class InProcess(BufferedVectorEnv):
     """Steps environments one after the other in this process; one group.
 
     Args:

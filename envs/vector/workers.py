@@ -37,8 +37,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from envs.vector.in_process import Maker, SlotVectorEnv
-from envs.vector.shared_buffers import SharedBuffers, Stepper
+from envs.vector.in_process import BufferedVectorEnv, Maker, SharedBuffers, Stepper
 from envs.vector.watchdog import Budget, Gone, Line, Worker, WorkerError, guard, stop
 
 __all__ = ["WorkerError", "Workers", "cores", "share"]
@@ -69,7 +68,7 @@ def share(group: slice, worker: int, processes: int) -> slice:
     return slice(group.start + (worker - group.start) % processes, group.stop, processes)
 
 
-class Workers(SlotVectorEnv):
+class Workers(BufferedVectorEnv):
     """Steps environments in worker processes; two groups, the first and the second half, if there are two to divide.
 
     Args:
@@ -159,7 +158,7 @@ class Workers(SlotVectorEnv):
         """Start a process, with environments whose episodes were lost, row -> new seed, or which are the first."""
         makers: Any = {row: self._makers[row] for row in self._rows(worker)}
         shares = [share(group, worker, self.processes) for group in self.groups]
-        texts = None if self._slots.text is None else self._slots.text.tolist()
+        texts = self._slots.modalities["text"].tolist() if "text" in self._slots.modalities else None
         file = None if self._crash_folder is None else self._crash_folder / f"worker-{worker}.txt"
         arguments = (CloudpickleWrapper(makers), self.num_envs, shares, self._memory, lost, texts, file, self._orphans)
         hired = Worker(self._context, _work, arguments, f"environments-{worker}", file)
@@ -195,12 +194,13 @@ class Workers(SlotVectorEnv):
     def _wait(self, group: int) -> bool:
         ended = False
         slots = self._slots
+        has_text = "text" in slots.modalities
         for worker in self._members[group]:
-            reply, texts = self._receive(worker, slots.text is not None)
+            reply, texts = self._receive(worker, has_text)
             ended |= reply == ENDED
-            if slots.text is not None and slots.final_text is not None:
+            if has_text:
                 rows = share(self.groups[group], worker, self.processes)
-                slots.text[rows], slots.final_text[rows] = texts
+                slots.modalities["text"][rows], slots.final_modalities["text"][rows] = texts
         return ended
 
     def _receive(self, worker: int, more: bool) -> tuple[bytes, Any]:
@@ -334,8 +334,8 @@ def _work(
         for row, make in makers.fn.items():
             envs[row] = make()
         slots = SharedBuffers.like(envs[row], n, Block(memory))
-        if slots.text is not None and texts is not None:
-            slots.text[:] = texts
+        if texts is not None:
+            slots.modalities["text"][:] = texts
         stepper = Stepper(envs, slots, shares, lost)
     except Exception as error:
         line.put(FAILED, _account("make", row, error))
@@ -362,9 +362,9 @@ def _obey(stepper: Stepper, slots: SharedBuffers, shares: list[slice], byte: byt
         return QUIET, stepper.ask(*request)
     group = byte[0]
     reply = ENDED if stepper.step(group) else QUIET
-    if slots.text is None or slots.final_text is None:
+    if "text" not in slots.modalities:
         return reply, None
-    return reply, (slots.text[shares[group]], slots.final_text[shares[group]])
+    return reply, (slots.modalities["text"][shares[group]], slots.final_modalities["text"][shares[group]])
 
 
 def _account(
