@@ -214,7 +214,7 @@ def _name(env: gym.Env) -> str:
 
 def _family(inner: Any) -> str | None:
     module = type(inner).__module__
-    if module.startswith(("gymnasium.envs.classic_control.", "envs.classic.", "envs.exploration.")) and _state(inner):
+    if _state(inner):
         return "simple"
     if module.startswith("gymnasium.envs.mujoco."):
         return "mujoco"
@@ -225,8 +225,9 @@ def _family(inner: Any) -> str | None:
 
 def _state(inner: Any) -> tuple[str, ...]:
     """The variables of a simple environment; empty for another one."""
-    named = next((_STATE[base.__name__] for base in type(inner).__mro__ if base.__name__ in _STATE), ())
-    return getattr(inner, "STATE", named)
+    if hasattr(inner, "STATE") or not type(inner).__module__.startswith(("gymnasium.envs.classic", "envs.classic.")):
+        return getattr(inner, "STATE", ())
+    return next((_STATE[base.__name__] for base in type(inner).__mro__ if base.__name__ in _STATE), ())
 
 
 def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:

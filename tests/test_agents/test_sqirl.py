@@ -12,7 +12,6 @@ import envs.make
 import rewards
 from agents.effective_horizon import effective_horizon, gorp
 from agents.sqirl import SQIRL, SQIRLConfig, returns_to_go
-from envs.snapshots import snapshots
 from envs.snapshots.clones import Clones
 
 LAST = 0.9  # what the safe way pays
@@ -26,6 +25,7 @@ class Fork(gym.Env):
     """
 
     metadata = {"render_modes": []}
+    STATE = ("place",)
 
     def __init__(self, depth=1, slip=0.0):
         self.depth, self.slip = depth, slip
@@ -54,10 +54,8 @@ class Fork(gym.Env):
 
 
 @pytest.fixture
-def fork(monkeypatch):
+def fork():
     """depth -> the simulator in many places at once; and the id of the world."""
-    monkeypatch.setitem(snapshots._SIMPLE, "Fork", ("place",))
-    monkeypatch.setattr(snapshots, "_SIMPLE_MODULES", (*snapshots._SIMPLE_MODULES, __name__))
     for depth in (1, 2):
         gym.register(f"Fork{depth}-v0", Fork, kwargs={"depth": depth}, max_episode_steps=10)
     yield lambda depth: Clones(f"Fork{depth}-v0")
