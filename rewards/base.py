@@ -152,6 +152,10 @@ class Reward(ABC):
         self.action_space = action_space
         self.seed = seed
         self.device = device
+        self.build()
+
+    def build(self) -> None:  # noqa: B027 - some need nothing
+        """Make what the reward needs besides; called once, when config, spaces, seed and device are set."""
 
     @abstractmethod
     def score(self, batch: Transitions, memory: Memory = None) -> Any:

@@ -26,7 +26,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -72,13 +71,12 @@ class CaptionedConfig(RewardConfig):
 class Captioned(Reward):
     """Base class: a subclass defines the `value` of texts, and calls `forget` when it has changed."""
 
+    config: CaptionedConfig
     requires = frozenset({"text"})
     recalls = "caption_visits"
 
-    def __init__(
-        self, config: Any, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        config = self.config
         self.beta = float(config.beta)
         self.key = KEYS[config.alike]
         self.visits = CountMemory(EPISODE)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -107,20 +107,18 @@ class Guidance(Reward):
     """guide(s) = W e(goal); r(s') = c(s') - c(s), c the likeness of what was told since to the goal."""
 
     Config = GuidanceConfig
+    config: GuidanceConfig
     requires = frozenset({"text"})
     relabelable = False  # the goal depends on the episode
     control: ClassVar[dict[str, Any] | None] = {"goals": "none"}
 
-    def __init__(
-        self, config: GuidanceConfig, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        config = self.config
         if config.goals == "rules" and config.world not in ("", "crafter"):
             raise ValueError(
                 f"reward.guidance.goals=rules are written for Crafter, not for {config.world}; give goals=openai or "
                 "recorded"
             )
-        self.config: GuidanceConfig = config
         self.guides, self.every = config.features, config.every
         rng = np.random.default_rng(0)  # the projection is part of the method, so the same in every run
         whole = config.features == WIDTH
@@ -194,7 +192,7 @@ class Guidance(Reward):
         if self._advisor is not None:
             self._collect(self._advisor)
             if 0 not in self._keys:
-                self._advisor.offer(0, [])  # what to begin with
+                self._advisor.offer([])  # what to begin with
         batch = batch if len(batch.shape) == 2 else batch.map(lambda x: x[None])
         assert batch.text is not None
         n = batch.shape[1]
@@ -275,15 +273,15 @@ class Guidance(Reward):
         for row in np.flatnonzero(new):
             codes = [code for code in after["told"][row].tolist() if code]
             if all(code in self._told for code in codes):
-                advisor.offer(int(after["asked"][row]), [self._told[code] for code in codes])
+                advisor.offer([self._told[code] for code in codes])
 
     def _collect(self, advisor: Advisor) -> None:
         """Take in the answers that came, and keep them."""
         answers = advisor.take()
         if self._store is not None:
-            labels = [Label(json.dumps(told), raw=goal) for told, goal in answers.values()]
+            labels = [Label(json.dumps(events), raw=goal) for events, goal in answers]
             self._store.put(f"goals {VERSION} {self.config.model}", labels)
-        self._learn({asked: goal for asked, (_, goal) in answers.items()})
+        self._learn({_situation_of(events): goal for events, goal in answers})
         self._counts["answered"] += len(answers)
         self._counts["failed"] = advisor.failed
         if advisor.failed:
@@ -338,7 +336,12 @@ def _answer(row: Mapping[str, Any]) -> tuple[int, str]:
     told, goal = (row["told"], row["goal"]) if "told" in row else (json.loads(row["text"]), row["raw"])
     if not isinstance(goal, str) or not goal:
         raise ValueError("no goal")
+    return _situation_of(told), goal
+
+
+def _situation_of(events: Iterable[str]) -> int:
+    """The number of the situation in which these events were the latest, the newest last."""
     keys = np.zeros((1, TOLD), np.uint64)
-    for text in told:
+    for text in events:
         keys = _newest(keys, np.array([key(str(text))], np.uint64))
-    return int(_situation(keys)[0]), goal
+    return int(_situation(keys)[0])

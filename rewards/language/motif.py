@@ -68,11 +68,11 @@ class Motif(Captioned):
     """r(s') = max(z, 0) 1[z > quantile] / N_ep(caption)^beta, with a z that was fitted to labels of a file."""
 
     Config = MotifConfig
+    config: MotifConfig
 
-    def __init__(
-        self, config: MotifConfig, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        super().build()
+        config = self.config
         path = Path(config.data)
         if not config.data or not path.is_file():
             raise ValueError(
@@ -86,10 +86,10 @@ class Motif(Captioned):
             config.held_out,
             config.learning_rate,
             config.batch_size,
-            seed,
-            device,
+            self.seed,
+            self.device,
         )
-        self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=seed, device=device)
+        self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=self.seed, device=self.device)
         self.model.load_state_dict(copy.deepcopy(fitted["model"]))
         self.normaliser = Normaliser()
         self.normaliser.set(fitted["scores"], config.quantile)

@@ -109,24 +109,23 @@ class ONI(Captioned):
     """r(s') = value(caption) / N_ep(caption)^beta, where the value is learnt from a judge's labels."""
 
     Config = ONIConfig
+    config: ONIConfig
     control = {"model": "count"}
 
-    def __init__(
-        self, config: ONIConfig, observation_space: Any, action_space: Any, *, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
-        self.settings = config
+    def build(self) -> None:
+        super().build()
+        config = self.config
         self.met, self.labels = Met(config.capacity), Labels()
-        self.annotator = None if config.model == "count" else _annotator(config, seed)
+        self.annotator = None if config.model == "count" else _annotator(config, self.seed)
         if config.model in ("classification", "ranking"):
             learning: dict[str, Any] = {"learning_rate": config.learning_rate, "batch_size": config.batch_size}
-            self.model = LabelModel(config.encoder, **learning, seed=seed, device=device)
+            self.model = LabelModel(config.encoder, **learning, seed=self.seed, device=self.device)
         if config.model == "ranking":
             self.normaliser = Normaliser()
-            self.rng = np.random.default_rng(seed)  # of the pairs
+            self.rng = np.random.default_rng(self.seed)  # of the pairs
 
     def value(self, texts: Sequence[str]) -> np.ndarray:
-        match self.settings.model:
+        match self.config.model:
             case "count":
                 return np.ones(len(texts), np.float32)
             case "retrieval":
@@ -137,9 +136,9 @@ class ONI(Captioned):
                 return label
         if self.model.steps == 0:
             return np.full(len(texts), np.nan, np.float32)
-        if self.settings.model == "ranking":
+        if self.config.model == "ranking":
             return self.normaliser(self.model.predict(texts))
-        return (chance(self.model.predict(texts)) > self.settings.eta).astype(np.float32)
+        return (chance(self.model.predict(texts)) > self.config.eta).astype(np.float32)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         assert batch.text is not None
@@ -168,7 +167,7 @@ class ONI(Captioned):
         return {**metrics, "met": float(len(self.met.counts)), "rewarded": rewarded / len(texts)}
 
     def notes(self) -> list[str]:
-        if self.settings.model == "count":
+        if self.config.model == "count":
             return ["every caption has the value 1 without a judge: the control of rewards from language"]
         if self.annotator is None:
             return ["no judge labels the captions, so the reward is 0: give reward.oni.goal or reward.oni.judge"]
@@ -185,11 +184,11 @@ class ONI(Captioned):
 
     def _questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
         """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""
-        if self.settings.model != "ranking":
+        if self.config.model != "ranking":
             texts: list[Item] = [text for text in counts if text not in self.labels.values]
             return texts, self._priority(texts)
-        wanted = self.settings.pairs
-        pairs = self._draw_pairs(list(counts), wanted if self.settings.select == "novelty" else 10 * wanted)
+        wanted = self.config.pairs
+        pairs = self._draw_pairs(list(counts), wanted if self.config.select == "novelty" else 10 * wanted)
         priority = self._priority(pairs)
         if priority is None:
             return pairs[:wanted], None
@@ -210,11 +209,11 @@ class ONI(Captioned):
 
     def _priority(self, items: list[Item]) -> list[float] | None:
         """Priority of each answer, as `select` says; None for equal ones."""
-        pairs = self.settings.model == "ranking"
-        if self.settings.select == "frequency":
+        pairs = self.config.model == "ranking"
+        if self.config.select == "frequency":
             counts = self.met.counts
             return [float(sum(counts.get(text, 0) for text in (item if pairs else [item]))) for item in items]
-        if self.settings.select == "novelty" or self.model.steps == 0 or not items:
+        if self.config.select == "novelty" or self.model.steps == 0 or not items:
             return None
         if pairs:
             first, second = (self.model.predict(texts) for texts in zip(*items))
@@ -223,9 +222,9 @@ class ONI(Captioned):
 
     def _learn(self) -> dict[str, float]:
         """Fit the model to all labels, after new ones came."""
-        kind = self.settings.model
+        kind = self.config.model
         items, labels = self.labels.sure()
-        few = self.settings.min_labels
+        few = self.config.min_labels
         if kind == "retrieval" or not items:
             return {}
         if kind == "ranking":
@@ -233,9 +232,9 @@ class ONI(Captioned):
                 return {}
         elif min((labels > 0.5).sum(), (labels <= 0.5).sum()) < few:
             return {}
-        loss = fit(self.model, items, labels, self.settings.steps if len(items) < MANY else 1)
+        loss = fit(self.model, items, labels, self.config.steps if len(items) < MANY else 1)
         if kind == "ranking":
-            self.normaliser.set(self.model.predict(self.met.newest(CAPTIONS)), self.settings.quantile)
+            self.normaliser.set(self.model.predict(self.met.newest(CAPTIONS)), self.config.quantile)
         right = accuracy(self.model, *self.labels.sure(held=True))
         return {"loss": loss} | ({} if right is None else {"accuracy": right})
 

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from envs.minigrid.family import HEAD
@@ -62,22 +61,15 @@ class Subgoals(Reward):
     """r(s') = (1 - steps / max_steps) * 1[the current subgoal is reached]."""
 
     Config = SubgoalsConfig
+    config: SubgoalsConfig
     requires = frozenset({"signals", "obs_signals"})
     relabelable = False  # a transition does not show which subgoal was current
 
-    def __init__(
-        self,
-        config: SubgoalsConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        config = self.config
         self.form, self.most, self.guides = config.form, config.most, FORMS[config.form]
         form = {"form": config.form} if config.teacher == "simulated" else {}
-        self.teacher = make_judge(config.teacher, "subgoals", seed=seed, **form, **config.teacher_options)
+        self.teacher = make_judge(config.teacher, "subgoals", seed=self.seed, **form, **config.teacher_options)
         self._sentences = _sentences() if config.form == "sentence" else None
 
     def initial_memory(self, n: int) -> Memory:

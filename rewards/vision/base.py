@@ -12,7 +12,6 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 
 from envs.settings import setting
@@ -68,18 +67,10 @@ class Vision(Reward):
     role = "goal"
     control = {"weights": UNTRAINED}
 
-    def __init__(
-        self,
-        config: VisionConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
-        about: dict[str, Any] = {"device": device, "precision": config.precision, "reward": config.name}
-        self.encoder = shared(config.model, config.weights, seed=seed, **about)
+    def build(self) -> None:
+        config = self.config
+        about: dict[str, Any] = {"device": self.device, "precision": config.precision, "reward": config.name}
+        self.encoder = shared(config.model, config.weights, seed=self.seed, **about)
         self.frame_size = self.encoder.size
         self.sentences: list[str] = []  # those that the reward reads
         self.embedding = self.encoder.name

@@ -25,7 +25,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import gymnasium as gym
 import numpy as np
 
 from envs.settings import setting
@@ -65,16 +64,9 @@ class Clip(Vision):
     Config = ClipConfig
     config: ClipConfig
 
-    def __init__(
-        self,
-        config: ClipConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        super().build()
+        config = self.config
         if config.alpha > 0 and not sentences(config.baseline):
             raise ValueError(
                 f"{config.prefix}alpha={config.alpha} needs {config.prefix}baseline, what any frame shows "

@@ -28,7 +28,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 
 from envs.settings import setting
@@ -100,16 +99,9 @@ class Contrast(Vision):
     Config = ContrastConfig
     config: ContrastConfig
 
-    def __init__(
-        self,
-        config: ContrastConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        super().build()
+        config = self.config
         self.direction = -self._side("negative", "negative_weight")  # z = s . direction
         if any(config.positive_weight):
             self.direction = self.direction + self._side("goal", "positive_weight")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import gymnasium as gym
+from typing import Any
+
 import numpy as np
 
 from envs.types import Transitions
+from rewards.base import Reward
 from rewards.exploration.spaces import Layout
 from rewards.vision.encoder import ClipEncoder, shared
 
@@ -17,28 +19,24 @@ class Latent:
     """States as float32 rows.
 
     Args:
-        of: `obs`, or `frame` for CLIP's unit embeddings of frames.
-        space: of observations; read only where they are read.
-        reward: name of the reward, for errors.
-        model: of `rewards.vision.encoder`, as its weights.
+        reward: whose config says `of` (`obs`, or `frame` for CLIP's unit embeddings of frames), `model` and `weights`.
 
     Raises:
-        ValueError: for another `of`, and for a space that has no numbers.
+        ValueError: for a space of observations that has no numbers.
     """
 
-    def __init__(
-        self, of: str, space: gym.Space, reward: str, model: str, weights: str, *, seed: int, device: str
-    ) -> None:
-        if of not in SOURCES:
-            raise ValueError(f"reward.{reward}.of={of!r} is none of {', '.join(SOURCES)}")
-        self.reward = reward
+    def __init__(self, reward: Reward) -> None:
+        config: Any = reward.config
+        self.reward = config.name
         self.layout: Layout | None = None
         self.encoder: ClipEncoder | None = None
-        if of == "obs":
-            self.layout = Layout(space, (), reward, channels=0, smallest_image=EVERY_PIXEL)
+        if config.of == "obs":
+            self.layout = Layout(reward.observation_space, (), self.reward, channels=0, smallest_image=EVERY_PIXEL)
             self.fields, self.size = frozenset({"next_obs"}), self.layout.size
         else:
-            self.encoder = shared(model, weights, seed=seed, device=device, reward=reward)
+            self.encoder = shared(
+                config.model, config.weights, seed=reward.seed, device=reward.device, reward=self.reward
+            )
             self.fields, self.size = frozenset({"frame"}), self.encoder.width
         self.frame_size = self.encoder.size if self.encoder else None
         self.embedding = self.encoder.name if self.encoder else None  # of the extra that stands for the frame

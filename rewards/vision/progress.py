@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
@@ -80,24 +79,14 @@ class Progress(Episodic):
     role = "bonus"
     starts_at = 0.0
 
-    def __init__(
-        self,
-        config: ProgressConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
-        self.latent = Latent(
-            config.of, observation_space, "progress", config.model, config.weights, seed=seed, device=device
-        )
+    def build(self) -> None:
+        config = self.config
+        self.latent = Latent(self)
         self.requires = self.latent.fields | {"obs" if config.of == "obs" else "obs_frame"}
         self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
         states, progress = self._demonstrations(config.demos)
-        self.hops = Hops(self.latent.size, config.hidden, torch.Generator().manual_seed(seed)).to(device)
-        self.error = self.hops.fit(states, progress, config, np.random.default_rng(seed))
+        self.hops = Hops(self.latent.size, config.hidden, torch.Generator().manual_seed(self.seed)).to(self.device)
+        self.error = self.hops.fit(states, progress, config, np.random.default_rng(self.seed))
 
     def embed(self, batch: Transitions) -> np.ndarray:
         return self.latent.embed(batch)

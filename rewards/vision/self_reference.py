@@ -22,7 +22,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from envs.settings import setting
@@ -70,19 +69,9 @@ class SelfReference(Reward):
     config: SelfReferenceConfig
     role = "bonus"
 
-    def __init__(
-        self,
-        config: SelfReferenceConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
-        self.latent = Latent(
-            config.of, observation_space, "self_reference", config.model, config.weights, seed=seed, device=device
-        )
+    def build(self) -> None:
+        config = self.config
+        self.latent = Latent(self)
         self.requires = self.latent.fields
         self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
         self.running = RunningEpisodes(config.longest, self.latent.size)

@@ -27,7 +27,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 
 from envs.driving.vehicle import Vehicle, read
@@ -87,23 +86,15 @@ class Synthesis(Reward):
     role = "goal"
     control = {"semantics": "constant"}
 
-    def __init__(
-        self,
-        config: SynthesisConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        config = self.config
         self.relabelable = not config.history
         self.semantic: Vision | None = None
         if config.semantics == "constant":
             self.requires = frozenset({"signals"})
             return
         kind, settings = _part(config)
-        self.semantic = kind(settings, observation_space, action_space, seed=seed, device=device)
+        self.semantic = kind(settings, self.observation_space, self.action_space, seed=self.seed, device=self.device)
         self.frame_size, self.embedding = self.semantic.frame_size, self.semantic.embedding
 
     def initial_memory(self, n: int) -> Memory:

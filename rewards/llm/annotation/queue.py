@@ -55,7 +55,7 @@ class AnnotationQueue:
         self.waiting: dict[Item, tuple[float, int]] = {}
         self.asking: dict[Item, tuple[float, int]] = {}
         self.fresh: list[Item] = []
-        self.answers: deque[tuple[int, Item, float]] = deque()
+        self.answers: deque[tuple[int, Item, Any]] = deque()
         self.counts = dict.fromkeys(COUNTS, 0.0)
         self._known: dict[Item, None] = {}
         self._tries: dict[Item, int] = {}
@@ -120,8 +120,8 @@ class AnnotationQueue:
         if self.rate:
             self._credit -= len(items)
 
-    def answer(self, item: Item, value: float, due: int = 0, cached: bool = False) -> None:
-        """An item has an answer, NaN for unsure, which may be taken from step `due` on."""
+    def answer(self, item: Item, value: Any, due: int = 0, cached: bool = False) -> None:
+        """An item has an answer, a number or NaN for unsure or a text, which may be taken from step `due` on."""
         self.asking.pop(item, None)
         self.waiting.pop(item, None)
         self._remember(item)
@@ -149,7 +149,7 @@ class AnnotationQueue:
             self.waiting[item] = (float("-inf"), -self._serial)
             self._order = None
 
-    def take(self, now: int) -> list[tuple[Item, float]]:
+    def take(self, now: int) -> list[tuple[Item, Any]]:
         """The answers that are due, in order."""
         taken = []
         while self.answers and self.answers[0][0] <= now:
