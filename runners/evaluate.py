@@ -1,4 +1,4 @@
-"""How good a policy is in the task's own terms: return, success, goal steps, beside a random policy.
+"""How good a policy is by the task's own reward: return, success, goal steps, beside a random policy.
 
     python -m runners.evaluate run=runs/CartPole-v1/ppo-task+rnd/20261121-120000-s0 episodes=20
 
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envs.settings import Settings, setting
+from runners.cli.command import Command
 from runners.report import statistics
-from runners.run.config import TrainConfig, UsageError, load, unknown
 
 if TYPE_CHECKING:
     from envs.family import Goal
     from rewards.mix.mix import Mix
+    from runners.run.config import TrainConfig
 
 Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
 SEED = 1_000_000  # evaluation episodes never share a seed with training
@@ -29,7 +31,7 @@ SEED = 1_000_000  # evaluation episodes never share a seed with training
 
 @dataclass
 class Scores:
-    """What some episodes were worth to the task."""
+    """The task's own results of some episodes."""
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
@@ -73,12 +75,12 @@ def play(
         env_id: the environment.
         act: the policy; None acts at random.
         episodes: how many, at least 1.
-        seed: episode i starts from seed `SEED + 1000 * seed + i`, whoever plays.
+        seed: episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy.
         max_steps: no further episode begins after this many steps.
         max_episode_steps: as in training.
-        goal: whose truth is asked for after every step.
+        goal: whose ground truth is checked after every step.
         options: of the environment, as in training.
-        mix: what the policy was paid by, if rewards of it speak to the policy.
+        mix: the policy's rewards, some of which add to its observations.
     """
     from envs.family import family_of
     from envs.make import make
@@ -135,7 +137,7 @@ def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: i
 
 
 def goal_of(config: TrainConfig) -> Goal | None:
-    """The goal, known to the environment's family, that a reward of this run speaks about."""
+    """The goal, known to the environment's family, that a reward of this run names."""
     from envs.make import goals
 
     prompts = [options.goal for options in config.reward.values() if getattr(options, "goal", "")]
@@ -198,83 +200,34 @@ def _number(value: Any) -> str:
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def load_run(run: Path, trust: bool = False) -> tuple[TrainConfig, Any, Mix]:
-    """A trained run at its newest checkpoint: its configuration, its agent, its mix.
+@dataclass
+class EvaluateConfig(Settings):
+    """One evaluation."""
 
-    Raises:
-        UsageError: if it is none, or names code or servers that nobody trusts; see `runners.run.trust`.
-    """
-    import agents
-    from runners.run import checkpoint
-    from runners.run.config import to_dict
-    from runners.run.trust import require
-    from runners.train import build
-
-    if not (run / "config.yaml").exists():
-        raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
-    config = load(run / "config.yaml")
-    require(trust, f"run={run}", config.env, config.env_options, to_dict(config)["reward"])
-    found = checkpoint.load(run / "checkpoints", lambda sentence: print(sentence, file=sys.stderr))
-    if found is None:
-        raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
-    state = found[0]
-    options = config.agent
-    config.n_envs, config.backend, config.device = 1, "gym", "cpu"
-    if agents.get(config.agent_name).driver == "relabel":
-        options.buffer_size = 1  # nothing will be learnt
-    if hasattr(options, "n_steps") and hasattr(options, "batch_size"):
-        options.batch_size = options.n_steps
-    parts = build(config)
-    model, mix = parts.model, parts.mix
-    model.policy.load_state_dict(state["agent"]["modules"]["policy"])
-    mix.load_state_dict(state["mix"])
-    return config, model, mix
+    run: str = setting(help="a run's folder below runs/")
+    episodes: int = setting(20, "how many", low=1)
+    seed: int = setting(0, "of the first episode", low=0)
+    video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")
+    trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Evaluate a run; returns the exit code."""
-    from runners.run.exits import USAGE, explain
+def evaluate(config: EvaluateConfig) -> None:
+    """Evaluate a run and print its scores."""
+    from runners.run.build import load_run
+    from runners.run.video import record_video
 
-    arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(
-            f"{__doc__}\nkeys: run= (a run's folder), episodes=20, seed=0, video=true, "
-            "trust=false (whether the run may name code and servers, as in env=module:Id)"
-        )
-        return 0 if arguments else USAGE
-    try:
-        return _evaluate(arguments)
-    except Exception as error:
-        code, sentence = explain(error, "set-up")
-        if not sentence:
-            raise
-        print(f"error: {sentence}", file=sys.stderr)
-        return code
-
-
-def _evaluate(arguments: list[str]) -> int:
-    options: dict[str, str] = {"run": "", "episodes": "20", "seed": "0", "video": "true", "trust": "false"}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in options:
-            raise UsageError(unknown("key", key, options))
-        options[key] = value
-    if not options["run"]:
-        raise UsageError("run= is missing; give a run's folder below runs/")
-    for key, low in (("episodes", 1), ("seed", 0)):
-        if not options[key].isdigit() or int(options[key]) < low:
-            raise UsageError(f"{key}={options[key]} is out of range; give a whole number, {low} or more")
-    run, episodes, seed = Path(options["run"]), int(options["episodes"]), int(options["seed"])
-    config, model, mix = load_run(run, options["trust"] == "true")
-    columns = evaluation(config, model, mix, episodes, seed)
-    print(f"{config.world}, {config.agent_name} paid by {config.rewards}, {columns['this run']['episodes']} episodes")
+    run = Path(config.run)
+    trained, model, mix, _ = load_run(run, config.trust)
+    columns = evaluation(trained, model, mix, config.episodes, config.seed)
+    episodes = columns["this run"]["episodes"]
+    print(f"{trained.world}, agent {trained.agent_name}, reward {trained.rewards}, {episodes} episodes")
     print(table(columns))
-    if options["video"] != "false":
-        from runners.run.video import film
+    if config.video:
+        act, seed = policy(model, trained.env), SEED + 1000 * config.seed
+        print(f"video: {record_video(trained, act, mix, run / 'video.mp4', seed)}")
 
-        print(f"video: {film(config, model, mix, run / 'video.mp4', seed=seed)}")
-    return 0
 
+main = Command(EvaluateConfig, evaluate, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

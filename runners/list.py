@@ -48,7 +48,7 @@ def show(names: list[str]) -> None:
 main = Command(None, show, __doc__, bare=True)
 
 
-def help_text() -> str:
+def train_text() -> str:
     """What `python -m runners.train --help` prints."""
     chosen = {"reward": "task", "agent": "ppo"}
     return "\n\n".join(
@@ -145,8 +145,7 @@ def comments(config: type) -> dict[str, str]:
             source = inspect.getsource(cls)
         except (OSError, TypeError):
             continue
-        for name, comment in re.findall(r"^    (\w+): [^\n]*?#\s(.*)$", source, re.MULTILINE):
-            found[name] = comment
+        found |= dict(re.findall(r"^    (\w+): [^\n]*?#\s(.*)$", source, re.MULTILINE))
         section = (cls.__doc__ or "").partition("Attributes:")[2]
         for name, words in re.findall(r"^ {4,8}(\w+): (.*(?:\n {9,}.*)*)", section, re.MULTILINE):
             found.setdefault(name, " ".join(words.split()))

@@ -1,38 +1,30 @@
-"""Learn from recordings and comparisons alone: no reward, no environment to try things out in.
+"""Learn from recordings and comparisons alone: no reward, no interaction with the environment.
 
     python -m runners.offline data=random.safetensors,good.safetensors judge=scripted queries=300 seed=0
 
-Pairs of segments are drawn from the recordings and shown to a judge; `bradley_terry` finds a reward behind the answers
-and labels every transition with it; IQL learns a policy from that. Beside it: IQL on the task's own rewards, behaviour
-cloning, what the recorded episodes returned, and a random policy. The environment is used to evaluate only.
+A judge compares pairs of segments of the recordings; `bradley_terry` fits a reward to its answers and labels every
+transition with it; IQL learns a policy from that. Beside it: IQL on the task's own rewards, behaviour cloning, the
+returns of the recorded episodes, and a random policy. The environment is used to evaluate only.
 
 Source: Venkataraman et al. 2024, "Real-World Offline Reinforcement Learning from Vision Language Model Feedback", arXiv
-2411.05273 (with judge=vlm). keys:
-    data=       recordings, separated by commas (runners.record makes some)
-    env=        where to evaluate; that of the recordings by default
-    judge=      scripted, heron, clip, recorded, vlm; its options as in judge.mistakes=0.1 or judge.goal="to stand up"
-    queries=    pairs shown to the judge (300); length= steps of a segment (25)
-    reward.*    other options of bradley_terry, as in reward.of=frame
-    steps=      minibatches of IQL (10000); agent.* its options, as in agent.beta=10
-    arms=       which policies to train (preferences,true,cloning)
-    episodes=   of each evaluation (20)
-    out=        where to keep the policy learned from preferences, *.safetensors
-    seed=       of everything (0)
-    trust=      whether the data may name the code of an environment, as in module:Id (false)
+2411.05273 (with judge=vlm).
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import Space
 
+from envs.settings import Settings, setting
+from runners.cli.command import Command
 from runners.evaluate import play, policy, table
-from runners.record import command, parsed, played
-from runners.run.config import UsageError, unknown
+from runners.record import whole_episodes
+from runners.run.config import UsageError
 from runners.run.trust import require
 
 if TYPE_CHECKING:
@@ -43,41 +35,31 @@ ARMS = ("preferences", "true", "cloning")
 
 
 @dataclass
-class OfflineConfig:
-    """One offline run; the module's docstring explains the keys."""
+class OfflineConfig(Settings):
+    """One offline run."""
 
-    data: str = ""
-    env: str = ""
-    judge: str = "scripted"
-    queries: int = 300
-    length: int = 25
-    steps: int = 10_000
-    arms: str = ",".join(ARMS)
-    episodes: int = 20
-    out: str = ""
-    seed: int = 0
-    trust: bool = False
-    device: str = "cpu"
-    judge_options: dict[str, Any] = field(default_factory=dict)
-    reward_options: dict[str, Any] = field(default_factory=dict)
-    agent_options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.data:
-            raise UsageError("data= is missing; give a recording, such as python -m runners.record makes")
-        for arm in self.arms.split(","):
-            if arm not in ARMS:
-                raise UsageError(unknown("arms", arm, ARMS))
-        for name in ("queries", "length", "steps", "episodes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} is out of range; give a whole number, 1 or more")
+    data: list[str] = setting(help="recordings, separated by commas, such as python -m runners.record makes")
+    env: str = setting("", "where to evaluate; that of the recordings by default")
+    judge: str = setting("scripted", "scripted, heron, clip, recorded, vlm")
+    judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.mistakes=0.1")
+    queries: int = setting(300, "pairs that the judge compares", low=1)
+    length: int = setting(25, "steps of a segment", low=1)
+    reward_options: dict[str, Any] = setting({}, "other options of bradley_terry, as in reward.of=frame")
+    steps: int = setting(10_000, "minibatches of IQL", low=1)
+    agent_options: dict[str, Any] = setting({}, "options of IQL, as in agent.beta=10")
+    arms: list[str] = setting(list(ARMS), "policies to train", choices=ARMS)
+    episodes: int = setting(20, "of each evaluation", low=1)
+    out: str = setting("", "where to keep the policy learned from preferences, *.safetensors")
+    seed: int = setting(0, "of everything", low=0)
+    device: str = setting("cpu", "as torch writes it")
+    trust: bool = setting(False, "whether the data may name an environment's code, as in module:Id")
 
 
 def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, Any]:
     """Label, learn, evaluate.
 
     Args:
-        config: what to do; `data` may be a mere name where `batch` is given.
+        config: what to do; `data` is not read where `batch` is given.
         batch: transitions already in memory, for `config.env`.
 
     Returns:
@@ -92,7 +74,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     if batch is None:
         batch, meta = load(config.data)
     env_id = config.env or meta["env"]
-    require(config.trust, f"data={config.data}", "" if config.env else env_id, meta.get("env_options"))
+    require(config.trust, f"data={','.join(config.data)}", "" if config.env else env_id, meta.get("env_options"))
     if config.judge == "heron" and meta.get("signals"):
         config.judge_options.setdefault("names", meta["signals"])
     options = meta.get("env_options", {})
@@ -102,7 +84,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     labels: dict[str, float] = {}
     notes: list[str] = []
     columns: dict[str, dict[str, Any]] = {}
-    for arm in config.arms.split(","):
+    for arm in config.arms:
         rewards = batch.reward
         if arm == "preferences":
             rewards, labels, notes = labelled(config, batch, *spaces)
@@ -112,14 +94,14 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
             model.save(config.out)
         columns[arm] = play(env_id, policy(model), config.episodes, seed=config.seed, options=options).to_dict()
     columns["random"] = play(env_id, None, config.episodes, seed=config.seed, options=options).to_dict()
-    scores = played(batch)
+    scores = whole_episodes(batch)
     if scores.returns:
         columns["the data"] = scores.to_dict()
     return {"arms": columns, "labels": labels, "notes": notes}
 
 
-def load(files: str) -> tuple[Transitions, dict[str, Any]]:
-    """Recordings of one environment as one batch, and what the first says about itself.
+def load(files: list[str]) -> tuple[Transitions, dict[str, Any]]:
+    """Recordings of one environment as one batch, and the metadata of the first.
 
     Raises:
         UsageError: if they are of different environments.
@@ -127,20 +109,22 @@ def load(files: str) -> tuple[Transitions, dict[str, Any]]:
     from envs.recording import load as read
     from envs.types import concatenate
 
-    batches, metas = zip(*(read(Path(name)) for name in files.split(",")))
-    worlds = [(meta.get("env", ""), meta.get("env_options", {})) for meta in metas]
-    if any(world != worlds[0] for world in worlds):
-        raise UsageError(f"data={files} holds recordings of different environments: {worlds}; give those of one")
+    batches, metas = zip(*(read(Path(name)) for name in files))
+    tasks = [(meta.get("env", ""), meta.get("env_options", {})) for meta in metas]
+    if any(task != tasks[0] for task in tasks):
+        raise UsageError(
+            f"data={','.join(files)} holds recordings of different environments: {tasks}; give those of one"
+        )
     return concatenate(list(batches)), metas[0]
 
 
 def labelled(
-    config: OfflineConfig, batch: Transitions, observation_space: Any, action_space: Any
+    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
 ) -> tuple[np.ndarray, dict[str, float], list[str]]:
-    """What every transition is worth, as the judge's answers explain it: float32 (N,), metrics, sentences.
+    """The reward of every transition that fits the judge's answers: float32 (N,), metrics, sentences.
 
     Raises:
-        UsageError: if the recording lacks what the judge reads, or the judge's answers say nothing.
+        UsageError: if the recording lacks what the judge reads, or no reward fits the judge's answers.
     """
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 
@@ -153,9 +137,9 @@ def labelled(
     missing = [name for name in sorted(reward.requires) if getattr(batch, name) is None]
     if missing:
         options = {"frame": f"frames={reward.frame_size or 224}", "text": "text=true", "signals": "signals=true"}
-        said = " ".join(options.get(name, name) for name in missing)
+        needed = " ".join(options.get(name, name) for name in missing)
         raise UsageError(
-            f"the judge {config.judge} reads {', '.join(missing)}, which the data lacks; record with {said}"
+            f"the judge {config.judge} reads {', '.join(missing)}, which the data lacks; record with {needed}"
         )
     if reward.embedding:
         batch = batch.replace(extras={**batch.extras, reward.embedding: reward.embed(batch)})
@@ -168,34 +152,27 @@ def labelled(
     return rewards, metrics, reward.notes()
 
 
-def trained(
-    config: OfflineConfig, arm: str, batch: Transitions, rewards: np.ndarray, observation_space: Any, action_space: Any
-) -> IQL:
-    """IQL on these rewards; cloning is IQL that cares for none."""
+def trained(config: OfflineConfig, arm: str, batch: Transitions, rewards: np.ndarray, *spaces: Space) -> IQL:
+    """IQL on these rewards; cloning is IQL that ignores them (beta 0)."""
     from agents.iql import IQL, IQLConfig
 
     options = config.agent_options | ({"beta": 0.0} if arm == "cloning" else {})
-    model = IQL(
-        IQLConfig(**options), observation_space, action_space, batch, rewards, seed=config.seed, device=config.device
-    )
+    model = IQL(IQLConfig(**options), *spaces, batch, rewards, seed=config.seed, device=config.device)
     model.learn(config.steps)
     return model
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Learn offline from the command line; returns the exit code."""
+def report(config: OfflineConfig) -> None:
+    """Run, and print notes, metrics and the table of returns."""
+    result = run(config)
+    for note in result["notes"]:
+        print(note)
+    if result["labels"]:
+        print("  ".join(f"{key} {value:.3g}" for key, value in result["labels"].items()))
+    print(table(result["arms"]))
 
-    def report(arguments: list[str]) -> None:
-        nested = {"judge": "judge_options", "reward": "reward_options", "agent": "agent_options"}
-        result = run(parsed(OfflineConfig, arguments, nested))
-        for note in result["notes"]:
-            print(note)
-        if result["labels"]:
-            print("  ".join(f"{key} {value:.3g}" for key, value in result["labels"].items()))
-        print(table(result["arms"]))
 
-    return command(__doc__, report, argv)
-
+main = Command(OfflineConfig, report, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,25 +1,16 @@
-"""Let a policy act and keep what happened in a file, to learn from without the environment.
+"""Run a policy and keep its transitions in a file, to learn from without the environment.
 
     python -m runners.record env=Pendulum-v1 policy=random steps=5000 out=random.safetensors
     python -m runners.record policy=runs/Pendulum-v1/sac-task/20261121-120000-s0 steps=5000 out=good.safetensors
 
-`runners.offline` learns from such files. keys:
-    env=        any id; that of the run by default. Options as in env.sticky=0.25
-    policy=     random, or a run's folder
-    steps=      transitions (10000)
-    out=        the file, *.safetensors
-    noise=      share of the steps at which the policy's action is replaced by a random one (0)
-    frames=     side of the frames to keep, pixels; 0 for none (0)
-    text=, signals=   whether to keep captions, and named quantities of the state (false)
-    seed=       of the first episode, and of random actions (0)
-    trust=      whether the run may name code and servers, as in env=module:Id (false)
+`runners.offline` learns from such files.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,48 +19,48 @@ import numpy as np
 from envs.family import family_of
 from envs.recording import episodes, save
 from envs.recording import record as recorded
+from envs.settings import Settings, setting
 from envs.types import Transitions
-from runners.evaluate import Scores, load_run
-from runners.run.config import UsageError, unknown
+from runners.cli.command import Command
+from runners.evaluate import Scores
+from runners.run.build import load_run
+from runners.run.config import UsageError
 
 
 @dataclass
-class RecordConfig:
-    """One recording; the module's docstring explains the keys."""
+class RecordConfig(Settings):
+    """One recording."""
 
-    env: str = ""
-    policy: str = "random"
-    steps: int = 10_000
-    out: str = ""
-    noise: float = 0.0
-    frames: int = 0
-    text: bool = False
-    signals: bool = False
-    seed: int = 0
-    trust: bool = False
-    env_options: dict[str, Any] = field(default_factory=dict)
+    out: str = setting(help="the file to write, as in out=recording.safetensors")
+    env: str = setting("", "any id; that of the run by default")
+    env_options: dict[str, Any] = setting({}, "options of the environment, as in env.sticky=0.25")
+    policy: str = setting("random", "random, or a run's folder")
+    steps: int = setting(10_000, "transitions", low=1)
+    noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", low=0, high=1)
+    frames: int = setting(0, "side of the frames to keep, pixels; 0 for none", low=0)
+    text: bool = setting(False, "whether to keep captions")
+    signals: bool = setting(False, "whether to keep named quantities of the state")
+    seed: int = setting(0, "of the first episode, and of random actions", low=0)
+    trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
     def __post_init__(self) -> None:
-        if not self.out:
-            raise UsageError("out= is missing; name the file to write, as in out=recording.safetensors")
-        if not 0 <= self.noise <= 1:
-            raise UsageError(f"noise={self.noise} is no share; give a number in [0, 1]")
+        super().__post_init__()
         if self.policy == "random" and not self.env:
             raise UsageError("env= is missing, as in env=Pendulum-v1; or give a run's folder as policy=")
 
 
 def record(config: RecordConfig) -> dict[str, Any]:
-    """Record and write; returns what the file says about itself."""
+    """Record and write; returns the file's metadata."""
     from envs.make import make
 
     options: dict[str, Any] = dict(config.env_options)
     env_id, model = config.env, None
     if config.policy != "random":
-        run, model, _ = load_run(Path(config.policy), config.trust)
+        run, model, *_ = load_run(Path(config.policy), config.trust)
         env_id = env_id or run.env
         options = {"max_episode_steps": run.max_episode_steps, **run.env_options, **options}
-    shows: dict[str, Any] = {"frame_size": config.frames or None, "text": config.text, "signals": config.signals}
-    env = make(env_id, **{key: value for key, value in shows.items() if value}, **options)
+    modalities: dict[str, Any] = {"frame_size": config.frames or None, "text": config.text, "signals": config.signals}
+    env = make(env_id, **{key: value for key, value in modalities.items() if value}, **options)
     env.action_space.seed(config.seed)
     try:
         act = None if model is None else acting(model, env.action_space, config.noise, config.seed)
@@ -77,7 +68,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
         signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []
     finally:
         env.close()
-    returns = played(batch).returns
+    returns = whole_episodes(batch).returns
     meta = {
         "env": env_id,
         "env_options": {key: value for key, value in options.items() if value is not None},
@@ -94,7 +85,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
 
 
 def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[[Any, np.ndarray], np.ndarray]:
-    """The deterministic policy of an agent for batches of observations, now and then replaced by chance."""
+    """An agent's deterministic policy for batches of observations; a share `noise` of actions is random."""
     rng = np.random.default_rng(seed)
     state: Any = None
 
@@ -109,7 +100,7 @@ def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[[
     return act
 
 
-def played(batch: Transitions) -> Scores:
+def whole_episodes(batch: Transitions) -> Scores:
     """The task's return of every whole episode of a recording."""
     scores = Scores()
     for rows in episodes(batch):
@@ -119,73 +110,14 @@ def played(batch: Transitions) -> Scores:
     return scores
 
 
-def parsed(kind: Any, arguments: list[str], nested: dict[str, str]) -> Any:
-    """`key=value` arguments as an instance of a dataclass, whose defaults say what type a value has.
-
-    Args:
-        kind: the dataclass.
-        arguments: as typed.
-        nested: prefix of a dotted key -> the field, a dict, that collects what follows the dot.
-
-    Raises:
-        UsageError: for an unknown key, or a value of another type.
-    """
-    import yaml
-
-    known = {f.name: f for f in fields(kind) if f.name not in nested.values()}
-    values: dict[str, Any] = {name: {} for name in nested.values()}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        prefix, dot, rest = key.partition(".")
-        if not equals or (key not in known and not (dot and prefix in nested)):
-            raise UsageError(unknown("key", key, [*known, *(f"{name}." for name in nested)]))
-        try:
-            value = yaml.safe_load(text) if text else ""
-        except yaml.YAMLError:
-            value = text
-        if dot:
-            values[nested[prefix]][rest] = value
-            continue
-        wanted = type(known[key].default)
-        try:
-            values[key] = text if wanted is str else wanted(float(value)) if wanted in (int, float) else value
-        except (TypeError, ValueError):
-            raise UsageError(f"{key}={text} is no number") from None
-        if not isinstance(values[key], wanted):
-            raise UsageError(f"{key}={text} is neither true nor false")
-    return kind(**values)
+def record_and_print(config: RecordConfig) -> None:
+    """Record, and print what the file holds."""
+    meta = record(config)
+    mean = "" if meta["mean_return"] is None else f", mean return {meta['mean_return']:.1f}"
+    print(f"{config.out}: {meta['transitions']:,} transitions of {meta['env']}, {meta['episodes']} episodes{mean}")
 
 
-def command(doc: str | None, run: Callable[[list[str]], None], argv: list[str] | None) -> int:
-    """A command line's manners: help, one sentence for an expected error; returns the exit code."""
-    from runners.run.exits import OK, USAGE, explain
-
-    arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or any(argument in ("-h", "--help") for argument in arguments):
-        print(doc)
-        return OK if arguments else USAGE
-    try:
-        run(arguments)
-    except Exception as error:
-        code, sentence = explain(error, "set-up")
-        if not sentence:
-            raise
-        print(f"error: {sentence}", file=sys.stderr)
-        return code
-    return OK
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Record from the command line; returns the exit code."""
-
-    def run(arguments: list[str]) -> None:
-        config = parsed(RecordConfig, arguments, {"env": "env_options"})
-        meta = record(config)
-        said = "" if meta["mean_return"] is None else f", mean return {meta['mean_return']:.1f}"
-        print(f"{config.out}: {meta['transitions']:,} transitions of {meta['env']}, {meta['episodes']} episodes{said}")
-
-    return command(__doc__, run, argv)
-
+main = Command(RecordConfig, record_and_print, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Train an agent on a reward, then tell the task's own truth about it.
+"""Train an agent on a reward, then report the task's own return.
 
     python -m runners.train env=CartPole-v1 reward=rnd
 
@@ -7,7 +7,6 @@ command line -> config -> envs -> mix -> agent -> learn -> evaluate -> report
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
@@ -15,184 +14,51 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners.run.config import UsageError
-from runners.run.packages import name_collision
+from runners.cli.command import Command
 
 if TYPE_CHECKING:
-    from rewards.mix.mix import Mix
+    from runners.run.build import Parts
     from runners.run.config import TrainConfig
     from runners.run.control import Control
     from runners.run.exits import Signals
-    from runners.run.folder import RunFolder
     from runners.run.log import Live
     from runners.run.saver import Saver
 
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    collision = name_collision()
-    if collision:
-        print(f"error: {collision}", file=sys.stderr)
-        return 2
-    if not argv or "--help" in argv or "-h" in argv:
-        from runners.list import help_text
-
-        print(help_text())
-        return 0 if argv else 2
-
-    from runners.run.exits import Signals, Stopped, explain, kept
-    from runners.run.secrets import masked
-
-    work = Work(argv)
-    with Signals() as signals:
-        try:
-            return train(work, signals)
-        except Stopped as stop:
-            work.end("stopped", stop.code)
-            print(f"stopped at step {work.step:,}; the same command continues from the last checkpoint")
-            return stop.code
-        except Exception as error:
-            code, sentence = explain(error, work.phase, work.step)
-            sentence += kept(error, getattr(work, "folder", None))
-            work.end("failed", code, sentence or masked(str(error)))
-            if not sentence or os.environ.get("LODESTAR_DEBUG"):
-                print(masked(traceback.format_exc()), file=sys.stderr)
-            if sentence:
-                print(f"error: {sentence}", file=sys.stderr)
-            return code
-        finally:
-            work.close()
-
-
-def train(work: Work, signals: Signals) -> int:
-    """The whole run, top to bottom."""
+def train(argv: list[str]) -> int:
+    """The whole run, top to bottom; returns the exit code."""
     from runners.cli.compose import compose
+    from runners.run.build import build
+    from runners.run.exits import STORAGE, Signals
 
-    config, preset = compose(work.argv)
-    folder = work.open(config)
-    if folder.status().get("state") == "finished":
-        print(f"{folder.path} is finished already; nothing to do")
-        return 0
-    parts = build(config, folder.path / "crashes")
-    state = work.saved_state()
-    saver, live = work.begin(config, parts, state, signals)
-    announce(config, preset, parts, work)
-    control = start_control(config, work)
+    config, preset = compose(argv)
+    with Signals() as signals, Work(config, argv) as work:
+        if work.folder.status().get("state") == "finished":
+            print(f"{work.folder.path} is finished already; nothing to do")
+            return 0
+        parts = build(config, work.folder.path / "crashes")
+        saver, live = work.begin(parts, signals)
+        announce(config, preset, parts, work)
+        control = start_control(config, work)
 
-    signals.deferred = True
-    learn(config, parts, saver, work)
-    live.close()
-    signals.release()
+        signals.deferred = True
+        learn(config, parts, saver, work)
+        live.close()
+        signals.release()
 
-    work.phase = "report"
-    scores = evaluate(config, parts, control)
-    report(config, parts, scores, control, work)
-    parts.mix.close()
-    code = 5 if saver.storage_error else 0
-    work.end("failed" if code else "finished", code, saver.storage_error)
-    if saver.storage_error:
-        print(f"error: the last checkpoint could not be written: {saver.storage_error}", file=sys.stderr)
-    return code
-
-
-@dataclass
-class Parts:
-    """What learns, what pays it, and where."""
-
-    venv: Any  # a Gymnasium vector, or an SB3 VecEnv
-    mix: Mix
-    model: Any
-    driver: Any  # the callback that feeds the mix; None for an agent that does so itself
-    n_envs: int
-    device: str
-
-
-def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
-    """Environments, mix and agent, and the driver the agent takes a reward through; workers crash into a folder."""
-    import torch
-    from stable_baselines3.common.utils import set_random_seed
-
-    import agents
-    from envs.finite import OnNan
-    from envs.make import make
-    from rewards.adapters.guided import make_mix
-    from runners.run.malloc import keep_freed_memory
-
-    torch.set_num_threads(config.num_threads)
-    keep_freed_memory()
-    set_random_seed(config.seed)
-    device = find_device(config.device)
-    agent = agents.get(config.agent_name)
-    n_envs = config.n_envs or agent.n_envs
-    one = make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)
-    observation_space, action_space = one.observation_space, one.action_space
-    one.close()
-    agent.check(observation_space, action_space)
-    spaces = (observation_space, action_space)
-    mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
-    mix.on_nan = OnNan(config.on_nan)
-    venv = make_envs(config, agent.driver, n_envs, mix, crashes)
-    if agent.driver == "scorer":  # it takes the mix itself
-        model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)
-        return Parts(venv, mix, model, None, n_envs, device)
-    driver, buffer = make_driver(agent.driver, mix, venv)
-    model = agent.build(config.agent, venv, seed=config.seed, device=device, buffer=buffer)
-    return Parts(venv, mix, model, driver, n_envs, device)
-
-
-def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> Any:
-    """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
-    from agents.sb3.agent import make_venv
-    from envs.make import make_vec
-    from rewards.adapters.guided import guided, guides
-
-    options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
-    options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
-    watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error, "crash_folder": crashes}
-    workers = watchdog if config.backend == "workers" else None
-    if driver == "scorer":
-        envs = make_vec(config.env, n, seed=config.seed, backend=config.backend, workers=workers, **options)
-        return guided(envs, mix)
-    unfit = ("batched", "workers") if guides(mix) else ("batched",)
-    if config.backend in unfit:
-        raise UsageError(
-            f"backend={config.backend} does not fit agent={config.agent_name}; use agent=ppo, or backend=auto"
-        )
-    wrap = functools.partial(guided, mix=mix) if guides(mix) else None
-    return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)
-
-
-def find_device(wanted: str) -> str:
-    """`auto` takes a GPU if there is one; a device that is not there is refused."""
-    import torch
-
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if wanted == "auto":
-        return "cuda" if there["cuda"] else "cpu"
-    if not there[wanted.split(":")[0]]:
-        found = ", ".join(name for name, present in there.items() if present)
-        raise UsageError(f"device={wanted} is not on this machine (it has {found}); give one of these, or auto")
-    return wanted
-
-
-def make_driver(kind: str, mix: Mix, venv: Any) -> tuple[Any, Any]:
-    """The callback that feeds the mix, and (replay buffer class, its arguments) for off-policy agents."""
-    from gymnasium import spaces
-    from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-
-    from rewards.adapters.sb3 import RelabelCallback, RewardCallback, relabelling
-
-    if kind == "rollout":
-        return RewardCallback(mix), None
-    plain = DictReplayBuffer if isinstance(venv.observation_space, spaces.Dict) else ReplayBuffer
-    return RelabelCallback(), (relabelling(plain), {"mix": mix})
+        work.phase = "report"
+        scores = evaluate(config, parts, control)
+        report(config, parts, scores, control, work)
+        parts.mix.close()
+        code = STORAGE if saver.storage_error else 0
+        work.end("failed" if code else "finished", code, saver.storage_error)
+        if saver.storage_error:
+            print(f"error: the last checkpoint could not be written: {saver.storage_error}", file=sys.stderr)
+        return code
 
 
 def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) -> None:
@@ -219,7 +85,7 @@ def start_control(config: TrainConfig, work: Work) -> Control | None:
     try:
         work.control = control.Control(config, work.argv, work.folder.path)
     except OSError as error:
-        print(f"no control run ({error}); training goes on without it")
+        print(f"no control run ({error}); training continues without it")
         return None
     print(f"{work.control.label}, beside this run (control=none switches it off)", flush=True)
     return work.control
@@ -247,7 +113,7 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
 
 
 def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict[str, dict[str, Any]]:
-    """The task's truth about this policy, a random one, and the control's."""
+    """The task's own scores of this policy, a random one, and the control's."""
     if config.eval_episodes == 0:
         return {}
     from runners.evaluate import evaluation
@@ -258,28 +124,29 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
             print("waiting for the control run", flush=True)
         result = control.result()
         if result is None:
-            print(f"the control run failed; its last words are in {control.log}")
+            print(f"the control run failed; its output is in {control.log}")
         else:
             scores[control.label] = result
     return scores
 
 
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: Control | None, work: Work) -> None:
-    """Numbers, film, curve, and the line for TensorBoard. A picture that fails costs a sentence, not the run."""
-    from runners.evaluate import table
+    """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
+    from runners.evaluate import SEED, policy, table
     from runners.run.checkpoint import write_atomically
     from runners.run.curve import curve
-    from runners.run.video import film
+    from runners.run.video import record_video
 
     path = work.folder.path
     if scores:
-        print(f"\ntask truth over {scores['this run']['episodes']} episodes of the trained policy")
+        print(f"\nthe task's own scores over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))
     pictures: list[tuple[str, Callable[[], object]]] = [
         ("curve", lambda: curve(path, f"{config.world}: {parts.mix.describe()}", scores=scores, control=control))
     ]
     if config.video:
-        pictures.append(("video", lambda: film(config, parts.model, parts.mix, path / "video.mp4", seed=config.seed)))
+        act, seed = policy(parts.model, config.env), SEED + 1000 * config.seed
+        pictures.append(("video", lambda: record_video(config, act, parts.mix, path / "video.mp4", seed)))
     for name, draw in reversed(pictures):
         try:
             print(f"{name + ':':<13}{draw()}")
@@ -293,50 +160,37 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: C
 
 
 class Work:
-    """What must be known, and tidied up, however a run ends."""
+    """A run in its folder: whatever ends it is written down, and the folder is left in order."""
 
-    def __init__(self, argv: list[str]) -> None:
-        self.argv = argv
+    def __init__(self, config: TrainConfig, argv: list[str]) -> None:
+        from runners.run.folder import open_folder
+
+        self.config, self.argv = config, argv
         self.phase = "set-up"
-        self.folder: RunFolder
+        self.folder = open_folder(config)  # locked from here on
         self.control: Control | None = None
         self._model: Any = None
         self._start = 0
         self._live: Live | None = None
-        self._opened = False
+
+    def __enter__(self) -> Work:
+        return self
 
     @property
     def step(self) -> int:
         """Environment steps so far."""
         return self._start if self._model is None else max(self._start, int(self._model.num_timesteps))
 
-    def open(self, config: TrainConfig) -> RunFolder:
-        """Lock the folder this command works in."""
-        from runners.run.folder import open_folder
-
-        self.folder = open_folder(config)
-        self._opened = True
-        return self.folder
-
-    def saved_state(self) -> dict[str, Any] | None:
-        """The newest whole checkpoint of the folder."""
+    def begin(self, parts: Parts, signals: Signals) -> tuple[Saver, Live]:
+        """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
         from runners.run import checkpoint
-
-        found = checkpoint.load(self.folder.checkpoints, tidy=True)
-        if found is None:
-            return None
-        state, self._start = found
-        return state
-
-    def begin(
-        self, config: TrainConfig, parts: Parts, state: dict[str, Any] | None, signals: Signals
-    ) -> tuple[Saver, Live]:
-        """Write down the run, open its logs, make the callback that keeps it."""
         from runners.run.log import Live, make_logger
         from runners.run.saver import Saver
 
+        config, found = self.config, checkpoint.load(self.folder.checkpoints, tidy=True)
+        state, self._start = found or (None, 0)
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
-        self._live = live = Live(int(config.total_timesteps), self._start)
+        self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
         parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
         saver = Saver(
@@ -345,8 +199,8 @@ class Work:
             parts.driver,
             signals,
             live,
-            every=int(config.checkpoint_every),
-            log_every=int(config.log_every) or LOG_EVERY,
+            every=config.checkpoint_every,
+            log_every=config.log_every or LOG_EVERY,
             state=state,
             on_save=self._saved,
         )
@@ -360,22 +214,39 @@ class Work:
         """Write down how it ended; a folder in which nothing happened disappears."""
         if self._live is not None:
             self._live.close()
-        if not self._opened:
-            return
         if self._model is None and self.folder.new:
             self.folder.discard()
-            self._opened = False
             return
         with suppress(OSError):
             self.folder.write_status(state=state, step=self.step, error=error, exit_code=code)
 
-    def close(self) -> None:
-        """Stop the control run and let others into the folder."""
-        if self.control is not None:
-            self.control.stop()
-        if self._opened:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from runners.run.exits import Failed, Stopped, explain, save_kept
+        from runners.run.secrets import masked
+
+        try:
+            if isinstance(error, Stopped):
+                self.end("stopped", error.code)
+                print(f"stopped at step {self.step:,}; the same command continues from the last checkpoint")
+            elif isinstance(error, Exception):
+                code, sentence = explain(error, self.phase, self.step)
+                sentence += save_kept(error, self.folder.path)
+                self.end("failed", code, sentence or masked(str(error)))
+                raise Failed(code, sentence) from error
+        finally:
+            if self.control is not None:
+                self.control.stop()
             self.folder.close()
 
+
+def help_text() -> str:
+    """What `--help` prints."""
+    from runners.list import train_text
+
+    return train_text()
+
+
+main = Command(None, train, stopped="", help=help_text)
 
 if __name__ == "__main__":
     sys.exit(main())

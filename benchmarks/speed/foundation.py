@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed.measure import Measure, interleave, ratio
-from runners.run.malloc import keep_freed_memory
+from runners.run.build import keep_freed_memory
 
 PPO_FRAMES = 8_192  # four rollouts of 8 x 256
 SAC_FRAMES = 400

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.measure import Measure, interleave, ratio
-from runners.run.malloc import keep_freed_memory
+from runners.run.build import keep_freed_memory
 
 FRAMES = 60_000
 NLE_FRAMES = 30_000

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.speed.measure import Measure, Rates, interleave, ratio
 from runners.report import results
-from runners.run.malloc import keep_freed_memory
+from runners.run.build import keep_freed_memory
 
 TASKS = {"cartpole": "CartPole-v1", "minigrid": "MiniGrid-DoorKey-6x6-v0", "halfcheetah": "HalfCheetah-v5"}
 ROUNDS = 5

@@ -120,7 +120,7 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
     from agents.ppo.agent import PPO, PPOConfig
     from benchmarks.studies.studies import make_watch
     from envs.make import make_vec
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

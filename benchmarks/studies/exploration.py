@@ -124,7 +124,7 @@ def train(name: str, arm: str, seed: int, task: Task | None = None, **changes: A
     from agents.ppo.agent import PPO, PPOConfig
     from benchmarks.studies.studies import make_watch
     from envs.make import make_vec
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

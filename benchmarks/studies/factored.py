@@ -96,7 +96,7 @@ def train(world: str, arm: str, seed: int, steps: int | None = None, **changes: 
 
     from agents.dyna.agent import Dyna, DynaConfig
     from envs.make import make_vec
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -69,7 +69,7 @@ def train(arm: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
 
     from agents.ppo.agent import PPO, PPOConfig
     from envs.make import make_vec
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -80,7 +80,7 @@ def train(task: str, arm: str, seed: int, frames: int = FRAMES, episodes: int = 
     from agents.ppo.agent import PPO, PPOConfig
     from envs.make import make_vec
     from runners.evaluate import play, policy
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

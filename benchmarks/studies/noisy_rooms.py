@@ -84,7 +84,7 @@ def explore(world: str, arm: str, seed: int, steps: int = STEPS) -> dict[str, An
     from agents.ppo.agent import PPO as Agent
     from agents.ppo.agent import PPOConfig
     from envs.make import make_vec
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

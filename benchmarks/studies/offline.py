@@ -43,7 +43,7 @@ def compare(seed: int) -> dict[str, Any]:
     """One row: the mean task return of each policy, and how good the labels were."""
     from runners.offline import OfflineConfig
     from runners.offline import run as learn
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     judge = {"mistakes": 0.1}

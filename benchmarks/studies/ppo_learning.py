@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.studies.studies import make_watch, thin
 from runners.evaluate import interval
 from runners.report import results, statistics
-from runners.run.malloc import keep_freed_memory
+from runners.run.build import keep_freed_memory
 
 SEEDS = 5
 

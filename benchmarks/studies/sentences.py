@@ -91,7 +91,7 @@ def train(name: str, arm: str, seed: int, task: Task | None = None) -> dict[str,
     from agents.ppo.agent import PPO, PPOConfig
     from envs.make import goals, make_vec
     from runners.evaluate import play, policy
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

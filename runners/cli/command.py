@@ -68,17 +68,17 @@ class Command:
         try:
             return self.run(argv if self.config is None else self.parse(argv)) or 0
         except UsageError as error:  # known without the imports below
-            return failed(2, masked(str(error)))
+            return failed(error.exit_code, masked(str(error)), error)
         except KeyboardInterrupt:
             code: int = 130
         except BaseException as error:
-            from runners.run.exits import Stopped, explain
+            from runners.run.exits import Failed, Stopped, explain
 
             if not isinstance(error, Exception | Stopped):
                 raise
             if not isinstance(error, Stopped):
                 code, sentence = explain(error)
-                return failed(code, sentence)
+                return failed(code, sentence, error.__cause__ if isinstance(error, Failed) else error)
             code = error.code
         if self.stopped:
             print(self.stopped)
@@ -163,10 +163,10 @@ def written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def failed(code: int, sentence: str) -> int:
+def failed(code: int, sentence: str, error: BaseException | None = None) -> int:
     """Print the sentence about an error, or the traceback where there is none; returns the exit code."""
-    if not sentence or os.environ.get("LODESTAR_DEBUG"):
-        print(masked(traceback.format_exc()), file=sys.stderr)
+    if error is not None and (not sentence or os.environ.get("LODESTAR_DEBUG")):
+        print(masked("".join(traceback.format_exception(error))), file=sys.stderr)
     if sentence:
         print(f"error: {sentence}", file=sys.stderr)
     return code

@@ -60,7 +60,7 @@ def compare(config: CompareConfig) -> int:
     from runners.compare import page
     from runners.compare.card import card, distances_between
     from runners.compare.sample import load_or_enumerate
-    from runners.run.malloc import keep_freed_memory
+    from runners.run.build import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

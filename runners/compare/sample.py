@@ -167,9 +167,10 @@ def take(spec: SampleSpec) -> Sample:
 
 def _policy_of(spec: SampleSpec) -> Callable[[Any, bool], Any]:
     from rewards.adapters.guided import guides
-    from runners.evaluate import load_run, policy
+    from runners.evaluate import policy
+    from runners.run.build import load_run
 
-    config, model, mix = load_run(Path(spec.run))
+    config, model, mix, _ = load_run(Path(spec.run))
     if config.env != spec.env:
         raise UsageError(f"run={spec.run} is of {config.env}, not of {spec.env}; give a run of the same environment")
     if guides(mix):

@@ -4,13 +4,6 @@
     python -m runners.export run=policy.safetensors env=Pendulum-v1       what runners.offline wrote
 
 What is written is compared with the agent on 256 observations of its environment, and not kept if it differs.
-keys:
-    run=       a run's folder, or a file that runners.offline wrote
-    format=    safetensors (for runners.export.load), onnx (for onnxruntime), or both (both)
-    out=       folder (export, in the run's folder or beside the file)
-    env=       for a file of runners.offline: the environment's id. Options as in env.sticky=0.25
-    seed=      of the observations (0)
-    trust=     whether the run may name code and servers, as in env=module:Id (false)
 """
 
 from __future__ import annotations
@@ -18,38 +11,43 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runners.record import command, parsed
-from runners.run.config import TrainConfig, UsageError, load, to_dict, unknown
+from envs.settings import Settings, setting
+from runners.cli.command import Command
+from runners.run.config import TrainConfig, UsageError, to_dict
+
+if TYPE_CHECKING:
+    from rewards.mix.mix import Mix
 
 ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
 FILES = ("policy.safetensors", "policy.json", "policy.onnx", "README.md")
-FORMATS = ("both", "safetensors", "onnx")
 
 
 @dataclass
-class ExportConfig:
-    """One export; the module's docstring explains the keys."""
+class ExportConfig(Settings):
+    """One export."""
 
-    run: str = ""
-    format: str = "both"
-    out: str = ""
-    env: str = ""
-    seed: int = 0
-    trust: bool = False
-    env_options: dict[str, Any] = field(default_factory=dict)
+    run: str = setting(help="a run's folder below runs/, or a file that runners.offline wrote")
+    format: str = setting(
+        "both",
+        "safetensors (for runners.export.load), onnx (for onnxruntime), or both",
+        choices=("both", "safetensors", "onnx"),
+    )
+    out: str = setting("", "folder; export, in the run's folder or beside the file")
+    env: str = setting("", "for a file of runners.offline: the environment's id")
+    env_options: dict[str, Any] = setting({}, "its options, as in env.sticky=0.25")
+    seed: int = setting(0, "of the observations", low=0)
+    trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
     def __post_init__(self) -> None:
-        if not self.run:
-            raise UsageError("run= is missing; give a run's folder below runs/")
-        if self.format not in FORMATS:
-            raise UsageError(unknown("format", self.format, FORMATS))
+        super().__post_init__()
         if Path(self.run).is_file() and not self.env:
             raise UsageError(f"env= is missing: {self.run} does not say which environment its policy is for")
 
@@ -60,9 +58,9 @@ class Subject:
 
     agent: str
     model: Any
-    make: Any  # () -> the environment as the agent is shown it
+    make: Callable[[], Any]  # the environment as the agent observes it
     config: TrainConfig | None = None
-    mix: Any = None
+    mix: Mix | None = None
     step: int = 0
 
 
@@ -116,18 +114,15 @@ def run_subject(run: Path, trust: bool = False) -> Subject:
     """The agent of a run at its newest checkpoint."""
     from envs.make import make
     from rewards.adapters.guided import guided, shown_to
-    from runners.evaluate import load_run
-    from runners.run import checkpoint
+    from runners.run.build import load_run
 
-    config, model, mix = load_run(run, trust)
-    config = load(run / "config.yaml")  # as trained: to load it, some of it was made smaller
-    found = checkpoint.load(run / "checkpoints")
-    shown = {**config.env_options, **shown_to(mix)}
+    config, model, mix, step = load_run(run, trust)
+    options = {**config.env_options, **shown_to(mix)}
 
-    def world() -> Any:
-        return guided(make(config.env, max_episode_steps=config.max_episode_steps, **shown), mix)
+    def make_env() -> Any:
+        return guided(make(config.env, max_episode_steps=config.max_episode_steps, **options), mix)
 
-    return Subject(config.agent_name, model, world, config, mix, found[1] if found else 0)
+    return Subject(config.agent_name, model, make_env, config, mix, step)
 
 
 def file_subject(config: ExportConfig) -> Subject:
@@ -234,7 +229,7 @@ def about(subject: Subject) -> dict[str, Any]:
     from runners.run.checkpoint import versions
 
     env = subject.make()
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "agent": subject.agent,
         "env": env.spec.id if env.spec is not None else "",
         "step": subject.step,
@@ -245,10 +240,10 @@ def about(subject: Subject) -> dict[str, Any]:
     env.close()
     if subject.config is not None:
         kept = to_dict(subject.config)
-        told["config"] = scrubbed(
+        found["config"] = scrubbed(
             {key: kept[key] for key in ("env", "env_options", "reward", "agent", "seed") if key in kept}
         )
-    return told
+    return found
 
 
 def card_of(subject: Subject, run: Path, checked: list[str]) -> str:
@@ -261,17 +256,13 @@ def card_of(subject: Subject, run: Path, checked: list[str]) -> str:
     return card(subject.config, run, subject.step, mix.describe(), mix.notes(), checked, sampled)  # type: ignore[arg-type]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Export from the command line; returns the exit code."""
+def export_and_print(config: ExportConfig) -> None:
+    """Export, and print how each file compares with the agent."""
+    out, checked = export(config)
+    print(*checked, f"written to {out}", sep="\n")
 
-    def run(arguments: list[str]) -> None:
-        out, checked = export(parsed(ExportConfig, arguments, {"env": "env_options"}))
-        for sentence in checked:
-            print(sentence)
-        print(f"written to {out}")
 
-    return command(__doc__, run, argv)
-
+main = Command(ExportConfig, export_and_print, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

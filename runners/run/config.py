@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 from envs.settings import Settings, setting
 
@@ -23,9 +23,13 @@ from envs.settings import Settings, setting
 class UsageError(ValueError):
     """What the user asked for cannot be done; the sentence says what would be."""
 
+    exit_code: ClassVar[int] = 2
+
 
 class InUse(UsageError):
     """Another process is at work in the run's folder; later the same command may work."""
+
+    exit_code: ClassVar[int] = 8
 
 
 @dataclass

@@ -6,12 +6,13 @@ import os
 import signal
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
-from runners.run.config import InUse, UsageError
+from runners.run.config import UsageError
 from runners.run.packages import install_module
 from runners.run.secrets import masked
 
@@ -92,9 +93,9 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
     sentence = masked(" ".join(str(error).split()))
     if isinstance(error, Failed):
         return error.code, sentence
-    if isinstance(error, InUse):
-        return HELD, sentence
-    if isinstance(error, (UsageError, VersionError)):
+    if isinstance(error, UsageError):
+        return error.exit_code, sentence
+    if isinstance(error, VersionError):
         return USAGE, sentence
     if isinstance(error, ImportError):
         plain = isinstance(error, ModuleNotFoundError) and sentence == f"No module named {error.name!r}"
@@ -126,18 +127,19 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
     return FAILED, ""
 
 
-def kept(error: BaseException, folder: Any) -> str:
-    """Write what an error brought with it to nan.npz of a run's folder; what the sentence ends with."""
+def save_kept(error: BaseException, folder: Path) -> str:
+    """Write the arrays that an error carries to nan.npz in a run's folder; the end of its sentence."""
     found = getattr(error, "kept", None)
-    if not found or folder is None:
+    if not found:
         return ""
     import numpy as np
 
+    path = folder / "nan.npz"
     try:
-        np.savez(folder.path / "nan.npz", **found)
+        np.savez(path, **found)
     except (OSError, ValueError):
         return ""
-    return f" (the step is in {folder.path / 'nan.npz'})"
+    return f" (the step is in {path})"
 
 
 _STEPS = ("step", "reset", "render", "frame", "send", "recv")

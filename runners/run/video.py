@@ -1,29 +1,32 @@
-"""A run's episodes as pictures, with the learned reward drawn below them as it is paid.
+"""A run's episodes as videos, each stream's reward drawn below the picture.
 
-`film` writes one episode at the end of training; `runners.watch` shows and writes as many as are asked for. What the
-reward reads, a caption or a small frame, stands between the picture and the rewards.
+`record_video` writes one episode at the end of training; `runners.watch` shows and writes several. What the reward
+reads, a caption or a small frame, stands between the picture and the rewards.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from runners.evaluate import SEED, Act, policy
-from runners.run.config import TrainConfig
 from runners.run.curve import COLOURS
 
 if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
+
     from envs.types import Transitions
     from rewards.mix.mix import Mix
+    from runners.run.config import TrainConfig
+
+    Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
 
 BACKGROUND, INK = "#16181d", "#c8ccd4"
-SIDE = 448  # pixels of the film's picture
+SIDE = 448  # pixels of the picture
 LANE = 64  # pixels of a stream's plot below it
 PANEL = 112  # pixels of what the reward reads, if it reads something
 STEPS = 1000  # of an episode that are shown at most
@@ -34,7 +37,7 @@ class Episode(NamedTuple):
 
     Attributes:
         images: T pictures (SIDE, SIDE, 3), after each step.
-        streams: name -> float32 (T,), what each stream paid; and the task, if it did not pay.
+        streams: name -> float32 (T,), each stream's weighted reward; and the task's, if it is no part of it.
         texts: the caption after each step; empty if no reward reads it.
         seen: the frame that rewards read after each step, (side, side, 3); empty if none does.
         ending: "terminated", "truncated", or "cut" at the limit of steps.
@@ -47,23 +50,11 @@ class Episode(NamedTuple):
     ending: str = "cut"
 
 
-def film(config: TrainConfig, model: Any, mix: Mix, path: Path, *, seed: int = 0, steps: int = STEPS) -> str:
-    """Film one episode of a trained policy; what each stream pays is drawn below the picture as it happens.
-
-    Args:
-        config: of the run.
-        model: the SB3 model.
-        mix: what paid it, as it stands after training.
-        path: of the mp4.
-        seed: which evaluation episode.
-        steps: at most so many are filmed.
-
-    Returns:
-        Where the film is, or why there is none.
-    """
+def record_video(config: TrainConfig, act: Act, mix: Mix, path: Path, seed: int) -> str:
+    """Write one episode of a policy to an mp4; returns where it is, or why there is none."""
     if not can_be_drawn(config.env):
         return "none (this environment cannot be drawn)"
-    episode = play(config, policy(model, config.env), mix, SEED + 1000 * seed, steps)
+    episode = play(config, act, mix, seed)
     fps = max(10, min(30, len(episode.images) // 8))  # short episodes in slow motion
     write(path, [episode], fps)
     return str(path)
@@ -87,7 +78,7 @@ def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
 
 
 def can_be_drawn(env_id: str) -> bool:
-    """Whether an environment says that it draws pictures; one that says nothing about it is believed to."""
+    """Whether an environment declares that it draws pictures; one that declares nothing is taken to."""
     from envs.family import family_of
     from envs.make import spec_of
     from envs.options import creator
@@ -97,15 +88,15 @@ def can_be_drawn(env_id: str) -> bool:
     return mode in getattr(creator(env_id), "metadata", {}).get("render_modes", [mode])
 
 
-def opened(config: TrainConfig, mix: Mix, shown: bool = True) -> Any:
-    """The environment of a run, showing what its rewards read; text stands in for pictures unless `shown`."""
+def open_env(config: TrainConfig, mix: Mix, drawn: bool = True) -> Any:
+    """The environment of a run, with what its rewards read; text stands in for pictures unless `drawn`."""
     from envs.make import make
     from rewards.adapters.guided import guided
 
     reads: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")}
     env = make(
         config.env,
-        render_mode="rgb_array" if shown else _text_mode(config.env),
+        render_mode="rgb_array" if drawn else _text_mode(config.env),
         frame_size=mix.frame_size,
         max_episode_steps=config.max_episode_steps,
         **reads,
@@ -121,24 +112,25 @@ def play(
     seed: int,
     steps: int = STEPS,
     *,
-    shown: bool = True,
-    world: Any = None,
+    drawn: bool = True,
+    env: Any = None,
 ) -> Episode:
-    """One episode, and what every stream paid for it.
+    """One episode, with every stream's reward.
 
     Args:
         config: of the run.
         act: the policy; None acts at random.
-        mix: what pays.
+        mix: the rewards.
         seed: of the episode.
         steps: at most so many are played.
-        shown: whether the environment draws pictures.
-        world: what `opened` gave, to be used again; None for one that is closed at the end.
+        drawn: whether the environment draws pictures.
+        env: what `open_env` gave, to be used again; None for one that is closed at the end.
     """
     from envs.transitions import Cursor, from_gym_step, modalities_of_one
     from envs.types import stack
 
-    env = opened(config, mix, shown) if world is None else world
+    own = env is None
+    env = open_env(config, mix, drawn) if own else env
     env.action_space.seed(seed)
     try:
         cursor = Cursor(1)
@@ -152,20 +144,20 @@ def play(
             action = env.action_space.sample() if act is None else act(obs, not rows)
             next_obs, reward, terminated, truncated, info = env.step(action)
             rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
-            images.append(_picture(env, next_obs, shown))
+            images.append(_picture(env, next_obs, drawn))
             texts += [str(info["text"])] if "text" in mix.requires else []
             obs, ending = next_obs, "terminated" if terminated else "truncated" if truncated else "cut"
     finally:
-        if world is None:
+        if own:
             env.close()
     batch = stack(rows)
     seen = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
     batch = mix.embed(batch)
     raw, _ = mix.score(batch)
-    paid = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
-    if "task" not in paid:
-        paid["task (not paid)"] = batch.reward[:, 0]
-    return Episode(images, paid, texts, seen, ending)
+    streams = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
+    if "task" not in streams:
+        streams["task (not in the reward)"] = batch.reward[:, 0]
+    return Episode(images, streams, texts, seen, ending)
 
 
 def _text_mode(env_id: str) -> str | None:
@@ -175,9 +167,9 @@ def _text_mode(env_id: str) -> str | None:
     return "ansi" if "ansi" in getattr(creator(env_id), "metadata", {}).get("render_modes", []) else None
 
 
-def _picture(env: Any, obs: Any, shown: bool) -> np.ndarray:
+def _picture(env: Any, obs: Any, drawn: bool) -> np.ndarray:
     """The environment's picture (SIDE, SIDE, 3); of one that draws none, its text or its observation."""
-    if shown:
+    if drawn:
         from envs import render
 
         return render.frame(env, SIDE)
@@ -206,27 +198,16 @@ def _fonts() -> Path:
 
 
 def draw(episode: Episode, t: int) -> np.ndarray:
-    """Step t of an episode: the picture, what the rewards read of it, a lane per stream."""
-    picture = episode.images[t]
-    text = episode.texts[t] if episode.texts else None
-    seen = episode.seen[t] if episode.seen else None
-    return _draw(picture, episode.streams, t, text, seen)
-
-
-def _draw(
-    image: np.ndarray,
-    streams: dict[str, np.ndarray],
-    t: int,
-    text: str | None = None,
-    seen: np.ndarray | None = None,
-) -> np.ndarray:
-    """The picture of step t; below it what is read, and a lane per stream with what it has paid so far."""
+    """Step t of an episode: the picture, what the rewards read of it, a lane per stream with its rewards so far."""
     from PIL import Image, ImageDraw, ImageFont
 
+    text = episode.texts[t] if episode.texts else None
+    seen = episode.seen[t] if episode.seen else None
+    streams = episode.streams
     below = SIDE + (PANEL if text is not None or seen is not None else 0)
     # H.264 wants multiples of 16.
     canvas = Image.new("RGB", (SIDE, -(-(below + LANE * len(streams) + 8) // 16) * 16), BACKGROUND)
-    canvas.paste(Image.fromarray(image), (0, 0))
+    canvas.paste(Image.fromarray(episode.images[t]), (0, 0))
     pen = ImageDraw.Draw(canvas)
     font = ImageFont.load_default(13)
     if below > SIDE:
@@ -250,7 +231,9 @@ def _draw(
     return np.asarray(canvas)
 
 
-def _draw_read(canvas: Any, pen: Any, font: Any, text: str | None, seen: np.ndarray | None) -> None:
+def _draw_read(
+    canvas: Image.Image, pen: ImageDraw.ImageDraw, font: Any, text: str | None, seen: np.ndarray | None
+) -> None:
     """What the rewards read: the frame, pixel by pixel, and the caption beside it."""
     from PIL import Image
 

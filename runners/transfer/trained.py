@@ -61,9 +61,10 @@ def played(family: Family, run: Path) -> list[float]:
 
 
 def _play(family: Family, run: Path) -> list[float]:
-    from runners.evaluate import load_run, play, policy
+    from runners.evaluate import play, policy
+    from runners.run.build import load_run
 
-    config, model, mix = load_run(run, trust=True)  # trained by this command, a moment ago
+    config, model, mix, _ = load_run(run, trust=True)  # trained by this command, a moment ago
     found = []
     for task in range(len(family.tasks)):
         scores = play(

@@ -273,7 +273,7 @@ def full_in_logs(folder: Path, quick: bool) -> Found:
 
     def action() -> int:
         logs = (runners.run.log.CSVLog, "write"), (runners.run.log.TensorBoardLog, "write")
-        for owner, name in (*logs, (runners.run.video, "film"), (runners.run.curve, "curve")):
+        for owner, name in (*logs, (runners.run.video, "record_video"), (runners.run.curve, "curve")):
             setattr(owner, name, full(getattr(owner, name)))
         return train(**{**options, "run_dir": folder / "full"})
 

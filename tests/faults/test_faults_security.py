@@ -7,7 +7,7 @@ import pytest
 
 from envs.recording import save as save_recording
 from envs.types import Transitions
-from runners.evaluate import load_run
+from runners.run.build import load_run
 from runners.evaluate import main as evaluate
 from runners.run import trust
 from runners.run.config import UsageError

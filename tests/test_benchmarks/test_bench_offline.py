@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks.studies import offline
-from runners.record import played
+from runners.record import whole_episodes
 
 
 def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path, monkeypatch):
@@ -27,7 +27,7 @@ def test_the_data_hold_as_many_transitions_of_each_age_and_begin_at_random(monke
     monkeypatch.setattr(offline, "AGES", (0, 20))
     monkeypatch.setattr(offline, "EACH", 400)
     batch = offline.mixed(0)
-    assert batch.shape == (800,) and len(played(batch).returns) == 4
+    assert batch.shape == (800,) and len(whole_episodes(batch).returns) == 4
     random, untrained = batch.action[:400, 0], batch.action[400:, 0]
     assert np.abs(random).max() <= 2 and random.std() == pytest.approx(4 / np.sqrt(12), abs=0.15)
     assert untrained.std() < random.std()

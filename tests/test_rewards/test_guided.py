@@ -254,7 +254,7 @@ def config(agent_name="ppo", agent=None, **options):
 def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
     from runners.evaluate import evaluation, policy
     from runners.run.video import play
-    from runners.train import build
+    from runners.run.build import build
 
     run = config(name, agent)
     parts = build(run)
@@ -286,7 +286,7 @@ def test_stable_baselines3_gets_the_guide_of_an_episodes_end_and_its_snapshot():
 
 
 def test_workers_of_stable_baselines3_cannot_share_a_guide():
-    from runners.train import build
+    from runners.run.build import build
 
     with pytest.raises(UsageError, match=r"backend=workers does not fit agent=a2c; use agent=ppo, or backend=auto"):
         build(config("a2c", A2CConfig(n_steps=8), backend="workers"))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from runners.evaluate import load_run
 from runners.evaluate import main as evaluate
+from runners.run.build import load_run
 from runners.run.config import load
 from runners.train import main
 
@@ -55,7 +55,7 @@ def test_array_programs_heed_options_and_the_policy_fits_them(tmp_path):
     folder = tmp_path / "run"
     world = ["env=lodestar/NoisyRooms-v0", "env.rooms=2", "env.noise=on_demand", "env.bits=3", "backend=batched"]
     assert main([*world, *FAST, *PPO, f"run_dir={folder}"]) == 0
-    config, model, _ = load_run(folder)
+    config, model, *_ = load_run(folder)
     assert config.env_options == {"rooms": 2, "noise": "on_demand", "bits": 3}
     assert model.observation_space.shape == (2 * 25 + 1 + 3,)
 
@@ -67,7 +67,7 @@ def test_what_disturbs_is_there_in_training_evaluation_and_film(tmp_path, capsys
     printed = capsys.readouterr().out
     assert "on CartPole-v1 (sticky=0.25, noisy_tv=on_demand), 200 steps" in printed
     assert f"video:       {folder / 'video.mp4'}" in printed
-    _, model, _ = load_run(folder)
+    model = load_run(folder).model
     assert model.action_space.n == 2 + 1 and model.observation_space.shape == (4 + 16,)
 
 
@@ -91,10 +91,10 @@ def test_worlds_of_cells_are_filmed_and_what_cannot_be_drawn_is_said_so_without_
         (["env=Pendulum-v1", "env.noisy_tv=on_demand"], 'mode "on_demand" needs Discrete actions'),
         (["env=MiniGrid-DoorKey-5x5-v0", "env.mission=true"], "mission='true' is unknown; give"),
         (["env=MiniGrid-DoorKey-5x5-v0", "env.width=5"], "cannot be made with the arguments ['width']"),
-        (["env=CartPole-v1", "env.sticky=0.25", "backend=batched"], "sticky=0.25 needs single environments"),
+        (["env=CartPole-v1", "env.sticky=0.25", "backend=batched"], "sticky=0.25 is not supported by the array program of CartPole-v1"),
         (
             ["env=CartPole-v1", "env.sutton_barto_reward=true", "backend=batched"],
-            "sutton_barto_reward=True is not heeded by the array program of CartPole-v1 (of its options it heeds none)",
+            "sutton_barto_reward=True is not supported by the array program of CartPole-v1 (of its options, none)",
         ),
         (["env=faulty_worlds:Plain-v0", "env.level=3"], "env.level=3 is no option of faulty_worlds:Plain-v0; it has"),
     ],

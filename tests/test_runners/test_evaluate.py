@@ -6,7 +6,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 from envs.family import Goal
 from runners.evaluate import SEED, Scores, goal_of, interval, play, policy, table
 from runners.report.statistics import iqm
-from runners.run.video import _draw, can_be_drawn
+from runners.run.video import Episode, can_be_drawn, draw
 
 
 def test_the_iqm_is_the_mean_of_the_middle_half():
@@ -111,9 +111,9 @@ def test_what_an_environment_says_of_its_pictures_is_asked_in_its_familys_words(
 
 
 def test_the_film_draws_every_stream_up_to_the_step_it_shows():
-    streams = {"clip": np.linspace(0, 1, 11), "task (not paid)": np.zeros(11)}
+    streams = {"clip": np.linspace(0, 1, 11), "task (not in the reward)": np.zeros(11)}
     image = np.zeros((448, 448, 3), np.uint8)
-    frames = [_draw(image, streams, t) for t in (0, 5, 10)]
+    frames = [draw(Episode([image] * 11, streams), t) for t in (0, 5, 10)]
     assert frames[0].shape == (592, 448, 3)
     blue = [(np.abs(frame[474:515].astype(int) - (0x4C, 0x9B, 0xE8)).sum(-1) < 60) for frame in frames]
     reach = [np.flatnonzero(mask.any(axis=0)).max() for mask in blue]

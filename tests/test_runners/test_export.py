@@ -133,7 +133,7 @@ def made(name: str, env_id: str, options: dict):
     agent = agents.get(name)
     config = agent.Config(**options)
     if agent.driver == "scorer":
-        return agent.build(config, make_vec(env_id, 2, backend="gym"), seed=0)
+        return agent.build(config, make_vec(env_id, 2, backend="gym"), seed=0, scorer=None)
     from agents.sb3.agent import make_venv
 
     return agent.build(config, make_venv(env_id, 1, 0), seed=0, device="cpu")
@@ -152,7 +152,7 @@ def test_onnxruntime_gives_the_agents_actions_for_real_observations(run, tmp_pat
     pytest.importorskip("onnxscript")
     import onnxruntime
 
-    from runners.evaluate import load_run
+    from runners.run.build import load_run
 
     out, checked = export(ExportConfig(run=str(run), out=str(tmp_path / "out")))
     assert [sentence.split(":")[0] for sentence in checked] == ["policy.safetensors", "policy.onnx"]
@@ -162,7 +162,7 @@ def test_onnxruntime_gives_the_agents_actions_for_real_observations(run, tmp_pat
         "policy.onnx",
         "policy.safetensors",
     ]
-    _, model, _ = load_run(run)
+    model = load_run(run).model
     session = onnxruntime.InferenceSession(str(out / "policy.onnx"), providers=["CPUExecutionProvider"])
     obs = sampled(make("Pendulum-v1").observation_space)
     expected, _ = model.predict(obs, deterministic=True)

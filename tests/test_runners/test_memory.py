@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import numpy as np
-from runners.run.malloc import keep_freed_memory
+from runners.run.build import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

@@ -56,7 +56,7 @@ def recorded():
 
 
 def config(**changes):
-    options = {"data": "x", "env": "Obey-v0", "queries": 100, "length": 4, "steps": 300, "agent_options": FAST}
+    options = {"data": ["x"], "env": "Obey-v0", "queries": 100, "length": 4, "steps": 300, "agent_options": FAST}
     return OfflineConfig(**{**options, **changes})
 
 
@@ -73,7 +73,7 @@ def test_a_policy_learned_from_comparisons_does_as_well_as_one_that_was_told_the
 
 def test_the_judge_decides_and_not_the_task(recorded):
     """A teacher who is always wrong teaches the opposite."""
-    found = run(config(arms="preferences", judge_options={"mistakes": 1.0}), recorded)
+    found = run(config(arms=["preferences"], judge_options={"mistakes": 1.0}), recorded)
     assert found["arms"]["preferences"]["task_return"] < 0.5 and found["labels"]["correlation"] < -0.8
 
 
@@ -101,7 +101,7 @@ def test_recordings_of_different_environments_do_not_mix(recorded, tmp_path):
     for name, env in (("a", "Obey-v0"), ("b", "CartPole-v1")):
         save(tmp_path / name, recorded, {"env": env})
     with pytest.raises(UsageError, match=r"holds recordings of different environments"):
-        load(f"{tmp_path}/a,{tmp_path}/b")
+        load([f"{tmp_path}/a", f"{tmp_path}/b"])
 
 
 def test_a_judge_that_cannot_see_or_does_not_know_is_a_sentence(recorded):
@@ -134,11 +134,11 @@ def test_a_model_over_http_can_be_the_judge(recorded):
     assert notes == [f"preferences are those of tiny at {server.url}, asked for: to make it bright"]
 
 
-def test_values_out_of_range_are_refused():
+def test_values_out_of_range_are_refused(capsys):
     for changes, words in [
-        ({"data": ""}, r"data= is missing"),
-        ({"arms": "preferences,magic"}, r"arms=magic is unknown"),
+        ({"arms": ["preferences", "magic"]}, r"arms=.*magic.* is unknown"),
         ({"queries": 0}, r"queries=0 is out of range"),
     ]:
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(ValueError, match=words):
             config(**changes)
+    assert main(["judge=scripted"]) == 2 and "data= is missing; give recordings" in capsys.readouterr().err

@@ -6,8 +6,7 @@ from gymnasium import spaces
 
 from envs import recording
 from envs.types import Transitions
-from runners.record import RecordConfig, acting, main, parsed, played, record
-from runners.run.config import UsageError
+from runners.record import RecordConfig, acting, main, record, whole_episodes
 
 
 def test_a_random_policy_is_recorded_with_what_was_asked_for(tmp_path, capsys):
@@ -54,14 +53,12 @@ def test_only_whole_episodes_have_a_return():
     step = np.array([3, 4, 0, 1, 2, 0, 1])
     truncated = np.array([False, True, False, False, True, False, False])
     none, reward = np.zeros(7, bool), np.arange(7, dtype=np.float32)
-    scores = played(Transitions(reward, reward, reward, reward, none, truncated, ~none, step))
+    scores = whole_episodes(Transitions(reward, reward, reward, reward, none, truncated, ~none, step))
     assert scores.returns == [2 + 3 + 4] and scores.lengths == [3]
 
 
 def test_arguments_become_a_configuration_of_the_right_types():
-    config = parsed(
-        RecordConfig, ["env=a", "out=7", "steps=1e3", "noise=0", "text=true", "env.size=8"], {"env": "env_options"}
-    )
+    config = main.parse(["env=a", "out=7", "steps=1e3", "noise=0", "text=true", "env.size=8"])
     assert (config.out, config.steps, config.noise, config.text) == ("7", 1000, 0.0, True)
     assert config.env_options == {"size": 8} and isinstance(config.steps, int) and isinstance(config.noise, float)
 
@@ -71,22 +68,22 @@ def test_arguments_become_a_configuration_of_the_right_types():
     [
         ("env=a", r"out= is missing"),
         ("out=a", r"env= is missing"),
-        ("env=a out=a noise=2", r"noise=2.0 is no share"),
+        ("env=a out=a noise=2", r"noise=2.0 is out of range; give a number in \[0, 1\]"),
         ("env=a out=a step=3", r"key=step is unknown; did you mean steps\?"),
-        ("env=a out=a steps=many", r"steps=many is no number"),
-        ("env=a out=a text=7", r"text=7 is neither true nor false"),
+        ("env=a out=a steps=many", r"steps=many is not a whole number"),
+        ("env=a out=a text=7", r"text=7 is not true or false"),
         ("env=a out=a agent.x=7", r"key=agent.x is unknown"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, words):
-    with pytest.raises(UsageError, match=words):
-        parsed(RecordConfig, arguments.split(), {"env": "env_options"})
+    with pytest.raises(ValueError, match=words):
+        main.parse(arguments.split())
 
 
 def test_the_command_explains_itself_and_answers_mistakes_with_a_sentence(capsys):
     assert main(["--help"]) == 0 and "policy=" in capsys.readouterr().out
     assert main([]) == 2
     assert main(["env=Pendulum-v1", "out=x", "steps=0"]) == 2
-    assert capsys.readouterr().err == "error: steps=0 record nothing; give at least 1\n"
+    assert capsys.readouterr().err == "error: steps=0 is out of range; give a number at least 1\n"
     assert main(["policy=nowhere", "out=x"]) == 2
     assert "nowhere is no run's folder" in capsys.readouterr().err

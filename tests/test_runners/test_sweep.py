@@ -74,7 +74,7 @@ def test_a_sweep_runs_every_job_once_and_the_second_time_none(tmp_path, capfd):
     for job in entries:
         status = json.loads((_folder(tmp_path, job) / "status.json").read_text())
         assert (status["state"], status["step"]) == ("finished", 128)
-        assert "task truth over 1 episodes" in (_folder(tmp_path, job) / "log.txt").read_text()
+        assert "the task's own scores over 1 episodes" in (_folder(tmp_path, job) / "log.txt").read_text()
     page = json.loads((tmp_path / "sweeps/s/sweep.json").read_text())
     assert page["jobs"] == list(entries) and page["argv"] == argv and "torch" in page["versions"]
     out = capfd.readouterr().out

@@ -63,7 +63,7 @@ def test_a_run_says_what_it_does_and_ends_with_the_tasks_truth(finished):
     assert lines[0] == "reward: task + rnd (/ return) + 0.01 * count"
     assert lines[1] == "run: ppo on CartPole-v1, 1,500 steps, 4 environments, seed 1, cpu"
     assert f"folder: {folder}" in lines
-    assert "task truth over 3 episodes of the trained policy" in lines
+    assert "the task's own scores over 3 episodes of the trained policy" in lines
     assert any(line.startswith("  task return  ") for line in lines)
     assert f"video:       {folder / 'video.mp4'}" in lines
     assert f"curve:       {folder / 'curve.png'}" in lines
@@ -119,7 +119,7 @@ def test_evaluate_reads_a_run_and_repeats_its_numbers(finished, capsys):
     output = capsys.readouterr().out
     row = next(line for line in printed.splitlines() if line.startswith("  task return  "))
     assert row in output
-    assert output.startswith("CartPole-v1, ppo paid by task+rnd+count, 3 episodes")
+    assert output.startswith("CartPole-v1, agent ppo, reward task+rnd+count, 3 episodes")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_evaluate_reads_a_run_and_repeats_its_numbers(finished, capsys):
     [
         (["run=nowhere"], "error: run=nowhere is no run's folder (it has no config.yaml); give one below runs/"),
         (["rum=x"], "error: key=rum is unknown; did you mean run?"),
-        (["run=x", "episodes=0"], "error: episodes=0 is out of range; give a whole number, 1 or more"),
+        (["run=x", "episodes=0"], "error: episodes=0 is out of range; give a number at least 1"),
     ],
 )
 def test_evaluate_refuses_in_one_sentence(arguments, sentence, capsys):
@@ -265,7 +265,7 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(tmp_path):
     printed = (tmp_path / "printed").read_text()
     assert printed.count("no checkpoint at step") == 2  # the first, and the last: not every try in between
     assert "the earlier ones are intact and training goes on" in printed
-    assert "task truth over" in printed
+    assert "the task's own scores over" in printed
     assert _status(folder)["exit_code"] == 5 and _status(folder)["step"] == 320
 
 
@@ -319,7 +319,7 @@ def test_the_control_runs_beside_and_its_crash_costs_a_sentence(tmp_path, monkey
     assert main([*PLAIN, "reward=paid", f"run_dir={tmp_path / 'run'}"]) == 0
     printed = capsys.readouterr().out
     assert "control: paid.weight=0.0, beside this run (control=none switches it off)" in printed
-    assert f"the control run failed; its last words are in {tmp_path / 'run' / 'control' / 'log.txt'}" in printed
+    assert f"the control run failed; its output is in {tmp_path / 'run' / 'control' / 'log.txt'}" in printed
     assert "reward=paid is unknown" in (tmp_path / "run" / "control" / "log.txt").read_text()
     assert _status(tmp_path / "run")["state"] == "finished"
 

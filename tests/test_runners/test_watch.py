@@ -2,12 +2,12 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from runners.record import parsed
+from runners.run.build import build, load_run
 from runners.run.config import UsageError
 from runners.run.curve import COLOURS
-from runners.run.video import LANE, PANEL, SIDE, Episode, _draw, play, written
+from runners.run.video import LANE, PANEL, SIDE, Episode, draw, play, written
 from runners.train import main as train
-from runners.watch import WatchConfig, Window, frames_a_second, load_at, main, played, told, watch
+from runners.watch import WatchConfig, Window, frames_a_second, main, play_all, summary, watch
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def coloured(picture: np.ndarray, colour: str) -> np.ndarray:
     return np.flatnonzero((np.abs(picture.astype(int) - wanted).sum(-1) < 90).any(0))
 
 
-@pytest.mark.parametrize("name", ["film.mp4", "film.gif"])
+@pytest.mark.parametrize("name", ["video.mp4", "video.gif"])
 def test_a_film_holds_every_step_with_a_lane_for_each_stream(run, tmp_path, capsys, name):
     assert main([f"run={run}", f"out={tmp_path / name}", "episodes=2", "steps=9"]) == 0
     assert capsys.readouterr().out.strip() == f"{tmp_path / name}: 18 frames of CartPole-v1, step 256"
@@ -53,15 +53,13 @@ def test_a_window_shows_each_step_once_and_heeds_its_keys(monkeypatch):
         pygame.display.set_mode((SIDE, SIDE))
         pygame.event.clear()
         press(pygame.K_UP, pygame.K_RIGHT, pygame.K_n)
-        assert window.show(episode) and window.modalities == 1 and window.speed == 4.0
+        assert window.show(episode) and window.count == 1 and window.speed == 4.0
         press(pygame.K_DOWN, pygame.K_SPACE, pygame.K_n)
-        assert window.show(episode) and window.modalities == 2 and window.speed == 2.0 and window.paused
+        assert window.show(episode) and window.count == 2 and window.speed == 2.0 and window.paused
         assert "2x" not in pygame.display.get_caption()[0]  # drawn before the keys were read
         press(pygame.K_SPACE, pygame.K_q)
-        assert not window.show(episode) and window.modalities == 3 and not window.paused
-        assert (
-            window.show(episode, "episode 3") and window.modalities >= 3 + 40
-        )  # to the end, where the last one lingers
+        assert not window.show(episode) and window.count == 3 and not window.paused
+        assert window.show(episode, "episode 3") and window.count >= 3 + 40  # to the end, where the last one lingers
         assert pygame.display.get_caption()[0] == "test: episode 3, step 40, 2x"
         pygame.event.post(pygame.event.Event(pygame.QUIT))
         assert not window.show(episode)
@@ -78,34 +76,33 @@ def test_a_run_is_watched_in_a_window(run, monkeypatch, capsys):
 
 
 def test_the_checkpoint_of_a_step_is_loaded_and_others_are_named(run):
-    config, newest, _, step = load_at(run)
-    _, older, _, at = load_at(run, 192)
+    config, newest, _, step = load_run(run)
+    _, older, _, at = load_run(run, step=192)
     assert (step, at) == (256, 192) and config.env == "CartPole-v1"
     new, old = newest.policy.state_dict(), older.policy.state_dict()
     assert float((new["pi_head.weight"] - old["pi_head.weight"]).abs().max()) > 0
     with pytest.raises(UsageError, match=r"checkpoint=100 is not in .*; there are those of the steps .*192, 256"):
-        load_at(run, 100)
+        load_run(run, step=100)
 
 
 def test_the_same_seed_is_the_same_episode_and_a_random_policy_another(run):
-    trained, model, mix, _ = load_at(run)
-    first, again = (list(played(WatchConfig(run=str(run), episodes=2), trained, model, mix)) for _ in range(2))
-    random = list(played(WatchConfig(run=str(run), episodes=2, policy="random"), trained, model, mix))
+    trained = load_run(run)
+    first, again = (list(play_all(WatchConfig(run=str(run), episodes=2), trained)) for _ in range(2))
+    random = list(play_all(WatchConfig(run=str(run), episodes=2, policy="random"), trained))
     for a, b, c in zip(first, again, random):
         np.testing.assert_array_equal(a.streams["rnd"], b.streams["rnd"])
         assert len(a.images) != len(c.images) or not np.array_equal(a.streams["rnd"], c.streams["rnd"])
     assert first[0].ending in ("terminated", "truncated") and len(first[0].streams["task"]) == len(first[0].images)
-    assert told(1, first[0]).startswith(f"episode 1: {len(first[0].images)} steps, terminated; task +")
+    assert summary(1, first[0]).startswith(f"episode 1: {len(first[0].images)} steps, terminated; task +")
 
 
 def test_what_draws_nothing_is_written(run):
     from runners.run.config import TrainConfig
-    from runners.train import build
 
-    config = load_at(run)[0]
+    config = load_run(run).config
     probe = TrainConfig(env="lodestar/ProbeValue-v0", reward={"task": config.reward["task"]}, agent=config.agent)
     parts = build(probe)
-    episode = play(probe, None, parts.mix, 0, modalities=False)
+    episode = play(probe, None, parts.mix, 0, drawn=False)
     assert episode.ending == "terminated" and len(episode.images) == 1
     assert episode.images[0].shape == (SIDE, SIDE, 3) and episode.images[0].max() > 150
     np.testing.assert_array_equal(written("a b"), written("a b"))
@@ -117,15 +114,16 @@ def test_what_the_reward_reads_stands_between_picture_and_lanes():
     streams = {"clip": np.zeros(3, np.float32)}
     seen = np.zeros((2, 2, 3), np.uint8)
     seen[0, 0], seen[1, 1] = 250, 130
-    drawn = _draw(image, streams, 0, "You see a newt.", seen)
+    drawn = draw(Episode([image], streams, ["You see a newt."], [seen]), 0)
     assert len(drawn) >= SIDE + PANEL + LANE
     small = drawn[SIDE + 8 : SIDE + 8 + PANEL - 12, 10 : 10 + PANEL - 12]
     assert small[10, 10].tolist() == [250] * 3 and small[-10, -10].tolist() == [130] * 3 and not small[10, -10].any()
     words = drawn[SIDE + 28 : SIDE + 50, PANEL + 10 :]
     assert (
-        words.max() > 150 and (words != _draw(image, streams, 0, "", seen)[SIDE + 28 : SIDE + 50, PANEL + 10 :]).any()
+        words.max() > 150
+        and (words != draw(Episode([image], streams, [""], [seen]), 0)[SIDE + 28 : SIDE + 50, PANEL + 10 :]).any()
     )
-    assert len(_draw(image, streams, 0)) < len(drawn)
+    assert len(draw(Episode([image], streams), 0)) < len(drawn)
 
 
 def test_time_runs_as_the_environment_says():
@@ -139,12 +137,12 @@ def test_mistakes_are_one_sentence_each(monkeypatch, capsys):
     monkeypatch.setattr("sys.platform", "linux")
     for arguments, sentence in (
         (["episodes=3"], r"run= is missing"),
-        (["run=x", "out=film.avi"], r"out=film.avi is neither a film nor a gif"),
-        (["run=x", "window=true"], r"window=true needs a screen, and there is none; give out=film.mp4"),
-        (["run=x", "episodes=0"], r"episodes=0 is out of range; give a whole number, 1 or more"),
-        (["run=x", "policy=rnadom"], r"policy=rnadom is unknown; did you mean random\?"),
+        (["run=x", "out=video.avi"], r"out=video.avi is neither a video nor a gif"),
+        (["run=x", "window=true"], r"window=true needs a screen, and there is none; give out=video.mp4"),
+        (["run=x", "episodes=0"], r"episodes=0 is out of range; give a number at least 1"),
+        (["run=x", "policy=rnadom"], r"policy='rnadom' is unknown; give one of trained, random"),
     ):
-        with pytest.raises(UsageError, match=sentence):
-            parsed(WatchConfig, arguments, {})
+        with pytest.raises(ValueError, match=sentence):
+            main.parse(arguments)
     assert main(["run=/nowhere"]) == 2 and "is no run's folder" in capsys.readouterr().err
     assert main(["--help"]) == 0 and "python -m runners.watch" in capsys.readouterr().out
