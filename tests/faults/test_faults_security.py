@@ -7,9 +7,9 @@ import pytest
 
 from envs.recording import save as save_recording
 from envs.types import Transitions
-from runners.run.build import load_run
 from runners.evaluate import main as evaluate
 from runners.run import trust
+from runners.run.build import load_run
 from runners.run.config import UsageError
 from runners.run.exits import Signals, Stopped, explain
 from runners.run.secrets import masked, refuse

@@ -253,8 +253,8 @@ def config(agent_name="ppo", agent=None, **options):
 @pytest.mark.parametrize(("name", "agent"), [("ppo", None), ("a2c", A2CConfig(n_steps=8))])
 def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
     from runners.evaluate import evaluation, policy
-    from runners.run.video import play
     from runners.run.build import build
+    from runners.run.video import play
 
     run = config(name, agent)
     parts = build(run)

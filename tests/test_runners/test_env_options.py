@@ -91,7 +91,10 @@ def test_worlds_of_cells_are_filmed_and_what_cannot_be_drawn_is_said_so_without_
         (["env=Pendulum-v1", "env.noisy_tv=on_demand"], 'mode "on_demand" needs Discrete actions'),
         (["env=MiniGrid-DoorKey-5x5-v0", "env.mission=true"], "mission='true' is unknown; give"),
         (["env=MiniGrid-DoorKey-5x5-v0", "env.width=5"], "cannot be made with the arguments ['width']"),
-        (["env=CartPole-v1", "env.sticky=0.25", "backend=batched"], "sticky=0.25 is not supported by the array program of CartPole-v1"),
+        (
+            ["env=CartPole-v1", "env.sticky=0.25", "backend=batched"],
+            "sticky=0.25 is not supported by the array program of CartPole-v1",
+        ),
         (
             ["env=CartPole-v1", "env.sutton_barto_reward=true", "backend=batched"],
             "sutton_barto_reward=True is not supported by the array program of CartPole-v1 (of its options, none)",
