@@ -84,10 +84,10 @@ def play(
     """
     from envs.family import family_of
     from envs.make import make
-    from rewards.adapters.guided import guided, shown_to
+    from rewards.adapters.guided import guide_modalities, guided
 
     scores = Scores(goal=goal.name if goal else "")
-    shown: dict[str, Any] = {} if mix is None else shown_to(mix)
+    shown: dict[str, Any] = {} if mix is None else guide_modalities(mix)
     env = make(env_id, max_episode_steps=max_episode_steps, **{**options, **shown})
     env = env if mix is None else guided(env, mix)
     family = family_of(env.spec)

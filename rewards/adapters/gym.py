@@ -11,75 +11,19 @@ frame_size=mix.frame_size, text=True)`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from envs.transitions import Chunk, Cursor, from_gym_step, from_vector_step, modalities_of, modalities_of_one
-from envs.types import MODALITIES, Transitions
+from envs.transitions import from_gym_step, from_vector_step, modalities_of, modalities_of_one
+from rewards.adapters.driver import Driver
 from rewards.mix.mix import Mix
 
 
-class Driver:
-    """Feeds a mix step by step: embed, score, combine, remember, and every `update_every` transitions learn.
-
-    Attributes:
-        raw: the streams' scores of the last step.
-        metrics: what the last update reported.
-        timesteps: environment steps so far, over all environments.
-    """
-
-    def __init__(self, mix: Mix, n: int, update_every: int) -> None:
-        if update_every < 1:
-            raise ValueError(f"update_every={update_every} transitions must be at least 1")
-        self.mix = mix
-        self.n = n
-        self.chunk = Chunk(max(update_every // n, 1))
-        self.memory = mix.initial_memory(n)
-        self.cursor = Cursor(n)
-        self.raw: dict[str, np.ndarray] = {}
-        self.metrics: dict[str, float] = {}
-        self.timesteps = 0
-
-    def __call__(self, batch: Transitions) -> np.ndarray:
-        """The reward of a step, float32 (N,)."""
-        batch = self.mix.embed(batch)
-        self.raw, self.memory = self.mix.score(batch, self.memory)
-        total = self.mix.combine(self.raw, self.timesteps)
-        self.timesteps += self.n if batch.valid.all() else int(batch.valid.sum())
-        self.chunk.add(batch, self.raw)
-        if self.chunk.full:
-            fresh, raw = self.chunk.take()
-            self.metrics = self.mix.update(fresh, raw, self.timesteps)
-        return total
-
-    def begin(self, modalities: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`; `modalities` is what their infos show."""
-        self.cursor.begin(modalities, mask)
-        if self.memory:
-            self.memory = self.mix.reset_memory(self.memory, np.ones(self.n, bool) if mask is None else mask)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Memory, place in the episodes and the rows still to be learnt from."""
-        return {
-            "memory": copy.deepcopy(self.memory),
-            "cursor": self.cursor.state_dict(),
-            "chunk": self.chunk.state_dict(),
-            "timesteps": self.timesteps,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
-        self.cursor.load_state_dict(state["cursor"])
-        self.chunk.load_state_dict(state["chunk"])
-        self.timesteps = int(state["timesteps"])
-
-
 class RewardWrapper(gym.Wrapper):
-    """Pays the mix around a single environment: the meaning every other way of running a reward is measured against.
+    """The mix around a single environment: what every other way of running a reward is compared with.
 
     Args:
         env: any Gymnasium environment; put episode statistics inside of this wrapper, so that they count the task.
@@ -94,17 +38,14 @@ class RewardWrapper(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        require_modalities(self.driver.mix, info)
         self.driver.begin(modalities_of_one(info))
         self._obs = copy.deepcopy(obs)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         next_obs, reward, terminated, truncated, info = self.env.step(action)
-        batch = from_gym_step(
-            self.driver.cursor, self._obs, action, float(reward), next_obs, terminated, truncated, info
-        )
-        total = self.driver(batch)
+        step = (self._obs, action, float(reward), next_obs, terminated, truncated, info)
+        total = self.driver(from_gym_step(self.driver.cursor, *step))
         info["reward/task"] = float(reward)
         info.update({f"reward/{name}": float(raw[0]) for name, raw in self.driver.raw.items()})
         self._obs = copy.deepcopy(next_obs)
@@ -112,12 +53,12 @@ class RewardWrapper(gym.Wrapper):
 
 
 class VectorRewardWrapper(VectorWrapper):
-    """Pays the mix around a vector environment: one `score` a step for all environments, in each auto-reset mode.
+    """The mix around a vector environment: one `score` a step for all environments, in each auto-reset mode.
 
-    In NEXT_STEP mode the step that only resets pays 0 and is never learnt from.
+    In NEXT_STEP mode the step that only resets has reward 0 and is never learnt from.
 
     Raises:
-        ValueError: if the environment does not declare `metadata["autoreset_mode"]`: guessing it would pay for
+        ValueError: if the environment does not declare `metadata["autoreset_mode"]`: guessing it would reward
             transitions that never happened.
     """
 
@@ -136,38 +77,15 @@ class VectorRewardWrapper(VectorWrapper):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
-        require_modalities(self.driver.mix, infos)
-        self.driver.begin(modalities_of(infos), None if mask is None else np.asarray(mask, bool))
+        self.driver.begin(modalities_of(infos), mask)
         self._obs = copy.deepcopy(obs)
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
-        batch = from_vector_step(
-            self.driver.cursor,
-            self.mode,
-            self._obs,
-            actions,
-            rewards,
-            next_obs,
-            terminations,
-            truncations,
-            infos,
-        )
-        total = self.driver(batch)
+        step = (self._obs, actions, rewards, next_obs, terminations, truncations, infos)
+        total = self.driver(from_vector_step(self.driver.cursor, self.mode, *step))
         infos["reward/task"] = np.asarray(rewards, np.float32)
         infos.update({f"reward/{name}": raw for name, raw in self.driver.raw.items()})
         self._obs = copy.deepcopy(next_obs)
         return next_obs, total, terminations, truncations, infos
-
-
-def require_modalities(mix: Mix, info: Any) -> None:
-    """Say at the first reset, not an hour later, that frames, texts or signals are missing."""
-    for field in MODALITIES:
-        if field in mix.requires and field not in info:
-            wants = [name for name, stream in mix.streams.items() if field in stream.requires]
-            option = f"frame_size={mix.frame_size}" if field == "frame" else f"{field}=True"
-            raise ValueError(
-                f'the reward {wants[0]!r} reads {field}, but info["{field}"] is missing; make the environment with '
-                f"envs.make.make(..., {option})"
-            )

@@ -1,7 +1,7 @@
 """The mix in Stable-Baselines3: around a VecEnv, at the end of a rollout, or whenever the replay buffer is sampled.
 
     RewardVecEnv      any algorithm; one `score` a step, the reward is frozen when it is stored
-    RewardCallback    PPO, A2C, RecurrentPPO; one `score` a rollout, then returns and advantages are computed anew
+    RewardCallback    PPO, A2C, RecurrentPPO; one `score` a rollout, then returns and advantages are recomputed
     relabelling(B)    DQN, SAC, TD3, TQC, ...; a replay buffer B that stores the task's reward, scores what it samples
 
 Never edit `locals["rewards"]` in a callback's `_on_step`: under VecNormalize the buffer stores something else.
@@ -17,9 +17,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from envs.finite import refuse
-from envs.transitions import Chunk, Cursor, from_sb3_step, innermost, modalities_in
+from envs.transitions import Chunk, from_sb3_step, innermost, modalities_in
 from envs.types import MODALITIES
-from rewards.adapters.gym import Driver, require_modalities
+from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.sb3_replay import RelabelCallback, relabelling
 from rewards.adapters.side_critic import SideCritic
 from rewards.mix.mix import Mix
@@ -28,7 +28,7 @@ __all__ = ["RelabelCallback", "RewardCallback", "RewardVecEnv", "relabelling"]
 
 
 class RewardVecEnv(VecEnvWrapper):
-    """Pays the mix around an SB3 VecEnv. `infos[i]["reward/task"]` keeps the task's reward; Monitor belongs inside."""
+    """The mix around an SB3 VecEnv. `infos[i]["reward/task"]` keeps the task's reward; Monitor belongs inside."""
 
     def __init__(self, venv: VecEnv, mix: Mix, update_every: int = 1024) -> None:
         super().__init__(venv)
@@ -38,9 +38,7 @@ class RewardVecEnv(VecEnvWrapper):
 
     def reset(self) -> Any:
         obs = self.venv.reset()
-        infos = innermost(self.venv).reset_infos
-        require_modalities(self.driver.mix, infos[0])
-        self.driver.begin(modalities_in(infos))
+        self.driver.begin(modalities_in(innermost(self.venv).reset_infos))
         self._obs = copy.deepcopy(obs)
         return obs
 
@@ -77,8 +75,7 @@ class RewardCallback(BaseCallback):
     def __init__(self, mix: Mix) -> None:
         super().__init__()
         self.mix = mix
-        self.memory: Any = None
-        self.cursor: Cursor | None = None
+        self.tracker: EpisodeTracker | None = None  # made for the model's environments
         self.critics: dict[str, SideCritic] = {}
         self.seen_reward = False
         unread = {key for name in MODALITIES for key in (name, f"obs_{name}")} - mix.requires
@@ -88,20 +85,23 @@ class RewardCallback(BaseCallback):
 
     def _init_callback(self) -> None:
         n = self.training_env.num_envs
-        if self.cursor is None:
-            self.cursor, self.memory = Cursor(n), self.mix.initial_memory(n)
+        if self.tracker is None:
+            self.tracker = self._track(n)
         for name, stream in self.mix.streams.items():
             if not stream.episodic and name not in self.critics:
                 self.critics[name] = SideCritic(self.model.policy, stream.gamma, self.model.gae_lambda)  # type: ignore[attr-defined]
         self._inner = innermost(self.training_env)
         self._chunk = Chunk(self.model.rollout_buffer.buffer_size)  # type: ignore[attr-defined]
 
+    def _track(self, n: int) -> EpisodeTracker:
+        return EpisodeTracker(self.mix.streams, n, self.mix.frame_size)
+
     def _on_training_start(self) -> None:
-        assert self.cursor is not None
-        if not self.cursor.modalities:
-            infos = self._inner.reset_infos
-            require_modalities(self.mix, infos[0])
-            self.cursor.begin(modalities_in(infos))
+        assert self.tracker is not None
+        if not self.tracker.cursor.modalities:
+            modalities = modalities_in(self._inner.reset_infos)
+            self.tracker.require(modalities)
+            self.tracker.cursor.begin(modalities)
 
     def _on_rollout_start(self) -> None:
         self._chunk.count = 0
@@ -111,9 +111,9 @@ class RewardCallback(BaseCallback):
         rewards = self.mix.on_nan(new["rewards"])
         if rewards is not new["rewards"]:
             new["rewards"][:] = rewards  # what SB3 stores, and adds its bootstrap value to
-        assert self.cursor is not None
+        assert self.tracker is not None
         step = (new["clipped_actions"], rewards, new["new_obs"], new["dones"], new["infos"], self._inner.reset_infos)
-        batch = from_sb3_step(self.cursor, before, *step)
+        batch = from_sb3_step(self.tracker.cursor, before, *step)
         kept = {"obs": before, "action": batch.action, "reward": batch.reward, "next_obs": batch.next_obs}
         given = {"action": batch.action, "reward": batch.reward, "observation": batch.next_obs}
         refuse(given, batch.step, kept)
@@ -124,7 +124,8 @@ class RewardCallback(BaseCallback):
         buffer = self.model.rollout_buffer  # type: ignore[attr-defined]
         (self.batch,) = self._chunk.take()
         batch = self.mix.embed(self.batch)
-        raw, self.memory = self.mix.score(batch, self.memory)
+        assert self.tracker is not None
+        raw, self.tracker.memory = self.mix.score(batch, self.tracker.memory)
         length, n = batch.shape
         start = self.num_timesteps - length * n
         timesteps = start + n * np.arange(length)[:, None]  # (T, 1), the schedule's clock at each row
@@ -149,19 +150,17 @@ class RewardCallback(BaseCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Memory, cursor and side critics, as they stand between two rollouts."""
-        assert self.cursor is not None, "the callback has not been attached to a model yet"
+        assert self.tracker is not None, "the callback has not been attached to a model yet"
         return {
-            "memory": copy.deepcopy(self.memory),
-            "cursor": self.cursor.state_dict(),
+            **self.tracker.state_dict(),
             "critics": {name: critic.state_dict() for name, critic in self.critics.items()},
             "seen_reward": self.seen_reward,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore; the callback must have been attached to its model (`init_callback`) before."""
-        self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
-        self.cursor = Cursor(len(state["cursor"]["step"]))
-        self.cursor.load_state_dict(state["cursor"])
+        """Restore; side critics need the callback to be attached to its model (`init_callback`) before."""
+        self.tracker = self._track(len(state["cursor"]["step"]))
+        self.tracker.load_state_dict(state)
         for name, critic in self.critics.items():
             critic.load_state_dict(state["critics"][name])
         self.seen_reward = bool(state["seen_reward"])

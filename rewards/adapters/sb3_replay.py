@@ -1,4 +1,4 @@
-"""A replay buffer that stores no learned reward: sampled transitions are paid by the reward as it stands now.
+"""A replay buffer that stores no learned reward: sampled transitions are scored by the reward as it is now.
 
 `relabelling(B)` extends Stable-Baselines3's buffers (plain, dict, n-step, HER) without copying their samplers:
 whatever they read from `self.rewards[rows, columns]` is scored on the way out.
@@ -6,7 +6,6 @@ whatever they read from `self.rewards[rows, columns]` is scored on the way out.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from envs.finite import refuse
-from envs.transitions import Cursor, from_replay, innermost, lost_in, modalities_in
+from envs.transitions import from_replay, innermost, lost_in, modalities_in
 from envs.types import MODALITIES, Transitions, stack
-from rewards.adapters.gym import require_modalities
+from rewards.adapters.driver import EpisodeTracker
 from rewards.mix.mix import Mix
 
 
 def relabelling(buffer_class: type[ReplayBuffer]) -> type[ReplayBuffer]:
-    """A replay buffer like `buffer_class` (plain, dict, n-step or HER) that takes `mix=` and pays it at sampling."""
+    """A replay buffer like `buffer_class` (plain, dict, n-step or HER) that takes `mix=` and relabels at sampling."""
     return type(f"Relabelling{buffer_class.__name__}", (_Relabelling, buffer_class), {})
 
 
@@ -65,8 +64,7 @@ class _Relabelling:
         self.rewards: Any = _Rewards(self, self.task_rewards)
         self.steps = np.zeros(shape, np.int64)
         self.columns: dict[str, np.ndarray] = {}
-        self.cursor = Cursor(self.n_envs)  # type: ignore[attr-defined]
-        self.memory = mix.initial_memory(self.n_envs)  # type: ignore[attr-defined]
+        self.tracker = EpisodeTracker(mix.streams, self.n_envs, mix.frame_size)  # type: ignore[attr-defined]
         self.timesteps = 0
         self.metrics: dict[str, float] = {}
         self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)  # type: ignore[attr-defined]
@@ -76,11 +74,9 @@ class _Relabelling:
         self._venv: Any = None
 
     def attach(self, venv: VecEnv) -> None:
-        """Tell the buffer what is shown with the first observations; needed only if a reward reads it."""
+        """Read the modalities that come with the first observations; needed only if a reward reads them."""
         self._venv = innermost(venv)
-        infos = self._venv.reset_infos
-        require_modalities(self.mix, infos[0])
-        self.cursor.begin(modalities_in(infos))
+        self.tracker.begin(modalities_in(self._venv.reset_infos))
 
     def environment_action(self, action: np.ndarray) -> np.ndarray:
         """Stored actions (..., A) in the environment's range and shape: SB3 stores Box actions scaled to [-1, 1]."""
@@ -93,7 +89,7 @@ class _Relabelling:
         return action.reshape(*action.shape[:-1], *space.shape)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        pos, cursor, first = self.pos, self.cursor, self.pos == 0 and not self.full  # type: ignore
+        pos, cursor, first = self.pos, self.tracker.cursor, self.pos == 0 and not self.full  # type: ignore
         reward = self.mix.on_nan(np.asarray(reward))
         kept = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs}
         refuse({"action": action, "reward": reward, "observation": next_obs}, cursor.step, kept)
@@ -139,7 +135,8 @@ class _Relabelling:
         if not self._pending:
             return
         positions = np.array([pos for pos, _ in self._pending])
-        new, self.memory = self.mix.keep(stack([batch for _, batch in self._pending]), self.memory)
+        batch, tracker = stack([batch for _, batch in self._pending]), self.tracker
+        new, tracker.memory = self.mix.keep(batch, tracker.memory)
         self._pending = []
         for key, value in new.items():
             if key not in self.columns:
@@ -151,7 +148,7 @@ class _Relabelling:
         return self.mix.combine(self.mix.again(batch), self.timesteps)
 
     def _learn(self) -> None:
-        """Update the rewards with the rows that came since the last time."""
+        """Update the rewards with the rows that came since the last update."""
         self.flush()
         rows = (self.pos - self._fresh + np.arange(self._fresh)) % self.buffer_size  # type: ignore[attr-defined]
         rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))  # type: ignore[attr-defined]
@@ -160,7 +157,7 @@ class _Relabelling:
         self._fresh = 0
 
     def _get_virtual_samples(self, batch_indices: np.ndarray, env_indices: np.ndarray, env: Any = None) -> Any:
-        """HER: the environment pays its part for the new goal, the other streams are scored with it."""
+        """HER: the environment computes its part for the new goal, the other streams are scored with it."""
         self.flush()
         samples = super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
         batch = from_replay(self, batch_indices, env_indices).replace(
@@ -182,8 +179,7 @@ class _Relabelling:
         return {
             "steps": self.steps[:filled],
             "columns": {key: value[:filled] for key, value in self.columns.items()},
-            "cursor": self.cursor.state_dict(),
-            "memory": copy.deepcopy(self.memory),
+            **self.tracker.state_dict(),
             "timesteps": self.timesteps,
             "fresh": self._fresh,
             "pending": {"rows": [row for row, _ in self._pending], "batch": vars(stack(pending)) if pending else None},
@@ -196,8 +192,7 @@ class _Relabelling:
         for key, value in state["columns"].items():
             self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)  # type: ignore[attr-defined]
             self.columns[key][:filled] = value
-        self.cursor.load_state_dict(state["cursor"])
-        self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
+        self.tracker.load_state_dict(state)
         self.timesteps, self._fresh = int(state["timesteps"]), int(state["fresh"])
         self._pending = []
         if (pending := state.get("pending")) and pending["rows"]:

@@ -113,11 +113,11 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
 def run_subject(run: Path, trust: bool = False) -> Subject:
     """The agent of a run at its newest checkpoint."""
     from envs.make import make
-    from rewards.adapters.guided import guided, shown_to
+    from rewards.adapters.guided import guided, guide_modalities
     from runners.run.build import load_run
 
     config, model, mix, step = load_run(run, trust)
-    options = {**config.env_options, **shown_to(mix)}
+    options = {**config.env_options, **guide_modalities(mix)}
 
     def make_env() -> Any:
         return guided(make(config.env, max_episode_steps=config.max_episode_steps, **options), mix)

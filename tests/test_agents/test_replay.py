@@ -357,7 +357,7 @@ def test_the_buffer_of_stable_baselines_pays_the_same(configs):
     )  # fmt: skip
     for batch in batches:
         modalities = {name: getattr(batch, f"obs_{name}") for name in MODALITIES}
-        buffer.cursor.show(modalities, np.ones(N, bool))
+        buffer.tracker.cursor.show(modalities, np.ones(N, bool))
         infos = [{name: getattr(batch, name)[i] for name in MODALITIES} for i in range(N)]
         ended = batch.ended
         for i in range(N):

@@ -14,7 +14,7 @@ import rewards
 from agents.ppo.agent import PPO, PPOConfig
 from agents.sb3.agent import A2CConfig, make_venv
 from envs.make import make, make_vec
-from rewards.adapters.guided import Guided, GuidedEnv, guided, guided_space, guides, make_mix, shown_to
+from rewards.adapters.guided import Guided, GuidedEnv, guide_modalities, guided, guided_space, guides, make_mix
 from rewards.base import Reward, RewardConfig
 from rewards.language.subgoals import SubgoalsConfig
 from runners.run.config import TrainConfig, UsageError
@@ -110,20 +110,20 @@ def test_a_masked_reset_begins_those_episodes_only():
 
 def test_without_a_guide_nothing_is_wrapped():
     mix, world = mix_of("task", "count"), ScriptedWorld(0)
-    assert guided(world, mix) is world and guides(mix) == {} and shown_to(mix) == {}
+    assert guided(world, mix) is world and guides(mix) == {} and guide_modalities(mix) == {}
     assert guided_space(world.observation_space, mix) is world.observation_space
 
 
 def test_other_rewards_see_the_observations_that_are_spoken_beside():
     mix = mix_of("task", "count", "teller")
     assert mix.streams["count"].reward.observation_space.shape == (6,)
-    assert list(guides(mix)) == ["teller"] and shown_to(mix) == {"signals": True}
+    assert list(guides(mix)) == ["teller"] and guide_modalities(mix) == {"signals": True}
 
 
 @pytest.mark.parametrize(
     ("space", "name", "sentence"),
     [
-        (spaces.Box(0, 255, (3, 8, 8), np.uint8), "teller", r"teller speaks to the policy beside flat float obs"),
+        (spaces.Box(0, 255, (3, 8, 8), np.uint8), "teller", r"teller guides beside flat float obs"),
         (spaces.Discrete(4), "teller", r"not Discrete\(4\); flatten them"),
         (ScriptedWorld.observation_space, "reader", r"'reader' guides, so it may read texts and signals, but not next"),
     ],

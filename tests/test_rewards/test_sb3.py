@@ -130,7 +130,7 @@ def test_callback_state_survives_a_save():
     _, callback = learn(mix)
     fresh = RewardCallback(rewards.make(["task", "count"], *SPACES, gamma=0.9))
     fresh.load_state_dict(callback.state_dict())
-    assert fresh.cursor.step.tolist() == callback.cursor.step.tolist()
+    assert fresh.tracker.cursor.step.tolist() == callback.tracker.cursor.step.tolist()
     assert fresh.seen_reward
-    for key, value in callback.memory["count"].items():
-        np.testing.assert_array_equal(fresh.memory["count"][key], value)
+    for key, value in callback.tracker.memory["count"].items():
+        np.testing.assert_array_equal(fresh.tracker.memory["count"][key], value)

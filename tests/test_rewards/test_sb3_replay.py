@@ -142,7 +142,7 @@ def test_a_saved_buffer_goes_on_equally():
     np.testing.assert_array_equal(copy.rewards[rows, columns], buffer.rewards[rows, columns])
     assert copy.pos == 25
     assert copy.timesteps == 50
-    assert copy.cursor.step.tolist() == buffer.cursor.step.tolist()
+    assert copy.tracker.cursor.step.tolist() == buffer.tracker.cursor.step.tolist()
 
 
 def test_the_memory_saving_buffer_is_refused():

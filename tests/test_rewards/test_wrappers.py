@@ -4,7 +4,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted import ScriptedWorld, script
 
 import rewards
-from rewards.adapters.gym import Driver, RewardWrapper, VectorRewardWrapper
+from rewards.adapters.driver import Driver
+from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 
 SPACES = ScriptedWorld.observation_space, ScriptedWorld.action_space
 

@@ -1,0 +1,103 @@
+"""What every adapter does: follow episodes, keep the rewards' memories of them, score steps and let the rewards learn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envs.transitions import Chunk, Cursor
+from envs.types import MODALITIES, Memory, Transitions
+from rewards.base import Reward, merge_memory
+from rewards.mix.mix import Mix
+from rewards.mix.stream import Stream
+
+
+class EpisodeTracker:
+    """Where N environments are in their episodes, and what rewards remember of these.
+
+    Attributes:
+        memory: name -> memory, of those that have one.
+    """
+
+    def __init__(self, sources: Mapping[str, Stream | Reward], n: int, frame_size: int | None = None) -> None:
+        self.sources, self.n, self.frame_size = sources, n, frame_size
+        self.cursor = Cursor(n)
+        self.memory: dict[str, Memory] = self._fresh()
+
+    def _fresh(self) -> dict[str, Memory]:
+        memories = {name: source.initial_memory(self.n) for name, source in self.sources.items()}
+        return {name: memory for name, memory in memories.items() if memory is not None}
+
+    def begin(self, modalities: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        """Episodes begin, in all environments or those of `mask`; `modalities` come with their first observations."""
+        self.require(modalities)
+        mask = np.ones(self.n, bool) if mask is None else np.asarray(mask, bool)
+        self.cursor.begin(modalities, mask)
+        fresh = self._fresh()
+        self.memory = {name: merge_memory(memory, fresh[name], mask) for name, memory in self.memory.items()}
+
+    def require(self, modalities: Mapping[str, Any]) -> None:
+        """Refuse missing frames, texts or signals at the first reset, not an hour later.
+
+        Raises:
+            ValueError: naming the reward that reads them.
+        """
+        for name, source in self.sources.items():
+            for field in MODALITIES:
+                if field in source.requires and field not in modalities:
+                    option = f"frame_size={self.frame_size}" if field == "frame" else f"{field}=True"
+                    raise ValueError(
+                        f'the reward {name!r} reads {field}, but info["{field}"] is missing; make the environment with '
+                        f"envs.make.make(..., {option})"
+                    )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": copy.deepcopy(self.memory), "cursor": self.cursor.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
+        self.cursor.load_state_dict(state["cursor"])
+
+
+class Driver(EpisodeTracker):
+    """Feeds a mix step by step: embed, score, combine, remember, and every `update_every` transitions learn.
+
+    Attributes:
+        raw: the streams' scores of the last step.
+        metrics: of the last update.
+        timesteps: environment steps so far, over all environments.
+    """
+
+    def __init__(self, mix: Mix, n: int, update_every: int) -> None:
+        if update_every < 1:
+            raise ValueError(f"update_every={update_every} transitions must be at least 1")
+        super().__init__(mix.streams, n, mix.frame_size)
+        self.mix = mix
+        self.chunk = Chunk(max(update_every // n, 1))
+        self.raw: dict[str, np.ndarray] = {}
+        self.metrics: dict[str, float] = {}
+        self.timesteps = 0
+
+    def __call__(self, batch: Transitions) -> np.ndarray:
+        """The reward of a step, float32 (N,)."""
+        batch = self.mix.embed(batch)
+        self.raw, self.memory = self.mix.score(batch, self.memory)
+        total = self.mix.combine(self.raw, self.timesteps)
+        self.timesteps += self.n if batch.valid.all() else int(batch.valid.sum())
+        self.chunk.add(batch, self.raw)
+        if self.chunk.full:
+            fresh, raw = self.chunk.take()
+            self.metrics = self.mix.update(fresh, raw, self.timesteps)
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Memory, place in the episodes and the rows still to be learnt from."""
+        return {**super().state_dict(), "chunk": self.chunk.state_dict(), "timesteps": self.timesteps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.chunk.load_state_dict(state["chunk"])
+        self.timesteps = int(state["timesteps"])
