@@ -113,7 +113,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
 def run_subject(run: Path, trust: bool = False) -> Subject:
     """The agent of a run at its newest checkpoint."""
     from envs.make import make
-    from rewards.adapters.guided import guided, guide_modalities
+    from rewards.adapters.guided import guide_modalities, guided
     from runners.run.build import load_run
 
     config, model, mix, step = load_run(run, trust)
