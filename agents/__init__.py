@@ -30,7 +30,7 @@ TABLE: dict[str, str] = {
     "dyna": "agents.dyna.agent:Dyna",
     "world_model": "agents.world_model.agent:WorldModel",
     "sqirl": "agents.sqirl:SQIRL",
-    "sb3_ppo": "agents.sb3.agent:PPO",
+    "sb3_ppo": "agents.sb3.agent:SB3PPO",
     "a2c": "agents.sb3.agent:A2C",
     "dqn": "agents.sb3.agent:DQN",
     "sac": "agents.sb3.agent:SAC",

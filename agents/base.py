@@ -2,7 +2,7 @@
 
     collect a rollout -> update -> the callbacks see it -> end_rollout (rewards learn, counters roll over) -> log
 
-A subclass gives `collect` and `update`. A callback, an evaluation or a logger written for Stable-Baselines3 works as is.
+A subclass gives `collect` and `update`. Callbacks, evaluations and loggers written for Stable-Baselines3 work as they are.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ class Episodes:
     def count(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, success: np.ndarray | None) -> None:
         """Add transitions (T, N) in time order; `success` is NaN where nothing was reported, or None for nowhere.
 
-        Episodes are listed in the order in which they ended; a row that ended but is not valid was lost: it is left out.
+        Episodes are listed in the order in which they ended; one that ended in a row that is not valid is left out.
         """
         sums = np.cumsum([np.where(valid, reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
         if not ended.any():

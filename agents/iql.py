@@ -1,4 +1,4 @@
-"""IQL: a policy from recorded transitions alone, without ever asking for the value of an action nobody took.
+"""IQL: a policy from recorded transitions alone, without evaluating actions that are not in the data.
 
 A value V(s) is fitted to an upper expectile of Q(s, a) over the recorded actions, Q to r + gamma V(s'), and the policy
 imitates the recorded actions, each as strongly as its advantage Q - V is large.
@@ -23,9 +23,8 @@ different times, if the learned reward's zero is arbitrary.
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -34,9 +33,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from agents.base import is_single
+from agents.base import Predictor
 from agents.networks.actor_critic import CLIP, Flat, Inputs
 from agents.networks.space_encoding import SpaceEncoding
+from envs.settings import Settings, setting
 from envs.types import Obs, Transitions
 
 AHEAD = 256  # minibatches drawn at once
@@ -45,46 +45,23 @@ LOG_STD = (-5.0, 2.0)  # the source's limits
 
 
 @dataclass
-class IQLConfig:
-    """Settings of `IQL`; the source's value in brackets where it differs.
+class IQLConfig(Settings):
+    """Settings of `IQL`; the source's value in brackets where it differs."""
 
-    Attributes:
-        learning_rate: of Adam, in (0, 1].
-        gamma: discount in (0, 1].
-        expectile: tau, in (0, 1); 0.5 is the value of the recorded policy, near 1 that of its best actions.
-        beta: how much more a better action is imitated, 0 or more; 0 is behaviour cloning.
-        max_weight: what exp(beta * advantage) is cut at, above 0.
-        tau: share of the new Q in its target after each step, in (0, 1].
-        batch_size: transitions a step.
-        net_arch: units of the hidden layers of each network [256, 256]: a fifth of the speed on a CPU.
-        normalize_reward: whether rewards are divided by their standard deviation over the data.
-    """
-
-    learning_rate: float = 3e-4
-    gamma: float = 0.99
-    expectile: float = 0.7
-    beta: float = 3.0
-    max_weight: float = 100.0
-    tau: float = 0.005
-    batch_size: int = 256
-    net_arch: list[int] = field(default_factory=lambda: [64, 64])
-    normalize_reward: bool = True
-
-    def __post_init__(self) -> None:
-        for name, high in {
-            "learning_rate": 1,
-            "gamma": 1,
-            "tau": 1,
-            "max_weight": math.inf,
-            "batch_size": math.inf,
-        }.items():
-            value = getattr(self, name)
-            if not 0 < value <= high:
-                raise ValueError(f"agent.{name}={value} is out of range; give a number above 0, at most {high}")
-        if not 0 < self.expectile < 1:
-            raise ValueError(f"agent.expectile={self.expectile} is out of range; give a number between 0 and 1")
-        if not self.beta >= 0:
-            raise ValueError(f"agent.beta={self.beta} is out of range; give 0 (behaviour cloning) or more")
+    prefix = "agent."
+    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1)
+    gamma: float = setting(0.99, "discount", above=0, high=1)
+    expectile: float = setting(
+        0.7, "tau: 0.5 is the value of the recorded policy, near 1 that of its best actions", above=0, below=1
+    )
+    beta: float = setting(3.0, "how much more a better action is imitated; 0 is behaviour cloning", low=0)
+    max_weight: float = setting(100.0, "what exp(beta * advantage) is cut at", above=0)
+    tau: float = setting(0.005, "share of the new Q in its target after each step", above=0, high=1)
+    batch_size: int = setting(256, "transitions a step", low=1)
+    net_arch: list[int] = setting(
+        [64, 64], "units of the hidden layers of each network [256, 256]: a fifth of the speed on a CPU", low=1
+    )
+    normalize_reward: bool = setting(True, "whether rewards are divided by their standard deviation over the data")
 
 
 def expectile_loss(gap: Tensor, expectile: float) -> Tensor:
@@ -97,14 +74,14 @@ def imitation_weights(advantage: Tensor, beta: float, most: float) -> Tensor:
     return torch.exp(beta * advantage).clamp(max=most)
 
 
-class IQL:
-    """Learns from transitions and their rewards; has Stable-Baselines3's `predict`.
+class IQL(Predictor):
+    """Learns from transitions and their rewards.
 
     Args:
         config: its settings.
         observation_space: numbers, no images.
         action_space: Discrete, or a Box with finite bounds.
-        data: a flat batch (N,); rows that are no transitions are left out. None for a policy that only acts.
+        data: a flat batch (N,); rows that are not valid are left out. None for a policy that only acts.
         rewards: float32 (N,), what each transition is worth; None for the task's.
         seed: of the weights, the minibatches and the sampled actions.
         device: as torch writes it.
@@ -141,6 +118,7 @@ class IQL:
         with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
             torch.default_generator.manual_seed(seed)
             self.net = _Networks(self.inputs.size, actions, config.net_arch, self.discrete).to(self.device)
+        self.policy = self.net
         self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
         self._target = self._copied()
         self._rows = None if data is None else self._table(data, rewards)
@@ -165,23 +143,15 @@ class IQL:
     def predict(
         self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, None]:
-        """Actions for one observation or a batch (N, ...); `state` and `episode_start` are for recurrent policies."""
-        single = is_single(observation, self.observation_space)
-        vector = torch.as_tensor(self.inputs.vector(observation, 0 if single else 1), device=self.device)
-        with torch.no_grad():
-            obs = self.net.whitened(vector.reshape(-1, self.inputs.size))
-            unused = obs.new_zeros(len(obs), self.net.log_std.shape[0])
-            outputs = _run(self.net.layers(PI), self.net.inputs(obs, unused, PI))[0]
-            chosen = self._chosen(self.net.policy(outputs), deterministic).cpu().numpy()
-        actions = self._to_env(chosen)
-        return (actions[0] if single else actions), None
+        """Actions for one observation or a batch (B, ...); `state` and `episode_start` are for recurrent policies."""
+        return super().predict(observation, None, episode_start, deterministic)
 
-    def save(self, path: str) -> None:
-        """Write weights and configuration to one safetensors file; nothing in it is ever executed."""
-        from safetensors.torch import save_file
-
-        tensors = {key: value.detach().cpu().clone() for key, value in self.net.state_dict().items()}
-        save_file(tensors, path, {"agent": "IQL", "config": json.dumps(asdict(self.config))})
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
+        vector = self.net.whitened(torch.as_tensor(self.inputs.vector(obs), device=self.device))
+        unused = vector.new_zeros(len(vector), self.net.log_std.shape[0])
+        outputs = _run(self.net.layers(PI), self.net.inputs(vector, unused, PI))[0]
+        chosen = self._chosen(self.net.policy(outputs), deterministic).cpu().numpy()
+        return chosen + self.action_space.start if self.discrete else self.encoding.decode(chosen), None
 
     @classmethod
     def load(
@@ -192,23 +162,14 @@ class IQL:
         Raises:
             ValueError: if the file holds another kind of agent, or does not fit the spaces.
         """
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
-        if about.get("agent") != "IQL":
-            raise ValueError(f"{path} holds no IQL (but {about.get('agent')}); give a file it saved")
-        model = cls(IQLConfig(**json.loads(about["config"])), observation_space, action_space, seed=seed, device=device)
-        try:
-            model.net.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise ValueError(f"{path} does not fit these spaces: {error}") from None
+        config, tensors = cls._read(path)
+        model = cls(IQLConfig(**config), observation_space, action_space, seed=seed, device=device)
+        model._fill(path, tensors, "these spaces")
         model._target = model._copied()
         return model
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
-        """One minibatch: equations 5, 6 and 7, each on what the networks said before."""
+        """One minibatch: equations 5, 6 and 7, each with the networks of the step before."""
         config, net, width = self.config, self.net, self.inputs.size
         obs, next_obs, action, reward, continues = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
         inputs = net.inputs(obs, action)
@@ -236,24 +197,24 @@ class IQL:
         return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in self.net.layers(Q)]
 
     def _table(self, data: Transitions, rewards: np.ndarray | None) -> Tensor:
-        """All that a step reads of a transition, side by side: obs, next_obs, action, reward, whether it goes on."""
-        paid = np.asarray(data.reward if rewards is None else rewards, np.float32)
-        if paid.shape != data.shape or len(data.shape) != 1:
+        """All that a step reads of a transition, side by side: obs, next_obs, action, reward, whether it continues."""
+        worth = np.asarray(data.reward if rewards is None else rewards, np.float32)
+        if worth.shape != data.shape or len(data.shape) != 1:
             raise ValueError(
-                f"rewards of shape {paid.shape} for data of shape {data.shape}; give a flat batch and one each"
+                f"rewards of shape {worth.shape} for data of shape {data.shape}; give a flat batch and one each"
             )
-        if not np.isfinite(paid).all():
-            raise ValueError(f"{np.sum(~np.isfinite(paid))} rewards are not finite; every transition needs a number")
+        if not np.isfinite(worth).all():
+            raise ValueError(f"{np.sum(~np.isfinite(worth))} rewards are not finite; every transition needs a number")
         keep = np.asarray(data.valid, bool)
         if not keep.any():
             raise ValueError("the data has no valid transition; give a recording")
-        paid, data = paid[keep], data[keep]
+        worth, data = worth[keep], data[keep]
         obs, next_obs = (torch.tensor(self.inputs.vector(x)) for x in (data.obs, data.next_obs))
         everything = torch.cat([obs, next_obs])
         self.net.mean.copy_(everything.mean(0))
         self.net.std.copy_(everything.std(0).clamp(min=1e-3))
-        spread = float(paid.std()) if self.config.normalize_reward else 1.0
-        numbers = np.stack([paid / (spread if spread > 0 else 1.0), ~np.asarray(data.terminated, bool)], -1)
+        spread = float(worth.std()) if self.config.normalize_reward else 1.0
+        numbers = np.stack([worth / (spread if spread > 0 else 1.0), ~np.asarray(data.terminated, bool)], -1)
         whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
         table = [
             *whitened,
@@ -272,9 +233,6 @@ class IQL:
             return outputs
         noise = torch.empty_like(outputs).normal_(generator=self._generator)
         return outputs + self.net.log_std.clamp(*LOG_STD).exp() * noise
-
-    def _to_env(self, chosen: np.ndarray) -> np.ndarray:
-        return chosen + self.encoding.action_space.start if self.discrete else self.encoding.decode(chosen)
 
 
 class _Networks(nn.Module):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -34,54 +34,37 @@ from agents.env_stepper import Steps
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from envs.settings import Settings, setting
 from envs.transitions import Chunk
 from envs.types import Obs, Transitions
 
 
 @dataclass
-class SQIRLConfig:
-    """Settings of `SQIRL`; the source's value in brackets where it differs.
+class SQIRLConfig(Settings):
+    """Settings of `SQIRL`; the source's value in brackets where it differs."""
 
-    Attributes:
-        k: how far it looks ahead, 1 to 5; the source tries 1 to 3.
-        episodes: played at each stage of the first pass, m; at least as many as environments.
-        learning_rate: of Adam, in (0, 1] [1e-4].
-        gamma: discount in (0, 1]; 1 is the sum of what is left [1, MiniGrid .99].
-        batch_size: rows a gradient step.
-        epochs: passes over a stage's rows, for each depth.
-        net_arch: units of the hidden layers.
-        max_steps: steps of an episode that are planned for; 0 for as many as the longest one has.
-    """
-
-    search: ClassVar[dict[str, tuple]] = {  # what `runners.tune` tries
-        "k": (1, 3),
-        "learning_rate": (1e-4, 1e-2, "log"),
-        "episodes": (4, 64, "log"),
-    }
-    k: int = 1
-    episodes: int = 16
-    learning_rate: float = 1e-3
-    gamma: float = 1.0
-    batch_size: int = 128
-    epochs: int = 10
-    net_arch: list[int] = field(default_factory=lambda: [64, 64])
-    max_steps: int = 0
+    prefix = "agent."
+    k: int = setting(1, "how far it looks ahead; the source tries 1 to 3", low=1, high=5, tune=(1, 3))
+    episodes: int = setting(
+        16,
+        "played at each stage of the first pass, m; at least as many as environments",
+        low=1,
+        high=1_000_000,
+        tune=(4, 64, "log"),
+    )
+    learning_rate: float = setting(1e-3, "of Adam [1e-4]", above=0, high=1, tune=(1e-4, 1e-2, "log"))
+    gamma: float = setting(1.0, "discount; 1 is the sum of what is left [1, MiniGrid .99]", above=0, high=1)
+    batch_size: int = setting(128, "rows a gradient step", low=1)
+    epochs: int = setting(10, "passes over a stage's rows, for each depth", low=1)
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
+    max_steps: int = setting(
+        0, "steps of an episode that are planned for; 0 for as many as the longest one has", low=0, high=1_000_000
+    )
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("k", 1, 5),
-            ("episodes", 1, 1e6),
-            ("learning_rate", 1e-12, 1),
-            ("gamma", 1e-12, 1),
-            ("batch_size", 1, 1e7),
-            ("epochs", 1, 1e4),
-            ("max_steps", 0, 1e6),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ValueError(f"agent.{name}={value} is out of range; give a number from {low:g} to {high:g}")
-        if not self.net_arch or min(self.net_arch) < 1:
-            raise ValueError(f"agent.net_arch={self.net_arch} is no network; give one width or more, each above 0")
+        super().__post_init__()
+        if not self.net_arch:
+            raise ValueError("agent.net_arch=[] is no network; give one width or more")
 
 
 class Stages(nn.Module):

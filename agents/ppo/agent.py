@@ -5,10 +5,11 @@
 A learned bonus and the task are different returns: curiosity should not end with an episode, the task must. So each
 stream of the reward has a value head of its own, and the policy follows A = sum_k weight_k A_k.
 
-Source: Schulman et al. 2017, arXiv 1707.06347; streams as in Burda et al. 2018, arXiv 1810.12894, section 2.3.
+Sources: Schulman et al. 2017, arXiv 1707.06347; advantages by Schulman et al. 2016, arXiv 1506.02438, equation 16;
+streams as in Burda et al. 2018, arXiv 1810.12894, section 2.3.
 Differences: Stable-Baselines3's defaults; advantages are normalised over the rollout, not the minibatch; a stream
-that has only ever paid zero does not move the policy, because normalising would turn its value's noise into a
-direction. Small networks are computed by hand (`agents.ppo.numpy_update`), everything else by torch (`agents.ppo.learner`).
+that has only ever been zero does not move the policy, because normalising would turn its value's noise into a
+direction. Small networks are updated in NumPy, everything else by torch (`agents.ppo.update`).
 Fails when: the reward needs more exploration than noise and bonuses give; off-policy agents use fewer steps.
 """
 
@@ -27,12 +28,10 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from agents.base import BaseAgent, OnStep
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
 from agents.networks.glyphs import Glyphs
-from agents.ppo.advantages import advantages
 from agents.ppo.collector import Collector
 from agents.ppo.config import PPOConfig
 from agents.ppo.device import DeviceCollector
-from agents.ppo.learner import Eager, Losses
-from agents.ppo.numpy_update import Fused
+from agents.ppo.update import NumpyUpdate, TorchUpdate
 from agents.task_reward import TaskScorer
 from envs.finite import NotFinite, is_finite
 from envs.types import Obs
@@ -80,12 +79,9 @@ class PPO(BaseAgent):
                 inputs, actions, list(config.net_arch), len(streams), config.gru, config.normalize_obs, trunk
             ).to(self.device)
         self.flat = Flat.over(self.policy.ordered())
-        self.losses = Losses(
-            config.learning_rate, config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm
-        )
         on_device = getattr(getattr(envs, "arrays", None), "is_torch", False)
         fast = config.path == "auto" and not on_device and self.device.type == "cpu" and self.policy.is_mlp
-        self.learner: Any = (Fused if fast else Eager)(self.policy, self.flat, self.losses)
+        self.learner: Any = (NumpyUpdate if fast else TorchUpdate)(self.policy, self.flat, config)
         settings = (envs, self.learner, config.n_steps, len(streams), self.scorer.requires, seed)
         self.collector: Collector
         if on_device:
@@ -95,7 +91,7 @@ class PPO(BaseAgent):
         self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
         self.episodes = self.collector.episodes
         self.memory = self.scorer.initial_memory(envs.num_envs)
-        self.seen = np.zeros(len(streams), bool)  # streams that have paid something other than zero
+        self.seen = np.zeros(len(streams), bool)  # streams that have been other than zero
         self.obs_statistics = RunningMeanStd(shape=(inputs.size,))
         self.rng = np.random.default_rng([seed, 2])
         self.seconds = self.collector.seconds  # where time went: environment, inference, reward, update
@@ -205,7 +201,7 @@ class PPO(BaseAgent):
             )
         batch = self.learner.begin_update(collector.batch(numbers))
         if config.anneal:
-            self.losses.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
+            self.learner.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
         rows = np.arange(batch.valid.shape[1]) if config.gru else np.flatnonzero(valid)
         narrow = not config.gru and not batch.pixels and math.prod(batch.vector.shape) < 2**18
         measured: list[dict[str, float]] = []
@@ -241,7 +237,7 @@ class PPO(BaseAgent):
             self.logger.record(f"train/explained_variance{suffix}", float(explained))
         if self.policy.log_std is not None:
             self.logger.record("train/std", float(self.policy.log_std.detach().exp().mean()))
-        self.logger.record("train/learning_rate", self.losses.learning_rate)
+        self.logger.record("train/learning_rate", self.learner.learning_rate)
 
     def _update_statistics(self, valid: np.ndarray) -> None:
         """Let the statistics of the observations move: between two rollouts, so that a rollout has one meaning."""
@@ -269,3 +265,63 @@ class PPO(BaseAgent):
         else:
             action = actions.sample(outputs, self.policy.log_std, to(actions.draw(self.rng, len(outputs))))
         return actions.to_env(action.cpu().numpy()), state
+
+
+def advantages(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    last_values: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    valid: np.ndarray,
+    gamma: np.ndarray,
+    gae_lambda: float,
+    episodic: np.ndarray,
+) -> np.ndarray:
+    """Generalised advantage estimates of every stream, which are an axis, with a discount and an end of their own.
+
+        delta_t = r_t + gamma * V(s_{t+1}) - V(s_t)         A_t = delta_t + gamma * lambda * A_{t+1}
+
+    An episodic stream ends with its episode: after a termination V is 0, where time ran out V is that of the true last
+    observation. A stream that is not episodic continues into the next episode, as a novelty bonus should: dying must
+    not look expensive to curiosity.
+
+    Args:
+        rewards: (T, N, K).
+        values: (T + 1, N, K), of the observations acted on; row T is the observation after the rollout.
+        last_values: (T, N, K), value of an episode's true last observation where it was truncated; anything elsewhere.
+        terminated: bool (T, N).
+        truncated: bool (T, N).
+        valid: bool (T, N); a row that is no transition has advantage 0 and is passed over. If it is truncated, an
+            episode was lost there: the row before is bootstrapped with the value of its next observation.
+        gamma: (K,), in (0, 1].
+        gae_lambda: in [0, 1].
+        episodic: bool (K,).
+
+    Returns:
+        (T, N, K), float32; returns are advantages + values[:-1].
+    """
+    length, n, streams = rewards.shape
+    following = values[1:]
+    if not valid.all():
+        following = following.copy()
+        lost = truncated & ~valid
+        for t in reversed(range(length - 1)):  # what follows a row that only resets is what follows its successor
+            following[t] = np.where((valid | lost)[t + 1][:, None], following[t], following[t + 1])
+    ended = (terminated | truncated) & valid
+    stops = ended[..., None] & episodic
+    at_end = np.where(truncated[..., None] & ~terminated[..., None], last_values, np.float32(0))
+    delta = rewards + gamma * np.where(stops, at_end, following) - values[:-1]
+    decay = np.where(stops, 0.0, gamma * gae_lambda).astype(np.float32)
+    if not valid.all():
+        delta[~valid], decay[~valid] = 0.0, 1.0
+        decay[:-1][lost[1:]] = 0.0
+    delta = delta.astype(np.float32, copy=False).reshape(length, n * streams)
+    decay = decay.reshape(length, n * streams)
+    out = delta.copy()
+    scratch = np.empty(n * streams, np.float32)
+    for t in range(length - 2, -1, -1):
+        np.multiply(decay[t], out[t + 1], out=scratch)
+        np.add(out[t], scratch, out=out[t])
+    out = out.reshape(length, n, streams)
+    return out if valid.all() else np.where(valid[..., None], out, np.float32(0))

@@ -1,7 +1,7 @@
 """Fills rollouts: the policy acts, the environments step, everything is written into arrays that are kept.
 
-A policy whose path is deferred (`agents.ppo.numpy_update`) only chooses actions here; its values and log-probabilities are
-computed for the whole rollout at once. A recurrent one remembers its state and where episodes begin.
+`agents.ppo.update.NumpyUpdate` only chooses actions here; values and log-probabilities are computed for the whole
+rollout at once. A recurrent policy remembers its state and where episodes begin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from agents.base import Episodes
-from agents.ppo.learner import Batch
+from agents.ppo.update import Batch
 from envs.finite import OnNan, refuse
 from envs.transitions import OneGroup, Rollout
 from envs.types import MODALITIES, map_obs, put
@@ -25,7 +25,7 @@ class Collector:
     """The environments' side of an on-policy agent.
 
     Attributes:
-        rollout: what the environments said; vector: float32 (T + 1, N, D), what the policy read.
+        rollout: what the environments returned; vector: float32 (T + 1, N, D), what the policy read.
         chosen: (T, N, choices), the policy's actions; values: (T + 1, N, K).
         log_prob: (T, N); last_values: (T, N, K), of the last observation of an episode that was truncated.
         starts: bool (T + 1, N), an episode begins at this observation.
@@ -108,7 +108,7 @@ class Collector:
         return True
 
     def _refuse(self) -> None:
-        """Stop before a number that is none reaches a weight."""
+        """Stop before NaN or infinity reaches a weight."""
         rollout, length = self.rollout, self.rollout.length
         reward = self.on_nan(rollout.reward)
         if reward is not rollout.reward:

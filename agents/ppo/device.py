@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agents.ppo.collector import Collector
-from agents.ppo.learner import Batch
+from agents.ppo.update import Batch
 
 
 class DeviceCollector(Collector):
@@ -61,7 +61,7 @@ class DeviceCollector(Collector):
         length, clock = self.rollout.length, time.perf_counter()
         noise = self._draw()
         for t in range(length):
-            action, self._values[t], self._log_prob[t] = self.learner.choose(self.vector[t], noise[t])
+            action, self._values[t], self._log_prob[t] = self.learner.choose(self.vector[t], {}, noise[t])
             self._chosen[t] = action
             obs, self._reward[t], self._flags[0, t], self._flags[1, t], infos = self.envs.step(self._to_env(action))
             self.vector[t + 1] = obs
@@ -107,10 +107,10 @@ class DeviceCollector(Collector):
             rollout.success[t, columns] = success[mask].cpu().numpy()
 
     def evaluate(self) -> None:
-        self._values[-1] = self.learner.value(self.vector[-1])
         self.values[:], self.log_prob[:] = self._values.cpu().numpy(), self._log_prob.cpu().numpy()
+        self.values[-1] = self.learner.values(self.vector[-1], {})
         for t, mask, last, _ in self._ends:
-            self.last_values[t, mask.cpu().numpy()] = self.learner.value(last[mask]).cpu().numpy()
+            self.last_values[t, mask.cpu().numpy()] = self.learner.values(last[mask], {})
         self._ends.clear()
 
     def batch(self, numbers: np.ndarray) -> Batch:

@@ -1,43 +1,161 @@
-"""Stable-Baselines3's agents, and sb3-contrib's, behind one door: a Config, the spaces, the way a reward comes in.
+"""Stable-Baselines3's agents, and sb3-contrib's, behind one interface: settings, spaces, the way a reward reaches them.
 
-    model = PPO.build(PPOConfig(), make_venv("CartPole-v1", 8, seed=0), seed=0, device="cpu")
+    model = SB3PPO.build(SB3PPOConfig(), make_venv("CartPole-v1", 8, seed=0), seed=0, device="cpu")
 
-`driver` says how a learned reward reaches the agent: "rollout" (scored once a rollout, by a callback) or "relabel"
-(scored when the replay buffer is sampled; hand the buffer class in as `buffer`). Agents know nothing of rewards
-beyond that word.
+`driver` is how a learned reward reaches the agent: "rollout" (scored once a rollout, by a callback) or "relabel"
+(scored when the replay buffer is sampled; the buffer class is handed in as `buffer`).
 
-Sources: the papers named at each class. Differences: none in the algorithms; defaults are SB3's except where a
-comment says so.
+Sources: the papers named at each class. Differences: none in the algorithms; defaults are SB3's except where the help
+of a setting says so.
 """
 
 from __future__ import annotations
 
 import math
+import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import gymnasium as gym
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from agents.sb3.config import (
-    A2CConfig,
-    AgentConfig,
-    CrossQConfig,
-    DQNConfig,
-    PPOConfig,
-    QRDQNConfig,
-    RecurrentPPOConfig,
-    SACConfig,
-    TD3Config,
-    TQCConfig,
-)
+from envs.settings import Settings, setting
+
+
+@dataclass
+class SB3Config(Settings):
+    """What every agent has."""
+
+    prefix = "agent."
+    policy: str = setting("auto", "SB3's policy; auto picks Mlp, Cnn or MultiInput from the observation space")
+    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
+    gamma: float = setting(0.99, "discount", above=0, high=1, tune=(0.9, 0.9997))
+    net_arch: list[int] = setting([], "units of the hidden layers; empty for SB3's default", low=1)
+
+    unused: ClassVar[tuple[str, ...]] = ("policy", "net_arch")  # no arguments of the algorithm
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for the algorithm's constructor."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.unused}
+        return {key: value for key, value in own.items() if value is not None}
+
+
+@dataclass
+class OnPolicyConfig(SB3Config):
+    """What the agents without a replay buffer share."""
+
+    n_steps: int = setting(256, "steps of each environment between two updates", low=1)
+    gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
+    ent_coef: float = setting(0.0, "weight of the entropy bonus", low=0, high=10, tune=(1e-5, 0.1, "log"))
+    vf_coef: float = setting(0.5, "weight of the value loss", low=0, high=1000, tune=(0.1, 1.0))
+    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", above=0, tune=(0.3, 5.0, "log"))
+
+
+@dataclass
+class SB3PPOConfig(OnPolicyConfig):
+    """On-policy; SB3's n_steps is 2048, for one environment instead of 8."""
+
+    n_steps: int = setting(256, tune=(64, 128, 256, 512, "choice"))
+    batch_size: int = setting(64, "transitions a minibatch", low=1, tune=(32, 64, 128, 256, "choice"))
+    n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
+    clip_range: float = setting(0.2, "of the policy's ratio", above=0, high=1, tune=(0.1, 0.4))
+
+
+@dataclass
+class RecurrentPPOConfig(SB3PPOConfig):
+    """As PPO, with an LSTM; sequences are cut at the rollout's end."""
+
+    n_steps: int = 128
+    batch_size: int = 128
+
+
+@dataclass
+class A2CConfig(OnPolicyConfig):
+    """On-policy, one update a rollout."""
+
+    learning_rate: float = 7e-4
+    n_steps: int = setting(5, tune=(4, 8, 16, 32, 64, "choice"))
+    gae_lambda: float = 1.0
+
+
+@dataclass
+class OffPolicyConfig(SB3Config):
+    """What the agents with a replay buffer share."""
+
+    buffer_size: int = setting(100_000, "transitions (SB3 1,000,000)", low=1)
+    learning_starts: int = setting(1_000, "steps of random actions first (SB3 100)", low=0, tune=(100, 10_000, "log"))
+    batch_size: int = setting(256, "transitions a minibatch", low=1, tune=(32, 64, 128, 256, 512, "choice"))
+    tau: float = setting(0.005, "soft update of the targets", above=0, high=1, tune=(1e-3, 0.1, "log"))
+    train_freq: int = setting(
+        1, "steps of each environment between two rounds of updates", low=1, tune=(1, 4, 8, 16, "choice")
+    )
+    gradient_steps: int = setting(-1, "updates a round; -1: one for each transition (SB3 1)", low=-1)
+
+
+@dataclass
+class DQNConfig(OffPolicyConfig):
+    """Discrete actions; targets are copied, not mixed."""
+
+    learning_rate: float = 5e-4
+    batch_size: int = 64
+    tau: float = setting(1.0, tune=())
+    train_freq: int = 4
+    gradient_steps: int = setting(1, tune=(1, 2, 4, -1, "choice"))
+    target_update_interval: int = setting(
+        1_000, "steps between two copies of the target", low=1, tune=(100, 10_000, "log")
+    )
+    exploration_fraction: float = setting(
+        0.2, "share of training until epsilon is at its end", low=0, high=1, tune=(0.05, 0.5)
+    )
+    exploration_initial_eps: float = setting(1.0, "epsilon at first", low=0, high=1)
+    exploration_final_eps: float = setting(0.05, "epsilon in the end", low=0, high=1, tune=(0.01, 0.2))
+    max_grad_norm: float | None = setting(10.0, "longer gradients are shortened to it", above=0)
+
+
+@dataclass
+class QRDQNConfig(DQNConfig):
+    """As DQN, with quantiles of the return."""
+
+    max_grad_norm: float | None = None
+
+
+@dataclass
+class SACConfig(OffPolicyConfig):
+    """Continuous actions, entropy tuned."""
+
+    ent_coef: Any = setting("auto", "weight of the entropy: auto tunes it, or a fixed number", low=0, high=10)
+
+
+@dataclass
+class TD3Config(OffPolicyConfig):
+    """Continuous actions, deterministic policy with Gaussian exploration."""
+
+    unused = (*OffPolicyConfig.unused, "action_noise")
+    action_noise: float = setting(
+        0.1, "standard deviation, in the policy's range [-1, 1]", low=0, tune=(0.02, 0.5, "log")
+    )
+
+
+@dataclass
+class TQCConfig(SACConfig):
+    """As SAC, with truncated quantile critics."""
+
+
+@dataclass
+class CrossQConfig(SACConfig):
+    """As SAC, with batch normalisation instead of target networks: tau is not used."""
+
+    unused = (*SACConfig.unused, "tau")
+    learning_rate: float = 1e-3
+    tau: float = setting(0.005, tune=())
 
 
 class SB3Agent:
     """One algorithm: which class, which Config, which action spaces, which driver."""
 
-    Config: ClassVar[type[AgentConfig]] = AgentConfig
+    Config: ClassVar[type[SB3Config]] = SB3Config
     driver: ClassVar[str] = "rollout"
     actions: ClassVar[tuple[type[spaces.Space], ...]] = (
         spaces.Box,
@@ -46,7 +164,7 @@ class SB3Agent:
         spaces.MultiBinary,
     )
     n_envs: ClassVar[int] = 8  # environments side by side, unless the user says otherwise
-    algorithm: ClassVar[Callable[[], Any]]
+    algorithm: ClassVar[str]  # module:class
     lstm: ClassVar[bool] = False
 
     @classmethod
@@ -72,7 +190,7 @@ class SB3Agent:
 
     @classmethod
     def build(
-        cls, config: AgentConfig, venv: VecEnv, *, seed: int, device: str = "auto", buffer: Any = None, verbose: int = 0
+        cls, config: SB3Config, venv: VecEnv, *, seed: int, device: str = "auto", buffer: Any = None, verbose: int = 0
     ) -> Any:
         """The SB3 model.
 
@@ -92,13 +210,13 @@ class SB3Agent:
             arguments["policy_kwargs"] = {"net_arch": list(config.net_arch)}
         if buffer is not None:
             arguments["replay_buffer_class"], arguments["replay_buffer_kwargs"] = buffer
-        if cls.driver == "rollout":
-            rollout = config.n_steps * venv.num_envs  # type: ignore[attr-defined]
+        if isinstance(config, OnPolicyConfig):
+            rollout = config.n_steps * venv.num_envs
             if rollout < 2:
-                raise ValueError(f"agent.n_steps={config.n_steps} with one environment is no rollout; take 2 or more")  # type: ignore[attr-defined]
+                raise ValueError(f"agent.n_steps={config.n_steps} with one environment is no rollout; take 2 or more")
             if "batch_size" in arguments and rollout % arguments["batch_size"]:
                 arguments["batch_size"] = math.gcd(rollout, arguments["batch_size"])  # no truncated minibatch
-        return cls.algorithm()(
+        return pkgutil.resolve_name(cls.algorithm)(
             policy_name(config.policy, venv.observation_space, cls.lstm),
             venv,
             seed=seed,
@@ -132,34 +250,25 @@ def _gaussian_noise(venv: VecEnv, sigma: float) -> Any:
     return VectorizedActionNoise(noise, venv.num_envs) if venv.num_envs > 1 else noise
 
 
-def _load(module: str, name: str) -> Callable[[], Any]:
-    def load() -> Any:
-        from importlib import import_module
-
-        return getattr(import_module(module), name)
-
-    return staticmethod(load)  # type: ignore[return-value]
-
-
-class PPO(SB3Agent):
+class SB3PPO(SB3Agent):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
 
-    Config = PPOConfig
-    algorithm = _load("stable_baselines3", "PPO")
+    Config = SB3PPOConfig
+    algorithm = "stable_baselines3:PPO"
 
 
 class A2C(SB3Agent):
     """Advantage actor-critic, synchronous (Mnih et al. 2016, arXiv 1602.01783)."""
 
     Config = A2CConfig
-    algorithm = _load("stable_baselines3", "A2C")
+    algorithm = "stable_baselines3:A2C"
 
 
 class RecurrentPPO(SB3Agent):
     """PPO with an LSTM, for observations that hide the state (sb3-contrib)."""
 
     Config = RecurrentPPOConfig
-    algorithm = _load("sb3_contrib", "RecurrentPPO")
+    algorithm = "sb3_contrib:RecurrentPPO"
     lstm = True
 
 
@@ -175,7 +284,7 @@ class DQN(OffPolicyAgent):
 
     Config = DQNConfig
     actions = (spaces.Discrete,)
-    algorithm = _load("stable_baselines3", "DQN")
+    algorithm = "stable_baselines3:DQN"
 
 
 class QRDQN(OffPolicyAgent):
@@ -183,7 +292,7 @@ class QRDQN(OffPolicyAgent):
 
     Config = QRDQNConfig
     actions = (spaces.Discrete,)
-    algorithm = _load("sb3_contrib", "QRDQN")
+    algorithm = "sb3_contrib:QRDQN"
 
 
 class SAC(OffPolicyAgent):
@@ -191,7 +300,7 @@ class SAC(OffPolicyAgent):
 
     Config = SACConfig
     actions = (spaces.Box,)
-    algorithm = _load("stable_baselines3", "SAC")
+    algorithm = "stable_baselines3:SAC"
 
 
 class TD3(OffPolicyAgent):
@@ -199,7 +308,7 @@ class TD3(OffPolicyAgent):
 
     Config = TD3Config
     actions = (spaces.Box,)
-    algorithm = _load("stable_baselines3", "TD3")
+    algorithm = "stable_baselines3:TD3"
 
 
 class TQC(OffPolicyAgent):
@@ -207,7 +316,7 @@ class TQC(OffPolicyAgent):
 
     Config = TQCConfig
     actions = (spaces.Box,)
-    algorithm = _load("sb3_contrib", "TQC")
+    algorithm = "sb3_contrib:TQC"
 
 
 class CrossQ(OffPolicyAgent):
@@ -215,7 +324,7 @@ class CrossQ(OffPolicyAgent):
 
     Config = CrossQConfig
     actions = (spaces.Box,)
-    algorithm = _load("sb3_contrib", "CrossQ")
+    algorithm = "sb3_contrib:CrossQ"
 
 
 def make_venv(
@@ -227,10 +336,12 @@ def make_venv(
     wrap: Callable[[gym.Env], gym.Env] | None = None,
     **kwargs: Any,
 ) -> VecEnv:
-    """`n` copies of an environment as an SB3 VecEnv, the i-th seeded with `seed + i`; `kwargs` go to `envs.make.make`.
+    """`n` copies of an environment as an SB3 VecEnv, the i-th seeded with `seed + i`.
 
-    `wrap` goes around each. With `workers`, options of `envs.vector.workers.Workers`, they live in processes of their own,
-    which is worth it where a step takes a millisecond or more.
+    `kwargs` go to `envs.make.make`.
+
+    `wrap` goes around each. With `workers`, options of `envs.vector.workers.Workers`, they live in processes of their
+    own, which is worth it where a step takes a millisecond or more.
     """
     if n < 1:
         raise ValueError(f"n_envs={n} is no number of environments; give 1 or more")

@@ -1,11 +1,11 @@
-"""Stable-Baselines3's VecEnv over the watchdogged workers of `envs.vector.workers`: shared arrays, a worker lost is replaced.
+"""Stable-Baselines3's VecEnv over `envs.vector.workers`: shared arrays, and a worker that is lost is replaced.
 
 Agents get the numbers of a DummyVecEnv. In infos an episode lost with its worker ends as truncated with
-`info["lost"] = True` and no account; the drivers of rewards make no transition of it.
+`info["lost"] = True` and no return; the drivers of rewards make no transition of it.
 
 Differences from SubprocVecEnv: several environments to a worker, arrays in shared memory, workers that import no torch,
-and nothing that can hang. Of an environment's info only what `envs.vector.in_process` keeps arrives: the account of an episode,
-success, frames, texts and signals.
+and nothing that can hang. Of an environment's info only what `envs.vector.in_process` keeps arrives: an episode's return
+and length, success, frames, texts and signals.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WorkerVecEnv(VecEnv):
 
     @property
     def say(self) -> Callable[[str], object]:
-        """Told in a sentence about each worker that was replaced."""
+        """Called with a sentence about each worker that was replaced."""
         return self.workers.say
 
     @say.setter

@@ -68,11 +68,11 @@ def _ppo_wrapper() -> tuple[int, Callable[[], Any]]:
 
 
 def _learn_ppo(wrap: Any, callback: Any) -> tuple[int, Callable[[], Any]]:
-    from agents.sb3.agent import PPO, PPOConfig, make_venv
+    from agents.sb3.agent import SB3PPO, SB3PPOConfig, make_venv
 
     venv = make_venv("CartPole-v1", 8, 0)
     called = callback(venv) if callback else None
-    model = PPO.build(PPOConfig(), wrap(venv) if wrap else venv, seed=0, device="cpu")
+    model = SB3PPO.build(SB3PPOConfig(), wrap(venv) if wrap else venv, seed=0, device="cpu")
     return PPO_FRAMES, lambda: model.learn(PPO_FRAMES, callback=called)
 
 

@@ -190,12 +190,12 @@ def _run(folder: Path, study: str, runs: dict[tuple[str, str, int], Any]) -> lis
 def _train_sb3(task: Task, seed: int) -> tuple[Any, int]:
     import torch
 
-    from agents.sb3.agent import PPO, PPOConfig, make_venv
+    from agents.sb3.agent import SB3PPO, SB3PPOConfig, make_venv
 
     torch.set_num_threads(1)
     settings = {"net_arch": [64, 64], **task.settings}
     venv = make_venv(task.env_id, task.n_envs, 1000 * seed)
-    model = PPO.build(PPOConfig(**settings), venv, seed=seed, device="cpu")
+    model = SB3PPO.build(SB3PPOConfig(**settings), venv, seed=seed, device="cpu")
     watch = make_watch(task.threshold, False)
     model.learn(task.steps, callback=watch)
     venv.close()

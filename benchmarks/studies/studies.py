@@ -81,16 +81,16 @@ def train(study: Study, name: str, seed: int) -> tuple[dict[str, Any], list[dict
     import torch
 
     import rewards
-    from agents.sb3.agent import PPO, PPOConfig, make_venv
+    from agents.sb3.agent import SB3PPO, SB3PPOConfig, make_venv
     from rewards.adapters.sb3 import RewardCallback
 
     torch.set_num_threads(1)
     venv = make_venv(study.env_id, study.n_envs, seed * 1000)
     arm = study.arms[name]
     configs: dict[str, Any] = {key: rewards.get(key).Config(**options) for key, options in arm.rewards.items()}
-    config = PPOConfig(**study.agent)
+    config = SB3PPOConfig(**study.agent)
     mix = rewards.make(configs, venv.observation_space, venv.action_space, gamma=config.gamma, seed=seed)
-    model = PPO.build(config, venv, seed=seed, device="cpu")
+    model = SB3PPO.build(config, venv, seed=seed, device="cpu")
     watch = make_watch(study.threshold, arm.until_solved)
     start = time.perf_counter()
     model.learn(arm.steps, callback=[RewardCallback(mix), watch])

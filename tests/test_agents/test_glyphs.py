@@ -8,7 +8,7 @@ from gymnasium import spaces
 from agents.networks.actor_critic import Actions, ActorCritic, Inputs
 from agents.networks.glyphs import Glyphs
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.learner import Eager
+from agents.ppo.update import TorchUpdate
 from envs.make import make_vec
 from envs.nethack.view import KINDS, View
 
@@ -64,7 +64,7 @@ def test_a_network_with_a_trunk_is_no_mlp():
 def test_spaces_without_parts_are_refused():
     with pytest.raises(ValueError, match=r'agent.net="glyphs" needs observations in parts, .* give "mlp"'):
         PPO(make_vec("CartPole-v1", 2), PPOConfig(**SMALL))
-    with pytest.raises(ValueError, match=r"agent.net='cnn' is unknown; give mlp or glyphs"):
+    with pytest.raises(ValueError, match=r"agent.net='cnn' is unknown; give one of mlp, glyphs"):
         PPOConfig(net="cnn")
 
 
@@ -73,7 +73,7 @@ def test_ppo_learns_with_it_the_same_way_twice(gru):
     def learnt() -> list[torch.Tensor]:
         envs = make_vec("lodestar/NetHackScore-v0", 2, backend="auto", crop=5)
         agent = PPO(envs, PPOConfig(**SMALL, gru=gru, sequence=4), seed=3)
-        assert isinstance(agent.learner, Eager)
+        assert isinstance(agent.learner, TorchUpdate)
         begin = [p.clone() for p in agent.policy.trunk.parameters()]
         agent.learn(32)
         assert all(not torch.equal(a, b) for a, b in zip(begin, agent.policy.trunk.parameters()))

@@ -162,7 +162,7 @@ def test_a_policy_comes_back_from_its_file(tmp_path):
 def test_what_it_cannot_use_is_refused():
     data, _ = line(np.ones_like, n=4)
     for options, words in [
-        ({"expectile": 1.0}, r"agent.expectile=1.0 is out of range; give a number between 0 and 1"),
+        ({"expectile": 1.0}, r"agent.expectile=1.0 is out of range; give a number in \(0, 1\)"),
         ({"beta": -1}, r"agent.beta=-1 is out of range"),
         ({"gamma": 1.5}, r"agent.gamma=1.5 is out of range"),
         ({"batch_size": 0}, r"agent.batch_size=0 is out of range"),

@@ -92,11 +92,11 @@ def test_text_observations_are_refused_with_a_way_out():
 @pytest.mark.parametrize(
     ("name", "field", "value", "words"),
     [
-        ("ppo", "gamma", 99, r"agent.gamma=99 is out of range; give a discount in \(0, 1\]"),
+        ("ppo", "gamma", 99, r"agent.gamma=99 is out of range; give a number in \(0, 1\]"),
         ("ppo", "learning_rate", 0, r"agent.learning_rate=0 is out of range; give a number in \(0, 1\]"),
-        ("ppo", "n_steps", -3, "agent.n_steps=-3 is out of range; give a positive number of steps"),
+        ("ppo", "n_steps", -3, "agent.n_steps=-3 is out of range; give a number at least 1"),
         ("dqn", "exploration_final_eps", 2, "agent.exploration_final_eps=2 is out of range"),
-        ("sac", "net_arch", [64, 0], r"agent.net_arch=\[64, 0\] is out of range; give positive layer widths"),
+        ("sac", "net_arch", [64, 0], r"agent.net_arch=\[64, 0\] is out of range; give a number at least 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused_at_construction(name, field, value, words):

@@ -9,7 +9,7 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
-from agents.sb3.agent import PPO, SAC, PPOConfig, SACConfig, make_venv
+from agents.sb3.agent import SB3PPO, SAC, SB3PPOConfig, SACConfig, make_venv
 from agents.sb3.workers import WorkerVecEnv
 from envs.transitions import Cursor, from_sb3_step
 from rewards.adapters.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
@@ -79,7 +79,7 @@ def test_attributes_and_methods_reach_the_environments_they_are_meant_for() -> N
 @pytest.mark.parametrize(
     ("kind", "config", "env_id", "n", "steps"),
     [
-        (PPO, PPOConfig(n_steps=32, batch_size=16, n_epochs=2), "CartPole-v1", 2, 128),
+        (SB3PPO, SB3PPOConfig(n_steps=32, batch_size=16, n_epochs=2), "CartPole-v1", 2, 128),
         (SAC, SACConfig(learning_starts=40, batch_size=16, net_arch=[16]), "Pendulum-v1", 2, 100),
     ],
     ids=["ppo", "sac"],
@@ -131,7 +131,7 @@ def test_a_lost_worker_truncates_its_episodes_and_they_are_no_transitions() -> N
 def test_an_on_policy_agent_gets_no_bonus_and_no_advantage_for_a_lost_row() -> None:
     venv = make_venv("CartPole-v1", 2, 0, workers={"processes": 2})
     mix = rewards.make(["task", "rnd"], venv.observation_space, venv.action_space, gamma=0.99, seed=0)
-    model = PPO.build(PPOConfig(n_steps=16, batch_size=16, n_epochs=1), venv, seed=0, device="cpu")
+    model = SB3PPO.build(SB3PPOConfig(n_steps=16, batch_size=16, n_epochs=1), venv, seed=0, device="cpu")
     seen = {}
 
     class Watch(RewardCallback):

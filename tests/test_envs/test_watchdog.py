@@ -11,8 +11,7 @@ import torch
 
 import rewards
 from agents.env_stepper import Steps
-from agents.ppo.advantages import advantages
-from agents.ppo.agent import PPO, PPOConfig
+from agents.ppo.agent import PPO, PPOConfig, advantages
 from envs.make import make, make_vec
 from envs.transitions import Cursor, from_vector_step
 from envs.vector.watchdog import Budget, WorkerError

@@ -74,7 +74,7 @@ def test_a_text_in_quotes_loses_them():
         ("sed=1", "sed=1 is unknown; did you mean seed?"),
         ("reward.rnd.wieght=2", "reward.rnd.wieght=2 is unknown; did you mean reward.rnd.weight?"),
         ("reward.rdn.weight=2", "reward.rdn.weight=2 is unknown; did you mean reward.rnd.weight?"),
-        ("agent.gamma=99", "agent.gamma=99.0 is out of range; give a discount in (0, 1]"),
+        ("agent.gamma=99", "agent.gamma=99.0 is out of range; give a number in (0, 1]"),
         ("agent.learning_rate=abc", "agent.learning_rate=abc is not a number"),
         ("agent.n_steps=1.5", "agent.n_steps=1.5 is not a whole number"),
         ("reward=rdn", "reward=rdn is unknown; did you mean rnd?"),

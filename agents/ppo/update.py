@@ -1,46 +1,187 @@
-"""The PPO step of a small network, by hand in NumPy: what `agents.ppo.learner.Eager` does, several times faster.
+"""The update of PPO, twice: by torch's autograd for every network and device, and in NumPy, several times faster.
 
-For 64 units and 64 rows a matrix product takes microseconds, and torch's autograd spends more time on its books than on
-arithmetic. Here the policy's and the values' networks lie in one stack of weights (2, units, inputs), so that one call
-serves both; every result goes into memory that was allocated once; gradients are the closed forms below, written into
-the vector that `Flat` hands to Adam. Inputs that were never anything but 0 are left out of an update.
+    L = -min(ratio A, clip(ratio) A) + value_weight sum_k (V_k - R_k)^2 - entropy_weight H
+
+For 64 units and 64 rows a matrix product takes microseconds, and autograd costs more than the arithmetic. `NumpyUpdate`
+keeps the policy's and the values' networks in one stack of weights (2, units, inputs), so that one call serves both;
+every result goes into memory that was allocated once; gradients are the closed forms below, written into the vector
+that `Flat` hands to Adam. Inputs that have only been 0 so far are left out of an update.
 
     categorical   d log p(a) / d logits = onehot(a) - p          d H / d logits = -p (log p + H)
     Gaussian      d log p(a) / d mean = (a - mean) / sigma^2     d log p(a) / d log sigma = ((a - mean) / sigma)^2 - 1
     PPO           d L / d log p = -A * ratio, where the clip does not hold it; else 0
     tanh          d h / d z = 1 - h^2
 
-Source: Schulman et al. 2017, arXiv 1707.06347, equations 7 and 9. Differences: none to the eager twin but rounding; a
-test compares them. It knows CPUs and networks of fully connected layers; everything else takes the twin.
+Source: Schulman et al. 2017, arXiv 1707.06347, equations 7 and 9. Difference: the values' errors are added over
+streams. A test compares the two. `NumpyUpdate` takes CPUs and networks of fully connected layers only.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agents.networks.actor_critic import CLIP, ActorCritic, Flat
-from agents.ppo.learner import Batch, Losses
+from agents.ppo.config import PPOConfig
 
 SIZES = 16  # of batches whose memory is kept
 WIDE = 64  # inputs from which on it pays to leave out those that are never used
 ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into the cache
 
 
-class Fused:
-    """Acts, evaluates and learns with the weights of an `ActorCritic`, which it shares."""
+@dataclass
+class Batch:
+    """A rollout as rows to learn from: M = T * N, or for a recurrent policy (T, M) sequences with their states."""
+
+    vector: Any  # float32 (M, D), not normalised
+    pixels: dict[str, Any]  # uint8 (M, C, H, W)
+    action: Any  # (M, choices): int64, or float32 for a Gaussian
+    numbers: Any  # float32 (M, 2 + K): log-probability when acting, advantage, returns
+    valid: Any = None  # bool (T, M), recurrent only
+    starts: Any = None  # bool (T, M), recurrent only: an episode begins here
+    hidden: Any = None  # float32 (M, units), recurrent only: before the first row
+
+    def take(self, rows: np.ndarray) -> Batch:
+        """Some rows, copied."""
+        pixels = {key: image[rows] for key, image in self.pixels.items()}
+        return Batch(self.vector[rows], pixels, self.action[rows], self.numbers[rows])
+
+
+class TorchUpdate:
+    """Acts, evaluates and learns with torch; on the CPU it takes and gives NumPy arrays.
+
+    Attributes:
+        learning_rate: of the next update.
+    """
+
+    deferred = False  # `act` gives values and log-probabilities with the actions
+
+    def __init__(self, net: ActorCritic, flat: Flat, config: PPOConfig) -> None:
+        self.net, self.flat, self.config, self.learning_rate = net, flat, config, config.learning_rate
+        self.actions = net.actions
+        self.device = flat.value.device
+        self.hidden: Tensor | None = None  # (N, units) of a recurrent policy
+
+    def tensor(self, x: Any) -> Tensor:
+        """On the policy's device; shares memory where it is there already."""
+        return torch.as_tensor(x, device=self.device)
+
+    def begin_update(self, batch: Batch) -> Batch:
+        """The batch as `update` takes it."""
+        return batch
+
+    def end_update(self) -> None:
+        """Nothing was set aside."""
+
+    def start(self, n: int) -> None:
+        """Empty the recurrent state of N environments."""
+        if self.net.gru is not None:
+            self.hidden = torch.zeros(n, self.net.gru.hidden_size, device=self.device)
+
+    def _rows(self, vector: Any, pixels: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.tensor(vector), {key: self.tensor(image) for key, image in pixels.items()}
+
+    @torch.no_grad()
+    def choose(
+        self, vector: Any, pixels: Any, noise: Any, group: slice = slice(None), starts: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (B, choices), values (B, K), log-probabilities (B,) of a group of environments, on the device.
+
+        `starts`, bool (B,), empties the recurrent state where an episode begins.
+        """
+        features = self.net.features(*self._rows(vector, pixels))
+        if self.net.gru is not None:
+            assert self.hidden is not None
+            out, hidden = self.net.unroll(features[None], self.hidden[group], self.tensor(starts)[None])
+            features, self.hidden[group] = out[0], hidden
+        outputs, values = self.net.heads(features)
+        action = self.actions.sample(outputs, self.net.log_std, self.tensor(noise))
+        return action, values, self.actions.log_prob(outputs, self.net.log_std, action)[0]
+
+    def act(self, *observed: Any) -> tuple[np.ndarray, ...]:
+        """As `choose`, on the host."""
+        return tuple(x.cpu().numpy() for x in self.choose(*observed))
+
+    @torch.no_grad()
+    def values(self, vector: Any, pixels: Any, hidden: Tensor | None = None) -> np.ndarray:
+        """Values (B, K) of observations; a recurrent policy looks at them from `hidden` (B, units)."""
+        features = self.net.features(*self._rows(vector, pixels))
+        if self.net.gru is not None:
+            assert hidden is not None
+            starts = torch.zeros(1, len(features), dtype=torch.bool, device=self.device)
+            features = self.net.unroll(features[None], hidden, starts)[0][0]
+        return self.net.vf_head(self.net.vf(features)).cpu().numpy()
+
+    @torch.no_grad()
+    def evaluate(self, vector: Any, pixels: Any, action: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Values (M, K), and log-probabilities of the first len(action) rows: what `NumpyUpdate.evaluate` gives."""
+        outputs, values = self.net(*self._rows(vector, pixels))
+        if action is None:
+            return values.cpu().numpy(), np.empty(0, np.float32)
+        log_prob, _ = self.actions.log_prob(outputs[: len(action)], self.net.log_std, self.tensor(action))
+        return values.cpu().numpy(), log_prob.cpu().numpy()
+
+    def update(self, batch: Batch, rows: Any, measure: bool = False) -> dict[str, float]:
+        """One gradient step on some rows, or for a recurrent policy on some sequences."""
+        self.flat.grad.zero_()
+        take = self._sequences if self.net.gru is not None else self._flat_rows
+        outputs, values, action, numbers = take(batch, rows)
+        log_prob, entropy = self.actions.log_prob(outputs, self.net.log_std, action)
+        old, advantage, returns = numbers[:, 0], numbers[:, 1], numbers[:, 2:]
+        ratio = torch.exp(log_prob - old)
+        clip = self.config.clip_range
+        surrogate = torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip))
+        value_loss = (values - returns).square().sum(-1).mean()
+        loss = self.config.value_weight * value_loss - surrogate.mean() - self.config.entropy_weight * entropy.mean()
+        loss.backward()
+        measured = {}
+        if measure:
+            with torch.no_grad():
+                measured = {
+                    "policy_loss": -float(surrogate.mean()),
+                    "value_loss": float(value_loss),
+                    "entropy": float(entropy.mean()),
+                    "approx_kl": float((ratio - 1 - (log_prob - old)).mean()),
+                    "clip_fraction": float(((ratio - 1).abs() > clip).float().mean()),
+                }
+        self.flat.step(self.learning_rate, self.config.max_grad_norm)
+        return measured
+
+    def _flat_rows(self, batch: Batch, rows: Any) -> tuple[Tensor, ...]:
+        index = rows if isinstance(rows, slice) else self.tensor(rows)
+        vector, pixels = self._rows(batch.vector, batch.pixels)
+        outputs, values = self.net(vector[index], {key: image[index] for key, image in pixels.items()})
+        return outputs, values, self.tensor(batch.action)[index], self.tensor(batch.numbers)[index]
+
+    def _sequences(self, batch: Batch, columns: Any) -> tuple[Tensor, ...]:
+        index = self.tensor(columns)
+        vector, pixels = self._rows(batch.vector[:, columns], {k: v[:, columns] for k, v in batch.pixels.items()})
+        length, n = batch.starts.shape[0], len(columns)
+        flat = vector.flatten(0, 1), {key: image.flatten(0, 1) for key, image in pixels.items()}
+        features = self.net.features(*flat).view(length, n, -1)
+        out, _ = self.net.unroll(features, batch.hidden[index], self.tensor(batch.starts[:, columns]))
+        outputs, values = self.net.heads(out.flatten(0, 1))
+        keep = torch.nonzero(self.tensor(batch.valid[:, columns]).flatten()).flatten()
+        action, numbers = (self.tensor(x[:, columns]).flatten(0, 1) for x in (batch.action, batch.numbers))
+        return outputs[keep], values[keep], action[keep], numbers[keep]
+
+
+class NumpyUpdate:
+    """Acts, evaluates and learns in NumPy with the weights of an `ActorCritic`, which it shares."""
 
     deferred = True  # `act` leaves values and log-probabilities to `evaluate`, once a rollout
 
-    def __init__(self, net: ActorCritic, flat: Flat, losses: Losses) -> None:
-        self.net, self.flat, self.losses = net, flat, losses
+    def __init__(self, net: ActorCritic, flat: Flat, config: PPOConfig) -> None:
+        self.net, self.flat, self.config, self.learning_rate = net, flat, config, config.learning_rate
         self.actions = net.actions
         self.mean, self.scale = net.obs_mean.numpy(), net.obs_scale.numpy()
-        self._memory: dict[int, _Memory] = {}
+        self._buffers: dict[int, _Buffers] = {}
         self._kept: torch.Tensor | None = None  # of the parameters that an update moves, if not all
         self._use(flat, net.inputs.size)
 
@@ -75,7 +216,7 @@ class Fused:
     def begin_update(self, batch: Batch) -> Batch:
         """The batch without inputs that have been 0 in every observation so far: their weights do not move.
 
-        Worlds that are written one-hot, such as MiniGrid, use a third of their inputs. An input counts as used if it is
+        Observations that are one-hot, such as MiniGrid, use a third of their inputs. An input counts as used if it is
         not 0 here, or if Adam remembers a gradient.
         """
         size, units = self.net.inputs.size, self.layers[0].weight.shape[1]
@@ -99,13 +240,13 @@ class Fused:
             self._kept = None
             self._use(self.flat, self.net.inputs.size)
 
-    def _of(self, rows: int) -> _Memory:
-        if rows not in self._memory:
-            if len(self._memory) > SIZES:  # the last minibatch of a NEXT_STEP rollout has another size each time
-                self._memory.clear()
+    def _buffers_of(self, rows: int) -> _Buffers:
+        if rows not in self._buffers:
+            if len(self._buffers) > SIZES:  # the last minibatch of a NEXT_STEP rollout has another size each time
+                self._buffers.clear()
             units = [layer.weight.shape[1] for layer in self.layers]
-            self._memory[rows] = _Memory(rows, units, self.actions.outputs, self.net.vf_head.out_features)
-        return self._memory[rows]
+            self._buffers[rows] = _Buffers(rows, units, self.actions.outputs, self.net.vf_head.out_features)
+        return self._buffers[rows]
 
     def prepare(self, vector: np.ndarray) -> np.ndarray:
         """What the networks read of flat observations: normalised if the policy says so."""
@@ -116,11 +257,11 @@ class Fused:
     def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray) -> np.ndarray:
         """Actions (B, choices) for observations (B, D): the policy's network alone."""
         h = self.prepare(vector)
-        for layer, hidden in zip(self.layers, self._of(len(vector)).hidden):
-            h = np.matmul(h, layer.turned[0], out=hidden[0])
+        for layer, hidden in zip(self.layers, self._buffers_of(len(vector)).hidden):
+            h = np.matmul(h, layer.transposed[0], out=hidden[0])
             h += layer.bias[0]
             np.tanh(h, out=h)
-        outputs = np.matmul(h, self.heads[0].turned)
+        outputs = np.matmul(h, self.heads[0].transposed)
         outputs += self.heads[0].bias[:, 0]
         if self.log_std is not None:
             return outputs + np.exp(self.log_std[:, 0]) * noise
@@ -136,7 +277,7 @@ class Fused:
         log_prob = np.empty(0 if action is None else len(action), np.float32)
         for begin in range(0, rows, ROWS):
             end = min(begin + ROWS, rows)
-            memory = self._of(end - begin)
+            memory = self._buffers_of(end - begin)
             self._forward(self.prepare(vector[begin:end]), memory)
             values[begin:end] = memory.values.T
             if begin < len(log_prob):
@@ -147,18 +288,18 @@ class Fused:
                 log_prob[begin : begin + known] = self._distribution(memory, taken)[:known]
         return values, log_prob
 
-    def _forward(self, vector: np.ndarray, memory: _Memory) -> None:
+    def _forward(self, vector: np.ndarray, memory: _Buffers) -> None:
         h = vector
         for layer, hidden in zip(self.layers, memory.hidden):
-            np.matmul(h, layer.turned, out=hidden)
+            np.matmul(h, layer.transposed, out=hidden)
             hidden += layer.bias
             np.tanh(hidden, out=hidden)
             h = hidden
-        for layer, side, out in zip(self.heads, memory.turned, (memory.outputs, memory.values)):
+        for layer, side, out in zip(self.heads, memory.transposed, (memory.outputs, memory.values)):
             np.matmul(layer.weight, side, out=out)
             out += layer.bias
 
-    def _distribution(self, memory: _Memory, action: np.ndarray) -> np.ndarray:
+    def _distribution(self, memory: _Buffers, action: np.ndarray) -> np.ndarray:
         """Log-probabilities (B,) of `action` (B, choices); for categoricals `outputs` become log p."""
         outputs, scratch = memory.outputs, memory.scratch
         if self.log_std is not None:
@@ -175,14 +316,14 @@ class Fused:
             log_prob = part if log_prob is None else log_prob + part
         return log_prob
 
-    def _places(self, memory: _Memory, action: np.ndarray, choice: int) -> np.ndarray:
+    def _places(self, memory: _Buffers, action: np.ndarray, choice: int) -> np.ndarray:
         """Where the chosen outputs lie in the flattened (outputs, B)."""
         return (action[:, choice] + self.actions.columns[choice].start) * len(memory.ones) + memory.columns
 
     def update(self, batch: Batch, rows: np.ndarray | slice, measure: bool = False) -> dict[str, float]:
         """One gradient step on the rows (B,) of a rollout; with `measure`, also what it looked like before it."""
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        memory = self._of(count)
+        memory = self._buffers_of(count)
         vector, action, numbers = memory.take(batch, rows)
         vector = self.prepare(vector)
         self._forward(vector, memory)
@@ -191,21 +332,21 @@ class Fused:
         ratio = np.exp(log_ratio)
         advantage = numbers[:, 1]
         slope = advantage * ratio
-        # The clip holds where the surrogate has grown by more than clip_range: a step further pays nothing.
-        free = slope - advantage <= self.losses.clip_range * np.abs(advantage)
+        # The clip holds where the surrogate has grown by more than clip_range: a step further gains nothing.
+        free = slope - advantage <= self.config.clip_range * np.abs(advantage)
         error = np.subtract(memory.values, numbers[:, 2:].T, out=memory.errors)
         measured = self._measure(memory, log_ratio, ratio, advantage, error) if measure else {}
         slope *= free
         slope *= -1.0 / count  # d L / d log p
         d_outputs = self._d_outputs(memory, action, slope)
-        error *= 2.0 * self.losses.value_weight / count
+        error *= 2.0 * self.config.value_weight / count
         self._backward(vector, memory, d_outputs, error)
-        self.used.step(self.losses.learning_rate, self.losses.max_grad_norm)
+        self.used.step(self.learning_rate, self.config.max_grad_norm)
         return measured
 
-    def _d_outputs(self, memory: _Memory, action: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    def _d_outputs(self, memory: _Buffers, action: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Gradient of the loss with respect to the policy's outputs (outputs, B); overwrites the scratch memory."""
-        weight, out = self.losses.entropy_weight, memory.scratch
+        weight, out = self.config.entropy_weight, memory.scratch
         if self.log_std is not None:  # the scratch holds (a - mean) / sigma
             assert self.log_std_grad is not None
             np.matmul(out * out - 1.0, slope, out=self.log_std_grad)
@@ -224,7 +365,7 @@ class Fused:
                 out[rows] += (weight / len(slope)) * side * (log - (side * log).sum(0))
         return out
 
-    def _backward(self, vector: np.ndarray, memory: _Memory, d_outputs: np.ndarray, d_values: np.ndarray) -> None:
+    def _backward(self, vector: np.ndarray, memory: _Buffers, d_outputs: np.ndarray, d_values: np.ndarray) -> None:
         for layer, h, out, d in zip(self.heads, memory.hidden[-1], memory.back[-1], (d_outputs, d_values)):
             np.matmul(d, h, out=layer.weight_grad)
             np.matmul(d, memory.ones, out=layer.bias_grad)
@@ -235,13 +376,13 @@ class Fused:
             np.subtract(1.0, hidden, out=hidden)
             back *= hidden
             below = memory.hidden[number - 1] if number else vector
-            np.matmul(memory.back_turned[number], below, out=layer.weight_grad)
+            np.matmul(memory.back_transposed[number], below, out=layer.weight_grad)
             np.matmul(memory.ones, back, out=layer.bias_grad)
             if number:
                 np.matmul(back, layer.weight, out=memory.back[number - 1])
 
-    def _measure(self, memory: _Memory, log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
-        clip = self.losses.clip_range
+    def _measure(self, memory: _Buffers, log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
+        clip = self.config.clip_range
         clipped = np.clip(ratio, 1 - clip, 1 + clip)
         if self.log_std is not None:
             entropy = float(self.log_std.sum()) + self.actions.choices * 0.5 * math.log(2 * math.pi * math.e)
@@ -260,20 +401,20 @@ class _Layer(NamedTuple):
     """Views of the parameters of a layer: of both networks (2, units, inputs), or of a head (outputs, inputs)."""
 
     weight: np.ndarray
-    turned: np.ndarray  # its last two axes exchanged
+    transposed: np.ndarray  # its last two axes exchanged
     weight_grad: np.ndarray
     bias: np.ndarray
     bias_grad: np.ndarray
 
 
-class _Memory:
+class _Buffers:
     """What a batch of B rows needs on its way through the network and back."""
 
     def __init__(self, rows: int, units: list[int], outputs: int, streams: int) -> None:
         self.hidden = [np.empty((2, rows, n), np.float32) for n in units]
-        self.turned = self.hidden[-1].transpose(0, 2, 1)
+        self.transposed = self.hidden[-1].transpose(0, 2, 1)
         self.back = [np.empty((2, rows, n), np.float32) for n in units]
-        self.back_turned = [back.transpose(0, 2, 1) for back in self.back]
+        self.back_transposed = [back.transpose(0, 2, 1) for back in self.back]
         self.outputs, self.scratch, self.probabilities = (np.empty((outputs, rows), np.float32) for _ in range(3))
         self.values, self.errors = (np.empty((streams, rows), np.float32) for _ in range(2))
         self.ones = np.ones(rows, np.float32)

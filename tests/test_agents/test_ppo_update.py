@@ -6,8 +6,8 @@ import torch
 from gymnasium import spaces
 
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
-from agents.ppo.learner import Batch, Eager, Losses
-from agents.ppo.numpy_update import Fused
+from agents.ppo.config import PPOConfig
+from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = {
@@ -23,7 +23,7 @@ def learner(cls, action_space, streams=3, entropy_weight=0.02, normalize_obs=Fal
     net = ActorCritic(Inputs(obs), Actions(action_space), list(net_arch), streams, normalize_obs=normalize_obs)
     net.obs_mean += 0.3
     net.obs_scale *= 20.0
-    return cls(net, Flat.over(net.ordered()), Losses(1e-3, 0.2, entropy_weight, 0.5, 0.5))
+    return cls(net, Flat.over(net.ordered()), PPOConfig(learning_rate=1e-3, entropy_weight=entropy_weight))
 
 
 def rollout(twin, rows=60, seed=0, vector=None):
@@ -47,7 +47,7 @@ def rollout(twin, rows=60, seed=0, vector=None):
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, normalize_obs):
     settings = {"entropy_weight": entropy_weight, "normalize_obs": normalize_obs}
-    twin, hand = learner(Eager, ACTIONS[kind], **settings), learner(Fused, ACTIONS[kind], **settings)
+    twin, hand = learner(TorchUpdate, ACTIONS[kind], **settings), learner(NumpyUpdate, ACTIONS[kind], **settings)
     batch = rollout(twin)
     before = twin.flat.value.clone()
     rng = np.random.default_rng(1)
@@ -61,7 +61,9 @@ def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, no
 
 def test_leaving_out_inputs_that_are_never_used_changes_nothing():
     """One-hot observations that use more inputs from rollout to rollout, and once fewer."""
-    twin, hand = (learner(c, ACTIONS["discrete"], obs=spaces.Box(0, 1, (90,), np.float32)) for c in (Eager, Fused))
+    twin, hand = (
+        learner(c, ACTIONS["discrete"], obs=spaces.Box(0, 1, (90,), np.float32)) for c in (TorchUpdate, NumpyUpdate)
+    )
     rng = np.random.default_rng(0)
     widths = []
     for inputs in (20, 50, 30, 90, 40):
@@ -84,17 +86,17 @@ def test_leaving_out_inputs_that_are_never_used_changes_nothing():
 
 @pytest.mark.parametrize("net_arch", [(16,), (16, 8), (8, 16, 12)])
 def test_every_depth_has_the_gradient_of_autograd(net_arch):
-    twin, hand = (learner(c, ACTIONS["discrete"], net_arch=net_arch) for c in (Eager, Fused))
+    twin, hand = (learner(c, ACTIONS["discrete"], net_arch=net_arch) for c in (TorchUpdate, NumpyUpdate))
     batch = rollout(twin)
     for x in (twin, hand):
-        x.losses.max_grad_norm = 1e9
+        x.config.max_grad_norm = 1e9
         x.update(batch, np.arange(40))
     torch.testing.assert_close(hand.flat.grad, twin.flat.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_the_same_noise_chooses_the_same_actions_and_the_same_values_come_out(kind):
-    twin, hand = learner(Eager, ACTIONS[kind]), learner(Fused, ACTIONS[kind])
+    twin, hand = learner(TorchUpdate, ACTIONS[kind]), learner(NumpyUpdate, ACTIONS[kind])
     rng = np.random.default_rng(2)
     vector, noise = rng.normal(size=(2000, 5)).astype(np.float32), twin.actions.draw(rng, 2000)
     action, values, log_prob = twin.act(vector, {}, noise)
