@@ -146,7 +146,9 @@ class BaseAgent(Predictor):
         """Make networks and buffers; the arguments of `__init__` are attributes by now."""
 
     @classmethod
-    def build(cls, config: Any, envs: gym.vector.VectorEnv, *, seed: int, device: str = "cpu", scorer: Any) -> Self:
+    def build(
+        cls, config: Any, envs: gym.vector.VectorEnv, *, seed: int, device: str = "cpu", scorer: Any = None
+    ) -> Self:
         """The agent of a run."""
         return cls(envs, config, scorer=scorer, seed=seed, device=device)
 
