@@ -117,9 +117,3 @@ def test_answers_of_another_model_or_question_are_not_taken(tmp_path):
         Author("other", server.url, answers=str(path), candidates=1).write("?", verify)
         Author("m", server.url, answers=str(path), candidates=1).write("another?", verify)
         assert len(server.seen) == 3
-
-
-@pytest.mark.parametrize("name", ["candidates", "repairs", "max_tokens"])
-def test_numbers_without_sense_are_refused(name):
-    with pytest.raises(ValueError, match=rf"{name}=0 is out of range; give a number at least 1"):
-        Author("m", **{name: 0})

@@ -70,20 +70,9 @@ def test_an_unknown_judge_or_option_is_refused_with_the_nearest():
         make_segment_judge("clip")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"mistakes": 1.5}, r"mistakes=1\.5 is out of range; give a number in \[0, 1\]"),
-        ({"skip": -0.1}, r"skip=-0\.1 is out of range; give a number in \[0, 1\]"),
-        ({"rationality": 0}, r"rationality=0 must be above 0"),
-        ({"margin": -1}, r"margin=-1 is out of range; give a number at least 0"),
-        ({"margin": math.nan}, r"margin=nan is out of range"),
-        ({"myopia": 0}, r"myopia=0 is out of range; give a number in \(0, 1\]"),
-    ],
-)
-def test_a_teacher_without_sense_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        Scripted(**options)
+def test_a_teacher_without_sense_is_refused():
+    with pytest.raises(ValueError, match=r"rationality=0 must be above 0"):
+        Scripted(rationality=0)
 
 
 # scripted
@@ -190,9 +179,7 @@ def test_vehicles_have_names_of_their_own():
         ({"order": []}, r"order is empty"),
         ({"order": ["sped"]}, r"'sped', which is no signal; choose among speed"),
         ({"order": [9]}, r"'9', which is no signal"),
-        ({"order": ["speed"], "unit": "m"}, r"unit='m' is unknown; give one of std, own"),
         ({"order": ["speed"], "margins": [1, 2]}, r"2 margins for 1 signals"),
-        ({"order": ["speed"], "margins": -1}, r"margins=-1 is out of range; give a number at least 0"),
     ],
 )
 def test_an_order_without_sense_is_refused(options, said):
@@ -217,8 +204,6 @@ def test_clip_prefers_the_segment_that_looks_more_like_the_sentence():
         0.5,
         0.5,
     ]
-    with pytest.raises(ValueError, match=r"margin=-1 is out of range; give a number at least 0"):
-        ClipJudge("pole", margin=-1)
 
 
 # recorded

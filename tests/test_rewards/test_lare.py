@@ -290,10 +290,6 @@ def test_a_model_writes_the_code_and_its_answers_are_replayed_without_it(tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"subset": 1}, r"subset=1 is out of range; give a number at least 2"),
-        ({"steps": 0}, r"steps=0 is out of range; give a number at least 1"),
-        ({"per": "year"}, r"per='year' is unknown; give one of step, episode"),
-        ({"timeout": 0}, r"timeout=0 is out of range; give a number above 0"),
         ({"code": "a.py", "judge": "openai"}, r"code='a\.py' and judge='openai' both give factors; give one"),
         ({"judge": "openai", "goal": "up"}, r"judge='openai' needs goal .* and describe"),
     ],

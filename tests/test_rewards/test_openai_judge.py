@@ -210,10 +210,6 @@ def test_no_fault_of_a_server_and_no_text_of_a_caption_makes_a_label(tmp_path):
 
 
 def test_values_out_of_range_are_refused(server):
-    with pytest.raises(ValueError, match=r"concurrency=0 is out of range; give a number in \[1, 64\]"):
-        judge(server, concurrency=0)
-    with pytest.raises(ValueError, match=r"timeout=0 is out of range"):
-        judge(server, timeout=0)
     with pytest.raises(ValueError, match=r"the judge openai needs model"):
         make_judge("openai", goal="to win")
 

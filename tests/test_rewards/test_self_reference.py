@@ -162,20 +162,3 @@ def test_it_is_added_to_the_task_as_a_potential():
     expected = 0.5 * np.where(batch.terminated[:, 0], 0, phi) - before
     np.testing.assert_allclose(raw["self_reference"][:9, 0], expected[:9], atol=1e-6)
     assert mix.relabelable and mix.streams["self_reference"].shape == "potential"
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"successes": 0}, r"successes=0 is out of range; give a number at least 1"),
-        ({"centres": 0}, r"centres=0 is out of range"),
-        ({"longest": 0}, r"longest=0 is out of range"),
-        ({"width": 0.0}, r"width=0.0 is out of range; give a number above 0"),
-        ({"threshold": float("nan")}, r"threshold=nan is out of range; give a number that is finite"),
-        ({"of": "dreams"}, r"of='dreams' is unknown; give one of obs, frame"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(config, words):
-    with pytest.raises(ValueError, match=words) as error:
-        made(**config)
-    assert "reward.self_reference." in str(error.value)

@@ -262,9 +262,6 @@ def test_the_published_accuracies_are_the_authors():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"form": "poem"}, r"form='poem' is unknown; give one of position, object, sentence"),
-        ({"teacher": "oracle"}, r"teacher='oracle' is unknown; give one of simulated, recorded, openai"),
-        ({"most": 0}, r"most=0 is out of range; give a number at least 1"),
         ({"teacher_options": {"accuracy": 1.2}}, r"accuracy=1.2 is out of range; give a number in \[0, 1\]"),
         ({"teacher_options": {"published": "Chess llama"}}, r"'Chess llama' was never measured; give one of KeyCor"),
         ({"teacher_options": {"accuracies": 1}}, r"no option 'accuracies'; did you mean 'accuracy'\?"),

@@ -157,12 +157,7 @@ def test_it_is_in_the_table_of_judges_and_says_whose_opinion_it_is(server):
 
 
 def test_what_it_cannot_use_is_refused(server):
-    for options, words in [
-        ({"goal": " "}, r"goal is empty"),
-        ({"concurrency": 0}, r"concurrency=0 is out of range; give a number in \[1, 64\]"),
-        ({"failures": 0}, r"failures=0 is out of range; give a number at least 1"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            VLM(**{"goal": "bright", "model": "tiny", **options})
+    with pytest.raises(ValueError, match=r"goal is empty"):
+        VLM("tiny", goal=" ")
     with pytest.raises(ValueError, match=r"the judge vlm reads frames, and these have none; use frame_size=224"):
         judge(server).compare(FIRST.replace(frame=None), SECOND)
