@@ -1,14 +1,16 @@
 """State as nested plain data, and no pickle: what continues a run exactly, and what a file of weights holds.
 
 get_state(agent, {"counters.updates": "_n_updates", "rng": "rng"})      {"counters": {"updates": 3}, "rng": {...}}
+class Planner(Stateful): saved = ("mean", "generator")                  state_dict and load_state_dict of these
 Weights({"learner": learner, "model": model}).state_dict()              {"learner.actor.0": tensor, ...}
 """
 
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,23 +43,45 @@ def set_state(owner: object, places: Mapping[str, str], state: Mapping[str, Any]
             setattr(holder, last, after)
 
 
-def _taken(value: Any) -> Any:
-    """What is saved of a value; arrays are copied, because some are written in place."""
+class Stateful:
+    """Saves copies of the attributes named in `saved`, and restores them; a leading underscore is no part of a key.
+
+    An attribute may be anything with a `state_dict`, a generator, a tensor, an array, a number, None, or a dict, list,
+    tuple or deque of these.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every attribute in `saved`."""
+        return {name.lstrip("_"): _taken(getattr(self, name), copy=True) for name in self.saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name in self.saved:
+            value = getattr(self, name)
+            setattr(self, name, _loaded(value, state[name.lstrip("_")], getattr(self, "device", None)))
+
+
+def _taken(value: Any, copy: bool = False) -> Any:
+    """What is saved of a value; arrays are copied, because some are written in place, tensors if `copy`."""
     if hasattr(value, "state_dict"):
-        return value.state_dict()
+        return _taken(value.state_dict(), copy) if copy else value.state_dict()
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, dict):
-        return {key: _taken(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_taken(part) for part in value]
+        return {key: _taken(part, copy) for key, part in value.items()}
+    if isinstance(value, list | tuple | deque):
+        return [_taken(part, copy) for part in value]
+    if isinstance(value, Tensor):
+        return value.detach().clone() if copy else value
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _loaded(value: Any, saved: Any) -> Any:
-    """`value` itself with the saved state in it, or what takes its place."""
+def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
+    """`value` itself with the saved state in it, or what takes its place; tensors keep their memory if they can."""
     if hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
     elif isinstance(value, np.random.Generator):
@@ -65,14 +89,22 @@ def _loaded(value: Any, saved: Any) -> Any:
     elif isinstance(value, torch.Generator):
         value.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
     elif isinstance(value, dict):
-        parts = {key: _loaded(value.get(key), part) for key, part in saved.items()}
+        parts = {key: _loaded(value.get(key), part, device) for key, part in saved.items()}
         value.clear()
         value.update(parts)
-    elif isinstance(value, list):
-        value[:] = [_loaded(part, other) for part, other in zip(value, saved, strict=True)]
-    elif isinstance(value, Tensor):
-        return torch.as_tensor(saved, device=value.device)
+    elif isinstance(saved, list | tuple):
+        before = list(value) if isinstance(value, list | tuple) and len(value) == len(saved) else [None] * len(saved)
+        parts = [_loaded(old, part, device) for old, part in zip(before, saved)]
+        if isinstance(value, list):
+            value[:] = parts
+        else:
+            return deque(parts, value.maxlen) if isinstance(value, deque) else tuple(parts)
+    elif isinstance(value, Tensor) and saved is not None:
+        new = torch.as_tensor(saved, device=value.device)
+        return value.copy_(new) if value.shape == new.shape and value.dtype == new.dtype else new
     else:
+        if isinstance(saved, Tensor):
+            return saved.to(device, copy=True)
         return saved.copy() if isinstance(saved, np.ndarray) else saved
     return value
 

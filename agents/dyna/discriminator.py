@@ -1,23 +1,23 @@
-"""A judge of imagined transitions: how much an outcome looks like one that the world has given.
+"""A discriminator of imagined transitions: how much an outcome looks like one of the real environment.
 
-A discriminator learns to tell recorded transitions from the model's, and the mean of its last snapshots is read as a
-reward for dynamics: of several outcomes that the model proposes the best is taken, and a rollout ends where even that
-one looks imagined.
+It learns to distinguish recorded transitions from the model's, and the mean of its last snapshots is a reward for
+dynamics: of several outcomes that the model proposes the best is taken, and a rollout ends where even that one looks
+imagined.
 
 Source: Luo et al. 2024, "Reward-Consistent Dynamics Models are Strongly Generalizable for Offline Reinforcement
 Learning" (MOREC), arXiv 2310.05422: D(s, a, s' - s), r_D = -log(1 - mean_k clip(sigmoid D_k)), the choice among
 candidates, the threshold 0.6, N candidates of all elites. Gradient penalty: Mescheder et al. 2018, arXiv 1801.04406.
 
 Differences from the source, whose training code is not public:
-  - the penalty is zero-centred, on points between an outcome and what the model made of the same (s, a);
-  - a fit goes on from the last weights, so that the model's old errors are forgotten only slowly: snapshots are kept
+  - the penalty is zero-centred, on points between an outcome and the model's for the same (s, a);
+  - a fit continues from the last weights, so that the model's old errors are forgotten only slowly: snapshots are kept
     over fits;
   - the threshold is lowered from 0.6 where it would cut more than a twentieth of held-out recorded transitions; a
-    number fixes it. Where the judge cannot tell, everything is at log 2 = 0.69, and the rollout goes on;
+    number fixes it. Where both kinds look alike, everything scores log 2 = 0.69, and the rollout continues;
   - inputs are whitened, by scalers that stay until the data has doubled.
 
-When it fails: where the model is right everywhere, there is nothing to tell apart, and the choice is left to chance;
-far from the data the judge has seen neither kind.
+When it fails: where the model is right everywhere, there is nothing to distinguish, and the choice is random; far from
+the data the discriminator has seen neither kind.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from agents.state import Stateful
 from envs.settings import Settings, setting
 
-MOST = 1 - 1e-4  # a judge is never surer than this, so that the reward stays finite
+MOST = 1 - 1e-4  # largest probability, so that the reward stays finite
 KEPT = 0.95  # share of held-out recorded transitions that the calibrated threshold keeps, at least
 THRESHOLD = 0.6  # the source's
 
@@ -59,24 +60,20 @@ class DiscriminatorConfig(Settings):
 
 
 def gradient_penalty(judge: Stacked, x: Tensor) -> Tensor:
-    """Mean squared length of the gradient of a judge's logit at `x` (B, I); differentiable in its weights."""
+    """Mean squared length of the gradient of a discriminator's logit at `x` (B, I); differentiable in its weights."""
     x = x.detach().requires_grad_()
     (slope,) = torch.autograd.grad(judge(x).sum(), x, create_graph=True)
     return slope.square().sum(-1).mean()
 
 
-class Discriminator:
-    """What recorded and imagined transitions differ in: r_D(s, a, s') = -log(1 - mean_k clip(sigmoid D_k)), above 0.
+class Discriminator(Stateful):
+    """How recorded and imagined transitions differ: r_D(s, a, s') = -log(1 - mean_k clip(sigmoid D_k)), above 0.
 
     Attributes:
         threshold: 0-d tensor, reward below which `choose` does not keep an outcome.
-
-    Args:
-        encoding: the spaces.
-        config: its settings.
-        seed: of the weights, the minibatches and the drawn outcomes.
-        device: as torch writes it.
     """
+
+    saved = ("judge", "panel", "scaler", "_flat", "threshold", "_scaled_at", "_taken", "generator")
 
     def __init__(
         self, encoding: SpaceEncoding, config: DiscriminatorConfig, *, seed: int = 0, device: str = "cpu"
@@ -109,22 +106,22 @@ class Discriminator:
             candidates: (N, B, D), what the model proposes.
 
         Returns:
-            Which one (B,), and whether it is good enough to go on from, bool (B,).
+            Which one (B,), and whether it is good enough to continue from, bool (B,).
         """
         many = len(candidates)
         reward = self.reward(obs.expand(many, -1, -1), action.expand(many, -1, -1), candidates)
-        liked = reward
+        ranked = reward
         if self.config.beta is not None:  # the largest of logits + Gumbel noise is a sample
-            waiting = torch.empty_like(reward).exponential_(generator=self.generator).clamp_(min=1e-30)
-            liked = self.config.beta * reward - waiting.log_()
-        index = liked.argmax(0)
+            noise = torch.empty_like(reward).exponential_(generator=self.generator).clamp_(min=1e-30)
+            ranked = self.config.beta * reward - noise.log_()
+        index = ranked.argmax(0)
         return index, reward.gather(0, index[None])[0] >= self.threshold
 
     def fit(self, replay: Any, model: Dynamics, steps: int | None = None) -> dict[str, float]:
-        """Learn to tell the transitions of a `Replay` from what `model` makes of the same observations and actions.
+        """Learn to distinguish the transitions of a `Replay` from the model's for the same observations and actions.
 
         Returns:
-            judge_loss (cross-entropy of the last step, log 2 = 0.69 for one that cannot tell), judge_penalty (the
+            judge_loss (cross-entropy of the last step, log 2 = 0.69 where both kinds look alike), judge_penalty (the
             gradient's), judge_threshold.
 
         Raises:
@@ -153,30 +150,8 @@ class Discriminator:
             self.threshold = torch.quantile(judged, 1 - KEPT).clamp(max=THRESHOLD)
         return {"judge_loss": float(loss), "judge_penalty": float(penalty), "judge_threshold": float(self.threshold)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, snapshots, scalers, Adam's moments, the threshold, counters and the generator."""
-        return {
-            "judge": self.judge.state_dict(),
-            "panel": self.panel.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "adam": self._flat.state_dict(),
-            "threshold": self.threshold,
-            "scaled_at": self._scaled_at,
-            "taken": self._taken,
-            "generator": self.generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.judge.load_state_dict(state["judge"])
-        self.panel.load_state_dict(state["panel"])
-        self.scaler.load_state_dict(state["scaler"])
-        self._flat.load_state_dict(state["adam"])
-        self.threshold = torch.as_tensor(state["threshold"]).to(self.device)
-        self._scaled_at, self._taken = state["scaled_at"], state["taken"]
-        self.generator.set_state(state["generator"])
-
     def _rescale(self, rows: Tensor) -> None:
-        """Set the scaler; what was learned stays as it was."""
+        """Set the scaler; outputs stay as they were."""
         mean, scale = self.scaler.mean.clone(), self.scaler.scale.clone()
         self.scaler.fit(rows)
         if self._taken:
@@ -184,7 +159,7 @@ class Discriminator:
                 judge.fold(self.scaler.scale / scale, (self.scaler.mean - mean) / scale)
 
     def _inputs(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
-        """Whitened (s, a, s' - s); what a model that blew up makes of it is cut."""
+        """Whitened (s, a, s' - s), cut where a model diverged."""
         x = self.scaler(torch.cat([obs, action, next_obs - obs], -1))
         return torch.nan_to_num(x, CLIP, CLIP, -CLIP).clamp(-CLIP, CLIP)
 
@@ -203,7 +178,7 @@ class Discriminator:
 
     @torch.no_grad()
     def _snapshot(self) -> None:
-        """The judge joins the panel, in the oldest place."""
+        """Copy the judge to the panel, over the oldest snapshot."""
         place = self._taken % self.config.snapshots
         for member, weight in zip(self.panel.weights(), self.judge.weights()):
             member[place] = weight[0]

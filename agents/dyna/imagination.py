@@ -1,9 +1,9 @@
-"""What `agents.dyna.agent` imagines with and learns from: a model, what it is paid, how it ends, and what came of it.
+"""The model side of `agents.dyna.agent`: a model, a reward source, when episodes end, and what was imagined.
 
-fit      the model, and whatever is learnt beside it; then imagine from remembered states
-dreams   imagined transitions (update=buffer), paid when they are sampled
+fit      the model, and what is learned beside it; then imagine from replayed states
+buffer   imagined transitions (update=buffer), relabelled when they are sampled
 states   imagined states to begin from (update=svg)
-plan     an action by looking ahead in the model
+plan     actions by search in the model
 """
 
 from __future__ import annotations
@@ -31,27 +31,24 @@ from agents.dynamics.true import TrueModel
 from agents.networks.cuda_graphs import captured
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay, Rows
+from agents.state import Stateful
 
 ROWS = 4096  # rollouts side by side: as many as stay in a core's cache
-HEAD_STEPS = 200  # gradient steps of a distilled reward between two fits
+HEAD_STEPS = 200  # gradient steps of the reward head between two fits
 
 
-class Imagination:
-    """The model's side of a Dyna agent.
-
-    Args:
-        config: a `DynaConfig` that uses a model.
-        encoding: the spaces.
-        scorer: what pays.
-        learner: the actor and the critics.
-        spec: the environment's registration, or None.
-        seed: of everything random.
-        device: as torch writes it.
+class Imagination(Stateful):
+    """A model, and what imagines with it; for a `DynaConfig` that uses a model.
 
     Attributes:
         model: an `agents.dynamics.Dynamics`.
         notes: sentences for the user.
     """
+
+    saved = (
+        *("model", "reward_source", "buffer", "discriminator", "adaptive", "planner", "pessimistic"),
+        *("generator", "_states", "bounds"),
+    )
 
     def __init__(
         self, config: Any, encoding: SpaceEncoding, scorer: Any, learner: Any, spec: Any, *, seed: int, device: str
@@ -61,9 +58,9 @@ class Imagination:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.ends = ending(spec, encoding, self.device)
         self.model: Any = _model(config, encoding, spec, self.ends is None, seed, device)
-        # Without relabelling imagination pays as other libraries do: by a network fitted to the rewards in the replay.
-        distilled = config.update == "svg" or config.reward_source == "head" or not config.relabel
-        self.reward_source = RewardSource(scorer, encoding, differentiable=distilled, device=device, seed=seed)
+        # Without relabelling imagined rewards come from a network fitted to those in the replay, as in other libraries.
+        fitted = config.update == "svg" or config.reward_source == "head" or not config.relabel
+        self.reward_source = RewardSource(scorer, encoding, differentiable=fitted, device=device, seed=seed)
         self.notes = [self.reward_source.reason] if self.reward_source.how == "head" and config.relabel else []
         self.horizon = HorizonSchedule(config.horizon)
         self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
@@ -89,7 +86,7 @@ class Imagination:
             self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
-        """Fit the model and what is learnt beside it to a replay, and imagine anew; returns metrics."""
+        """Fit the model and what is learned beside it to a replay, and imagine anew; returns metrics."""
         self.reward_source.timesteps = timesteps
         metrics: dict[str, Any] = dict(self.model.fit(replay))
         metrics |= self.reward_source.fit(replay, HEAD_STEPS)
@@ -116,7 +113,7 @@ class Imagination:
         )
 
     def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
-        """Imagine from remembered states: transitions to learn from, or states to begin from."""
+        """Imagine from replayed states: transitions to learn from, or states to begin from."""
         config, svg = self.config, self.config.update == "svg"
         horizon = config.distribution_horizon if svg else self.horizon(timesteps)
         length = diverged = penalty = torch.zeros((), device=self.device)
@@ -129,7 +126,7 @@ class Imagination:
             alive = imagined.alive
             if svg:
                 reached = alive.clone()
-                reached[0] = True  # where rollouts begin has been seen, whatever the model makes of it
+                reached[0] = True  # where rollouts begin is real, whatever the model predicts there
                 states.append((imagined.obs[reached], imagined.step[reached]))
             else:
                 self.buffer.add(imagined)
@@ -146,7 +143,7 @@ class Imagination:
 
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
         config = self.config
-        doubt, weight = PENALTIES.get(config.uncertainty), config.penalty_weight
+        penalty, weight = PENALTIES.get(config.uncertainty), config.penalty_weight
         return imagine(
             self.model,
             self._act,
@@ -157,13 +154,13 @@ class Imagination:
             step=step,
             choose=None if self.discriminator is None else self.discriminator.choose,
             candidates=config.filter_candidates,
-            penalty=None if doubt is None else lambda predicted: weight * doubt(predicted),
+            penalty=None if penalty is None else lambda predicted: weight * penalty(predicted),
             cut=self.adaptive,
             bounds=self.bounds,
         )
 
     def _act(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
-        """The policy's action; a careful one at the first step if a planner says so."""
+        """The policy's action; at the first step the pessimistic planner's, if there is one."""
         if self.pessimistic is not None and t == 0:
             return self.pessimistic.plan(self._rollouts(), self._sample, obs), None
         return self._sample(obs, t)
@@ -175,11 +172,11 @@ class Imagination:
         return obs[index], step[index]
 
     def plan(self, obs: Tensor, step: np.ndarray | None) -> Tensor:
-        """Actions (B, A) found by looking ahead from (B, D).
+        """Actions (B, A) found by search from (B, D).
 
         Args:
             obs: (B, D).
-            step: int64 (B,), within the episodes of environments whose last plans go on; None for states from anywhere.
+            step: int64 (B,), within the episodes whose last plans are continued; None for unrelated states.
         """
         if isinstance(self.planner, UPMPC):
             return self.planner.plan(self._rollouts(), self._sample, obs)
@@ -200,56 +197,31 @@ class Imagination:
     def _sample(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         return self.learner.sample(obs)[0], None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that moves."""
-        parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return {
-            **parts,
-            "generator": self.generator.get_state(),
-            "states": [list(pair) for pair in self._states],
-            "bounds": self.bounds,
-        }
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-        self.generator.set_state(state["generator"])
-        self._states.clear()
-        self._states.extend(tuple(x.to(self.device) for x in pair) for pair in state["states"])
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
         self._gather()
-        self.bounds = None if state["bounds"] is None else tuple(x.to(self.device) for x in state["bounds"])
-
-    def _parts(self) -> dict[str, Any]:
-        parts = {
-            "model": self.model,
-            "reward_source": self.reward_source,
-            "imagined": self.buffer,
-            "discriminator": self.discriminator,
-            "adaptive": self.adaptive,
-            "planner": self.planner,
-            "pessimistic": self.pessimistic,
-        }
-        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def _gather(self) -> None:
         self._all = [torch.cat(column) for column in zip(*self._states)]
 
 
-class ImaginedBuffer:
-    """A ring of imagined transitions on the compute device.
+class ImaginedBuffer(Stateful):
+    """A ring of imagined transitions without rewards on the compute device; they are scored when sampled.
 
     Args:
         capacity: transitions, 1 or more; newer ones take the place of older ones.
         encoding: the spaces.
-        reward_function: what a transition is worth, see `agents.dynamics.rollout`; asked when it is sampled.
-        retain: how many fits of the model dreams outlive, 1 or more: see `refitted`.
+        reward_function: see `agents.dynamics.rollout.imagine`.
+        retain: how many fits of the model transitions are kept for, 1 or more: see `refitted`.
         device: as torch writes it.
         seed: of what is sampled.
 
     Raises:
         ValueError: if a number is out of range.
     """
+
+    saved = ("written", "_fits", "_dropped", "_generator")
 
     def __init__(
         self,
@@ -268,15 +240,15 @@ class ImaginedBuffer:
         self._widths = [d, a, d, 1, 1, 1, 1]  # obs, action, next_obs, task, penalty, terminated, step
         self.table = torch.empty((self.capacity, sum(self._widths)), device=self.device)
         self.written = 0  # ever
-        self._fits: deque[int] = deque(maxlen=retain)  # what was written when the model was fitted
-        self._dropped = 0  # of what was written
+        self._fits: deque[int] = deque(maxlen=retain)  # `written` when the model was fitted
+        self._dropped = 0  # of those, how many are forgotten
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     def __len__(self) -> int:
         return min(self.capacity, self.written - self._dropped)
 
     def add(self, imagined: Imagined) -> None:
-        """Keep the transitions that were really imagined; of more than `capacity`, the last."""
+        """Store the transitions that are alive; of more than `capacity`, the last."""
         numbers = (imagined.task, imagined.penalty, imagined.terminated, imagined.step)
         parts = [imagined.obs, imagined.action, imagined.next_obs, *(x.unsqueeze(-1).float() for x in numbers)]
         rows = torch.cat(parts, -1).detach()[imagined.alive][-self.capacity :]
@@ -285,7 +257,7 @@ class ImaginedBuffer:
         self.written += len(rows)
 
     def refitted(self) -> None:
-        """The model has been fitted anew: forget what was imagined before the last `retain` fits."""
+        """The model has been fitted: forget what was imagined before the last `retain` fits."""
         self._fits.append(self.written)
         if len(self._fits) == self._fits.maxlen:
             self._dropped = self._fits[0]
@@ -296,7 +268,7 @@ class ImaginedBuffer:
         self._fits.clear()
 
     def sample(self, batch_size: int, gamma: float) -> Rows:
-        """Transitions drawn with replacement, paid now.
+        """Transitions drawn with replacement, with rewards as they are now.
 
         Raises:
             ValueError: if there are none.
@@ -315,34 +287,25 @@ class ImaginedBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, the filled part only, as a view."""
-        return {
-            "table": self.table[: min(self.written, self.capacity)],
-            "written": self.written,
-            "fits": list(self._fits),
-            "dropped": self._dropped,
-            "generator": self._generator.get_state(),
-        }
+        return {"table": self.table[: min(self.written, self.capacity)], **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned into one of the same capacity."""
-        table: Tensor = torch.as_tensor(state["table"])
-        self.table[: len(table)] = table.to(self.device)
-        self.written, self._dropped = int(state["written"]), int(state["dropped"])
-        self._fits = deque(map(int, state["fits"]), maxlen=self._fits.maxlen)
-        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
+        super().load_state_dict(state)
+        self.table[: len(state["table"])] = torch.as_tensor(state["table"]).to(self.device)
 
 
 def ending(spec: Any, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
-    """When episodes of a registered environment end, for actions as `encoding` has them; None where nobody knows.
+    """When episodes of a registered environment end, for encoded actions; None where there is no known rule.
 
-    Wrappers that are not ours may show something else than the rule reads; then the model has to learn it.
+    Wrappers that are not ours may change the observation that the rule reads; then the model has to learn it.
     """
     wrappers = getattr(spec, "additional_wrappers", ())
     if spec is None or not all(w.entry_point.startswith("envs.") and w.name != "NoisyTV" for w in wrappers):
         return None
     try:
         rule = envs.make.termination(spec.id, **spec.kwargs)
-    except ValueError:  # nobody has registered it
+    except ValueError:  # not registered
         return None
     if rule is None:
         return None
@@ -383,7 +346,7 @@ def _discriminator(config: Any, encoding: SpaceEncoding, seed: int, device: str)
 
 
 def _planner(config: Any, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
-    """What chooses actions in the environment; None for the policy."""
+    """The planner that chooses actions in the environment; None for the policy."""
     count, horizon = config.plan_candidates, config.plan_horizon
     if config.planner == "upmpc":
         return UPMPC(count, horizon, config.alpha_real, config.gamma)
@@ -404,5 +367,5 @@ def _planner(config: Any, encoding: SpaceEncoding, seed: int, device: str) -> CE
 
 
 def _nothing(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
-    """Dreams are paid when they are sampled, not when they are imagined."""
+    """No reward: imagined transitions are scored when they are sampled."""
     return torch.zeros_like(task)

@@ -1,10 +1,10 @@
-"""Five numbers for how unsure a model is of an outcome, to be taken off the reward in imagination.
+"""Five measures of a model's uncertainty about an outcome, to be subtracted from imagined rewards.
 
-Each is a function of what K members said of B transitions, in standard deviations of the changes the model was fitted
-to: `means` and `stds` (K, B, D) of a `agents.dynamics.Predicted` opened by `member_predictions=True`. The result (B,) is a
-distance over all D numbers, 0 for certainty, and grows as sqrt(D).
+Each is a function of the predictions of K members for B transitions, in standard deviations of the changes the model
+was fitted to: `means` and `stds` (K, B, D) of an `agents.dynamics.Predicted` with `member_predictions=True`. The result
+(B,) is a distance over all D entries, 0 for certainty, and grows as sqrt(D).
 
-    aleatoric_max  max_k |s_k|                     the most that any member expects by chance
+    aleatoric_max  max_k |s_k|                     the largest noise that any member expects
     pairwise_max   max_kl |m_k - m_l|              the widest disagreement between two
     ens_std        sqrt(ens_var)
     ens_var        sum_d var_k(m) + mean_k(s^2)    variance of the members' mixture (law of total variance)
@@ -15,9 +15,8 @@ section 4 (all five); Yu et al. 2020, "MOPO", arXiv 2005.13239 (aleatoric_max, a
 Lakshminarayanan et al. 2017, arXiv 1612.01474 (ens_var); Pan et al. 2020, "Trust the Model When It Is Confident",
 arXiv 2010.04893 (loo_kl).
 
-Differences from the sources:
-  - deviations are in units of the data's changes, so that one weight serves several tasks;
-  - loo_kl is the mean over members; the source draws one of them.
+Differences from the sources: deviations are in units of the data's changes, so that one weight serves several tasks;
+loo_kl is the mean over members, the source draws one of them.
 
 When it fails: members that err alike are certain; the best weight depends on the penalty, on the horizon and on K.
 """
@@ -32,7 +31,7 @@ from torch import Tensor
 from agents.dynamics import Predicted
 
 Penalty = Callable[[Predicted], Tensor]
-LEAST = 1e-6  # deviation below which a member is not taken at its word, so that divisions stay finite
+LEAST = 1e-6  # smallest deviation, so that divisions stay finite
 
 
 def aleatoric_max(predicted: Predicted) -> Tensor:
@@ -79,26 +78,6 @@ PENALTIES: dict[str, Penalty] = {
     "ens_var": ens_var,
     "loo_kl": loo_kl,
 }
-
-
-def penalty(name: str, members: int, gauss: bool) -> Penalty:
-    """The penalty of that name.
-
-    Args:
-        name: one of `PENALTIES`.
-        members: opinions the model has, K.
-        gauss: whether each predicts a deviation, too.
-
-    Raises:
-        ValueError: for another name, and for a model that cannot say what the penalty asks.
-    """
-    if name not in PENALTIES:
-        raise ValueError(f"penalty={name!r} is unknown; give one of {', '.join(PENALTIES)}")
-    if name in ("aleatoric_max", "loo_kl") and not gauss:
-        raise ValueError(f'penalty={name!r} reads deviations, and a model of kind "det" has none; give kind="gauss"')
-    if members < 2 and (name in ("pairwise_max", "loo_kl") or not gauss):
-        raise ValueError(f"penalty={name!r} compares members, and the model has {members}; give two or more")
-    return PENALTIES[name]
 
 
 def _means(predicted: Predicted) -> Tensor:

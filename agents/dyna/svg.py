@@ -1,8 +1,8 @@
-"""Learning through a model: the policy ascends the return of a few imagined steps, gradients and all.
+"""Stochastic value gradients: the policy ascends the return of a few imagined steps, with gradients through the model.
 
-From each of B states the policy and the model are unrolled for T steps that can be differentiated; a critic says what
-comes after. The policy climbs that sum directly, and the critic of the first state regresses it, so that an error of
-the critic counts with gamma^T only.
+From each of B states the policy and the model are unrolled for T differentiable steps; a critic values the state after
+them. The policy ascends that sum directly, and the critic of the first state regresses it, so that an error of the
+critic counts with gamma^T only.
 
     R = sum_t gamma^t (r_t - alpha log pi(a_t | s_t) [t >= 1]) + gamma^T (Q(s_T, a_T) - alpha log pi(a_T | s_T))
     critic:  Q(s_0, a_0) -> R with the target's Q       policy:  maximise R - alpha log pi(a_0 | s_0)
@@ -12,9 +12,8 @@ Feinberg et al. 2018, MVE, arXiv 1803.00101, equation 3; Amos et al. 2021, SAC-S
 horizons, a long one for states and a short one for gradients: Kubo et al. 2025, "Double Horizon Model-Based Policy
 Optimization" (DHMBPO), arXiv 2512.15439.
 
-Differences from the sources:
-  - a rollout that is cut because it diverged goes on with the value of its last sound state;
-  - only the first state's Q is regressed, as DHMBPO does and MVE does not.
+Differences from the sources: a rollout that is cut because it diverged continues with the value of its last finite
+state; only the first state's Q is regressed, as DHMBPO does and MVE does not.
 
 When it fails: models whose gradients are wrong where their values are right: contacts, ends of episodes near the path.
 """
@@ -33,7 +32,7 @@ from agents.dynamics.rollout import Ends, Imagined, RewardFunction, imagine
 def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) -> Tensor:
     """R of the file, (B,): the first action's entropy is left out.
 
-    A rollout of n <= T steps that was cut goes on with gamma^n V; one that terminated ends with its last reward.
+    A rollout of n <= T steps that was cut continues with gamma^n V; one that terminated ends with its last reward.
 
     Args:
         imagined: T steps of B rollouts.
@@ -46,21 +45,15 @@ def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) 
         entropy = torch.cat([torch.zeros_like(reward[:1]), alpha * imagined.log_prob[1:]])
         reward = reward - entropy.masked_fill(~imagined.alive, 0)
     powers = gamma ** torch.arange(len(reward), device=reward.device, dtype=reward.dtype)
-    paid = (powers[:, None] * reward).sum(0)
+    total = (powers[:, None] * reward).sum(0)
     steps, ended = imagined.alive.sum(0), imagined.terminated.any(0)
-    return paid + (gamma**steps * last).masked_fill(ended, 0)
+    return total + (gamma**steps * last).masked_fill(ended, 0)
 
 
 class Svg:
     """Updates of a `agents.off_policy.sac.SoftActorCritic` through a model.
 
-    Args:
-        learner: actor and critics.
-        model: differentiable.
-        reward_function: differentiable; see `agents.dynamics.rollout`.
-        ends: when episodes end, or None; see `agents.dynamics.rollout`.
-        gamma: discount in (0, 1].
-        horizon: T, at least 1.
+    `reward_function` must be differentiable; for it and `ends` see `agents.dynamics.rollout.imagine`.
     """
 
     def __init__(

@@ -1,12 +1,7 @@
-"""Models of the world: what an action leads to. Learned ones, and the simulator itself as an oracle.
+"""Dynamics models: the transition that an action leads to. Learned ones, and the simulator itself as an oracle.
 
-    ensemble.py   probabilistic or deterministic networks, one or several side by side
-    sindy.py      sparse polynomials (polynomials.py), fitted by least squares
-    factored.py   every entry of a discrete observation by itself
-    true.py       the simulator
-    latent.py     cells that live in a space of their own (for `agents.world_model.agent`): rssm.py, simnorm.py, ssm.py
-
-Observations and actions are flat vectors (`agents.networks.space_encoding`): obs (B, D) in the environment's units, action (B, A).
+Observations and actions are flat vectors (`agents.networks.space_encoding`): obs (B, D) in the environment's units,
+action (B, A). The models of `agents.world_model` have a latent state of their own, see `agents.dynamics.cells`.
 """
 
 from __future__ import annotations
@@ -19,15 +14,15 @@ from torch import Tensor
 
 @dataclass
 class Predicted:
-    """What a model expects of B transitions.
+    """Predictions for B transitions.
 
     Attributes:
         next_obs: (B, D), in the environment's units.
         reward: (B,), the task's own.
         terminated: (B,), probability in [0, 1]; None for a model that does not learn it.
-        means: (K, B, D), where each of K members expects the next observation, in standard deviations of the changes it
-            was fitted to, so that numbers are comparable between tasks; None unless asked for.
-        stds: (K, B, D), how unsure each says the outcome is, in the same unit; None unless asked for, or without such.
+        means: (K, B, D), each member's next observation, in standard deviations of the changes it was fitted to, so
+            that they are comparable between tasks; None unless requested.
+        stds: (K, B, D), each member's standard deviation, in the same unit; None unless requested, or without such.
     """
 
     next_obs: Tensor
@@ -38,10 +33,10 @@ class Predicted:
 
 
 class Dynamics(Protocol):
-    """A model of the world.
+    """A dynamics model.
 
     Attributes:
-        members: how many opinions it has, K.
+        members: K.
         differentiable: whether gradients flow through `step` to obs and action.
     """
 
@@ -60,9 +55,9 @@ class Dynamics(Protocol):
         """
 
     def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
-        """Learn from an `agents.replay.replay.Replay`, at most `steps` gradient steps (None: as the model thinks fit).
+        """Learn from an `agents.replay.replay.Replay`, at most `steps` gradient steps (None: the model's own budget).
 
-        Returns metrics to log. A fit that fails (numbers that are none) keeps what was known and counts it.
+        Returns metrics to log. A fit that fails (NaN or infinite) is discarded and counted.
         """
 
     def state_dict(self) -> dict[str, Any]:

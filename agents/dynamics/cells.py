@@ -403,7 +403,7 @@ class SimNorm(Cell):
         z_t = SimNorm(LayerNorm(W embed_t))        expected: z_{t+1} = SimNorm(LayerNorm(f(z_t, a_t)))
 
     Source: Hansen, Su & Wang 2024, "TD-MPC2: scalable, robust world models for continuous control", arXiv 2310.16828,
-    section 3.1 and equation 5 (SimNorm). Differences: Dreamer's layers (LayerNorm, SiLU), not Mish; latent 128, not 512.
+    section 3.1 and equation 5. Differences: Dreamer's layers (LayerNorm, SiLU), not Mish; latent 128, not 512.
 
     When it fails: partial observation (give a stack of frames, or `RSSM`); stochastic environments.
 

@@ -1,8 +1,8 @@
-"""Networks that predict the next observation: one or several side by side, each with or without a word on its doubt.
+"""Networks that predict the next observation: one or several side by side, each with or without a variance.
 
 Every member maps a whitened (obs, action) to the standardised change of the observation and the task's reward, as a
-Gaussian or as a number. Several members, each fitted to its own resampling of the same rows, agree where there was data
-and differ elsewhere, which is what penalties and planners read as uncertainty.
+Gaussian or as a value. Several members, each fitted to its own resampling of the same rows, agree where there was data
+and differ elsewhere, which penalties and planners read as uncertainty.
 
 Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models"
 (PETS), arXiv 1805.12114, section 4 (Gaussian members, bootstrap, TS1) and appendix A.1 (bounded variance); Janner et
@@ -10,19 +10,19 @@ al. 2019, "When to Trust Your Model" (MBPO), arXiv 1906.08253 (elites by held-ou
 Ensemble Necessary for Model-based RL via a Lipschitz Perspective" (one member is often enough).
 
 Differences from the sources:
-  - a fit has a budget of gradient steps, not of epochs, goes on from the last weights, and ends with the weights that
+  - a fit has a budget of gradient steps, not of epochs, continues from the last weights, and ends with the weights that
     predicted the held-out rows best, member by member;
-  - scalers stay until the data has doubled, so that the networks need not follow a moving unit;
+  - scalers stay until the data has doubled, so that units rarely change;
   - held-out are stretches of consecutive rows, for neighbours in time are nearly copies, and the same ones until the
-    scalers are set anew: no row judges a model that has seen it, and none is kept from the model for good;
-  - members are ranked by the loss they are fitted to, not by the squared error: a Gaussian answers for its doubt too;
-  - TS1 splits the batch: every elite predicts an equal share of the rows, where PETS asks all members about all rows;
-  - the end of an episode, if learned, has a network of its own;
+    scalers are set anew: no row validates a model that was fitted to it, and none is held out for good;
+  - members are ranked by the loss they are fitted to, not by the squared error: a Gaussian's variance counts, too;
+  - TS1 splits the batch: every elite predicts an equal share of the rows, where in PETS all members predict all rows;
+  - the end of an episode, if learned, has its own network;
   - the predicted reward is the expected one; only observations are sampled;
-  - a number that never changed in the data is predicted exactly as it is.
+  - an entry that never changed in the data is predicted exactly as it is.
 
-When it fails: discontinuous worlds (contacts, doors) are smoothed over; far from the data all members may err alike;
-numbers that change rarely are rare in the loss, too.
+When it fails: discontinuities (contacts, doors) are smoothed; far from the data all members may err alike; entries that
+change rarely are rare in the loss, too.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from agents.networks.stacked import Stacked
 from envs.settings import Settings, setting
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
-HELD = 1000  # held-out rows that are looked at, at most
-EVERY = 50  # gradient steps between two looks
+HELD = 1000  # held-out rows that are evaluated, at most
+EVERY = 50  # gradient steps between two evaluations
 LOG_VAR = (-10.0, 0.5)  # where the learned bounds of log-variances begin
 BOUND_WEIGHT = 0.01  # PETS: what pulls the bounds together
-GAIN = 0.01  # an improvement by less than this part is none
+GAIN = 0.01  # relative improvement below which there is none
 
 
 @dataclass
@@ -96,38 +96,32 @@ class Scaler(nn.Module):
 
 
 def split(rows: int, turn: int = 0, device: Any = "cpu") -> tuple[Tensor, Tensor]:
-    """Places of the rows to fit to, and of at most `HELD` of those kept from fitting.
+    """Indices of the rows to fit to, and of at most `HELD` of those held out.
 
     Args:
         rows: how many there are, in time order.
-        turn: which of every `OF` blocks is kept.
-        device: where the places are wanted.
+        turn: which of every `OF` blocks is held out.
+        device: of the indices.
 
     Raises:
         ValueError: for fewer than two rows.
     """
     if rows < 2:
-        raise ValueError(f"{rows} transitions are too few to learn from and to judge by; collect at least two before")
+        raise ValueError(f"{rows} transitions are too few to fit and to validate; collect at least two before")
     index = torch.arange(rows, device=device)
     held = index // BLOCK % OF == (OF // 2 + turn) % OF
     if not held[: rows - BLOCK // 2].any():  # too few for a block: the last rows
         held = index >= rows - max(1, rows // OF)
-    judged = index[held]
-    return index[~held], judged[:: -(-len(judged) // HELD)]
+    places = index[held]
+    return index[~held], places[:: -(-len(places) // HELD)]
 
 
 class DynamicsEnsemble:
     """A `Dynamics`: next_obs = obs + mean + scale * f_k(whitened obs and action).
 
     Attributes:
-        elites: (E,) int64, the members that are asked for outcomes, best first.
-        failures: fits that came to nothing.
-
-    Args:
-        encoding: the spaces.
-        config: its settings.
-        seed: of the weights, the minibatches and the sampled outcomes.
-        device: as torch writes it.
+        elites: (E,) int64, the members that predict, best first.
+        failures: fits that were discarded.
     """
 
     differentiable = True
@@ -172,7 +166,7 @@ class DynamicsEnsemble:
 
         Returns:
             model_error (RMSE of the elites on held-out rows, in deviations of the change), model_loss (of the last
-            steps), model_steps (gradient steps taken), model_failures (fits so far that came to nothing).
+            steps), model_steps (gradient steps taken), model_failures (fits discarded so far).
 
         Raises:
             ValueError: for fewer than two transitions.
@@ -182,11 +176,11 @@ class DynamicsEnsemble:
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
         rows, places = split(len(table), self._scalings, self.device)
-        judged = table[places]
+        held = table[places]
         budget = self.config.first_steps if fresh else self.config.max_steps
-        taken, loss = self._train(table, rows, judged, min(budget, budget if steps is None else steps), fresh)
+        taken, loss = self._train(table, rows, held, min(budget, budget if steps is None else steps), fresh)
         return {
-            "model_error": self._error(judged),
+            "model_error": self._error(held),
             "model_loss": loss,
             "model_steps": float(taken),
             "model_failures": float(self.failures),
@@ -212,23 +206,23 @@ class DynamicsEnsemble:
     def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
         return _Members(encoding.obs_size, encoding.action_size, self.config, seed)
 
-    def _error(self, judged: Tensor) -> float:
-        inputs, targets, _ = self.net.columns(judged)
+    def _error(self, held: Tensor) -> float:
+        inputs, targets, _ = self.net.columns(held)
         mean, _, _ = self.net.read(self.net(inputs, self._elite))
         return float((mean - targets).square().mean().sqrt())
 
     def _elect(self, elites: Tensor) -> None:
-        """Set the elites, in the same memory: what was captured on a GPU goes on with the new ones."""
+        """Set the elites, in the same memory: a captured CUDA graph continues with the new ones."""
         self.elites.copy_(elites)
         if self._elite is not self._weights:
             for weight, everyone in zip(self._elite, self._weights):
                 torch.index_select(everyone, 0, self.elites, out=weight)
 
     def _drawn(self, rows: int) -> tuple[Tensor, Tensor, int]:
-        """Which elite (place in `elites`) predicts each row, and as its how-manyth; and how many rows one has at most.
+        """Each row's elite (place in `elites`) and rank among that elite's rows; and the largest number of rows.
 
-        The rows are shuffled and dealt out in turn, and it is drawn who is dealt to first: each elite gets an equal
-        share, up to one row, and each row every elite with the same probability.
+        The rows are shuffled and dealt out in turn, beginning with a random elite: each gets an equal share, up to one
+        row, and each row every elite with the same probability.
         """
         few = len(self.elites)
         rank = torch.randperm(rows, generator=self.generator, device=self.device)
@@ -241,9 +235,7 @@ class DynamicsEnsemble:
         member, turn, size = self._drawn(rows)
         place = member * size + turn
         order = torch.zeros(few * size, dtype=torch.int64, device=self.device)
-        order[place] = torch.arange(
-            rows, device=self.device
-        )  # places left over hold row 0 again, and nobody reads them
+        order[place] = torch.arange(rows, device=self.device)  # places left over hold row 0 again and are not read
         out = self.net(x.index_select(0, order).view(few, size, -1), self._elite)
         return out.flatten(0, 1).index_select(0, place)
 
@@ -265,15 +257,15 @@ class DynamicsEnsemble:
         targets.copy_(net.outputs(targets))
         return table, fresh
 
-    def _train(self, table: Tensor, rows: Tensor, judged: Tensor, budget: int, fresh: bool) -> tuple[int, float]:
-        """Gradient steps on bootstrapped `rows` of the table; keeps each member as it judged best; (steps, loss)."""
+    def _train(self, table: Tensor, rows: Tensor, held: Tensor, budget: int, fresh: bool) -> tuple[int, float]:
+        """Gradient steps on bootstrapped `rows` of the table; keeps each member's best weights; (steps, loss)."""
         members, size = self.members, self.config.batch_size
         own = rows[None]
         if members > 1:
             own = rows[self._random(len(rows), members, len(rows))]
-        best, lowest = self._flat.value.clone(), self._judge(judged)
-        begin, stale, steps, loss, total = 0, 0, 1, lowest, torch.zeros((), device=self.device)
-        while begin < budget and (fresh or begin < self.config.min_steps or stale < 2):
+        best, lowest = self._flat.value.clone(), self._held_loss(held)
+        begin, idle, steps, loss, total = 0, 0, 1, lowest, torch.zeros((), device=self.device)
+        while begin < budget and (fresh or begin < self.config.min_steps or idle < 2):
             steps = min(EVERY, budget - begin)
             draws = own.gather(1, self._random(len(rows), members, steps * size)).view(members, steps, size)
             draws = draws.transpose(0, 1).reshape(steps, -1)
@@ -281,9 +273,9 @@ class DynamicsEnsemble:
             for index in draws:
                 total += self._update(table.index_select(0, index).view(members, size, -1))
             begin += steps
-            loss = self._judge(judged)
-            better = loss < lowest  # never true of what is no number
-            stale = 0 if bool((loss < lowest - GAIN * lowest.abs()).any()) else stale + 1
+            loss = self._held_loss(held)
+            better = loss < lowest  # never true of NaN
+            idle = 0 if bool((loss < lowest - GAIN * lowest.abs()).any()) else idle + 1
             self._keep(best, better)
             lowest = torch.where(better, loss, lowest)
         if not bool(torch.isfinite(loss).all()):
@@ -304,9 +296,9 @@ class DynamicsEnsemble:
         return losses.detach().mean()
 
     @torch.no_grad()
-    def _judge(self, judged: Tensor) -> Tensor:
+    def _held_loss(self, held: Tensor) -> Tensor:
         """Loss of each member on held-out rows, (K,)."""
-        return self.net.losses(judged)
+        return self.net.losses(held)
 
     @torch.no_grad()
     def _keep(self, best: Tensor, better: Tensor) -> None:
@@ -334,7 +326,7 @@ class _Members(nn.Module):
             self.low, self.high = (nn.Parameter(torch.full((config.members, 1, self.targets), b)) for b in LOG_VAR)
         shape: dict[str, Any] = {"activation": "silu", "norm": config.norm}
         self.stack = Stacked(config.members, width, config.hidden, self.targets * (1 + self.gauss), **shape, seed=seed)
-        if self.terminations:  # apart: the gradients of a sharp likelihood would drown those of an end
+        if self.terminations:  # its own: the gradients of a sharp likelihood would drown those of an end
             self.ends = Stacked(config.members, width, config.hidden[:2], 1, **shape, seed=seed + 1)
         self.inputs, self.outputs = Scaler(width), Scaler(self.targets)
         self.register_buffer("moves", torch.ones(self.targets))  # 0 for a target that never changed
@@ -376,5 +368,5 @@ class _Members(nn.Module):
         return loss
 
     def bound_loss(self) -> Tensor | float:
-        """PETS: keeps the bounds of the log-variance no wider than the data asks for."""
+        """PETS: keeps the bounds of the log-variance as narrow as the data allows."""
         return BOUND_WEIGHT * (self.high - self.low).sum() if self.gauss else 0.0

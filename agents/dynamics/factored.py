@@ -1,20 +1,20 @@
-"""A world of discrete observations, entry by entry: what each becomes is predicted without regard to the others.
+"""Dynamics of discrete observations, entry by entry: each next value is predicted independently of the others.
 
 A network maps (obs, action) to a probability for each binary entry and to a categorical for each one-hot; a second one
-reads (obs, action, next_obs) and says what is paid and whether the episode ends. Where the world is made of parts that
-change by rules of their own, parts learnt apart generalise to combinations never seen.
+reads (obs, action, next_obs) and predicts the reward and whether the episode ends. Where an environment is made of
+parts with rules of their own, parts learned separately generalise to combinations never seen.
 
 Source: Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of Model-Based Generalization in Reinforcement
 Learning", arXiv 2211.02222: the "simple" model of independent Bernoullis.
 
 Differences from the source:
   - Discrete and MultiDiscrete parts are categoricals, so that samples are observations again;
-  - logits begin at "stays as it is", with a weight that is learnt, entry by entry;
-  - reward and end are read off the sampled outcome, so that chance in the one is chance in the other;
+  - logits begin at "stays as it is", with a learned weight for each entry;
+  - reward and end are read off the sampled outcome, so that they agree with it;
   - several members, the budget and the choice of the best weights are those of `DynamicsEnsemble`.
 
-When it fails: entries whose chances hang together (a ball that is here or there: independent entries show two balls, or
-none); worlds whose parts only show in pictures.
+When it fails: dependent entries (a ball that is here or there: independent entries show two balls, or none);
+environments whose parts only show in images.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.settings import setting
 
-STAYS = 6.0  # logit with which an entry stays at first: what never changes needs no word from a network that overfits
+STAYS = 6.0  # initial logit of an entry's present value: what never changes is not left to a network that overfits
 
 
 @dataclass
@@ -51,15 +51,9 @@ class FactoredConfig(EnsembleConfig):
 class Factored(DynamicsEnsemble):
     """A `Dynamics` of independent entries; gradients do not flow through it.
 
-    `model_error` is the share of entries whose likeliest value is wrong, on held-out rows; `means` and `stds` of
-    opinions are each entry's probability p and its deviation, sqrt(p (1 - p)). An entry that is neither 0 nor 1 raises
-    a ValueError when it is to be fitted.
-
-    Args:
-        encoding: the spaces.
-        config: its settings.
-        seed: of the weights, the minibatches and the sampled outcomes.
-        device: as torch writes it.
+    `model_error` is the share of entries whose likeliest value is wrong, on held-out rows; member predictions are each
+    entry's probability p and its deviation, sqrt(p (1 - p)). An entry that is neither 0 nor 1 raises a ValueError when
+    it is to be fitted.
 
     Raises:
         ValueError: for observations that are not binary or categorical.
@@ -90,8 +84,8 @@ class Factored(DynamicsEnsemble):
     def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
         return _Entries(encoding, self.config, seed)
 
-    def _error(self, judged: Tensor) -> float:
-        obs, action, next_obs, _, _ = self.net.columns(judged)
+    def _error(self, held: Tensor) -> float:
+        obs, action, next_obs, _, _ = self.net.columns(held)
         return float((self.step(obs, action, sample=False).next_obs != next_obs).float().mean())
 
     def _table(self, replay: Any) -> tuple[Tensor | None, bool]:
@@ -104,7 +98,7 @@ class Factored(DynamicsEnsemble):
         if len(odd):
             row, entry = odd[0].tolist()
             raise ValueError(
-                f"entry {entry} of an observation is {float(next_obs[row, entry]):g}, and model=factored knows 0 "
+                f"entry {entry} of an observation is {float(next_obs[row, entry]):g}, and model=factored predicts 0 "
                 "and 1; use model=ensemble"
             )
         fresh = replay.added >= 2 * self._scaled_at
@@ -127,7 +121,7 @@ class _Entries(nn.Module):
         make: Any = {"activation": "elu", "norm": config.norm, "seed": seed}
         self.stays = nn.Parameter(torch.full((k, 1, d), STAYS))
         self.next = Stacked(k, inputs, config.hidden, d, last=0.1, **make)
-        self.paid = Stacked(k, inputs + d, config.hidden, 2, last=0.1, **make)
+        self.reward = Stacked(k, inputs + d, config.hidden, 2, last=0.1, **make)
         self.register_buffer("unit", torch.full((), 1e-6))  # the largest reward seen
 
     def columns(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -142,7 +136,7 @@ class _Entries(nn.Module):
 
     def outcome(self, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """(B, 2 D + A) or (K, B, 2 D + A) -> reward (K, B), logit (K, B) of an end."""
-        out = self.paid(x, weights[1 + len(self.next.stack) :])
+        out = self.reward(x, weights[1 + len(self.next.stack) :])
         return out[..., 0] * self.unit, out[..., 1] if self.terminations else None
 
     def losses(self, rows: Tensor) -> Tensor:
@@ -150,9 +144,9 @@ class _Entries(nn.Module):
         obs, action, next_obs, reward, terminated = self.columns(rows)
         weights: list[Tensor] = list(self.parameters())
         x = torch.cat([obs, action], -1)
-        loss = self.entries.surprise(self(x, weights), next_obs)
-        paid, ends = self.outcome(torch.cat([x, next_obs], -1), weights)
-        loss = loss + ((paid - reward) / self.unit).square()
+        loss = self.entries.loss(self(x, weights), next_obs)
+        predicted, ends = self.outcome(torch.cat([x, next_obs], -1), weights)
+        loss = loss + ((predicted - reward) / self.unit).square()
         if ends is not None:
             loss = loss + binary_cross_entropy_with_logits(ends, terminated.expand_as(ends), reduction="none")
         return loss.mean(1)
@@ -163,7 +157,7 @@ class _Entries(nn.Module):
 
 
 class Entries(nn.Module):
-    """Which columns of an observation are bits, and which form a one-hot.
+    """The columns of an observation that are bits, and those that form a one-hot.
 
     Raises:
         ValueError: for an observation with anything else.
@@ -175,7 +169,7 @@ class Entries(nn.Module):
         super().__init__()
         if encoding.images:
             raise ValueError(
-                f"model=factored cannot predict images, and {encoding.observation_space} has some; use agent=world_model"
+                f"model=factored cannot predict images in {encoding.observation_space}; use agent=world_model"
             )
         bits: list[int] = []
         hots: dict[int, list[list[int]]] = {}  # how many values -> the columns of every one-hot with so many
@@ -225,7 +219,7 @@ class Entries(nn.Module):
             out[..., columns] = one_hot(probabilities[..., columns].argmax(-1), columns.shape[1]).float()
         return out
 
-    def surprise(self, logits: Tensor, obs: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, obs: Tensor) -> Tensor:
         """Negative log-likelihood of an observation (..., D), summed over its entries: (...)."""
         obs = obs.expand_as(logits)
         binary = (logits[..., self.bits], obs[..., self.bits]) if self._sizes else (logits, obs)

@@ -1,25 +1,26 @@
-"""Planners: search a model of the world for an action before taking it, for B states at once.
+"""Planners: search a model for an action before taking it, for B states at once.
 
     CEM     refits a Gaussian over action sequences to the best of them
-    MPPI    weighs the best sequences by how good they are; some come from the policy
-    UPMPC   lets the policy propose first actions, and judges them by return and by what the model is unsure of
+    MPPI    weights the best sequences by their return; some come from the policy
+    UPMPC   lets the policy propose first actions, and ranks them by return and by the model's uncertainty
 
-    dream = functools.partial(imagine, model, pay=pay, ends=ends, bounds=bounds)
-    action = planner.plan(dream, obs, value=value)
+    rollout = functools.partial(imagine, model, reward_function=reward_function, ends=ends, bounds=bounds)
+    action = planner.plan(rollout, obs, value=value)
 
-Every candidate is judged by `agents.dynamics.rollout.imagine`: rewards, ends, bounds and penalties are those of all imagination.
+Every candidate is evaluated by `agents.dynamics.rollout.imagine`: rewards, ends, bounds and penalties are the same as
+in all imagination.
 
 Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials", arXiv 1805.12114 (CEM); Williams et al.
 2017, "Information Theoretic MPC", and Hansen et al. 2024, "TD-MPC2", arXiv 2310.16828 (MPPI); Wang et al. 2024,
 "COPlanner", arXiv 2310.07220 (UPMPC).
 
 Differences: CEM cuts its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic
-action is the mean, not a draw from the elites. UPMPC's uncertainty is the disagreement of means, without noise that no
-model could know, in units of what the model was fitted to; its rewards are divided by their running root mean square,
-so that alpha means the same in every task; nothing counts after an episode's end; a value may follow the horizon.
+action is the mean, not a draw from the elites. UPMPC's uncertainty is the disagreement of means, without irreducible
+noise, in units of what the model was fitted to; its rewards are divided by their running root mean square, so that
+alpha means the same in every task; nothing counts after an episode's end; a value may follow the horizon.
 
 When it fails: with K actions and H steps a plan costs as much as K * H steps of the model for every state. CEM and MPPI
-know numbers only, no choices.
+need continuous actions.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from torch import Tensor
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.space_encoding import SpaceEncoding
+from agents.state import Stateful
 
 Rollout = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
-Value = Callable[[Tensor], Tensor]  # observations (B, D) -> what follows from there (B,)
+Value = Callable[[Tensor], Tensor]  # observations (B, D) -> (B,)
 
 
 def returns(imagined: Imagined, reward: Tensor, gamma: float, value: Value | None = None) -> Tensor:
-    """Discounted sums over the horizon of `reward` (H, B), and the value of where rollouts go on from; (B,)."""
+    """Discounted sums over the horizon of `reward` (H, B), and the value of where rollouts continue; (B,)."""
     total = torch.zeros_like(reward[0])
     if value is not None:
         total = torch.where(imagined.continues, value(imagined.next_obs[-1]), 0.0)
@@ -49,7 +51,7 @@ def returns(imagined: Imagined, reward: Tensor, gamma: float, value: Value | Non
 
 
 def _judged(imagined: Imagined, score: Tensor) -> Tensor:
-    """The same (B,), but the worst there is for rollouts that were cut: else nothing would beat a loss."""
+    """Scores (B,), the lowest there is for rollouts that were cut: else ending early would beat negative rewards."""
     whole = imagined.alive[-1] | imagined.terminated.any(0)
     return torch.where(whole & score.isfinite(), score, torch.finfo(score.dtype).min)
 
@@ -60,13 +62,17 @@ def _positive(**numbers: int) -> None:
             raise ValueError(f"{name}={number} leaves nothing to plan with; give at least 1")
 
 
-class _Sequences:
-    """What CEM and MPPI share: a Gaussian over H actions for each of B states, improved a few times.
+class _Sequences(Stateful):
+    """Base of CEM and MPPI: a Gaussian over H actions for each of B states, improved a few times.
 
     Attributes:
         mean: (B, H, A), the newest plans; a next call begins with them, one step on. None before the first.
+
+    Raises:
+        ValueError: for discrete actions, and for counts that make no search.
     """
 
+    saved = ("mean", "generator")
     widest = 0.5  # standard deviation to begin with
 
     def __init__(
@@ -86,7 +92,7 @@ class _Sequences:
         name = type(self).__name__
         if encoding.discrete:
             raise ValueError(
-                f"{name} plans with numbers, and one of {encoding.action_size} actions is to be chosen; use "
+                f"{name} plans continuous actions, and there are {encoding.action_size} discrete ones; use "
                 "planner=upmpc, or an environment whose actions are a Box"
             )
         if elites > samples:
@@ -172,13 +178,6 @@ class _Sequences:
         if self.mean is not None:
             self.mean = self.mean.masked_fill(rows[:, None, None], 0.0)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean = state["mean"]
-        self.generator.set_state(state["generator"].cpu())
-
 
 class CEM(_Sequences):
     """The cross-entropy method: mean and variance become those of the elites.
@@ -192,11 +191,7 @@ class CEM(_Sequences):
         momentum: in [0, 1), share of the old mean and variance that stays.
         gamma: discount in [0, 1].
         particles: rollouts for each sequence, where outcomes are random.
-        seed: of the planner's own random numbers.
-        device: where they are drawn.
-
-    Raises:
-        ValueError: for actions that are chosen, and for counts that make no search.
+        seed, device: of the planner's random numbers.
     """
 
     def __init__(self, encoding: SpaceEncoding, *, momentum: float = 0.1, **options: Any) -> None:
@@ -220,13 +215,10 @@ class MPPI(_Sequences):
     """Model-predictive path integral: elites count by exp(temperature * (return - best return)).
 
     Args:
-        encoding, horizon, samples, iterations, elites, gamma, particles, seed, device: as `CEM`.
-        temperature: above 0, per unit of return; the larger, the fewer sequences count.
+        temperature: above 0, per unit of return; a larger one lets fewer sequences count.
         policy_samples: how many of the `samples` the policy proposes, where there is one.
         lowest, widest: limits of the standard deviation, which begins at the widest.
-
-    Raises:
-        ValueError: as `CEM`.
+        **options: as those of `CEM`.
     """
 
     def __init__(
@@ -264,13 +256,13 @@ class MPPI(_Sequences):
         return mean, std, weight
 
 
-class UPMPC:
-    """Planning with a policy and with doubt: argmax over K first actions of sum_t gamma^t (r_t / scale + alpha u_t).
+class UPMPC(Stateful):
+    """Planning with a policy and uncertainty: argmax over K first actions of sum_t gamma^t (r_t / scale + alpha u_t).
 
     Args:
         candidates: K, at least 1.
         horizon: H, steps looked ahead, at least 1.
-        alpha: how much uncertainty counts; above 0 it is sought (acting), below 0 avoided (imagining).
+        alpha: weight of uncertainty; above 0 it is sought (acting), below 0 avoided (imagining).
         gamma: discount in [0, 1].
         measure: uncertainty u of an outcome, (B,).
         decay: of the running scale of rewards, in [0, 1).
@@ -278,6 +270,8 @@ class UPMPC:
     Raises:
         ValueError: for counts that make no search.
     """
+
+    saved = ("square",)
 
     def __init__(
         self,
@@ -295,7 +289,7 @@ class UPMPC:
 
     @torch.no_grad()
     def plan(self, rollout: Rollout, policy: Act, obs: Tensor, *, value: Value | None = None) -> Tensor:
-        """Actions (B, A), each one that `policy`, which acts with chance, proposed for its row of `obs` (B, D).
+        """Actions (B, A), each one that the stochastic `policy` proposed for its row of `obs` (B, D).
 
         Args:
             rollout: see the module; a penalty of its own does not count here.
@@ -313,9 +307,3 @@ class UPMPC:
         score = score + self.alpha * returns(imagined, imagined.penalty, self.gamma)
         best = _judged(imagined, score).view(self.candidates, -1).argmax(0)
         return imagined.action[0].view(self.candidates, len(obs), -1)[best, torch.arange(len(obs), device=obs.device)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"square": self.square}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.square = state["square"]

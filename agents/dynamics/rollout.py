@@ -1,14 +1,14 @@
-"""Imagination: a policy acts in a model of the world, many rows side by side.
+"""Imagined rollouts: a policy acts in a model of the environment, many rows side by side, and what that is worth.
 
-The single place where imagined transitions are paid, ended, filtered, penalised, kept within bounds and cut. Rows that
-are over go on being computed from their last sound state, behind a mask, so that no shape depends on what happens and
-no gradient meets a number that is none.
+The single place where imagined transitions get rewards, terminate, are filtered, penalised, kept within bounds and cut.
+Rows that have ended are computed on from their last finite state, behind a mask, so that no shape depends on what
+happens and no gradient meets NaN.
 
-    imagined = imagine(model, act, pay, ends, obs, horizon)
-    imagined.reward[imagined.alive]        what was paid for transitions that were really imagined
+    imagined = imagine(model, act, reward_function, ends, obs, horizon)
+    imagined.reward[imagined.alive]        rewards of the transitions that were imagined
 
-With gradients enabled, everything that the model, `act` and `reward_function` let through can be differentiated; without, results
-are written into arrays made once.
+With gradients enabled, everything that the model, `act` and `reward_function` let through can be differentiated;
+without, results are written into arrays allocated once. `RewardSource` is the reward function of learned rewards.
 
 Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short branched rollouts); Luo et al. 2024,
 "Reward-Consistent Dynamics Models are Strongly Generalizable for Offline RL", arXiv 2310.05422 (`choose`); Yu et al.
@@ -16,13 +16,16 @@ Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short
 2405.19014 (`Adaptive`).
 
 Differences: `Adaptive` measures the disagreement of the members' means, not a divergence of their distributions; a
-rollout that is cut is not marked as terminated, so that no value is learned from the cut.
+rollout that is cut is not marked as terminated, so that no value is learned from the cut; the targets of the reward
+head are relabelled for every fit (MBPO fits stored rewards), so it never learns what an older reward gave.
 
-When it fails: a model that is wrong within the bounds of the data is believed; see `agents.dyna.penalties`.
+When it fails: a model that is wrong within the bounds of the data is not noticed, see `agents.dyna.penalties`; a reward
+that depends on what happened earlier in the episode, or on something no observation shows, is learned as its mean.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +37,14 @@ from torch import Tensor, nn
 from agents.dynamics import Dynamics, Predicted
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.space_encoding import SpaceEncoding
+from agents.state import Stateful
 from envs.types import Transitions
 
-MARGIN, FAR = 0.1, 10.0  # in widths of what has been seen: how far beyond it states are held, and where they are no use
+MARGIN, FAR = 0.1, 10.0  # in widths of the data: how far beyond it states are held, and where rollouts are cut
 IMAGINED = frozenset({"obs", "action", "next_obs", "reward", "terminated", "truncated", "step"})
 FRESH = 1024  # newest transitions that a gap is measured on, at most
-TABLE = 16384  # transitions that are paid for a fit, at most
-JUMP, LARGE = 3.0, 0.5  # times its running value, and at least: a gap that asks for more steps
+TABLE = 16384  # transitions that are relabelled for a fit, at most
+JUMP, LARGE = 3.0, 0.5  # times its running value, and at least: a gap that is answered by more steps
 
 Act = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
 RewardFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -50,37 +54,24 @@ Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass
 class Imagined:
-    """H steps of B rollouts. What stands where `alive` is False is finite and means nothing; rewards are 0 there.
+    """H steps of B rollouts. Where `alive` is False values are finite and meaningless; rewards are 0 there."""
 
-    Attributes:
-        obs, next_obs: (H, B, D); action (H, B, A).
-        reward: (H, B), what was paid less the penalty.
-        task: (H, B), the task's own reward, as the model expects it.
-        penalty: (H, B).
-        terminated: bool (H, B), this transition ended the episode.
-        alive: bool (H, B), this transition was imagined: nothing before it ended the rollout, and it was not cut.
-        log_prob: (H, B) of the actions, or None where `act` gives none.
-        step: int64 (H, B), within the episode.
-        clamped: 0-d, how many alive transitions were held at the bounds.
-        diverged: 0-d, how many rollouts were cut for states that are no numbers or far from any seen.
-    """
-
-    obs: Tensor
-    action: Tensor
-    next_obs: Tensor
-    reward: Tensor
-    task: Tensor
-    penalty: Tensor
-    terminated: Tensor
-    alive: Tensor
-    log_prob: Tensor | None
-    step: Tensor
-    clamped: Tensor
-    diverged: Tensor
+    obs: Tensor  # (H, B, D)
+    action: Tensor  # (H, B, A)
+    next_obs: Tensor  # (H, B, D)
+    reward: Tensor  # (H, B), less the penalty
+    task: Tensor  # (H, B), the task's own reward, as the model predicts it
+    penalty: Tensor  # (H, B)
+    terminated: Tensor  # bool (H, B), this transition ended the episode
+    alive: Tensor  # bool (H, B), this transition was imagined: nothing before it ended the rollout, and it was not cut
+    log_prob: Tensor | None  # (H, B) of the actions, or None where `act` gives none
+    step: Tensor  # int64 (H, B), within the episode
+    clamped: Tensor  # 0-d, how many alive transitions were held at the bounds
+    diverged: Tensor  # 0-d, how many rollouts were cut for states that are NaN, infinite or far from the data
 
     @property
     def continues(self) -> Tensor:
-        """Bool (B,): rollouts that nothing ended, whose value goes on after the horizon."""
+        """Bool (B,): rollouts that nothing ended, which continue after the horizon."""
         return self.alive[-1] & ~self.terminated[-1]
 
 
@@ -88,26 +79,26 @@ def disagreement(predicted: Predicted) -> Tensor:
     """How far apart the members' means are: their standard deviation, mean over D; (B,), in the model's units.
 
     Raises:
-        ValueError: for a model that gives no opinions.
+        ValueError: for a model without member predictions.
     """
     if predicted.means is None:
-        raise ValueError("this model gives no opinions to compare; use an ensemble (model=ensemble, members >= 2)")
+        raise ValueError(
+            "this model has no member predictions to compare; use an ensemble (model=ensemble, members >= 2)"
+        )
     return predicted.means.std(0, correction=0).mean(-1)
 
 
-class Adaptive:
+class Adaptive(Stateful):
     """Cuts a rollout where the members disagree more than they do at the start of rollouts.
 
-    threshold = factor * running mean over rollouts of the `quantile` of the disagreement at the first step.
-
-    Args:
-        factor: above 0; larger trusts the model further.
-        quantile: in (0, 1).
-        decay: of the running mean, in [0, 1).
+    threshold = factor * running mean over rollouts of the `quantile` of the disagreement at the first step; a larger
+    factor trusts the model further.
 
     Raises:
         ValueError: if a number is out of range.
     """
+
+    saved = ("threshold",)
 
     def __init__(self, factor: float = 1.0, quantile: float = 0.95, decay: float = 0.9) -> None:
         if not (factor > 0 and 0 < quantile < 1 and 0 <= decay < 1):
@@ -121,18 +112,12 @@ class Adaptive:
     @torch.no_grad()
     def __call__(self, predicted: Predicted, t: int) -> Tensor:
         """Bool (B,): which of the outcomes of step `t` of a rollout are not to be trusted."""
-        doubt = disagreement(predicted)
+        uncertainty = disagreement(predicted)
         if t == 0:
-            usual = self.factor * doubt.quantile(self.quantile)
+            usual = self.factor * uncertainty.quantile(self.quantile)
             self.threshold = usual if self.threshold is None else usual.lerp(self.threshold.to(usual), self.decay)
         assert self.threshold is not None, "a rollout begins with step 0"
-        return doubt > self.threshold
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"threshold": self.threshold}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.threshold = state["threshold"]
+        return uncertainty > self.threshold
 
 
 def imagine(
@@ -155,22 +140,23 @@ def imagine(
     """Roll out B rows for `horizon` steps.
 
     Args:
-        model: what an action leads to.
+        model: predicts transitions.
         act: (obs (B, D), t) -> (action (B, A), log_prob (B,) or None).
-        reward_function: (obs, action, next_obs, task (B,), terminated bool (B,), step int64 (B,)) -> (B,); see `agents.dynamics.rollout`.
+        reward_function: (obs, action, next_obs, task (B,), terminated bool (B,), step int64 (B,)) -> (B,); task is the
+            task's own reward as the model predicts it, step is within the episode.
         ends: (obs, action, next_obs) -> bool (B,), whether the episode ends there; None for what the model has learned
             of it, and for never where it has not.
         obs: (B, D), where the rollouts begin.
         horizon: H, at least 1.
         step: int64 (B,), of the first transition within its episode; None for 0.
         choose: (obs, action, outcomes (N, B, D)) -> (index (B,), keep bool (B,)): which of N = `candidates` outcomes
-            happens, and whether it is likely enough to go on.
+            happens, and whether it is likely enough to continue.
         candidates: N, at least 1.
-        penalty: what to take off the pay for an outcome, (B,).
-        cut: (outcome, t) -> bool (B,), where not to go on; such as `Adaptive`.
-        bounds: lowest and highest observation seen, (D,) each. States are held within them and `MARGIN` widths more;
-            those more than `FAR` widths beyond are cut and counted.
-        lengths: int64 (B,), how many steps each row goes at most.
+        penalty: subtracted from the reward of an outcome, (B,).
+        cut: (outcome, t) -> bool (B,), where to stop; such as `Adaptive`.
+        bounds: lowest and highest observation in the data, (D,) each. States are held within them and `MARGIN` widths
+            more; those more than `FAR` widths beyond are cut and counted.
+        lengths: int64 (B,), how many steps each row takes at most.
         sample: whether outcomes are random; see `Dynamics.step`.
 
     Raises:
@@ -188,20 +174,20 @@ def imagine(
         if lengths is not None:
             alive = alive & (t < lengths)
         action, log_prob = act(obs, t)
-        sound = [alive]  # which rows turn out to be sound; gradients pass through no others
+        finite = [alive]  # which rows turn out to be finite; gradients pass through no others
         outcome, keep = _outcome(
-            model, _guard(obs, sound), _guard(action, sound), choose, candidates, sample, member_predictions
+            model, _guard(obs, finite), _guard(action, finite), choose, candidates, sample, member_predictions
         )
         taken = None if penalty is None else penalty(outcome)
         inside, held, far = _contain(outcome.next_obs, box)
-        doubtful = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
-        wrong = ~(doubtful if taken is None else doubtful + taken.detach()).isfinite()
+        checked = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
+        wrong = ~(checked if taken is None else checked + taken.detach()).isfinite()
         wrong = wrong if far is None else wrong | far
         diverged = diverged + (alive & wrong).sum()
         alive = alive & ~wrong if keep is None else alive & ~wrong & keep
         if cut is not None:
             alive = alive & ~cut(outcome, t)
-        sound[0] = alive
+        finite[0] = alive
         over = ~alive
         clamped = clamped if held is None else clamped + (alive & held).sum()
         next_obs = torch.where(alive[:, None], inside, obs)
@@ -242,12 +228,12 @@ class _Record:
         return {name: torch.stack(values) for name, values in self._lists.items()} | self._arrays
 
 
-def _guard(x: Tensor, sound: list[Tensor]) -> Tensor:
-    """The same, letting gradients back only into rows that are sound: 0 times infinity is no number."""
+def _guard(x: Tensor, finite: list[Tensor]) -> Tensor:
+    """The same, letting gradients back only into rows that are finite: 0 times infinity is NaN."""
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x
     x = x.view_as(x)
-    x.register_hook(lambda gradient: gradient.masked_fill(~sound[0][:, None], 0))
+    x.register_hook(lambda gradient: gradient.masked_fill(~finite[0][:, None], 0))
     return x
 
 
@@ -301,20 +287,14 @@ def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, n
     return torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
 
 
-class Head:
-    """A network from features to a reward, in the reward's own units.
-
-    Args:
-        inputs: I, features.
-        net_arch: units of the hidden layers.
-        learning_rate: of Adam, above 0.
-        batch_size: rows a step, 1 or more.
-        seed: of weights and minibatches.
-        device: as torch writes it.
+class RewardHead(Stateful):
+    """A network from features (I) to a reward, in the reward's own units; inputs and targets are standardised.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: for numbers that are not above 0.
     """
+
+    saved = ("net", "_flat", "mean", "std", "center", "scale", "_generator")
 
     def __init__(
         self,
@@ -335,11 +315,9 @@ class Head:
         layers: list[nn.Module] = []
         with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
             torch.default_generator.manual_seed(seed)
-            width = inputs
-            for units in net_arch:
-                layers += [nn.Linear(width, units), nn.SiLU()]
-                width = units
-            self.net = nn.Sequential(*layers, nn.Linear(width, 1)).to(self.device)
+            for before, units in itertools.pairwise((inputs, *net_arch)):
+                layers += [nn.Linear(before, units), nn.SiLU()]
+            self.net = nn.Sequential(*layers, nn.Linear((inputs, *net_arch)[-1], 1)).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self.mean, self.std = torch.zeros(inputs, device=self.device), torch.ones(inputs, device=self.device)
         self.center, self.scale = torch.zeros((), device=self.device), torch.ones((), device=self.device)
@@ -370,25 +348,8 @@ class Head:
 
     @torch.no_grad()
     def gap(self, x: Tensor, y: Tensor) -> Tensor:
-        """How far off it is: root mean square error on (M, I), (M,) over the rewards' standard deviation; 0-d."""
+        """Root mean square error on (M, I), (M,) over the rewards' standard deviation; 0-d."""
         return (self.predict(x) - y).square().mean().sqrt() / spread(y)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, statistics and random numbers."""
-        return {
-            "net": {key: value.clone() for key, value in self.net.state_dict().items()},
-            "flat": {key: value.clone() for key, value in self._flat.state_dict().items()},
-            "statistics": [self.mean, self.std, self.center, self.scale],
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-        self.net.load_state_dict({key: torch.as_tensor(value) for key, value in state["net"].items()})
-        self._flat.load_state_dict(state["flat"])
-        statistics = (torch.as_tensor(value).to(self.device) for value in state["statistics"])
-        self.mean, self.std, self.center, self.scale = statistics
-        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
 
 
 def spread(y: Tensor) -> Tensor:
@@ -396,23 +357,25 @@ def spread(y: Tensor) -> Tensor:
     return torch.maximum(y.std(correction=0), 1e-6 * y.abs().max().clamp(min=1.0))
 
 
-class RewardSource:
-    """Pays imagined transitions.
+class RewardSource(Stateful):
+    """The reward function of imagined transitions.
 
-    Args:
-        scorer: what pays real ones.
-        encoding: the spaces.
-        differentiable: whether gradients of the reward are wanted.
-        refit: steps that the head takes at once, beside those it is given, when the gap has jumped.
-        seed: of the head.
-        device: as torch writes it.
+        model   the task's own reward and nothing else: as the model predicts it
+        call    the reward reads nothing that imagination lacks: it is evaluated, as on real transitions
+        head    everything else (frames, texts, a memory of the episode; or gradients are wanted): a network r(s, a, s')
+                learns the rewards of real transitions
+
+    The head's gap is measured on transitions it has not learned from: the root of the mean square error over the
+    rewards' standard deviation. A reward that changes shows as a jump, which is answered by `refit` more steps at once.
 
     Attributes:
-        how: `model`, `call` or `head`; see the top of the file.
+        how: `model`, `call` or `head`.
         reason: why, a sentence.
-        timesteps: environment steps so far, for schedules of weights; whoever drives it sets them.
+        timesteps: environment steps so far, for schedules of weights; set by the agent.
         head: the network, or None.
     """
+
+    saved = ("head", "_seen", "_usual", "timesteps")
 
     def __init__(
         self,
@@ -427,25 +390,16 @@ class RewardSource:
         self.scorer, self.encoding, self.refit, self.device = scorer, encoding, refit, torch.device(device)
         self.how, self.reason = _how(scorer, encoding, differentiable)
         self.timesteps = 0
-        self.head: Head | None = None
+        self.head: RewardHead | None = None
         if self.how == "head":
-            self.head = Head(2 * encoding.obs_size + encoding.action_size + 1, seed=seed, device=device)
+            self.head = RewardHead(2 * encoding.obs_size + encoding.action_size + 1, seed=seed, device=device)
         self._seen = 0  # rows the replay had when the head was fitted
         self._usual: float | None = None  # running gap: falls at once, rises slowly
 
     def __call__(
         self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor
     ) -> Tensor:
-        """Rewards float32 (B,) of transitions; the head's and the model's can be differentiated.
-
-        Args:
-            obs: (B, D).
-            action: (B, A).
-            next_obs: (B, D).
-            task: (B,), what the model of the world expects the task to pay.
-            terminated: bool (B,).
-            step: int64 (B,), within the episode.
-        """
+        """Rewards float32 (B,) of transitions, see `imagine`; the head's and the model's can be differentiated."""
         if self.how == "model":
             return task
         if self.head is not None:
@@ -461,11 +415,11 @@ class RewardSource:
             valid=np.ones(len(obs), bool),
             step=arrays[5],
         )
-        paid = self.scorer.combine(self.scorer.again(batch), self.timesteps)
-        return torch.from_numpy(paid).to(self.device)
+        reward = self.scorer.combine(self.scorer.again(batch), self.timesteps)
+        return torch.from_numpy(reward).to(self.device)
 
     def fit(self, replay: Any, steps: int) -> dict[str, Any]:
-        """Let the head learn what real transitions are paid now, in `steps` minibatches, more if the gap has jumped.
+        """Fit the head to the rewards of real transitions in `steps` minibatches, more if the gap has jumped.
 
         Returns:
             Metrics: `head_gap` before, `head_loss` after, `head_refits` 0 or 1; nothing without a head.
@@ -486,26 +440,15 @@ class RewardSource:
         loss = self.head.fit(x, y, steps + self.refit * jumped)
         return {"head_gap": gap, "head_loss": loss, "head_refits": float(jumped)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The head and its running gap."""
-        head = None if self.head is None else self.head.state_dict()
-        return {"head": head, "seen": self._seen, "usual": self._usual, "timesteps": self.timesteps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-        if self.head is not None:
-            self.head.load_state_dict(state["head"])
-        self._seen, self._usual, self.timesteps = int(state["seen"]), state["usual"], int(state["timesteps"])
-
 
 def _features(obs: Tensor, action: Tensor, next_obs: Tensor, terminated: Tensor) -> Tensor:
     return torch.cat([obs, action, next_obs, terminated.to(obs.dtype).unsqueeze(-1)], -1)
 
 
 def _how(scorer: Any, encoding: SpaceEncoding, differentiable: bool) -> tuple[str, str]:
-    """How imagined transitions are paid, and why."""
+    """Where imagined rewards come from, and why."""
     if scorer.is_task:
-        return "model", "the task's own reward is paid: the model of the world predicts it"
+        return "model", "the task's own reward is used: the model of the environment predicts it"
     why = ""
     foreign = sorted(scorer.requires - IMAGINED)
     if foreign:
@@ -513,9 +456,9 @@ def _how(scorer: Any, encoding: SpaceEncoding, differentiable: bool) -> tuple[st
     elif encoding.images and {"obs", "next_obs"} & scorer.requires:
         why = "the reward reads images, which no model imagines"
     elif not scorer.relabelable or scorer.initial_memory(1):
-        why = "the reward remembers the episode, which an imagined transition lacks"
+        why = "the reward depends on the episode before, which an imagined transition lacks"
     elif differentiable:
-        why = "gradients of the reward are wanted, and it has none"
+        why = "gradients of the reward are needed, and it has none"
     if why:
-        return "head", f"imagined transitions are paid by a network that learns the reward from real ones: {why}"
-    return "call", "imagined transitions are paid by the reward itself"
+        return "head", f"rewards of imagined transitions are predicted by a network, learned from real ones: {why}"
+    return "call", "imagined transitions are scored by the reward itself"

@@ -1,7 +1,8 @@
-"""SINDy: the world as sparse polynomials, fitted by least squares in milliseconds.
+"""SINDy: dynamics as sparse polynomials, fitted by least squares in milliseconds.
 
 The change of the observation is a linear combination of monomials of observation and action, x' = x + Theta(x, u) Xi.
-Terms that matter little are struck out one round after another; an ensemble of bootstraps says how sure the rest is.
+Terms with small coefficients are removed one round after another; an ensemble of bootstraps gives the uncertainty of
+the others.
 
 Sources:
     Brunton, Proctor & Kutz 2016, "Discovering governing equations from data by sparse identification of nonlinear
@@ -13,7 +14,7 @@ Sources:
 Differences from them:
     - the threshold is in standard deviations of the change for a term of root mean square 1, not in raw coefficients;
     - a bootstrap draws from 64 random blocks of rows, so that Theta^T Theta is computed once for all members;
-    - a term that is struck out becomes a row of the identity, so that systems of different sparsity have one shape and
+    - a removed term becomes a row of the identity, so that systems of different sparsity have one shape and
       are solved together, by Cholesky's method;
     - every member keeps the whole library unless `drop_terms` is set, because members also sample one by one;
     - members whose rollouts leave the data are replaced by others; predictions are cut at the data's bounds;
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
+from agents.state import Stateful
 from envs.settings import Settings, setting
 
 BLOCKS = 64  # of rows, which bootstraps draw from
@@ -43,7 +45,7 @@ REWARD_R2 = 0.99  # below it a network predicts the reward
 STARTS, STEPS, STRAYED = 32, 50, 0.1  # `validate`: rollouts, their length, share of them that may leave the data
 FEWEST = 20  # rows a fit begins with
 HEAD_STEPS, HEAD_BATCH, HEAD_RATE = 1000, 256, 1e-3  # of the reward's network
-COLUMNS, AFFORDABLE = 500, 150  # of a library: at most, and at most if nobody chose the degree
+COLUMNS, AFFORDABLE = 500, 150  # of a library: at most, and at most where the degree is not set
 
 
 @dataclass
@@ -66,20 +68,15 @@ class SindyConfig(Settings):
     max_rows: int = setting(20_000, "rows a fit reads, drawn from all", low=20)
 
 
-class Sindy:
+class Sindy(Stateful):
     """A `Dynamics` of sparse polynomials.
-
-    Args:
-        encoding: of the environment.
-        config: its settings.
-        seed: of bootstraps, samples and the reward's network.
-        device: as torch writes it.
 
     Raises:
         ValueError: for images, and for libraries that are too large.
     """
 
     differentiable = True
+    saved = ("_state", "head", "_flat", "use_head", "failures", "circles", "_generator")
 
     def __init__(
         self, encoding: SpaceEncoding, config: SindyConfig | None = None, *, seed: int = 0, device: Any = "cpu"
@@ -99,7 +96,7 @@ class Sindy:
             hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.SiLU())]
             self.head = nn.Sequential(*hidden, nn.Linear(64, 1)).to(self.device)
         self._flat = Flat.over(list(self.head.parameters()))
-        self._state = {  # what a fit finds; coefficients give changes, then the reward
+        self._state = {  # what a fit finds; rows of coefficients: changes, then the reward
             "coefficients": torch.zeros(self.members, d + 1, p),
             "middle": torch.zeros(d + 1, p),
             "mean": torch.zeros(d),
@@ -142,7 +139,7 @@ class Sindy:
         fresh, known = [x[:held].float() for x in rows], [x[held:] for x in rows]
         before = self._state
         if all(bool(x.isfinite().all()) for x in rows):
-            self._state = self._framed(*rows)
+            self._state = self._scaled(*rows)
             self.circles = _circles(rows[0])
             coefficients = self._coefficients(*known)
         else:
@@ -179,43 +176,24 @@ class Sindy:
             variables = self._variables(state, actions.repeat(k, 1))
             state = self._on_circles(state + self._by_members(known["coefficients"], variables)[:-1].T)
             strayed |= ~((state >= low - around) & (state <= high + around)).all(-1)  # NaN compares as False
-            state = torch.where(strayed[:, None], obs.repeat(k, 1), state)  # those need go no further
+            state = torch.where(strayed[:, None], obs.repeat(k, 1), state)  # those are not continued
         return strayed.view(k, -1).float().mean(1)
 
     def equations(self, names: list[str] | None = None) -> list[str]:
-        """Changes and reward in words, a line each: "x0 +0.05 x2"; `names` of the D observations, then A actions."""
+        """Changes and reward as text, a line each: "x0 +0.05 x2"; `names` of the D observations, then A actions."""
         known, width = self._state, 1 + max(term[-1] for term in self.library.terms[1:])
         names = names or [f"x{i}" for i in range(self.size)] + [f"u{i}" for i in range(width - self.size)]
         shift, rest = known["shift"].tolist(), [1.0] * (width - self.size)
         read = [f"({n}{-middle:+.3g})" if middle else n for n, middle in zip(names, shift)] + names[self.size :]
         scale = [*known["scale"].tolist(), *rest]
         units = [math.prod(scale[i] for i in term) for term in self.library.terms]
-        words = ["".join(f" {read[i]}" for i in term) for term in self.library.terms]
+        texts = ["".join(f" {read[i]}" for i in term) for term in self.library.terms]
         lines = []
         for row, coefficients in enumerate(known["middle"].tolist()):
             parts = [names[row]] if row < self.size else []
-            parts += [f"{c / unit:+.4g}{word}" for c, unit, word in zip(coefficients, units, words) if c]
+            parts += [f"{c / unit:+.4g}{text}" for c, unit, text in zip(coefficients, units, texts) if c]
             lines.append(" ".join(parts) or "0")
         return lines
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "state": dict(self._state),
-            "head": self.head.state_dict(),
-            "adam": self._flat.state_dict(),
-            "use_head": self.use_head,
-            "failures": self.failures,
-            "circles": [list(pair) for pair in self.circles],
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._state = {name: torch.as_tensor(x).to(self.device) for name, x in state["state"].items()}
-        self.head.load_state_dict(state["head"])
-        self._flat.load_state_dict(state["adam"])
-        self.use_head, self.failures = bool(state["use_head"]), int(state["failures"])
-        self.circles = [(int(i), int(j)) for i, j in state["circles"]]
-        self._generator.set_state(state["generator"])
 
     def _on_circles(self, obs: Tensor) -> Tensor:
         """Sines and cosines moved back to radius 1."""
@@ -236,8 +214,8 @@ class Sindy:
         count, k = variables.shape[1], self.members
         order = torch.randperm(count, generator=self._generator, device=self.device)
         padded = order[torch.arange(-(-count // k) * k, device=self.device) % count]  # the last members' may be spare
-        who = torch.randperm(k, generator=self._generator, device=self.device)
-        out = self._by_members(self._state["coefficients"][who], variables[:, padded])
+        member = torch.randperm(k, generator=self._generator, device=self.device)
+        out = self._by_members(self._state["coefficients"][member], variables[:, padded])
         return out[:, order.argsort()]
 
     def _by_members(self, coefficients: Tensor, variables: Tensor) -> Tensor:
@@ -250,8 +228,8 @@ class Sindy:
         here, there = ((x - known["mean"]) / known["scale"] for x in (obs, next_obs))
         return known["reward_mean"] + known["reward_std"] * self.head(torch.cat([here, action, there], -1))[:, 0]
 
-    def _framed(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
-        """What is known, in the units and bounds of these rows."""
+    def _scaled(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
+        """The state with the units and bounds of these rows."""
         both = torch.cat([obs, next_obs])
         low, high = both.amin(0), both.amax(0)
         around = self.config.margin * (high - low)
@@ -272,7 +250,7 @@ class Sindy:
         drawn = torch.randint(len(blocks), (k, len(blocks)), generator=self._generator, device=self.device)
         times = torch.nn.functional.one_hot(drawn, len(blocks)).sum(1).to(columns)
         if k == 1:
-            times.fill_(1.0)  # nobody to disagree with: all rows once
+            times.fill_(1.0)  # a single member: all rows once
         gram, cross = columns.new_zeros(k, p, p), columns.new_zeros(k, p, len(unit))
         for block, often in zip(blocks, times.T):
             mine = columns[:, block]
@@ -284,7 +262,7 @@ class Sindy:
         return (found * unit / size[:, None]).transpose(1, 2)
 
     def _keep(self, coefficients: Tensor, obs: Tensor, action: Tensor) -> int:
-        """Take these over, without the members that blow up: stable ones stand in for them. Says how many fell."""
+        """Keep these, with stable members in place of those that diverge; returns how many were replaced."""
         self._state["coefficients"] = coefficients.float()
         starts = torch.randint(len(obs), (STARTS,), generator=self._generator, device=self.device)
         doing = torch.randint(len(obs), (STEPS, STARTS), generator=self._generator, device=self.device)
@@ -306,7 +284,7 @@ class Sindy:
         return {"model_error": float(error), "reward_r2": 1 - float(missed)}
 
     def _fit_head(self, rows: list[Tensor], steps: int) -> None:
-        """Adam on the squared error of the reward in its standard deviations, from where the network stands."""
+        """Adam on the squared error of the reward in its standard deviations, from the current weights."""
         known, (obs, action, next_obs, task) = self._state, rows
         here, there = ((x - known["mean"]) / known["scale"] for x in (obs, next_obs))
         inputs, target = torch.cat([here, action, there], -1), (task - known["reward_mean"]) / known["reward_std"]
@@ -346,7 +324,7 @@ class Library:
     """All monomials of I variables up to a degree, the constant first.
 
     Attributes:
-        terms: what each of P columns multiplies: tuples of variables in rising order.
+        terms: the variables that each of P columns multiplies, in rising order.
 
     Args:
         variables: I, observations first.
@@ -399,18 +377,18 @@ def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Ten
     Args:
         gram: float64 (K, P, P), Theta^T Theta over the rows' number, columns of root mean square 1.
         cross: float64 (K, P, D), Theta^T Y over the rows' number.
-        threshold: coefficients below it are struck out, and the others fitted again, until none is.
+        threshold: coefficients below it are removed, and the others fitted again, until none is.
         alpha: ridge penalty.
         keep: bool (K, P), the columns each may use; None for all.
 
     Returns:
-        Coefficients (K, P, D), exactly 0 where struck out.
+        Coefficients (K, P, D), exactly 0 where removed.
     """
     allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device) if keep is None else keep
     solutions = []
     for target in cross.unbind(-1):
         mask = allowed
-        for _ in range(gram.shape[1] + 1):  # each round but the last strikes a column of somebody
+        for _ in range(gram.shape[1] + 1):  # each round but the last removes a column of some member
             solution = _ridge(gram, target, mask, alpha)
             smaller = mask & (solution.abs() >= threshold)
             if torch.equal(smaller, mask):

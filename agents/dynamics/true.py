@@ -1,14 +1,14 @@
-"""The simulator itself as a model of the world: an oracle, for tests and for the upper bound of what a model is worth.
+"""The simulator itself as a model: an oracle, for tests and as the upper bound of what a model can give.
 
-A state is read back from an observation, the simulator is put there, and one step of it is taken: classic control for
-all rows at once, robots row by row. What comes out is what the environment would have answered.
+A state is read back from an observation, the simulator is set to it, and takes one step: classic control for all rows
+at once, robots row by row. The outcome is what the environment would have returned.
 
 Precision is that of the observations handed in: a rollout of float64 observations follows the simulator exactly, one
 of float32 observations rounds at every step.
 
-When it fails: whatever an observation does not show is lost. Hopper and Walker2d cut speeds at 10 in what they show, so
-a faster state goes on slower; the way that Ant and Humanoid are paid for begins where the body was a substep before;
-MuJoCo's solver begins without the memory of the step before, which moves results in about the eighth digit. Robots cost
+When it fails: whatever an observation lacks is lost. Hopper and Walker2d clip observed speeds at 10, so a faster state
+continues slower; Ant's and Humanoid's forward reward begins at the body's position a substep before; MuJoCo's solver
+starts without the memory of the step before, which moves results in about the eighth digit. Robots cost
 as much as the environment itself. No gradient flows.
 """
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agents.dynamics import Predicted
 from agents.networks.space_encoding import SpaceEncoding
+from agents.state import Stateful
 from envs.batched import PROGRAMS
 from envs.family import family_of
 from envs.make import make, make_batched, spec_of
@@ -31,8 +32,8 @@ State = tuple[np.ndarray, np.ndarray]  # positions and velocities
 Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (B,), terminated bool (B,)
 
 
-class TrueModel:
-    """`agents.dynamics.Dynamics` that asks the simulator.
+class TrueModel(Stateful):
+    """`agents.dynamics.Dynamics` that steps the simulator.
 
     Args:
         env_id: classic control, Gymnasium's or ours, or a robot of MuJoCo (v4, v5; not Pusher, whose observations show
@@ -52,23 +53,17 @@ class TrueModel:
         self._outcome = _simulator(env_id, options)
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
-        """See `agents.dynamics.Dynamics.step`; nothing is random, and the one opinion is what happens."""
+        """See `agents.dynamics.Dynamics.step`; nothing is random, and the one member predicts what happens."""
         state = obs.detach().cpu().numpy()
         next_obs, reward, terminated = self._outcome(state, self._encoding.decode(action.detach().cpu().numpy()))
-        after, paid, ends = (
+        after, task, ends = (
             torch.as_tensor(np.asarray(x, state.dtype), device=obs.device) for x in (next_obs, reward, terminated)
         )
-        return Predicted(after, paid, ends, after[None] if member_predictions else None)
+        return Predicted(after, task, ends, after[None] if member_predictions else None)
 
     def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
-        """Nothing is left to learn."""
+        """Nothing to learn."""
         return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is nothing to restore."""
 
 
 def _simulator(env_id: str, options: dict[str, Any]) -> Callable[[np.ndarray, np.ndarray], Outcome]:
@@ -78,9 +73,7 @@ def _simulator(env_id: str, options: dict[str, Any]) -> Callable[[np.ndarray, np
         return make_batched(env_id, 1, **options).outcome  # type: ignore[attr-defined]
     if family == "mujoco" and spec.version in (4, 5) and spec.name in (*_HIDDEN, *_STATES):
         return _Robot(env_id, spec.name, options)
-    raise ValueError(
-        f"model=true knows the states of classic control and of MuJoCo's robots, not of {env_id}; use model=ensemble"
-    )
+    raise ValueError(f"model=true supports classic control and MuJoCo's robots, not of {env_id}; use model=ensemble")
 
 
 class _Robot:
@@ -99,7 +92,7 @@ class _Robot:
 
         inner, rows = self._inner, []
         for row, action in zip(obs, actions):
-            mujoco.mj_resetData(inner.model, inner.data)  # the solver begins alike, whatever was asked before
+            mujoco.mj_resetData(inner.model, inner.data)  # the solver's start does not depend on earlier calls
             inner.set_state(*self._state(row.astype(np.float64)))
             rows.append(inner.step(action)[:3])
         next_obs, reward, terminated = (np.array(column) for column in zip(*rows))
@@ -118,7 +111,7 @@ def _reacher(row: np.ndarray) -> State:
     return np.concatenate([np.arctan2(row[2:4], row[:2]), row[4:6]]), np.array([*row[6:8], 0.0, 0.0])
 
 
-_HIDDEN = {  # robots that show all positions but the first ones, and then all velocities
+_HIDDEN = {  # robots whose observations are all positions but the first ones, and then all velocities
     "InvertedPendulum": 0,
     "HalfCheetah": 1,
     "Hopper": 1,

@@ -1,7 +1,7 @@
-"""Action values and their targets: what `agents.off_policy.sac` and `agents.off_policy.dqn` have in common.
+"""Action values and their targets: the base of `agents.off_policy.sac` and `agents.off_policy.dqn`.
 
-K networks side by side say Q(s, a); a target follows them slowly, and its smallest or mean opinion is what a next
-state is worth. Options keep them honest where they are asked about states that a model made up.
+K networks side by side estimate Q(s, a); a target follows them slowly, and its smallest or mean value is that of a next
+state. Options keep them bounded and smooth where a model imagines states.
 
 Sources: two critics and their minimum, Fujimoto et al. 2018, arXiv 1802.09477. The mean of several with layer
 normalisation, and targets bounded by quantiles of the rewards, Kubo et al. 2025 (DHMBPO), arXiv 2512.15439. Batch
@@ -12,11 +12,11 @@ Differences:
   - spectral: weights are divided after a step, where their norm exceeds the bound (Gouk et al. 2021, arXiv 1804.04368),
     instead of inside the network: the bound then holds for targets as well, which are means of bounded weights;
   - robust: one step along the sign of Q's gradient, because that of the squared change is 0 where it begins;
-  - the range that bounds targets always holds 0, what a state that ends is worth;
+  - the range that bounds targets always contains 0, the value of a terminal state;
   - CrossQ: width, learning rate and Adam's moments are left to the configuration; the actor is not normalised and moves
     at every step.
 
-When it fails: a spectral bound below what values need flattens them; a smallest opinion of many critics is too low.
+When it fails: a spectral bound below what values need flattens them; the minimum over many critics is too low.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch import Tensor
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.heads import HEADS, head_of
 from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
+from agents.state import Stateful
 from envs.settings import Settings, setting
 
 Pick = Callable[[Tensor], Tensor]
@@ -92,7 +93,7 @@ class LearnerConfig(Settings):
         """The weight of the entropy to begin with.
 
         Raises:
-            ValueError: if `entropy` is none of what it may be.
+            ValueError: if `entropy` is out of range.
         """
         text = str(self.entropy)
         learned = text.startswith("auto")
@@ -105,17 +106,22 @@ class LearnerConfig(Settings):
         return value
 
 
-class Critics:
-    """K networks for action values, their targets, and the whitening of observations that goes before them.
+class Critics(Stateful):
+    """K networks for action values, their targets, and the whitening of observations in front of them.
 
     Args:
         obs_size: D.
         action_size: A numbers read beside the observation; 0 for values of all actions at once.
-        values: how many values a network gives.
+        values: how many values a network outputs.
         config: settings.
         seed: of weights and of everything drawn.
-        device: as torch writes it.
+        device: of all tensors.
     """
+
+    saved = (
+        *("critic", "critic_flat", "target_flat", "head", "mean", "scale", "whitened", "low", "high", "watched"),
+        *("vectors", "generator"),
+    )
 
     def __init__(
         self, obs_size: int, action_size: int, values: int, config: LearnerConfig, *, seed: int, device: str
@@ -131,7 +137,7 @@ class Critics:
             activation=config.activation,
             norm=config.norm,
             dropout=config.dropout,
-            last=1.0 if config.head == "mse" else 0.0,  # equal bins say 0; random ones could say a million
+            last=1.0 if config.head == "mse" else 0.0,  # equal bins have the value 0; random ones could have a million
             seed=seed,
         ).to(self.device)
         self.critic_flat = Flat.over(list(self.critic.parameters()))
@@ -165,7 +171,7 @@ class Critics:
         """Set the observations' mean and standard deviation, both (D,).
 
         The second time and later, the first layers are changed so that values and actions stay as they were: a jump of
-        what networks read destroys what they have learned.
+        their inputs destroys what networks have learned.
         """
         mean, std = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (mean, std))
         scale = 1 / std.clamp(min=1e-3)
@@ -182,12 +188,12 @@ class Critics:
             self.critic.fold(scale, shift, self.target)
 
     def _outputs(self, x: Tensor, target: bool = False, **options: Any) -> Tensor:
-        """What the critics, or their targets, say: (K, B, values, outputs of the head)."""
+        """Outputs of the critics, or of their targets: (K, B, values, outputs of the head)."""
         weights = self.target if target and self.critic.renorms is None else None
         return self.critic(x, weights, **options).unflatten(-1, (self.values, self.head.outputs))
 
     def aggregate(self, q: Tensor) -> Tensor:
-        """Opinions (K, ...) -> the smallest or the mean (...)."""
+        """Values (K, ...) -> the smallest or the mean (...)."""
         return q.amin(0) if self.config.target == "min" else q.mean(0)
 
     @torch.no_grad()
@@ -201,7 +207,7 @@ class Critics:
         self.watched += 1
 
     def bounded(self, target: Tensor) -> Tensor:
-        """Targets, cut to what rewards within their quantiles could sum up to."""
+        """Targets, clipped to what rewards within their quantiles can sum up to."""
         if not self.config.bounded_targets:
             return target
         most = 1 / (1 - self.config.gamma)
@@ -233,7 +239,7 @@ class Critics:
         Args:
             x: their inputs (B, I).
             out: their outputs (K, B, values, head).
-            target: (B,); cut, if asked for.
+            target: (B,); clipped with `bounded_targets`.
             pick: from outputs to those of the action that was taken, (K, B, head).
         """
         target = self.bounded(target)
@@ -257,36 +263,3 @@ class Critics:
         step[..., len(self.mean) :] = 0  # actions stay
         moved = self.head.value(pick(self._outputs(x.detach() + step)))
         return (moved - q).square().mean(-1).sum()
-
-    def _numbers(self) -> dict[str, Tensor]:
-        names = ("mean", "scale", "whitened", "low", "high", "watched")
-        return {name: getattr(self, name) for name in names} | {f"vector_{n}": v for n, v in enumerate(self.vectors)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that moves, as tensors (copies)."""
-        state = {
-            "critic": self.critic.state_dict(),
-            "critic_adam": self.critic_flat.state_dict(),
-            "target": self.target_flat,
-            "head": self.head.state_dict(),
-            "numbers": self._numbers(),
-            "generator": self.generator.get_state(),
-        }
-        return copied(state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it, into the same memory."""
-        self.critic.load_state_dict(state["critic"])
-        self.critic_flat.load_state_dict(state["critic_adam"])
-        self.target_flat.copy_(torch.as_tensor(state["target"]))
-        self.head.load_state_dict(state["head"])
-        for name, mine in self._numbers().items():
-            mine.copy_(torch.as_tensor(state["numbers"][name]))
-        self.generator.set_state(torch.as_tensor(state["generator"]).cpu())
-
-
-def copied(state: Any) -> Any:
-    """Nested dicts with every tensor copied."""
-    if isinstance(state, dict):
-        return {key: copied(value) for key, value in state.items()}
-    return state.detach().clone()

@@ -1,20 +1,18 @@
-"""DQN for discrete actions, with two critics and the verbs of `agents.off_policy.sac`; no environment in it.
+"""DQN for discrete actions, with two critics and the interface of `agents.off_policy.sac`.
 
-The critics learn what each action is worth if the best one, as they see it, is taken from then on; their slow targets
-say how much that is.
+The critics learn what each action is worth if the best one, by their values, is taken from then on; their slow targets
+give the value.
 
 Source: Mnih et al. 2015, DQN; van Hasselt et al. 2016, "Double Q-learning", arXiv 1509.06461, equation 4: one network
-chooses, another says what the choice is worth.
+chooses, another one evaluates the choice.
 
-Differences from the source: K critics choose by their mean, and targets answer with the smallest or mean opinion;
-targets follow slowly instead of in jumps; what `agents.off_policy.critics.LearnerConfig` can switch on.
+Differences from the source: K critics choose by their mean, and targets evaluate by the smallest or mean value; targets
+follow slowly instead of in jumps; the options of `agents.off_policy.critics.LearnerConfig`.
 
-When it fails: rewards that random actions never meet; a smallest opinion of critics that disagree everywhere.
+When it fails: rewards that random actions never reach; the minimum over critics that disagree everywhere.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,19 +24,14 @@ from agents.replay.replay import Rows
 class DeepQ(Critics):
     """Values of n actions for each state; actions are one-hot.
 
-    Args:
-        obs_size: D.
-        n_actions: n.
-        config: settings; those of the entropy are not used.
-        seed: of weights and exploration.
-        device: as torch writes it.
-
     Attributes:
-        epsilon: share of random actions in `sample`, in [0, 1]; the agent's to set. A tensor without axes.
+        epsilon: share of random actions in `sample`, in [0, 1]; set by the agent. A 0-d tensor.
 
     Raises:
         ValueError: for batch normalisation, which needs the actions among the inputs.
     """
+
+    saved = (*Critics.saved, "epsilon")
 
     def __init__(
         self, obs_size: int, n_actions: int, config: LearnerConfig, *, seed: int = 0, device: str = "cpu"
@@ -63,7 +56,7 @@ class DeepQ(Critics):
         return self._hot(self._best(obs)) if deterministic else self.sample(obs)[0]
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
-        """What each critic, or its target, says of (B, D) and one-hot (B, n): (K, B)."""
+        """Values of each critic, or of its target, of (B, D) and one-hot (B, n): (K, B)."""
         return (self.q_all(obs, target) * action).sum(-1)
 
     def q_all(self, obs: Tensor, target: bool = False) -> Tensor:
@@ -71,11 +64,11 @@ class DeepQ(Critics):
         return self.head.value(self._outputs(self.inputs(obs), target))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
-        """What the targets say of the action that the critics would choose, (B,)."""
+        """Value by the targets of the action that the critics choose, (B,)."""
         return self.aggregate(self.q(next_obs, self._hot(self._best(next_obs)), target=True))
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of critics and targets. Returns numbers to log, still on the device."""
+        """One step of critics and targets. Returns metrics, still on the device."""
         with torch.no_grad():
             target = rows.reward + rows.discount * self.next_value(rows.next_obs)
         return self.critic_step(rows.obs, rows.action, target, rows.reward)
@@ -83,7 +76,7 @@ class DeepQ(Critics):
     def critic_step(
         self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Move values of (B, D) and one-hot (B, n) towards targets (B,); `reward` (B,) bounds them, if asked for."""
+        """Move values of (B, D) and one-hot (B, n) towards targets (B,); `reward` (B,) is for `bounded_targets`."""
         if reward is not None and self.config.bounded_targets:
             self.watch(reward)
         index = action.argmax(-1)
@@ -99,12 +92,3 @@ class DeepQ(Critics):
 
     def _hot(self, index: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(index, self.action_size).float()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that moves, as tensors (copies)."""
-        return super().state_dict() | {"epsilon": self.epsilon.clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it, into the same memory."""
-        super().load_state_dict(state)
-        self.epsilon.copy_(torch.as_tensor(state["epsilon"]))

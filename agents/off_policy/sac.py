@@ -1,18 +1,18 @@
-"""SAC: a Gaussian policy that is rewarded for staying random, and critics for it; no environment in it.
+"""SAC: a Gaussian policy that is rewarded for its entropy, and critics for it; a learner without environment.
 
-The critics learn what an action is worth when the policy goes on, its entropy included; the policy climbs what they
-say of its own actions. Whoever collects or imagines transitions gives them in: `agents.dyna.agent`.
+The critics learn the value of an action under the policy, its entropy included; the policy ascends their values of its
+own actions. The transitions come from `agents.dyna.agent`, real or imagined.
 
 Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", arXiv 1812.05905, equations 5 and 6
 (critics), 9 (policy), 18 (weight of the entropy); appendix C for tanh.
 
 Differences from the source:
-  - log std is squeezed smoothly into [-5, 2] instead of cut;
-  - gradients are cut to a norm, and Adam's epsilon is 1e-5;
-  - what `agents.off_policy.critics.LearnerConfig` can switch on.
+  - log std is mapped smoothly into [-5, 2] instead of clipped;
+  - gradients are clipped to a norm, and Adam's epsilon is 1e-5;
+  - the options of `agents.off_policy.critics.LearnerConfig`.
 
 When it fails: rewards that are large beside the entropy's weight leave no exploration until that weight has grown; a
-sparse reward that random actions never meet.
+sparse reward that random actions never reach.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.stacked import Stacked
-from agents.off_policy.critics import Critics, LearnerConfig, copied
+from agents.off_policy.critics import Critics, LearnerConfig
 from agents.replay.replay import Rows
 
 LOG_STD = (-5.0, 2.0)
@@ -62,9 +62,11 @@ class SoftActorCritic(Critics):
         action_size: A, numbers in [-1, 1].
         config: settings.
         seed: of weights and noise.
-        device: as torch writes it.
+        device: of all tensors.
         fused: whether `ClosedFormUpdate` does the updates that it supports.
     """
+
+    saved = (*Critics.saved, "actor", "actor_flat", "log_alpha", "alpha_flat")
 
     def __init__(
         self,
@@ -110,16 +112,16 @@ class SoftActorCritic(Critics):
         return torch.tanh(self.actor(self.inputs(obs))[0, :, : self.action_size])
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
-        """What each critic, or its target, says of (B, D) and (B, A): (K, B)."""
+        """Values of each critic, or of its target, of (B, D) and (B, A): (K, B)."""
         return self.head.value(_only(self._outputs(torch.cat([self.inputs(obs), action], -1), target)))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
-        """What a state is worth to the targets, the entropy of its first action included: (B,)."""
+        """Value of a state by the targets, the entropy of its first action included: (B,)."""
         action, log_prob = self.sample(next_obs)
         return self.aggregate(self.q(next_obs, action, target=True)) - self.alpha * log_prob
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of critics, targets, policy and entropy's weight. Returns numbers to log, still on the device."""
+        """One step of critics, targets, policy and entropy's weight. Returns metrics, still on the device."""
         if self.fused is not None:
             return self.fused.update(rows)
         if self.critic.renorms is not None:
@@ -135,7 +137,7 @@ class SoftActorCritic(Critics):
     def critic_step(
         self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Move the critics' values of (B, D) and (B, A) towards targets (B,); `reward` (B,) bounds them, if asked for.
+        """Move the critics' values of (B, D) and (B, A) towards targets (B,); `reward` (B,) is for `bounded_targets`.
 
         Source: equation 5, for any target; summed over critics.
         """
@@ -146,10 +148,10 @@ class SoftActorCritic(Critics):
         return self.regress(x, out, target.detach(), _only)
 
     def actor_step(self, objective: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
-        """Climb `objective`, and move the entropy's weight to where the entropy is what it should be.
+        """Ascend `objective`, and adapt the entropy's weight.
 
         Args:
-            objective: (...), differentiable in the policy, its entropy bonus included; its mean is climbed.
+            objective: (...), differentiable in the policy, its entropy bonus included.
             log_prob: (...), of the policy's actions.
         """
         flat, config = self.actor_flat, self.config
@@ -183,24 +185,6 @@ class SoftActorCritic(Critics):
     def _fold(self, scale: Tensor, shift: Tensor) -> None:
         super()._fold(scale, shift)
         self.actor.fold(scale, shift)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that moves, as tensors (copies)."""
-        mine = {
-            "actor": self.actor.state_dict(),
-            "actor_adam": self.actor_flat.state_dict(),
-            "log_alpha": self.log_alpha,
-            "alpha_adam": self.alpha_flat.state_dict(),
-        }
-        return super().state_dict() | copied(mine)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it, into the same memory."""
-        super().load_state_dict(state)
-        self.actor.load_state_dict(state["actor"])
-        self.actor_flat.load_state_dict(state["actor_adam"])
-        self.log_alpha.copy_(torch.as_tensor(state["log_alpha"]))
-        self.alpha_flat.load_state_dict(state["alpha_adam"])
 
 
 class ClosedFormUpdate:
@@ -285,7 +269,7 @@ class ClosedFormUpdate:
         torch.sum(each, -1, out=memory.log_prob).sub_(constant)
 
     def _value(self, x: Tensor, memory: _Memory) -> tuple[Tensor, Tensor]:
-        """What (state, own action) is worth, (B,), and its slope in the action, (B, A)."""
+        """Value of (state, own action), (B,), and its slope in the action, (B, A)."""
         learner = self.learner
         q = self.critic.forward(x, memory.critic)[..., 0]
         slope = memory.slope

@@ -1,7 +1,7 @@
-"""A reward as it was: what it paid when the agent was there is stored, and never paid anew.
+"""Rewards of the time of collection: computed once, stored, and never relabelled.
 
-This is what replays without relabelling do to rewards that learn, and the control for everything that relabels:
-`relabel=False`. What is imagined is then paid by a network fitted to what was stored.
+This is what replays without relabelling do to rewards that learn, and the control for relabelling: `relabel=False`.
+Imagined transitions then get their rewards from a network fitted to the stored ones.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from typing import Any
 
 from envs.types import Memory, Transitions
 
-PAID = "paid"  # the column
+STORED = "stored_reward"  # the column
 
 
 class FrozenReward:
-    """A `ReplayScorer` around another: kept transitions are paid once, with the weights and scales of that moment.
+    """A `ReplayScorer` around another: transitions are scored once, with the weights and scales of that moment.
 
-    Args:
-        scorer: whose rewards go stale; it goes on learning.
+    The scorer itself continues to learn.
 
     Attributes:
-        timesteps: environment steps at which `keep` pays; set by the agent.
+        timesteps: environment steps at which `keep` scores; set by the agent.
     """
 
     is_task, keeps, relabelable, differentiable = False, True, True, False
@@ -32,26 +31,26 @@ class FrozenReward:
         return getattr(self.__dict__["scorer"], name)
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
-        """What (T, N) transitions are worth now, as a column to store beside those that the rewards learn from."""
+        """The rewards of (T, N) transitions as a column, beside those that the scorer learns from."""
         columns, memory = self.scorer.keep(batch, memory)
-        paid = self.scorer.combine(self.scorer.again(_with(batch, columns)), self.timesteps)
-        return {**columns, PAID: paid}, memory
+        reward = self.scorer.combine(self.scorer.again(_with(batch, columns)), self.timesteps)
+        return {**columns, STORED: reward}, memory
 
     def again(self, batch: Transitions) -> dict[str, Any]:
-        """What they were worth then."""
-        return {PAID: batch.extras[PAID]}
+        """The stored rewards."""
+        return {STORED: batch.extras[STORED]}
 
     def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
-        """The reward; of scores by stream what they add up to now."""
-        return raw[PAID] if PAID in raw else self.scorer.combine(raw, timesteps)
+        """The stored reward; scores by stream are combined as usual."""
+        return raw[STORED] if STORED in raw else self.scorer.combine(raw, timesteps)
 
     def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any) -> dict[str, float]:
-        """The rewards go on learning, from what they say now."""
+        """The scorer learns from its current scores."""
         return self.scorer.update(batch, self.scorer.again(batch), timesteps)
 
 
 def _with(batch: Transitions, columns: dict[str, Any]) -> Transitions:
-    """The batch with what a replay keeps beside it, as its fields and extras."""
+    """The batch with these columns as its fields and extras."""
     own = {name: value for name, value in columns.items() if name in Transitions.__dataclass_fields__}
     rest = {name: value for name, value in columns.items() if name not in own}
     return batch.replace(**own, extras={**batch.extras, **rest})

@@ -1,10 +1,9 @@
-"""What was lived through, as rows on the compute device: transitions, n-step returns, sequences, states to dream from.
+"""Replay: real transitions as rows on the compute device, sampled as transitions, n-step returns, or sequences.
 
-A reward that learns makes stored rewards wrong, so none is stored: a sampled row is paid at that moment, by the scorer
-as it stands, and an n-step return is the sum of what its rows are worth now. What cannot be told from a transition
-alone (the score of a reward that remembers the episode; frames, texts, signals) is kept as columns that the scorer
-names (`ReplayScorer.keep`), and weighed and scaled anew. How rows are drawn says `agents.replay.replay`; what was imagined
-lies in `agents.dyna.imagination`.
+A reward that learns makes stored rewards wrong, so none is stored: a sampled row gets the reward of that moment from
+the scorer, and an n-step return is the sum of what its rows are worth now. What cannot be computed from a transition
+alone (the score of a reward with a memory; frames, texts, signals) is kept as columns that the scorer names
+(`ReplayScorer.keep`), and weighted and scaled anew. `Sampler` decides which rows are drawn, `Images` stores pixels.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from agents.networks.space_encoding import SpaceEncoding
+from agents.state import Stateful
 from envs.transitions import Chunk
 from envs.types import MODALITIES, Transitions
 
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
     obs: Tensor  # (B, D), in the environment's units
     action: Tensor  # (B, A), in [-1, 1], or one-hot
-    reward: Tensor  # (B,), what the scorer pays now; of n steps the discounted sum
+    reward: Tensor  # (B,), relabelled; of n steps the discounted sum
     next_obs: Tensor  # (B, D), true successors, n steps later
     discount: Tensor  # (B,), gamma^k (1 - terminated), k steps
     step: Tensor  # int64 (B,), within the episode
@@ -44,31 +44,31 @@ class Sequences(NamedTuple):
     vector: Tensor  # (L, B, D), of obs_t
     pixels: dict[str, Tensor]  # key -> uint8 (L, B, C, H, W), of obs_t
     action: Tensor  # (L, B, A), taken at obs_t
-    reward: Tensor  # (L, B), what the scorer pays now for that action; 0 where not valid
+    reward: Tensor  # (L, B), of that action, relabelled; 0 where not valid
     task: Tensor  # (L, B), the task's own reward
     terminated: Tensor  # float (L, B), by that action
     first: Tensor  # bool (L, B), whether obs_t begins an episode
-    valid: Tensor  # bool (L, B), False where the step only reset the environment (NEXT_STEP), or lost it
+    valid: Tensor  # bool (L, B), False where the row is no transition
     index: Tensor  # type: ignore[assignment]  # int64 (L, B), place in the replay
 
 
 class Replay:
-    """Transitions of N environments, paid when they are sampled.
+    """Transitions of N environments, relabelled when they are sampled.
 
     Args:
         capacity: transitions, at least N.
         n_envs: N.
         encoding: how observations and actions become vectors.
-        scorer: what pays, and learns from fresh transitions.
+        scorer: a `ReplayScorer`; it learns from fresh transitions.
         gamma: discount of n-step returns, in (0, 1].
-        device: as torch writes it.
+        device: where rows are stored.
         seed: of what is sampled.
-        update_every: transitions between two updates of the scorer, which get them once and in time order.
-        sampling: `uniform`, `dfs` or `lap`.
+        update_every: transitions between two updates of the scorer, which gets them once and in time order.
+        sampling: see `Sampler`.
 
     Attributes:
         added: rows ever added.
-        timesteps: environment steps so far, for schedules of weights; whoever drives it may set them.
+        timesteps: environment steps so far, for schedules of weights.
         metrics: of the scorer's newest update.
 
     Raises:
@@ -95,15 +95,17 @@ class Replay:
             )
         self.n_envs, self.encoding, self.scorer, self.gamma = n_envs, encoding, scorer, gamma
         self.device = torch.device(device)
-        pays_images = bool(encoding.images) and bool({"obs", "next_obs"} & scorer.requires)
-        self.length = int(capacity) // n_envs + pays_images  # where images are paid, one row waits for what follows
+        scores_images = bool(encoding.images) and bool({"obs", "next_obs"} & scorer.requires)
+        self.length = (
+            int(capacity) // n_envs + scores_images
+        )  # where images are scored, the last row waits for its successor
         self.size = size = self.length * n_envs
-        self.images = Images(encoding.images, self.length, n_envs, self.device, pays_images)
+        self.images = Images(encoding.images, self.length, n_envs, self.device, scores_images)
         d, a = encoding.obs_size, encoding.action_size
         self._widths, self._width = [d, a, d, 5], 2 * d + a + 5  # obs, action, next_obs, five numbers
         self._obs, self._action, self._next = slice(0, d), slice(d, d + a), slice(d + a, 2 * d + a)
         self._task, self._terminated, self._truncated, self._valid, self._step = range(2 * d + a, self._width)
-        self.table = torch.empty((size, self._width), device=self.device)  # what a row holds, side by side
+        self.table = torch.empty((size, self._width), device=self.device)  # all columns of a row
         self._fresh_rows = np.empty((n_envs, self._width), np.float32)
         self.sampler = Sampler(self.length, n_envs, sampling, self.device, seed)
         self.added = self.timesteps = self._pos = self._filled = 0  # _pos: time row that is written next
@@ -114,20 +116,18 @@ class Replay:
         self.metrics: dict[str, float] = {}
         self._memory = scorer.initial_memory(n_envs)
         self._pending = Chunk(min(PENDING, self.length))
-        self._update_rows = min(max(update_every // n_envs, 1), self.length - pays_images)
-        self._unlearnt = 0  # time rows since the scorer's last update
+        self._update_rows = min(max(update_every // n_envs, 1), self.length - scores_images)
+        self._unlearned = 0  # time rows since the scorer's last update
 
     def __len__(self) -> int:
         """Transitions that can be sampled."""
         return self.sampler.count
 
-    # ------------------------------------------------------------------ what comes in
-
     def add(self, batch: Transitions) -> None:
         """One step of all environments (N,), with true successors; rows that are no transitions keep their place."""
         valid, encoding, rows, pos = np.asarray(batch.valid, bool), self.encoding, self._fresh_rows, self._pos
         begins = (batch.step == 0) & valid
-        if (begins & self._continues).any():  # somebody has reset the environments
+        if (begins & self._continues).any():  # the environments were reset from outside
             self.flush()
             self._memory = self.scorer.initial_memory(self.n_envs)
         rows[:, self._obs], rows[:, self._next] = encoding.vector(batch.obs), encoding.vector(batch.next_obs)
@@ -151,14 +151,14 @@ class Replay:
         self._was_valid, self._continues = valid, valid & ~batch.ended
         self.added += self.n_envs
         self.timesteps += self.n_envs
-        self._unlearnt += 1
+        self._unlearned += 1
         if self._pending.full:
             self.flush()
-        if self._unlearnt >= self._update_rows:
+        if self._unlearned >= self._update_rows:
             self._learn()
 
     def flush(self) -> None:
-        """Let the scorer keep what it needs of the rows that came since the last time."""
+        """Let the scorer compute the columns of the rows added since the last time."""
         count = self._pending.count
         if not count:
             return
@@ -171,14 +171,12 @@ class Replay:
             self.columns[key][times] = value
 
     def _learn(self) -> None:
-        """Let the scorer learn from the rows that came since the last time."""
-        times = (self._pos - self._unlearnt + np.arange(self._unlearnt)) % self.length
+        """Update the scorer with the rows added since the last time."""
+        times = (self._pos - self._unlearned + np.arange(self._unlearned)) % self.length
         index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
         batch = self.transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
         self.metrics = self.scorer.update(batch, self.scorer.again(batch), self.timesteps)
-        self._unlearnt = 0
-
-    # ------------------------------------------------------------------ what goes out
+        self._unlearned = 0
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
         """Transitions drawn with replacement.
@@ -206,37 +204,34 @@ class Replay:
         obs, action, next_obs, numbers = rows.split(self._widths, -1)
         _, terminated, _, _, step = numbers.unbind(-1)
         discount = terminated.mul(-self.gamma).add_(self.gamma)
-        return Rows(obs, action, self._paid(index, rows), next_obs, discount, step.long(), index)
+        return Rows(obs, action, self._rewards(index, rows), next_obs, discount, step.long(), index)
 
     def _several(self, index: Tensor, n: int) -> Rows:
-        """The same, n steps at once: each row is paid now, then they are added up."""
+        """The same, n steps at once: each row is relabelled, then they are summed."""
         count, ahead = len(index), torch.arange(n, device=self.device)[:, None]
         left = (self._pos - 1 - index // self.n_envs) % self.length  # time rows that follow
         later = torch.where(ahead <= left, (index + ahead * self.n_envs) % self.size, index).reshape(-1)
         flat = self.table.index_select(0, later)
-        rows, paid = flat.view(n, count, -1), self._paid(later, flat).view(n, count)
+        rows, reward = flat.view(n, count, -1), self._rewards(later, flat).view(n, count)
         _, terminated, truncated, valid, step = rows[..., -5:].unbind(-1)
         continues = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0) & (valid[1:] > 0)
-        weights = torch.cat([torch.ones_like(paid[:1]), (self.gamma * continues).cumprod(0)])
+        weights = torch.cat([torch.ones_like(reward[:1]), (self.gamma * continues).cumprod(0)])
         reached = (weights > 0).sum(0)
         last = rows[reached - 1, torch.arange(count, device=self.device)]
         discount = self.gamma**reached * (1 - last[:, self._terminated])
-        now = rows[0]
-        reward = (weights * paid).sum(0)
-        return Rows(
-            now[:, self._obs], now[:, self._action], reward, last[:, self._next], discount, step[0].long(), index
-        )
+        obs, action = rows[0, :, self._obs], rows[0, :, self._action]
+        return Rows(obs, action, (weights * reward).sum(0), last[:, self._next], discount, step[0].long(), index)
 
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
-        """Stretches of time, none of which crosses the place where the ring is written.
+        """Sequences in time order, none of which crosses the place where the ring is written.
 
         Args:
             batch_size: B.
             length: L.
-            imagine: whether imagination will begin there, rather than the model learn (for `dfs`).
+            imagine: whether imagination begins there, rather than the model learns (for `dfs`).
 
         Raises:
-            ValueError: if the replay holds no stretch that long.
+            ValueError: if the replay holds no sequence that long.
         """
         late = self.sampler.newest(self._pos, min(length - 1, self.length))
         if length > self._filled or late >= len(self):
@@ -249,24 +244,20 @@ class Replay:
         flat = index.reshape(-1)
         self.sampler.used(flat, 1 / length, imagine=imagine)
         rows = self.table.index_select(0, flat)
-        paid = self._paid(flat, rows).view(length, batch_size)
+        reward = self._rewards(flat, rows).view(length, batch_size)
         rows = rows.view(length, batch_size, -1)
         valid, pixels = rows[..., self._valid] > 0, {key: table[index] for key, table in self.images.table.items()}
         task, terminated, first = rows[..., self._task], rows[..., self._terminated], rows[..., self._step] == 0
         return Sequences(
-            rows[..., self._obs], pixels, rows[..., self._action], paid, task, terminated, first & valid, valid, index
+            rows[..., self._obs], pixels, rows[..., self._action], reward, task, terminated, first & valid, valid, index
         )
 
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Observations (B, D) that imagination may begin at, and their step (B,) within the episode."""
+        """Observations (B, D) to begin imagination at, and their step (B,) within the episode."""
         index = self.sampler.draw(batch_size, imagine=True)
         self.sampler.used(index, imagine=True)
         rows = self.table.index_select(0, index)
         return rows[:, self._obs], rows[:, self._step].long()
-
-    def obs_of(self, index: Tensor) -> Tensor:
-        """Observations (B, D) at `index` (B,)."""
-        return self.table[:, self._obs].index_select(0, index)
 
     def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """All transitions for fitting a model: obs, action, next_obs, task (M,), terminated float (M,), step (M,).
@@ -282,12 +273,8 @@ class Replay:
         """The least and the largest value that each entry of an observation has had, both (D,)."""
         return torch.tensor(self._low, device=self.device), torch.tensor(self._high, device=self.device)
 
-    def set_priority(self, index: Tensor, error: Tensor) -> None:
-        """For `lap`: how wrong the values of these rows (B,) were."""
-        self.sampler.set_priority(index, error)
-
     def transitions(self, index: Tensor, rows: Tensor | None = None) -> Transitions:
-        """The rows at `index` (B,) as a scorer reads them: in NumPy, with the columns it had us keep."""
+        """The rows at `index` (B,) as a scorer reads them: in NumPy, with the columns of `ReplayScorer.keep`."""
         self.flush()
         rows = self.table.index_select(0, index) if rows is None else rows
         host, at, encoding = rows.cpu().numpy(), index.cpu().numpy(), self.encoding
@@ -313,7 +300,7 @@ class Replay:
             **modalities,
         )
 
-    def _paid(self, index: Tensor, rows: Tensor) -> Tensor:
+    def _rewards(self, index: Tensor, rows: Tensor) -> Tensor:
         if self.scorer.is_task:
             return rows[:, self._task]
         batch = self.transitions(index, rows)
@@ -333,7 +320,7 @@ class Replay:
             "memory": copy.deepcopy(self._memory),
             "bounds": [self._low.copy(), self._high.copy()],
             "envs": [self._continues, self._was_valid],
-            "counters": [self.added, self.timesteps, self._pos, filled, self._unlearnt],
+            "counters": [self.added, self.timesteps, self._pos, filled, self._unlearned],
             "metrics": dict(self.metrics),
             "pending": self._pending.state_dict(),
         }
@@ -352,14 +339,14 @@ class Replay:
         self._memory = copy.deepcopy(state["memory"])
         self._low, self._high = (np.array(x) for x in state["bounds"])
         self._continues, self._was_valid = (np.array(x) for x in state["envs"])
-        self.added, self.timesteps, self._pos, self._filled, self._unlearnt = map(int, state["counters"])
+        self.added, self.timesteps, self._pos, self._filled, self._unlearned = map(int, state["counters"])
         self.metrics = dict(state["metrics"])
         self._pending = Chunk(self._pending.length)
         if "pending" in state:
             self._pending.load_state_dict(state["pending"])
 
 
-class Sampler:
+class Sampler(Stateful):
     """Draws rows of a ring of T time rows x N environments, of which some are no transitions.
 
         uniform   all alike
@@ -381,13 +368,26 @@ class Sampler:
         ValueError: for an unknown way of sampling.
     """
 
+    saved = (
+        "_queue",
+        "trained",
+        "imagined",
+        "_priority",
+        "_highest",
+        "_counts",
+        "_tail",
+        "count",
+        "_gaps",
+        "_generator",
+    )
+
     def __init__(self, length: int, n_envs: int, sampling: str, device: torch.device, seed: int) -> None:
         if sampling not in SAMPLING:
             raise ValueError(f"sampling={sampling!r} is unknown; give one of {', '.join(SAMPLING)}")
         self.length, self.n_envs, self.sampling, self.device = length, n_envs, sampling, device
         self.size = size = length * n_envs
         self._generator = torch.Generator(device).manual_seed(seed)
-        # transitions in the order they came: `count` places of `_queue` from `_tail` on, first in first out
+        # transitions in order of arrival: `count` places of `_queue` from `_tail` on, first in first out
         self._queue = torch.arange(size, device=device)
         self._tail = self.count = 0
         self._counts = np.zeros(length, np.int64)  # transitions in each time row
@@ -397,7 +397,7 @@ class Sampler:
         self._highest = torch.ones((), device=device)
 
     def add(self, pos: int, valid: np.ndarray) -> None:
-        """A time row is written; `valid` bool (N,) says which of it are transitions."""
+        """A time row is written; `valid` bool (N,): which of it are transitions."""
         self.forget(pos)
         count = int(valid.sum())
         self._gaps = self._gaps or count < self.n_envs
@@ -414,7 +414,7 @@ class Sampler:
             self._priority[here] = self._highest
 
     def forget(self, pos: int) -> None:
-        """The transitions of a time row, the oldest, are drawn no more."""
+        """The transitions of a time row, the oldest, are no longer drawn."""
         gone = self._counts[pos]
         if gone:
             self._tail = int(self._tail + gone) % self.size
@@ -435,7 +435,7 @@ class Sampler:
         Args:
             batch_size: B.
             among: only the oldest so many; None for all.
-            imagine: what for: to begin imagination, or to learn.
+            imagine: whether to begin imagination there, or to learn.
 
         Raises:
             ValueError: if there are none.
@@ -451,7 +451,7 @@ class Sampler:
         return rows[torch.searchsorted(sums, drawn * sums[-1], right=True).clamp_(max=among - 1)]
 
     def weights(self, rows: Tensor, imagine: bool = False) -> Tensor:
-        """How often rows are drawn, up to a factor."""
+        """Probabilities of rows, up to a factor."""
         if self.sampling == "lap":
             return self._priority[rows]
         v = self.trained[rows]
@@ -462,13 +462,13 @@ class Sampler:
         return torch.where(v > 0, torch.exp((v - b).clamp(-20, 0)), NEVER)
 
     def used(self, rows: Tensor, share: float = 1.0, *, imagine: bool = False) -> None:
-        """Rows (B,) were used, each for `share` of a time."""
+        """Count that rows (B,) were used, each for `share` of a time."""
         if self.sampling == "dfs":
             counts = self.imagined if imagine else self.trained
             counts.index_add_(0, rows, counts.new_full((), share).expand(len(rows)))
 
     def set_priority(self, rows: Tensor, error: Tensor) -> None:
-        """How wrong the values of rows (B,) were; they were drawn with `sampling=lap`."""
+        """Errors of the values of rows (B,), for `lap`."""
         if self.sampling == "lap":
             priority = error.detach().abs().clamp(min=1.0).pow(LAP_ALPHA)
             self._priority[rows] = priority
@@ -477,25 +477,6 @@ class Sampler:
     def _rows(self, order: Tensor) -> Tensor:
         place = order.add_(self._tail).remainder_(self.size)
         return self._queue.index_select(0, place) if self._gaps else place
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that moves."""
-        tensors = ("_queue", "trained", "imagined", "_priority", "_highest")
-        return {
-            "tensors": {name: getattr(self, name).clone() for name in tensors},
-            "counts": self._counts.copy(),
-            "numbers": [self._tail, self.count, int(self._gaps)],
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-        for name, value in state["tensors"].items():
-            getattr(self, name).copy_(torch.as_tensor(value))
-        self._counts = np.array(state["counts"])
-        self._tail, self.count = int(state["numbers"][0]), int(state["numbers"][1])
-        self._gaps = bool(state["numbers"][2])
-        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
 
 
 class Images:

@@ -136,7 +136,7 @@ class WorldLearner(nn.Module):
                 replayed = self.world.replayed(sequences)
         self._note(behaviour.update(self.world, sequences, replayed))
         if config.sampling == "lap":
-            replay.set_priority(*behaviour.errors)
+            replay.sampler.set_priority(*behaviour.errors)
 
     def _fit(self, sequences: Sequences) -> Replayed:
         """A gradient step of the world."""

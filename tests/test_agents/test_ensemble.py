@@ -312,5 +312,5 @@ def test_settings_that_make_no_sense_are_refused():
         EnsembleConfig(max_steps=50)
     with pytest.raises(ValueError, match=r"learning_rate=1.5"):
         EnsembleConfig(learning_rate=1.5)
-    with pytest.raises(ValueError, match=r"1 transitions are too few to learn from"):
+    with pytest.raises(ValueError, match=r"1 transitions are too few to fit"):
         ensemble().fit(linear_world(1))

@@ -116,7 +116,7 @@ def test_the_surprise_is_the_sum_over_entries() -> None:
                 by_hand[:, row] -= chance.log()
             elif obs[row, column]:
                 by_hand[:, row] -= p[:, row, column].log()
-    torch.testing.assert_close(entries.surprise(logits, obs), by_hand)
+    torch.testing.assert_close(entries.loss(logits, obs), by_hand)
 
 
 def test_dice_that_are_thrown_stay_dice() -> None:
@@ -152,12 +152,12 @@ def test_another_fit_leaves_nothing_worse_and_goes_on() -> None:
     judged = Factored(BITS)._table(rows)[0]
     assert judged is not None
     model.net.unit.fill_(3.0)  # the largest reward, so that losses compare
-    before = float(model._judge(judged[100:120]))
+    before = float(model._held_loss(judged[100:120]))
     first = model.fit(rows)
-    after = float(model._judge(judged[100:120]))
+    after = float(model._held_loss(judged[100:120]))
     second = model.fit(rows)
     assert (first["model_steps"], second["model_steps"]) == (100, 50) and after < before
-    assert float(model._judge(judged[100:120])) <= after
+    assert float(model._held_loss(judged[100:120])) <= after
     assert model.fit(rows, steps=7)["model_steps"] == 7
 
 
@@ -200,5 +200,5 @@ def test_observations_of_other_numbers_are_refused(space: spaces.Space, sentence
 def test_a_box_of_fractions_is_refused_when_it_is_seen() -> None:
     model = Factored(SpaceEncoding(spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
     obs = torch.tensor([[0.0, 1.0], [1.0, 0.25], [1.0, 1.0]])
-    with pytest.raises(ValueError, match=r"entry 1 of an observation is 0\.25, and model=factored knows 0 and 1"):
+    with pytest.raises(ValueError, match=r"entry 1 of an observation is 0\.25, and model=factored predicts 0 and 1"):
         model.fit(recorded(obs, torch.eye(2)[[0, 1, 0]], obs, torch.zeros(3), torch.zeros(3)))

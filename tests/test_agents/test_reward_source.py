@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rewards
-from agents.dynamics.rollout import Head, RewardSource, spread
+from agents.dynamics.rollout import RewardHead, RewardSource, spread
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
@@ -89,13 +89,13 @@ def imagined(encoding, count=64):
 @pytest.mark.parametrize(
     ("make", "how", "why"),
     [
-        (lambda: TaskScorer(0.99), "model", "the task's own reward is paid"),
-        (lambda: mix_of(CARTPOLE, "task"), "model", "the task's own reward is paid"),
+        (lambda: TaskScorer(0.99), "model", "the task's own reward is used"),
+        (lambda: mix_of(CARTPOLE, "task"), "model", "the task's own reward is used"),
         (lambda: mix_of(CARTPOLE, "task", task=0.5), "call", "by the reward itself"),
         (lambda: mix_of(CARTPOLE, "task", "rnd"), "call", "by the reward itself"),
         (lambda: mix_of(CARTPOLE, "oni"), "head", "the reward reads text, which no model imagines"),
-        (lambda: mix_of(CARTPOLE, "rnd", "e3b"), "head", "the reward remembers the episode"),
-        (lambda: mix_of(CARTPOLE, "count"), "head", "the reward remembers the episode"),
+        (lambda: mix_of(CARTPOLE, "rnd", "e3b"), "head", "the reward depends on the episode before"),
+        (lambda: mix_of(CARTPOLE, "count"), "head", "the reward depends on the episode before"),
     ],
 )
 def test_how_imagination_is_paid_follows_from_what_the_reward_reads(make, how, why):
@@ -190,7 +190,7 @@ def test_a_head_has_the_gradient_of_the_reward():
 
 
 def test_rewards_that_are_all_alike_are_learnt_without_a_division_by_zero():
-    head = Head(2)
+    head = RewardHead(2)
     x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     head.fit(x, torch.full((100,), -3.0), 20)
     assert torch.allclose(head.predict(x), torch.tensor(-3.0), atol=1e-3)
@@ -201,7 +201,7 @@ def test_random_numbers_of_others_are_left_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    head = Head(2)
+    head = RewardHead(2)
     head.fit(torch.ones(4, 2), torch.arange(4.0), 3)
     assert torch.equal(torch.rand(3), expected)
 
@@ -238,4 +238,4 @@ def test_whole_numbers_are_rounded_before_a_reward_reads_them():
 
 def test_impossible_heads_are_refused():
     with pytest.raises(ValueError, match=r"inputs=3, batch_size=0, .* give numbers above 0"):
-        Head(3, batch_size=0)
+        RewardHead(3, batch_size=0)

@@ -207,5 +207,5 @@ def test_impossible_requests_are_refused():
         imagine(Linear(), always(1.0), task, None, column(1), 0)
     with pytest.raises(ValueError, match=r"factor=-1, quantile=0.95, decay=0.9 make no threshold"):
         Adaptive(factor=-1)
-    with pytest.raises(ValueError, match=r"gives no opinions to compare; use an ensemble"):
+    with pytest.raises(ValueError, match=r"has no member predictions to compare; use an ensemble"):
         disagreement(Predicted(column(1), torch.ones(1)))

@@ -97,7 +97,7 @@ def test_there_is_nothing_to_learn():
 
 @pytest.mark.parametrize("env_id", ["Pusher-v5", "MiniGrid-Empty-5x5-v0", "lodestar/ProbeValue-v0"])
 def test_states_that_cannot_be_read_are_refused(env_id):
-    with pytest.raises(ValueError, match=r"model=true knows the states of classic .*, not of .*; use model=ensemble"):
+    with pytest.raises(ValueError, match=r"model=true supports classic .*, not of .*; use model=ensemble"):
         TrueModel(env_id, None)
 
 
