@@ -1,18 +1,19 @@
 """The effective horizon: how far one must look ahead before acting greedily on random play solves a task.
 
 GORP chooses each action by trying every sequence of k actions m times, with random actions after it, and taking the
-first action of the best. The smallest k and m with which it solves a task say how hard exploration is there, before
-any network; so a learned reward that lowers them has made the task easier.
+first action of the best. The smallest k and m with which it solves a task measure how hard exploration is there,
+before any network; a learned reward that lowers them has made the task easier.
 
 Source: Laidlaw, Russell & Dragan 2023, "Bridging RL Theory and Practice with the Effective Horizon", arXiv 2304.09853,
 algorithm 1 and definition 5.2: H = min over k of k + log_A(m_k).
 
 Differences from the source:
   - m is the smallest power of `step` that solved it in our runs, not the bound of theorem 5.4;
-  - what is maximised may be a learned reward, while solved is always the task's own truth;
+  - what is maximised may be a learned reward, while solved always refers to the task;
   - futures are played from a copy of the simulator (`envs.snapshots.clones`), not from the episode's start.
-Fails when: worlds are stochastic (use `agents.sqirl`, which plans for the average); actions are continuous; a task
-needs more than random play sees in `steps` steps: then the answer is None, which says no more than that.
+
+When it fails: stochastic environments (use `agents.sqirl`, which plans for the average); continuous actions; a task
+that needs more than random play reaches in `steps` steps: then the answer is None, and no lower bound.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_SEQUENCES = 20_000  # A ** k
 
 @dataclass
 class EffectiveHorizon:
-    """The answer.
+    """Result of `effective_horizon`.
 
     Attributes:
         k: the smallest look-ahead that solved the task; None if none did.
@@ -57,14 +58,14 @@ class Played:
     Attributes:
         actions: what it took.
         task: the task's own return.
-        paid: what the reward paid for it.
-        success: as the environment says; None where it does not, False where time ran out.
+        reward: its return under the maximised reward.
+        success: as the environment reports it; None where it does not, False where time ran out.
         steps: simulator steps it cost.
     """
 
     actions: list[int]
     task: float
-    paid: float
+    reward: float
     success: bool | None
     steps: int
 
@@ -82,7 +83,7 @@ def gorp(
     """Play one episode, greedily on the best of A^k sequences of actions, each followed m times by random play.
 
     Args:
-        clones: the simulator; actions Discrete, no chance but in its resets.
+        clones: the simulator; actions Discrete, deterministic but for its resets.
         scorer: what is maximised, without discount; None for the task's own reward.
         k: actions looked ahead, at least 1.
         m: tries of each sequence, at least 1.
@@ -91,7 +92,7 @@ def gorp(
         budget: simulator steps that may be spent; None is returned when they are.
 
     Raises:
-        ValueError: for actions that cannot be listed, or k, m out of range.
+        ValueError: for actions other than Discrete, or k, m out of range.
     """
     n_actions, limit = _checked(clones, k, m, max_steps)
     start = getattr(clones.action_space, "start", 0)
@@ -108,16 +109,16 @@ def gorp(
         width = clones.rows(limit)
         for begin in range(0, len(value), width):
             batch = clones.play(place, actions[:, begin : begin + width] + start)
-            value[begin : begin + width] = _paid(scorer, batch, memory)[0].sum(0, dtype=np.float64)
+            value[begin : begin + width] = _rewards(scorer, batch, memory)[0].sum(0, dtype=np.float64)
             played.steps += int(batch.valid.sum())
             if played.steps > budget:
                 return None
         action = int(sequences[0, int(value.reshape(-1, m).mean(1).argmax())])
         place, one = clones.after(place, action + start)
-        reward, memory = _paid(scorer, one, memory)
+        reward, memory = _rewards(scorer, one, memory)
         played.actions.append(action)
         played.task += float(one.reward[0, 0])
-        played.paid += float(reward[0, 0])
+        played.reward += float(reward[0, 0])
         played.success = place.success if place.ended else False
     return played
 
@@ -139,7 +140,7 @@ def effective_horizon(
     Args:
         clones: the simulator.
         scorer: what is maximised; None for the task's own reward.
-        solved: the task's return that counts as solved; None to believe the environment's success.
+        solved: the task's return that counts as solved; None to use the environment's success.
         k_max: the largest k to try.
         m_max: the largest m; m = 1, step, step^2, ...
         step: the factor between two m, at least 2.
@@ -148,7 +149,7 @@ def effective_horizon(
         budget: simulator steps for each (k, m) and seed.
 
     Raises:
-        ValueError: as `gorp`; or if the environment says nothing about success and `solved` is None.
+        ValueError: as `gorp`; or if the environment does not report success and `solved` is None.
     """
     if step < 2 or seeds < 1:
         raise ValueError(f"step={step}, seeds={seeds} is no search; give step=2 or more, and one seed or more")
@@ -188,7 +189,7 @@ def _solves(played: Played, solved: float | None, clones: Clones) -> bool:
 def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int, int]:
     space = clones.action_space
     if not isinstance(space, spaces.Discrete):
-        raise ValueError(f"the effective horizon counts actions, and {space} has no number of them; give Discrete")
+        raise ValueError(f"the effective horizon enumerates actions, and {space} has no finite number; give Discrete")
     if k < 1 or m < 1 or int(space.n) ** k > MAX_SEQUENCES:
         raise ValueError(
             f"k={k}, m={m} with {space.n} actions cannot be tried; give k, m of 1 or more with A^k <= {MAX_SEQUENCES:,}"
@@ -199,8 +200,8 @@ def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int
     return max(int(space.n), 2), limit
 
 
-def _paid(scorer: Any, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-    """What the rows are worth, 0 after an end; a memory of one episode is spread over all futures."""
+def _rewards(scorer: Any, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    """Rewards of rows, 0 after an end; the memory of one episode is repeated for all futures."""
     if scorer is None:
         return np.where(batch.valid, batch.reward, np.float32(0)), None
     n = batch.shape[1]

@@ -1,8 +1,8 @@
-"""Learning to act by dreaming: an actor and a critic that never see the world, only what its model imagines.
+"""Actor-critic in imagination: both learn from the latent model's rollouts alone (Dreamer).
 
-From every moment that was replayed the model imagines `horizon` steps with the policy's actions; the policy ascends
-the lambda-returns of what is imagined there (REINFORCE, the critic as baseline), the critic regresses them. Rewards and
-ends are the world's heads, so that any learned reward is dreamt of as it is now.
+From replayed states the model imagines `horizon` steps with the policy's actions; the policy ascends the lambda-returns
+there (REINFORCE, the critic as baseline), the critic regresses them. Rewards and ends are the model's heads, so that
+any learned reward is imagined as it is now.
 
     R_t = r_t + gamma c_t ((1 - lambda) v_{t+1} + lambda R_{t+1})        R_H = v_H
     actor  = -w_t (log pi(a_t) (R_t - v_t) / max(1, S) + eta H)          S: from the 5th to the 95th percentile of R
@@ -13,10 +13,11 @@ to 7); the value on replayed steps is that of its second version.
 
 Differences from the source:
   - reward and end are read from (features_t, a_t), so that an episode's last step needs no observation after it;
-  - a part of the replayed states is enough to dream from (`imagine_starts`);
+  - imagination begins from a part of the replayed states (`imagine_starts`);
   - Adam and a clipped gradient, not LaProp and adaptive clipping.
 
-When it fails: the model has not seen the reward yet (nothing to ascend but the entropy), or dreams of what is not.
+When it fails: the model has not seen the reward yet (only the entropy is left to ascend), or imagines states that do
+not exist.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SMOOTH = 0.01  # how fast the return's percentiles follow
 
 
 def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lambda_: float) -> Tensor:
-    """Returns (H, B) from reward (H, B), discount (H, B) = gamma * chance to go on, and values (H + 1, B)."""
+    """Returns (H, B) from reward (H, B), discount (H, B) = gamma * probability to continue, and values (H + 1, B)."""
     returns = [value[-1]]
     base = reward + (1 - lambda_) * discount * value[1:]
     for t in reversed(range(len(reward))):
@@ -46,7 +47,7 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lambda_: flo
 
 
 class ReturnRange(nn.Module):
-    """What returns are divided by: the range from their 5th to their 95th percentile, smoothed, at least 1."""
+    """Divisor of returns: the range from their 5th to their 95th percentile, smoothed, at least 1."""
 
     low: Tensor
     high: Tensor
@@ -60,7 +61,7 @@ class ReturnRange(nn.Module):
     def forward(self) -> Tensor:
         return (self.high - self.low).clamp(min=1.0)
 
-    def watch(self, returns: Tensor) -> None:
+    def update(self, returns: Tensor) -> None:
         """Follow a batch of returns; the first is taken as it is."""
         quantiles = torch.quantile(returns.flatten(), returns.new_tensor([0.05, 0.95]))
         speed = torch.where(self.known > 0, SMOOTH, 1.0)
@@ -72,11 +73,7 @@ class ReturnRange(nn.Module):
 class LatentPolicy(nn.Module):
     """A distribution over actions: categorical with a uniform share, or a Gaussian with its mean in [-1, 1].
 
-    Args:
-        inputs: F, length of the features.
-        action_size: A.
-        discrete: one of A, as one-hot; else A numbers.
-        hidden: units of both hidden layers.
+    `action_size` is A; a discrete action is one-hot, else A numbers.
     """
 
     def __init__(self, inputs: int, action_size: int, discrete: bool, hidden: int) -> None:
@@ -99,8 +96,8 @@ class LatentPolicy(nn.Module):
         out, std = distribution
         if std is not None:
             return out + std * torch.empty_like(out).normal_(generator=generator)
-        waiting = torch.empty_like(out).exponential_(generator=generator).clamp_(min=1e-20)
-        return self._hot(out - waiting.log_())
+        noise = torch.empty_like(out).exponential_(generator=generator).clamp_(min=1e-20)
+        return self._hot(out - noise.log_())
 
     def mode(self, distribution: tuple[Tensor, Tensor | None]) -> Tensor:
         """The likeliest action (..., A)."""
@@ -121,33 +118,19 @@ class LatentPolicy(nn.Module):
 
 
 class Replayed(NamedTuple):
-    """What a minibatch of sequences has become in the model: states and features detached, what was paid beside them.
+    """A minibatch of sequences with its states in the model, detached."""
 
-    Attributes:
-        states: parts (L, B, ...); features: (L, B, F).
-        action: (L, B, A); reward, terminated: (L, B) of that action's outcome.
-        first, valid: bool (L, B), as `agents.replay.replay.Sequences` has them.
-    """
-
-    states: State
-    features: Tensor
-    action: Tensor
-    reward: Tensor
-    terminated: Tensor
-    first: Tensor
-    valid: Tensor
+    states: State  # parts (L, B, ...)
+    features: Tensor  # (L, B, F)
+    action: Tensor  # (L, B, A)
+    reward: Tensor  # (L, B), of that action
+    terminated: Tensor  # (L, B), by that action
+    first: Tensor  # bool (L, B), as in `agents.replay.replay.Sequences`
+    valid: Tensor  # bool (L, B)
 
 
 class ImagActorCritic(nn.Module):
-    """The actor, the critic and the dreams that teach both.
-
-    Args:
-        config: a `WorldModelConfig`.
-        features: F.
-        action_size: A.
-        discrete: whether actions are one-hot.
-        generator: draws actions, on the weights' device.
-    """
+    """The actor, the critic, and the imagined rollouts that both learn from; actions are one-hot if `discrete`."""
 
     updates = 0
     joint = False  # whether this behaviour's losses shape the latent
@@ -171,7 +154,7 @@ class ImagActorCritic(nn.Module):
         return {"actor": self.actor_flat, "critic": self.critic_flat, "slow": self.slow_flat}
 
     def initial(self, n: int) -> State:
-        """What acting remembers beside the latent: nothing."""
+        """Memory of acting beside the latent: none."""
         return {}
 
     def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
@@ -186,13 +169,13 @@ class ImagActorCritic(nn.Module):
         return self.head.value(self.critic(features))
 
     def update(self, world: Any, sequences: Any, replayed: Replayed, chosen: Tensor | None = None) -> dict[str, Tensor]:
-        """Dream from replayed states, ascend; returns metrics.
+        """Imagine from replayed states and take a gradient step; returns metrics.
 
         Args:
             world: an `agents.world_model.model.LatentModel`.
-            sequences: a minibatch.
-            replayed: what it is in the world.
-            chosen: int64 (B,), which of its L * B rows to dream from; None for a random part.
+            sequences: unused, for the behaviours' common interface.
+            replayed: a minibatch in the model.
+            chosen: int64 (B,), which of its L * B rows to begin from; None for a random part.
         """
         config = self.config
         starts = self._starts(replayed) if chosen is None else chosen
@@ -201,7 +184,7 @@ class ImagActorCritic(nn.Module):
         with torch.no_grad():
             value = self.value(features)
             returns = lambda_returns(reward, discount, value, config.lambda_)
-            self.scale.watch(returns)
+            self.scale.update(returns)
             weight = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)
             advantage = (returns - value[:-1]) / self.scale()
         log_prob, entropy = self.policy.log_prob(self.policy(features[:-1]), action)
@@ -234,12 +217,12 @@ class ImagActorCritic(nn.Module):
         reward = world.reward(seen[:-1], bounded)
         if self.config.empowerment_reward:
             log_prob, _ = self.policy.log_prob(self.policy(seen[:-1]), taken)
-            known = world.empowerment.log_prob(seen[:-1], seen[1:], bounded)
-            reward = reward + self.config.empowerment_reward * (known - log_prob)
+            nats = world.empowerment.log_prob(seen[:-1], seen[1:], bounded)
+            reward = reward + self.config.empowerment_reward * (nats - log_prob)
         return seen, taken, reward, self.config.gamma * world.continues(seen[:-1], bounded)
 
     def _starts(self, replayed: Replayed) -> Tensor:
-        """Rows to dream from, drawn among those that are valid."""
+        """Rows to begin from, drawn among those that are valid."""
         valid = replayed.valid.flatten().float()
         most = self.config.imagine_starts or len(valid)
         if most >= len(valid):
@@ -247,14 +230,14 @@ class ImagActorCritic(nn.Module):
         return torch.multinomial(valid, most, replacement=True, generator=self.generator)
 
     def _value_loss(self, features: Tensor, returns: Tensor) -> Tensor:
-        """Towards the returns, and towards what the slow critic says."""
+        """Towards the returns, and towards the slow critic's value."""
         out = self.critic(features)
         with torch.no_grad():
             slow = self.head.value(self.slow(features))
         return self.head.loss(out, returns) + self.head.loss(out, slow)
 
     def _replay_loss(self, replayed: Replayed) -> Tensor:
-        """The value of what really happened: of rewards that the model has not learnt to imagine."""
+        """Loss of the value on real rewards, some of which the model has not learned to imagine."""
         features = replayed.features
         with torch.no_grad():
             value = self.head.value(self.slow(features))
@@ -267,7 +250,7 @@ class ImagActorCritic(nn.Module):
 
 
 def _replay_returns(reward: Tensor, discount: Tensor, value: Tensor, known: Tensor, lambda_: float) -> Tensor:
-    """As `lambda_returns`, but a row whose successor is unknown is worth what the critic says."""
+    """As `lambda_returns`, but a row whose successor is unknown has the critic's value."""
     returns = [value[-1]]
     for t in reversed(range(len(reward))):
         ahead = torch.lerp(value[t + 1], returns[-1], lambda_)
@@ -276,7 +259,7 @@ def _replay_returns(reward: Tensor, discount: Tensor, value: Tensor, known: Tens
 
 
 def value_net(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers; it begins by saying the same of everything."""
+    """Two hidden layers; its initial output is the same for all inputs."""
     net = nn.Sequential(layer(inputs, hidden), layer(hidden, hidden), linear(hidden, outputs, 1.0))
     nn.init.zeros_(net[-1].weight)  # type: ignore[arg-type]
     return net

@@ -1,13 +1,37 @@
-"""The world of `agents.world_model.agent`: an encoder, a cell that remembers and imagines, heads for reward and end.
+"""The latent model of `agents.world_model.agent`: an encoder, a cell, heads for reward and end, and its losses.
 
-    loss, replayed = world.loss(sequences)        what the model has to learn of them, and what they became in it
-    world.cell.step(state, action)                a moment on, imagined
-    world.reward(features, action)                what it pays, as the reward is now
-    world.goes_on(features, action)               the chance that the episode does
+    loss, replayed = world.loss(sequences)        to be minimised, and the sequences' states in the model
+    world.cell.step(state, action)                one imagined step
+    world.reward(features, action)                its reward, as the reward is now
+    world.continues(features, action)             the probability that the episode continues
 
-A cell with a memory is trained on what it knew at each moment (`_remembered`), a cell without one on what it foresees
-from each sequence's first moment (`_foreseen`). What shapes the latent beside reward and end is a list of switches; see
-`agents.world_model.config` for the published combinations and their sources, `agents.world_model.model` for the losses.
+A cell with a memory is trained on its state at each step (`_recurrent_losses`), a cell without one on its predictions
+from each sequence's first step (`_unrolled_losses`). Weights select what else shapes the latent:
+
+    recon         squared error of a decoder: numbers in symlog's space, pixels in [0, 1]
+    barlow        the latent agrees with the embedding entry by entry, and entries are decorrelated
+    infonce       the latent identifies its own embedding among those of the batch
+    consistency   the predicted latent is the one that is then encoded
+    kl            divergence of posterior and prior with free nats, or under a budget (`KLBudget`)
+    empowerment   the action can be inferred from the two latents around it
+
+Sources: of the combinations see `agents.world_model.config`. Encoder: the shape of DreamerV3 (Hafner et al. 2023, arXiv
+2301.04104: symlog, kernels of twice the stride, channels that double, pixels by squared error). Barlow Zbontar et al.
+2021 (2103.03230), on latents as in R2-Dreamer (2025); InfoNCE van den Oord et al. 2018 (1807.03748); consistency Hansen
+et al. 2024 (TD-MPC2, 2310.16828, equation 3); divergence DreamerV3, equation 5; budget Zhu et al. 2023 (RePo,
+2309.00082, equations 3 to 5); empowerment Bharadhwaj et al. 2022 (INFO-POWER, 2204.08585, equation 4).
+
+Differences from the sources:
+  - from 32 pixels on the first stride is 4, as in Mnih et al. 2015, which takes a CPU half the time; 32 and 64
+    channels, no normalisation between convolutions; sigmoid at the end;
+  - embeddings are targets: no gradient reaches the encoder through `barlow`; `infonce` compares cosines;
+  - the logarithm of the budget's multiplier moves by at most its rate a step, whatever the gap; it begins at 1e-3 and
+    the rate is 1e-2, not 1e-5 and 1e-4, which would need 100 000 steps to matter;
+  - the inverse model of a continuous action is one Gaussian with its own deviation for each entry.
+
+When it fails: a budget too small for a sparse reward empties the latent before the first reward; InfoNCE keeps whatever
+distinguishes rows, a noisy background too; reconstruction keeps what is large, not what matters; images of several
+hundred pixels a side (resize them).
 """
 
 from __future__ import annotations
@@ -32,19 +56,14 @@ from agents.world_model.imag_ac import Replayed, value_net
 DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
 CHANNELS, MOST = 32, 64  # after the first convolution, and then
 LARGE, SMALL = 32, 8  # pixels from which the first stride is 4, and from which a side is halved
-NEAR = 256  # rows that InfoNCE tells apart
+NEAR = 256  # rows that InfoNCE compares
 
 
 class LatentModel(nn.Module):
-    """See the file.
-
-    Args:
-        encoding: of the spaces.
-        config: a `WorldModelConfig`.
-        generator: draws latents, on the weights' device.
+    """See the file; `generator` draws latents, on the weights' device.
 
     Attributes:
-        slow: an encoder and a cell that follow in steps, `catch_up` (behaviour td3); else None.
+        slow: target copies of encoder and cell, set by `catch_up` (behaviour td3); else None.
         metrics: detached losses of the last `loss`.
     """
 
@@ -70,11 +89,11 @@ class LatentModel(nn.Module):
 
     @property
     def _decoded(self) -> int:
-        """Numbers the decoder reads: a cell that recurs linearly must say what it sees in its latent alone (Drama)."""
+        """Length of the decoder's input: the latent alone for a linear recurrence (Drama)."""
         return self.cell.sizes["z"] if self.config.cell == "ssm" else self.cell.size
 
     def flats(self) -> dict[str, Flat]:
-        """Parameters as vectors by name, once they are on their device: the reward's head learns alone at times."""
+        """Parameters as vectors by name, once on their device; the reward head is separate, to be refitted alone."""
         reward = list(self.reward_net.parameters())
         apart = {id(p) for p in [*reward, *(self.slow.parameters() if self.slow is not None else [])]}
         rest = [p for p in self.parameters() if id(p) not in apart]
@@ -82,14 +101,14 @@ class LatentModel(nn.Module):
 
     @torch.no_grad()
     def catch_up(self) -> None:
-        """The slow encoder and cell become what the fast ones are."""
+        """Copy the weights to the slow encoder and cell."""
         assert self.slow is not None
         for name, fast in (("encoder", self.encoder), ("cell", self.cell)):
             for old, new in zip(self.slow[name].parameters(), fast.parameters()):
                 old.copy_(new)
 
     def encode(self, vector: Tensor, pixels: dict[str, Tensor], slow: bool = False) -> State:
-        """What a cell without memory makes of observations (B, D): a state (B, ...)."""
+        """States (B, ...) of observations (B, D), for a cell without memory."""
         nets: Any = {"encoder": self.encoder, "cell": self.cell}
         if slow and self.slow is not None:
             nets = self.slow
@@ -108,7 +127,7 @@ class LatentModel(nn.Module):
 
     @torch.no_grad()
     def replayed(self, seq: Sequences) -> Replayed:
-        """What sequences are in the model, nothing learnt."""
+        """The states of sequences, without learning."""
         states, _ = self.cell.observe(self.encoder(seq.vector, seq.pixels), seq.action, seq.first)
         return self._replayed(seq, states)
 
@@ -117,33 +136,34 @@ class LatentModel(nn.Module):
         return self.head.loss(self.reward_net(torch.cat([features, action], -1)), reward)
 
     def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
-        """What is to be minimised, and the minibatch as it is in the model.
+        """The loss, and the minibatch's states in the model.
 
         Args:
             seq: sequences (L, B).
-            joint: of a behaviour whose loss shapes the latent: called with the sequences, the latents foreseen
-                (K + 1, B, Z), those encoded (detached) and which steps count (K, B); returns a loss.
+            joint: loss of a behaviour that shapes the latent, called with the sequences, the predicted latents
+                (K + 1, B, Z), the encoded ones (detached), and weights and links of the steps (K, B).
         """
-        # Without a memory only the first moment is looked at with gradients; the others are targets.
+        # Without a memory only the first step is encoded with gradients; the others are targets.
         shaped = _cut(seq, 0, 1) if self.config.unroll else seq
         embed = self.encoder(shaped.vector, shaped.pixels)
         states, stats = self.cell.observe(embed, shaped.action, shaped.first)
-        losses = self._represented(shaped, states, embed)
+        losses = self._latent_losses(shaped, states, embed)
         if self.config.unroll:
-            foreseen, states = self._foreseen(seq, states["z"], joint)
-            losses |= foreseen
+            unrolled, states = self._unrolled_losses(seq, states["z"], joint)
+            losses |= unrolled
         else:
-            losses |= self._remembered(seq, states, stats)
+            losses |= self._recurrent_losses(seq, states, stats)
         self.metrics = {name: x.detach() for name, x in losses.items()}
         return torch.stack(list(losses.values())).sum(), self._replayed(seq, states)
 
     def _replayed(self, seq: Sequences, states: State) -> Replayed:
         states = {name: part.detach() for name, part in states.items()}
-        paid = (seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
-        return Replayed(states, self.cell.features(states), *paid)
+        return Replayed(
+            states, self.cell.features(states), seq.action, seq.reward, seq.terminated, seq.first, seq.valid
+        )
 
-    def _remembered(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
-        """Reward and end at every moment, and how far expectation and observation lie apart."""
+    def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
+        """Losses of reward, end and KL at every step."""
         weight = seq.valid.to(seq.reward.dtype)
         losses = self._heads(self.cell.features(states), seq.action, seq.reward, seq.terminated, weight)
         both = self.cell.kl(stats)
@@ -157,8 +177,8 @@ class LatentModel(nn.Module):
         losses["kl"] = _mean(divergence(dyn, rep, config.kl_dyn, config.kl_rep, config.free_nats), weight)
         return losses
 
-    def _foreseen(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
-        """From each first moment, z (1, B, Z), the latents, rewards and ends that the actions led to."""
+    def _unrolled_losses(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
+        """Losses of the latents, rewards and ends that are predicted from each first step, z (1, B, Z)."""
         steps, later = self.config.unroll, _cut(seq, 1, None)
         with torch.no_grad():
             flat = {key: image.flatten(0, 1) for key, image in later.pixels.items()}
@@ -169,8 +189,8 @@ class LatentModel(nn.Module):
         lives = torch.cat([seq.valid[:1], linked[:-1] & seq.valid[1:steps]]).cumprod(0)
         decay = DECAY[self.config.behaviour] ** torch.arange(steps, device=z.device, dtype=z.dtype)
         weight = lives * decay[:, None]
-        paid = (seq.action[:steps], seq.reward[:steps], seq.terminated[:steps])
-        losses = self._heads(ahead[:-1], *paid, weight)
+        targets = (seq.action[:steps], seq.reward[:steps], seq.terminated[:steps])
+        losses = self._heads(ahead[:-1], *targets, weight)
         gap = consistency(ahead[1:], encoded[1 : steps + 1])
         losses["consistency"] = self.config.consistency * _mean(gap, weight * linked)
         if joint is not None and self.config.value_weight:
@@ -179,15 +199,15 @@ class LatentModel(nn.Module):
 
     def _heads(self, features: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, weight: Tensor) -> Any:
         both = torch.cat([features, action], -1)
-        paid = self.head.loss(self.reward_net(both), reward)
+        rewards = self.head.loss(self.reward_net(both), reward)
         ends = F.binary_cross_entropy_with_logits(self.end_net(both).squeeze(-1), 1 - terminated, reduction="none")
         return {
-            "reward": self.config.reward_weight * _mean(paid, weight),
+            "reward": self.config.reward_weight * _mean(rewards, weight),
             "continue": self.config.continue_weight * _mean(ends, weight),
         }
 
-    def _represented(self, seq: Sequences, states: State, embed: Tensor) -> dict[str, Tensor]:
-        """What else shapes the latent."""
+    def _latent_losses(self, seq: Sequences, states: State, embed: Tensor) -> dict[str, Tensor]:
+        """The other losses that shape the latent."""
         config, losses = self.config, {}
         valid = torch.nonzero(seq.valid.flatten()).flatten()
         features = self.cell.features(states)
@@ -196,15 +216,15 @@ class LatentModel(nn.Module):
             gap = self.decoder.loss(read, seq.vector, seq.pixels)
             losses["recon"] = config.recon * _mean(gap, seq.valid.to(gap.dtype))
         if self.project is not None:
-            said, seen = self.project(features).flatten(0, 1)[valid], embed.flatten(0, 1)[valid]
+            projected, target = self.project(features).flatten(0, 1)[valid], embed.flatten(0, 1)[valid]
             if config.barlow:
-                losses["barlow"] = config.barlow * barlow(said, seen)
+                losses["barlow"] = config.barlow * barlow(projected, target)
             if config.infonce:
-                losses["infonce"] = config.infonce * infonce(said[:NEAR], seen[:NEAR])
+                losses["infonce"] = config.infonce * infonce(projected[:NEAR], target[:NEAR])
         if self.empowerment is not None:
             linked = (seq.valid[:-1] & ~seq.first[1:]).to(features.dtype)
-            known = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
-            losses["empowerment"] = -config.empowerment * _mean(known, linked)
+            log_prob = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
+            losses["empowerment"] = -config.empowerment * _mean(log_prob, linked)
         return losses
 
 
@@ -230,11 +250,8 @@ def _cell(encoding: SpaceEncoding, config: Any, generator: torch.Generator) -> C
 class ObservationEncoder(nn.Module):
     """(..., D) numbers and {key: (..., C, H, W)} uint8 images -> (..., E).
 
-    Args:
-        encoding: of the spaces.
-        size: E.
-        net_arch: units of the layers that the numbers pass.
-        net: "mlp", or "glyphs" for observations in parts, as NetHack gives them.
+    Numbers pass symlog and fully connected layers (`net_arch`), or with net="glyphs" `agents.networks.glyphs`; images
+    pass convolutions that quarter and halve each side until it is below 8, and small grids keep their size.
 
     Raises:
         ValueError: for an unknown `net`, or "glyphs" for observations without parts.
@@ -255,7 +272,9 @@ class ObservationEncoder(nn.Module):
             widths = (encoding.obs_size, *net_arch)
             self.mlp = nn.Sequential(*(layer(a, b) for a, b in itertools.pairwise(widths)))
             width = widths[-1]
-        self.convolutions = nn.ModuleDict({f"image_{key}": _seeing(shape) for key, shape in encoding.images.items()})
+        self.convolutions = nn.ModuleDict(
+            {f"image_{key}": _convolutions(shape) for key, shape in encoding.images.items()}
+        )
         width += sum(math.prod(_sizes(shape)[-1]) for shape in encoding.images.values())
         self.join = layer(width, size)
 
@@ -273,13 +292,7 @@ class ObservationEncoder(nn.Module):
 
 
 class ObservationDecoder(nn.Module):
-    """(..., F) -> (..., D) in symlog's space, and {key: (..., C, H, W)} in [0, 1].
-
-    Args:
-        encoding: of the spaces.
-        features: F.
-        net_arch: units of the layers in front of the numbers.
-    """
+    """(..., F) -> (..., D) in symlog's space, and {key: (..., C, H, W)} in [0, 1]: the encoder reversed."""
 
     def __init__(self, encoding: SpaceEncoding, features: int, net_arch: tuple[int, ...] = (128,)) -> None:
         super().__init__()
@@ -288,20 +301,22 @@ class ObservationDecoder(nn.Module):
             widths = (features, *net_arch)
             layers = [layer(a, b) for a, b in itertools.pairwise(widths)]
             self.mlp = nn.Sequential(*layers, linear(widths[-1], encoding.obs_size, 1.0))
-        self.pictures = nn.ModuleDict({f"image_{k}": _drawing(features, shape) for k, shape in encoding.images.items()})
+        self.images = nn.ModuleDict(
+            {f"image_{k}": _deconvolutions(features, shape) for k, shape in encoding.images.items()}
+        )
 
     def forward(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         leading, flat = features.shape[:-1], features.reshape(-1, features.shape[-1])
         vector = self.mlp(flat).view(*leading, -1) if self.numbers else features.new_zeros(*leading, 0)
-        pixels = {key.removeprefix("image_"): net(flat) for key, net in self.pictures.items()}
+        pixels = {key.removeprefix("image_"): net(flat) for key, net in self.images.items()}
         return vector, {key: image.view(*leading, *image.shape[1:]) for key, image in pixels.items()}
 
     def loss(self, features: Tensor, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
         """Squared error of all numbers and pixels, summed: (..., F), the observation -> (...,)."""
-        said, drawn = self(features)
-        gap = recon_vector(said, vector)
+        decoded, images = self(features)
+        gap = recon_vector(decoded, vector)
         for key, image in pixels.items():
-            gap = gap + recon_pixels(drawn[key], image)
+            gap = gap + recon_pixels(images[key], image)
         return gap
 
 
@@ -318,26 +333,22 @@ def _sizes(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return sizes
 
 
-def _stride(large: tuple[int, ...], small: tuple[int, ...]) -> int:
-    return large[1] // small[1]
-
-
-def _seeing(shape: tuple[int, ...]) -> nn.Sequential:
+def _convolutions(shape: tuple[int, ...]) -> nn.Sequential:
     """(B, C, H, W) -> (B, features)."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(_sizes(shape)):
-        stride = _stride(before, after)
+        stride = before[1] // after[1]
         kernel, padding = (3, 1) if stride == 1 else (2 * stride, stride // 2)
         layers += [_orthogonal(nn.Conv2d(before[0], after[0], kernel, stride, padding)), nn.SiLU()]
     return nn.Sequential(*layers, nn.Flatten())
 
 
-def _drawing(features: int, shape: tuple[int, ...]) -> nn.Sequential:
-    """(B, F) -> (B, C, H, W): `_seeing` backwards."""
+def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
+    """(B, F) -> (B, C, H, W): `_convolutions` reversed."""
     sizes = _sizes(shape)[::-1]
     layers: list[nn.Module] = [layer(features, math.prod(sizes[0])), nn.Unflatten(1, sizes[0])]
     for before, after in itertools.pairwise(sizes):
-        stride = _stride(after, before)
+        stride = after[1] // before[1]
         if stride == 1:
             convolution: nn.Module = nn.Conv2d(before[0], after[0], 3, 1, 1)
         else:
@@ -356,15 +367,15 @@ def _orthogonal(convolution: nn.Module) -> nn.Module:
     return convolution
 
 
-def barlow(said: Tensor, seen: Tensor, off_diagonal: float = 5e-4) -> Tensor:
+def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Tensor:
     """sum_i (C_ii - 1)^2 + off_diagonal * sum_{i != j} C_ij^2, C the correlations of columns, over all rows.
 
     Args:
-        said: (..., E), projected from the latent.
-        seen: (..., E), the embedding; a target.
+        projected: (..., E), from the latent.
+        target: (..., E), the embedding; detached.
         off_diagonal: weight of what columns share.
     """
-    x, y = _standardized(said), _standardized(seen.detach())
+    x, y = _standardized(projected), _standardized(target.detach())
     square = (x.T @ y / len(x) - torch.eye(x.shape[-1], device=x.device)).square()
     own = square.diagonal().sum()
     return own + off_diagonal * (square.sum() - own)
@@ -376,47 +387,42 @@ def _standardized(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(0) + 1e-8)
 
 
-def infonce(said: Tensor, seen: Tensor, temperature: float = 0.1) -> Tensor:
-    """-log of the chance with which each row of `said` picks its own of `seen`, by cosine; a mean.
+def infonce(projected: Tensor, target: Tensor, temperature: float = 0.1) -> Tensor:
+    """Mean cross-entropy of finding each row's target by the cosines of (..., E) rows, divided by the temperature.
 
-    Its least is 0, log N is no information. Memory grows with the square of the rows.
-
-    Args:
-        said: (..., E), projected from the latent.
-        seen: (..., E), the embedding.
-        temperature: divides the cosines.
+    It is 0 at least, and log N without information. Memory grows with the square of the rows.
     """
-    x, y = (F.normalize(z.flatten(0, -2), dim=-1) for z in (said, seen))
+    x, y = (F.normalize(z.flatten(0, -2), dim=-1) for z in (projected, target))
     return F.cross_entropy(x @ y.T / temperature, torch.arange(len(x), device=x.device))
 
 
-def consistency(foreseen: Tensor, encoded: Tensor) -> Tensor:
-    """Mean squared error of latents (..., Z) -> (...,); what was encoded is a target."""
-    return (foreseen - encoded.detach()).square().mean(-1)
+def consistency(predicted: Tensor, encoded: Tensor) -> Tensor:
+    """Mean squared error of latents (..., Z) -> (...,); the encoded one is a target."""
+    return (predicted - encoded.detach()).square().mean(-1)
 
 
-def recon_vector(said: Tensor, vector: Tensor) -> Tensor:
-    """Squared error of numbers in symlog's space, summed: (..., D) -> (...,). `said` lives in that space."""
-    return (said - symlog(vector)).square().sum(-1)
+def recon_vector(decoded: Tensor, vector: Tensor) -> Tensor:
+    """Squared error of numbers in symlog's space, summed: (..., D) -> (...,). `decoded` is in that space."""
+    return (decoded - symlog(vector)).square().sum(-1)
 
 
-def recon_pixels(said: Tensor, image: Tensor) -> Tensor:
+def recon_pixels(decoded: Tensor, image: Tensor) -> Tensor:
     """Squared error of pixels in [0, 1], summed: (..., C, H, W), uint8 -> (...,)."""
-    return (said - image.to(said.dtype) / 255).square().sum((-3, -2, -1))
+    return (decoded - image.to(decoded.dtype) / 255).square().sum((-3, -2, -1))
 
 
 def divergence(dyn: Tensor, rep: Tensor, dyn_weight: float = 1.0, rep_weight: float = 0.1, free: float = 1.0) -> Tensor:
-    """Both sides of a cell's `kl` (...,), none of which pulls below `free` nats: (...,)."""
+    """Both sides of a cell's `kl` (...,), neither below `free` nats: (...,)."""
     return dyn_weight * dyn.clamp(min=free) + rep_weight * rep.clamp(min=free)
 
 
 class KLBudget(nn.Module):
-    """beta * (balance * dyn + (1 - balance) * rep - budget), where beta rises as long as the budget is overspent.
+    """beta * (balance * dyn + (1 - balance) * rep - budget), where beta rises while the divergence exceeds the budget.
 
     Args:
         budget: epsilon, nats a step, above 0.
         learning_rate: the most that log beta moves in a step, above 0.
-        balance: share of the divergence that moves the expectation, in [0, 1]; the source's k / (1 + k) with k = 5.
+        balance: share of the divergence that trains the prior, in [0, 1]; the source's k / (1 + k) with k = 5.
         beta: to begin with, above 0.
 
     Raises:
@@ -452,16 +458,7 @@ class KLBudget(nn.Module):
 
 
 class Empowerment(nn.Module):
-    """log q(a | s, s') - log pi(a | s): what an action changed tells more of it than the policy did beforehand.
-
-    Its mean over actions of the policy is a lower bound of I(a; s' | s).
-
-    Args:
-        features: F, length of a latent.
-        action_size: A.
-        discrete: whether actions are one-hot.
-        hidden: units of the hidden layer.
-    """
+    """The inverse model q(a | s, s'); the mean of log q - log pi(a | s) is a lower bound of I(a; s' | s)."""
 
     def __init__(self, features: int, action_size: int, discrete: bool, hidden: int = 128) -> None:
         super().__init__()
@@ -474,7 +471,7 @@ class Empowerment(nn.Module):
         )
 
     def log_prob(self, features: Tensor, next_features: Tensor, action: Tensor) -> Tensor:
-        """log q of actions (..., A) that led from one latent (..., F) to the next: (...,). Maximise it to learn q."""
+        """log q of actions (..., A) between one latent (..., F) and the next: (...,). Maximise it to learn q."""
         out = self.net(torch.cat([features, next_features], -1))
         if self.discrete:
             return (torch.log_softmax(out, -1) * action).sum(-1)
@@ -482,7 +479,3 @@ class Empowerment(nn.Module):
         log_std = log_std.clamp(-4.0, 1.0)
         scaled = (action - torch.tanh(mean)) * torch.exp(-log_std)
         return -(0.5 * scaled.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
-
-    def forward(self, features: Tensor, next_features: Tensor, action: Tensor, log_prob: Tensor) -> Tensor:
-        """Nats (...,); `log_prob` (...,) is the policy's."""
-        return self.log_prob(features, next_features, action) - log_prob

@@ -1,7 +1,7 @@
-"""Planning in a latent: sequences of actions are tried in the world's imagination, and the best are done.
+"""Planning in a latent: action sequences are tried in the latent model, and the best is executed (TD-MPC2).
 
-The world says where an action leads and what it pays, a value says what follows the last imagined step, and a policy
-proposes some of the plans; value and policy are learnt from replayed steps. The value's loss also shapes the latent.
+The model predicts latents and rewards, a value follows the last imagined step, and a policy proposes some of the plans;
+value and policy are learned from replayed steps. The value's loss also shapes the latent.
 
     plan: MPPI over z_{t+1} = f(z_t, a_t), sum_{i<H} gamma^i r_i + gamma^H Q(z_H, pi(z_H))
     Q_k -> r_t + gamma (1 - end_t) min of two slow Q_j(z_{t+1}, pi(z_{t+1}))         pi ascends the mean of two Q_k
@@ -10,11 +10,11 @@ Source: Hansen, Su & Wang 2024, "TD-MPC2: scalable, robust world models for cont
 section 3; the planner is `agents.dynamics.planners.MPPI`.
 
 Differences from the source:
-  - fewer plans, rounds and units: a plan costs milliseconds on a CPU core, not half a second;
-  - the policy is a Gaussian around a mean in [-1, 1], cut, with its own entropy; the source squashes;
-  - one learning rate for encoder and dynamics; ends are learnt and respected from the start.
+  - fewer plans, iterations and units: a plan costs milliseconds on a CPU core, not half a second;
+  - the policy is a Gaussian around a mean in [-1, 1], clipped, with its own entropy; the source squashes;
+  - one learning rate for encoder and dynamics; ends are learned and respected from the start.
 
-When it fails: discrete actions; rewards far beyond the horizon that the value has not met; partial observation.
+When it fails: discrete actions; rewards far beyond the horizon that the value has not learned; partial observation.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from agents.networks.heads import TwoHot
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
+from agents.weights import Stateful
 from agents.world_model.imag_ac import LatentPolicy, Replayed, ReturnRange
 
 DECAY = 0.5  # weight of each further step
-ASKED = 2  # of the critics, drawn each time
+SUBSET = 2  # of the critics, drawn each time
 
 
-class LatentDynamics:
-    """A world without memory as an `agents.dynamics.Dynamics`, whose observations are latents (B, Z)."""
+class LatentDynamics(Stateful):
+    """A latent model without memory as an `agents.dynamics.Dynamics`, whose observations are latents (B, Z)."""
 
     members, differentiable = 1, True
 
@@ -50,36 +51,18 @@ class LatentDynamics:
         self.world = world
 
     def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
-        """Nothing: the world learns by itself."""
+        """Nothing: `WorldLearner` fits it."""
         return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing of its own."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
-        """Where an action leads, what the head pays for it, and the chance that it ends the episode."""
+        """The next latent, the reward head's value, and the probability that the episode ends."""
         world = self.world
         next_obs = world.cell.step({"z": obs}, action)["z"]
         return Predicted(next_obs, world.reward(obs, action), 1 - world.continues(obs, action))
 
 
 class LatentMPC(nn.Module):
-    """The critics, the policy and the planner.
-
-    Args:
-        config: a `WorldModelConfig`.
-        encoding: of the spaces.
-        features: Z, length of the latent.
-        generator: draws plans and actions, on the weights' device.
-        seed: of the first weights.
-
-    Raises:
-        ValueError: for actions that are chosen.
-    """
+    """The critics, the policy and the planner, for continuous actions."""
 
     updates = 0
     joint = True
@@ -126,27 +109,27 @@ class LatentMPC(nn.Module):
         return self._flats
 
     def initial(self, n: int) -> State:
-        """What acting remembers beside the latent: the last plan, (N, H, A)."""
+        """Memory of acting beside the latent: the last plan, (N, H, A)."""
         like = next(self.policy.parameters())
         return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
 
     def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """The first actions of plans for latents (N, Z), and the plans."""
-        dream = functools.partial(imagine, LatentDynamics(world), reward_function=_task, ends=None)
+        rollout = functools.partial(imagine, LatentDynamics(world), reward_function=_task, ends=None)
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
-            dream, state["z"], value=self._value, policy=self._propose, deterministic=deterministic
+            rollout, state["z"], value=self._value, policy=self._propose, deterministic=deterministic
         )
         return action, {"plan": self.planner.mean}
 
     def value_loss(self, seq: Sequences, ahead: Tensor, encoded: Tensor, weight: Tensor, linked: Tensor) -> Tensor:
-        """Temporal-difference loss on latents foreseen, through which gradients reach the world.
+        """Temporal-difference loss on predicted latents, through which gradients reach the model.
 
         Args:
             seq: the minibatch, (L, B).
-            ahead: (K + 1, B, Z), foreseen.
+            ahead: (K + 1, B, Z), predicted.
             encoded: (L, B, Z), detached.
-            weight: (K, B), how much a step counts.
+            weight: (K, B), of each step.
             linked: bool (K, B), whether the next row's observation follows.
         """
         steps = len(weight)
@@ -154,10 +137,10 @@ class LatentMPC(nn.Module):
         with torch.no_grad():
             after = encoded[1 : steps + 1]
             both = torch.cat([after, self._sample(after)], -1)
-            ahead_value = self.head.value(self._asked(self.slow_q, both)).amin(0)
+            ahead_value = self.head.value(self._subset(self.slow_q, both)).amin(0)
             target = seq.reward[:steps] + self.config.gamma * (1 - terminated) * ahead_value
-        said = self.q(torch.cat([ahead[:-1], seq.action[:steps]], -1).flatten(0, 1), generator=self.generator)
-        loss = self.head.loss(said, target.flatten()).mean(0).view_as(target)
+        logits = self.q(torch.cat([ahead[:-1], seq.action[:steps]], -1).flatten(0, 1), generator=self.generator)
+        loss = self.head.loss(logits, target.flatten()).mean(0).view_as(target)
         counts = weight * (linked | (terminated > 0))
         return (loss * counts).sum() / counts.sum().clamp(min=1e-6)
 
@@ -169,8 +152,8 @@ class LatentMPC(nn.Module):
         distribution = self.policy(z)
         action = _cut(self.policy.sample(distribution, self.generator))
         entropy = self.policy.log_prob(distribution, action.detach())[1]
-        value = self.head.value(self._asked(self.q, torch.cat([z, action], -1))).mean(0)
-        self.scale.watch(value[0].detach())
+        value = self.head.value(self._subset(self.q, torch.cat([z, action], -1))).mean(0)
+        self.scale.update(value[0].detach())
         loss = -((value / self.scale() + config.entropy_weight * entropy) * weight).sum() / weight.sum().clamp(min=1e-6)
         self._flats["actor"].grad.zero_()
         loss.backward()
@@ -179,9 +162,9 @@ class LatentMPC(nn.Module):
         metrics = {"actor_loss": loss, "entropy": entropy.mean(), "value": value.mean(), "return_scale": self.scale()}
         return {name: x.detach() for name, x in metrics.items()}
 
-    def _asked(self, q: Stacked, both: Tensor) -> Tensor:
+    def _subset(self, q: Stacked, both: Tensor) -> Tensor:
         """Logits of two critics drawn at random, (2, ..., bins), without gradients to their weights."""
-        drawn = torch.randperm(self.config.critics, generator=self.generator, device=both.device)[:ASKED]
+        drawn = torch.randperm(self.config.critics, generator=self.generator, device=both.device)[:SUBSET]
         weights = [p.detach()[drawn] for p in q.weights()]
         return q(both.flatten(0, -2), weights).unflatten(1, both.shape[:-1])
 
@@ -192,14 +175,14 @@ class LatentMPC(nn.Module):
         return self._sample(z), None
 
     def _value(self, z: Tensor) -> Tensor:
-        return self.head.value(self._asked(self.q, torch.cat([z, self._sample(z)], -1))).mean(0)
+        return self.head.value(self._subset(self.q, torch.cat([z, self._sample(z)], -1))).mean(0)
 
 
 def _task(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
-    """The head's word is what is paid."""
+    """The reward head's value."""
     return task
 
 
 def _cut(action: Tensor) -> Tensor:
-    """Within [-1, 1]; gradients pass as if nothing were cut."""
+    """Clipped to [-1, 1]; gradients pass as if nothing were clipped."""
     return action + (action.clamp(-1, 1) - action).detach()

@@ -1,8 +1,8 @@
-"""TD3 on a representation that predicts itself: a model-based latent, no rollouts.
+"""TD3 on a representation that predicts itself (MR.Q): a model-based latent, no rollouts.
 
-The world model is trained to foresee its own latents, rewards and ends a few steps on, and then used for one thing: its
-hidden layer for (z, a) is what values read, its latent z what the policy reads. Cheap, and one set of settings serves
-vectors and images.
+The latent model is trained to predict its own latents, rewards and ends a few steps ahead, and then used for one thing:
+its hidden layer for (z, a) is the input of values, its latent z that of the policy. One set of settings serves vectors
+and images.
 
     zsa = f(z, a)        Q_k(zsa) -> sum_{i<n} gamma^i r_i / s + gamma^n min_k Q'_k(zsa'(z', pi'(z') + noise))
 
@@ -14,9 +14,9 @@ Differences from the source:
   - discrete actions are enumerated: the greedy one of the mean value acts and makes the target, there is no policy;
   - rewards are divided by their root mean square, which is gentler to rare ones than the mean of their sizes;
   - returns are cut at the last observation of a truncated episode, so that nothing is needed beside the sequence;
-  - the end is a probability (cross-entropy), its weight in place from the start.
+  - the end is a probability (cross-entropy), with its weight from the start.
 
-When it fails: partial observation (there is no memory); sparse rewards out of noise's reach.
+When it fails: partial observation (there is no memory); sparse rewards that action noise does not reach.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Replayed
 
 SMOOTHING = (0.2, 0.3)  # deviation of the noise on target actions, and where it is cut
-CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient alive
+CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient from vanishing
 
 
 def n_step(
@@ -54,7 +54,7 @@ def n_step(
 
     Returns:
         The sum (B,), the discount of the value after it (0 after an end), the row (B,) whose observation has that
-        value, and bool (B,) whether anything is known: a row whose episode was cut after it has no successor.
+        value, and bool (B,) whether the return is known: a row whose episode was cut after it has no successor.
     """
     linked = valid[:n] & ~first[1 : n + 1]  # the next row's observation follows this one
     ended = valid[:n] & (terminated[:n] > 0)
@@ -68,18 +68,10 @@ def n_step(
 
 
 class LatentTD3(nn.Module):
-    """Values on a world's hidden (z, a), and for continuous actions a policy on z.
-
-    Args:
-        config: a `WorldModelConfig`.
-        features: Z, length of the latent of a SimNorm.
-        action_size: A.
-        discrete: whether actions are one-hot.
-        generator: draws actions, on the weights' device.
-        seed: of the first weights.
+    """Values on a `SimNorm` model's hidden (z, a), and for continuous actions a policy on z.
 
     Attributes:
-        errors: places in the replay and the largest error of any critic there, (B,) each, of the last update.
+        errors: rows of the replay and the largest error of any critic there, (B,) each, of the last update.
     """
 
     joint = False
@@ -113,7 +105,7 @@ class LatentTD3(nn.Module):
         return self._flats
 
     def initial(self, n: int) -> State:
-        """What acting remembers beside the latent: nothing."""
+        """Memory of acting beside the latent: none."""
         return {}
 
     def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
@@ -125,23 +117,23 @@ class LatentTD3(nn.Module):
         action = self._greedy(self._values(world.cell, self.q, z).mean(0))
         if noise:
             chance = torch.rand(len(z), 1, generator=self.generator, device=z.device)
-            any_of_them = torch.randint(self.action_size, (len(z),), generator=self.generator, device=z.device)
-            action = torch.where(chance < noise / 2, F.one_hot(any_of_them, self.action_size).to(z.dtype), action)
+            random = torch.randint(self.action_size, (len(z),), generator=self.generator, device=z.device)
+            action = torch.where(chance < noise / 2, F.one_hot(random, self.action_size).to(z.dtype), action)
         return action, memory
 
     def model_updates(self) -> int:
-        """The world learns in bursts, between which nothing that values rest on moves."""
+        """Gradient steps of the model before this update: it learns in bursts, between which the values' inputs stay."""
         return self.config.burst if self.updates % self.config.burst == 0 else 0
 
     def begin_burst(self, world: Any, reward: Tensor) -> None:
-        """Let the slow networks catch up; measure rewards (...,), as they are paid now, anew."""
+        """Copy the weights to the slow networks, and set the scale of rewards (...,)."""
         flats = self._flats
         flats["slow"].value.copy_(flats["critic"].value)
         flats["slow_actor"].value.copy_(flats["actor"].value)
         world.catch_up()
         self.slow_scale.copy_(self.scale)
         size = reward.square().mean().sqrt()
-        self.scale.copy_(torch.where(size > 0, size, self.scale))  # nothing paid yet: keep the unit
+        self.scale.copy_(torch.where(size > 0, size, self.scale))  # all are 0: keep the scale
 
     def update(self, world: Any, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
@@ -181,7 +173,7 @@ class LatentTD3(nn.Module):
         return loss
 
     def _next_value(self, cell: Any, z: Tensor) -> Tensor:
-        """What the slow networks expect of latents (B, Z): (B,)."""
+        """Values of latents (B, Z) by the slow networks: (B,)."""
         if self.discrete:
             values = self._values(cell, self.slow_q, z)
             return (values.amin(0) * self._greedy(values.mean(0))).sum(-1)

@@ -52,12 +52,12 @@ def test_nothing_is_worth_anything_after_an_end():
 
 def test_the_scale_of_returns_is_their_inner_range_and_never_below_one():
     scale = ReturnRange()
-    scale.watch(torch.linspace(0, 100, 101))
+    scale.update(torch.linspace(0, 100, 101))
     assert scale().item() == pytest.approx(90)  # from 5 to 95, at once the first time
-    scale.watch(torch.full((10,), 50.0))
+    scale.update(torch.full((10,), 50.0))
     assert scale().item() == pytest.approx((95 + 0.01 * (50 - 95)) - (5 + 0.01 * (50 - 5)))
     small = ReturnRange()
-    small.watch(torch.linspace(0, 0.1, 50))
+    small.update(torch.linspace(0, 0.1, 50))
     assert small().item() == 1.0
 
 

@@ -196,9 +196,7 @@ def test_upmpc_chooses_the_same_in_any_unit_of_reward():
 
 
 def test_impossible_planners_are_refused():
-    with pytest.raises(
-        ValueError, match=r"CEM plans continuous actions, and there are 3 discrete ones; use planner=u"
-    ):
+    with pytest.raises(ValueError, match=r"CEM plans continuous actions, and there are 3 discrete ones; use planner=u"):
         CEM(CHOICES)
     with pytest.raises(ValueError, match=r"elites=9 are the best of samples=3; give at most as many"):
         MPPI(CODEC, samples=3, elites=9, policy_samples=0)
