@@ -1,26 +1,26 @@
-"""Dyna: act, learn a model of the world from what happened, and learn to act from what the model imagines.
+"""Dyna: act, learn a model of the environment from replay, and learn to act from what the model imagines.
 
-Imagined transitions are paid by whatever reward there is, as it stands at the moment they are learnt from. One loop,
-and every published variant of it is a switch (`agents.dyna.config` has the table):
+Imagined transitions are scored by the reward as it is when they are learned from. Every published variant of the one
+loop is a preset (`agents.dyna.config` has the table):
 
-    act -> step -> replay        every `model_every` steps: fit the model, imagine from remembered states
+    act -> step -> replay        every `model_every` steps: fit the model, imagine from replayed states
                 |-> updates of actor and critics:   update=buffer  from imagined and real transitions    (MBPO)
                                                     update=svg     through the model, a few steps deep   (DHMBPO)
                                                     update=none    from real transitions alone           (SAC, DQN)
 
 Sources: Sutton 1991, "Dyna, an Integrated Architecture for Learning, Planning, and Reacting"; Janner et al. 2019, "When
 to Trust Your Model: Model-Based Policy Optimization", arXiv 1906.08253, algorithm 2; Haarnoja et al. 2018, "Soft
-Actor-Critic Algorithms and Applications", arXiv 1812.05905; the variants' where they are configured.
+Actor-Critic Algorithms and Applications", arXiv 1812.05905; those of the variants stand in their table.
 
 Differences from the sources:
-  - no reward is stored, neither of real nor of imagined transitions: each is paid when it is sampled, so a reward that
-    has learnt since is never stale (`relabel=False` is the control);
+  - no reward is stored, neither of real nor of imagined transitions: each is relabelled when it is sampled
+    (`relabel=False` is the control);
   - fits have a budget of gradient steps; sizes are for one core;
   - observations are whitened once, by the random steps at the beginning;
-  - losses that are no numbers bring the last sound weights back.
+  - weights that are NaN or infinite are replaced by the last finite ones.
 
 When it fails: on tasks as small as Pendulum five updates a step without a model (`update=none`) learn as fast and cost
-less; where an episode's end hangs on little, imagined futures miss it; images are for `agent=world_model`.
+less; where an episode's end depends on little, imagined rollouts miss it; images are for `agent=world_model`.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from envs.types import Obs, ReplayScorer
 
 
 class Dyna(BaseAgent):
-    """A model-based agent for observations of numbers; see the file.
+    """A model-based agent for observations without images; see the file.
 
     Raises:
-        ValueError: for spaces it cannot take, and switches that contradict them.
+        ValueError: for spaces it cannot take, and settings that contradict them.
     """
 
     Config: ClassVar[type[DynaConfig]] = DynaConfig
@@ -137,8 +137,6 @@ class Dyna(BaseAgent):
             if asked:
                 raise ValueError(f"agent.{switch} needs actions in a Box, not {self.action_space}; use update=buffer")
 
-    # ---------------------------------------------------------------------------------------------------- learning
-
     def begin_rollout(self) -> None:
         self.steps.begin()
 
@@ -174,7 +172,7 @@ class Dyna(BaseAgent):
         return chosen
 
     def _chosen(self, obs: Tensor, deterministic: bool, step: np.ndarray | None = None) -> Tensor:
-        """Actions (B, A) of the policy or of the planner; `step` (B,) while learning, where plans go on."""
+        """Actions (B, A) of the policy or of the planner; `step` (B,) while learning, where plans are continued."""
         if self.config.planner != "none" and (step is not None or self.config.planner != "upmpc"):
             assert self.imagination is not None
             return self.imagination.plan(obs, step)
@@ -191,7 +189,7 @@ class Dyna(BaseAgent):
             self._update(count)
 
     def _fit(self) -> None:
-        """What happens every `model_every` steps: see that the learner is sound, fit the model, imagine."""
+        """What happens every `model_every` steps: check the learner's weights, fit the model, imagine."""
         if self._fitted_at is None and self.config.normalize_obs == "first":
             obs = self.replay.arrays()[0]
             std, mean = torch.std_mean(obs, 0, correction=0)
@@ -202,7 +200,7 @@ class Dyna(BaseAgent):
             self._note(self.imagination.fit(self.replay, self.num_timesteps))
 
     def _update(self, count: int) -> None:
-        """`count` updates of actor and critics; what they learn from is drawn at once."""
+        """`count` updates of actor and critics; their batches are drawn at once."""
         size, imagination = self.config.batch_size, self.imagination
         if self.config.update == "svg":
             assert imagination is not None
@@ -210,24 +208,19 @@ class Dyna(BaseAgent):
             for rows in zip(obs.split(size), step.split(size)):
                 metrics = imagination.update(*rows)
         else:
-            real = size
-            buffer = None
-            if self.config.update == "buffer":
-                assert imagination is not None
-                if len(imagination.buffer):  # none are left where every rollout diverged
-                    real = round(size * self.config.real_ratio)
-                buffer = imagination.buffer.sample(count * (size - real), self.config.gamma) if real < size else None
+            real, imagined = size, None
+            if imagination is not None and imagination.buffer is not None and len(imagination.buffer):
+                real = round(size * self.config.real_ratio)  # an empty buffer: every rollout diverged
+                imagined = imagination.buffer.sample(count * (size - real), self.config.gamma) if real < size else None
             drawn = self.replay.sample(count * real) if real else None
             for i in range(count):
-                metrics = self._learn(_joined(_slice(drawn, i, real), _slice(buffer, i, size - real)))
+                metrics = self._learn(_joined(_slice(drawn, i, real), _slice(imagined, i, size - real)))
         self._n_updates += count
         metrics.pop("td", None)  # one for each row, for priorities
         self._note(metrics)
 
-    # ------------------------------------------------------------------------------------------------------- logs
-
     def _note(self, metrics: dict[str, Any]) -> None:
-        """Add up what will be logged; nothing is read from the device."""
+        """Sum metrics for the next row of the log, on their device."""
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
             self._counts[name] = self._counts.get(name, 0) + 1
@@ -245,8 +238,6 @@ class Dyna(BaseAgent):
         self._sums, self._counts = {}, {}
         super().dump_logs(iteration)
 
-    # ------------------------------------------------------------------------------------------- acting and files
-
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
         return self.encoding.decode(self._chosen(vector, deterministic).cpu().numpy()), None
@@ -258,7 +249,7 @@ class Dyna(BaseAgent):
 
 
 def _spec(envs: Any) -> Any:
-    """How the environments are registered, or None: Gymnasium's own vectors leave it to those in them."""
+    """The registration of the environments, or None; Gymnasium's own vectors have it in their environments."""
     return getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
 
 
@@ -266,9 +257,6 @@ def _slice(rows: Rows | None, i: int, size: int) -> Rows | None:
     return None if rows is None else Rows(*(x[i * size : (i + 1) * size] for x in rows))
 
 
-def _joined(real: Rows | None, buffer: Rows | None) -> Rows:
-    if real is None or buffer is None:
-        rows = real if buffer is None else buffer
-        assert rows is not None
-        return rows
-    return Rows(*(torch.cat(pair) for pair in zip(real, buffer)))
+def _joined(real: Rows | None, imagined: Rows | None) -> Rows:
+    parts = [rows for rows in (real, imagined) if rows is not None]
+    return parts[0] if len(parts) == 1 else Rows(*(torch.cat(pair) for pair in zip(*parts)))

@@ -1,46 +1,50 @@
-"""An agent with a world of its own: for pixels, grids, dicts, and for what must be remembered.
+"""A world model: a latent model of the environment, and a behaviour learned in it; for pixels, grids, dicts and memory.
 
-    act -> step -> replay -> the world learns from sequences, paid as the reward is now -> the behaviour learns in it
+    act -> step -> replay -> the model learns from relabelled sequences -> the behaviour learns in the model
 
-A world model is a latent that is shaped by what it must say: the next latents, the reward, the end, at times the
-observation. Everything that is imagined is paid by its reward head, and the head is distilled from replayed sequences
-that are paid anew each time, so that any reward serves, however it is made: from images, texts, a memory, a language
-model. When the reward itself has learnt, the head's error on the newest steps jumps; then it is refitted alone before
-the policy dreams on. `train/head_gap` says how far it is off.
+The latent is shaped by what it must predict: the next latents, the reward, the end, at times the observation. Imagined
+rewards are those of the reward head, which is fitted to replayed sequences that are relabelled each time, so that any
+reward serves, however it is computed: from images, texts, a memory, a language model. When the reward itself has
+learned, the head's error on the newest steps jumps; then it is refitted alone before the policy learns on.
+`train/head_gap` is its error.
 
 Source: the presets', see `agents.world_model.config`; relabelled rewards are ours.
-Differences: sizes are for one CPU core. Each file of `latent/` and `dynamics/` says what differs in its part.
-When it fails: few steps on a small state vector, which `agents.dyna.agent` models more cheaply; a reward that is a surprise
-each time (the head pays its mean).
+Differences: sizes are for one CPU core; `agents.dynamics.cells`, `model`, `imag_ac`, `td3` and `mpc` name their own.
+When it fails: few steps on a small state vector, which `agents.dyna.agent` models more cheaply; a reward that is random
+(the head predicts its mean).
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agents.base import BaseAgent, OnStep
 from agents.dynamics.cells import State
 from agents.env_stepper import Steps
+from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.frozen_reward import FrozenReward
-from agents.replay.replay import Replay
+from agents.replay.replay import Replay, Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.learner import Observed, WorldLearner
+from agents.world_model.imag_ac import ImagActorCritic, Replayed
+from agents.world_model.model import LatentModel
+from agents.world_model.mpc import LatentMPC
+from agents.world_model.td3 import LatentTD3
 from envs.types import Obs, ReplayScorer, Transitions
 
-JUMP, LARGE = 2.0, 0.5  # a head's error that is this many times the usual, and this large, belongs to another reward
+JUMP, LARGE = 2.0, 0.5  # a head's error this many times the usual, and this large, means that the reward has changed
 FOLLOW = 0.2  # how fast the usual error follows
-SPREAD = 256  # rows that say how much rewards differ
+SPREAD = 256  # rows to estimate the rewards' deviation from
 
 
 class WorldModel(BaseAgent):
-    """A latent world model and what learns to act in it, over a Gymnasium vector environment.
+    """A latent model and a behaviour, over a Gymnasium vector environment.
 
     Raises:
         ValueError: for spaces it cannot take.
@@ -74,7 +78,7 @@ class WorldModel(BaseAgent):
         config, envs, seed = self.config, self.envs, self.seed
         self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
         self.notes = _notes(self.scorer)
-        self._stale = None if config.relabel else FrozenReward(self.scorer)
+        self._frozen = None if config.relabel else FrozenReward(self.scorer)
         self.policy = self.learner = WorldLearner(config, encoding, seed=seed, device=self.device)
         self.steps = Steps(envs, seed, self.scorer)
         self.episodes = self.steps.episodes
@@ -82,7 +86,7 @@ class WorldModel(BaseAgent):
             config.buffer_size,
             envs.num_envs,
             encoding,
-            self._stale or self.scorer,
+            self._frozen or self.scorer,
             gamma=config.gamma,
             device=self.device,
             seed=seed,
@@ -91,7 +95,7 @@ class WorldModel(BaseAgent):
         self.state = self.learner.initial(envs.num_envs)
         self._pending, self._usual, self.refits = 0.0, 0.0, 0  # _usual: 0 before it is known
         self._learned_from = self.replay.metrics
-        self._recent: list[tuple[Transitions, Tensor]] = []  # this rollout, with the actions as the world has them
+        self._recent: list[tuple[Transitions, Tensor]] = []  # this rollout, with encoded actions
         self.keep_finite()
 
     @classmethod
@@ -103,8 +107,6 @@ class WorldModel(BaseAgent):
         """
         SpaceEncoding(observation_space, action_space)
 
-    # ------------------------------------------------------------------ learning
-
     def begin_rollout(self) -> None:
         self.steps.begin()
 
@@ -115,16 +117,16 @@ class WorldModel(BaseAgent):
             action = self._act()
             batch = self.steps.step(action, self.encoding)
             self._recent.append((batch, action))
-            if self._stale is not None:
-                self._stale.timesteps = self.num_timesteps
+            if self._frozen is not None:
+                self._frozen.timesteps = self.num_timesteps
             self.replay.add(batch)
             self.num_timesteps += n
             if not on_step(batch.reward, batch.terminated | batch.truncated):
                 return False
-            learnt, self._learned_from = self.replay.metrics is not self._learned_from, self.replay.metrics
+            changed, self._learned_from = self.replay.metrics is not self._learned_from, self.replay.metrics
             if len(self.replay) < config.learning_starts or self.replay.added < (self.learner.longest + 1) * n:
                 continue
-            if learnt:  # what was paid for the steps before may be worth something else now
+            if changed:  # the reward has learned: earlier steps may have other rewards now
                 self._watch_head()
             self._pending += n * config.train_ratio / (config.batch_size * config.batch_length)
             while self._pending >= 1:
@@ -150,16 +152,14 @@ class WorldModel(BaseAgent):
         pixels = {key: to(image) for key, image in self.encoding.pixels(obs).items()}
         return self.learner.think(to(self.encoding.vector(obs)), pixels, to(began), state, deterministic)
 
-    # ------------------------------------------------------------------ the reward's head
-
     def head_gap(self) -> float:
-        """How far the reward head is off on this rollout, in the replay's deviations; 0 if all is paid alike."""
+        """Error of the reward head on this rollout, in the replay's deviations; 0 if all rewards are equal."""
         if not self._recent:
             return 0.0
         to, batches = functools.partial(torch.as_tensor, device=self.device), [batch for batch, _ in self._recent]
         images = [self.encoding.pixels(batch.obs) for batch in batches]
         valid = np.stack([batch.valid for batch in batches])
-        seen = Observed(
+        observed = Observed(
             to(np.stack([self.encoding.vector(batch.obs) for batch in batches])),
             {key: to(np.stack([image[key] for image in images])) for key in images[0]},
             torch.stack([action for _, action in self._recent]),
@@ -169,12 +169,12 @@ class WorldModel(BaseAgent):
         count = min(int(valid.sum()), len(self.replay))
         if not count:
             return 0.0
-        paid = self.replay.newest(count).reward
-        spread = float(torch.cat([paid, self.replay.sample(SPREAD).reward]).std(correction=0))
-        return self.learner.head_error(seen, paid) / spread if spread > 0 else 0.0
+        reward = self.replay.newest(count).reward
+        spread = float(torch.cat([reward, self.replay.sample(SPREAD).reward]).std(correction=0))
+        return self.learner.head_error(observed, reward) / spread if spread > 0 else 0.0
 
     def _watch_head(self) -> float:
-        """Measure it; a jump means that the reward is another, and the head is refitted before the policy dreams on."""
+        """Measure the gap; a jump means that the reward has changed, and the head is refitted first."""
         gap = self.head_gap()
         if self._usual and gap > max(LARGE, JUMP * self._usual):
             self.learner.refit(self.replay)
@@ -204,10 +204,8 @@ class WorldModel(BaseAgent):
         self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
         super().dump_logs(iteration)
 
-    # ------------------------------------------------------------------ acting and files
-
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The state is what the world model remembers, float32 (B, S)."""
+        """The state is the cell's and the behaviour's, float32 (B, S)."""
         n = len(starts)
         parts = self.learner.initial(n)
         if state is not None:
@@ -224,9 +222,166 @@ class WorldModel(BaseAgent):
 
 
 def _notes(scorer: Any) -> list[str]:
-    """What is worth saying of a reward that is paid in dreams."""
-    shown = sorted({"frame", "text", "signals"} & set(scorer.requires))
-    if not shown and scorer.relabelable:
+    """A sentence for the user about a reward that cannot be evaluated in imagination."""
+    modalities = sorted({"frame", "text", "signals"} & set(scorer.requires))
+    if not modalities and scorer.relabelable:
         return []
-    reads = f"reads {', '.join(shown)}" if shown else "remembers the episode"
-    return [f"the reward {reads}, which is not imagined: dreams are paid by its head; see train/head_gap"]
+    reads = f"reads {', '.join(modalities)}" if modalities else "depends on the episode before"
+    return [f"the reward {reads}, which is not imagined: imagined rewards are its head's; see train/head_gap"]
+
+
+class Observed(NamedTuple):
+    """Real sequences, time first; without rewards."""
+
+    vector: Tensor  # (T, N, D)
+    pixels: dict[str, Tensor]  # key -> uint8 (T, N, C, H, W)
+    action: Tensor  # (T, N, A)
+    first: Tensor  # bool (T, N)
+    valid: Tensor  # bool (T, N)
+
+
+class WorldLearner(nn.Module):
+    """A `LatentModel` and a behaviour: `ImagActorCritic`, `LatentMPC` or `LatentTD3`.
+
+    Attributes:
+        generator: draws latents and actions.
+        flats: parameters as vectors, by name.
+        sums, counts: metrics summed where they are computed, to be read when they are logged.
+        length: steps of sampled sequences; longest: those that must be in the replay.
+
+    Raises:
+        ValueError: for a behaviour that cannot choose such actions.
+    """
+
+    def __init__(self, config: Any, encoding: SpaceEncoding, *, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self.config = config
+        self.generator = torch.Generator(device).manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.world = LatentModel(encoding, config, self.generator)
+            self.behaviour: Any = self._behaviour(encoding, seed)
+        self.to(device)
+        self.flats: dict[str, Flat] = {**self.world.flats(), **self.behaviour.flats()}
+        self.length = config.batch_length + config.unroll
+        self.longest = max(self.length, config.n_step + 1)
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def _behaviour(self, encoding: SpaceEncoding, seed: int) -> Any:
+        config, features, discrete = self.config, self.world.cell.size, encoding.discrete
+        if config.behaviour == "imag_ac":
+            return ImagActorCritic(config, features, encoding.action_size, discrete, self.generator)
+        if config.behaviour == "td3":
+            return LatentTD3(config, features, encoding.action_size, discrete, self.generator, seed)
+        if discrete:
+            raise ValueError(
+                f'agent.behaviour="mppi" plans continuous actions, not {encoding.action_space}; give '
+                "agent.preset=mrq or agent.preset=r2dreamer"
+            )
+        return LatentMPC(config, encoding, features, self.generator, seed)
+
+    def initial(self, n: int) -> State:
+        """The states of N environments before their episodes: parts (N, ...)."""
+        with torch.no_grad():
+            return {**self.world.cell.initial(n), **self.behaviour.initial(n)}
+
+    @torch.no_grad()
+    def think(
+        self, vector: Tensor, pixels: dict[str, Tensor], first: Tensor, state: State, deterministic: bool = False
+    ) -> tuple[Tensor, State]:
+        """Update the state by observations, choose actions, and predict the next state.
+
+        Args:
+            vector: (N, D), the numbers.
+            pixels: (N, C, H, W), the images.
+            first: bool (N,), where an episode begins.
+            state: parts (N, ...), from the step before.
+            deterministic: whether latents and actions are the likeliest.
+
+        Returns:
+            Actions (N, A) in [-1, 1] or one-hot, and the next state.
+        """
+        cell = self.world.cell
+        embed = self.world.encoder(vector, pixels)[None]
+        unread = embed.new_zeros(1, len(first), self.world.encoding.action_size)
+        expected = {name: state[name] for name in cell.sizes}
+        states, _ = cell.observe(embed, unread, first[None], expected, sample=not deterministic)
+        now = {name: part[0] for name, part in states.items()}
+        memory = {}
+        for name, empty in self.behaviour.initial(len(first)).items():
+            memory[name] = torch.where(first.view(-1, *[1] * (empty.dim() - 1)), empty, state[name])
+        action, memory = self.behaviour.act(self.world, now, memory, deterministic)
+        action = action.clamp(-1, 1)
+        expected = cell.step(now, action, sample=False) if "h" in now else now
+        return action, {**expected, **memory}
+
+    def update(self, replay: Replay) -> None:
+        """Updates of the model and the behaviour from a minibatch."""
+        config, behaviour, size = self.config, self.behaviour, self.config.batch_size
+        replayed = None
+        if config.behaviour == "td3":
+            fits = behaviour.model_updates()
+            if fits:
+                behaviour.begin_burst(self.world, replay.sequences(size, self.length).reward)
+            for _ in range(fits):
+                self._fit(replay.sequences(size, self.length))
+            sequences = replay.sequences(size, config.n_step + 1)
+        else:
+            sequences = replay.sequences(size, self.length)
+            replayed = self._fit(sequences)
+            if config.sampling == "dfs":
+                sequences = replay.sequences(size, self.length, imagine=True)
+                replayed = self.world.replayed(sequences)
+        self._note(behaviour.update(self.world, sequences, replayed))
+        if config.sampling == "lap":
+            replay.sampler.set_priority(*behaviour.errors)
+
+    def _fit(self, sequences: Sequences) -> Replayed:
+        """A gradient step of the model."""
+        config, joint = self.config, self.behaviour.joint
+        moved = ["model", "reward", *(["critic"] if joint else [])]
+        for name in moved:
+            self.flats[name].grad.zero_()
+        loss, replayed = self.world.loss(sequences, self.behaviour.value_loss if joint else None)
+        loss.backward()
+        for name in moved:
+            rate = config.critic_learning_rate if name == "critic" else config.model_learning_rate
+            self.flats[name].step(rate, config.max_grad_norm)
+        self._note({f"{name}_loss": value for name, value in self.world.metrics.items()})
+        return replayed
+
+    def refit(self, replay: Replay) -> None:
+        """Gradient steps of the reward head alone, `config.refit` of them."""
+        flat, config = self.flats["reward"], self.config
+        for _ in range(config.refit):
+            replayed = self.world.replayed(replay.sequences(config.batch_size, self.length))
+            loss = self.world.reward_loss(replayed.features, replayed.action, replayed.reward)[replayed.valid].mean()
+            flat.grad.zero_()
+            loss.backward()
+            flat.step(config.model_learning_rate, config.max_grad_norm)
+
+    @torch.no_grad()
+    def head_error(self, observed: Observed, reward: Tensor) -> float:
+        """Root mean square error of the reward head on the newest valid steps in time order, rewards (B,)."""
+        embed = self.world.encoder(observed.vector, observed.pixels)
+        states, _ = self.world.cell.observe(embed, observed.action, observed.first)
+        predicted = self.world.reward(self.world.cell.features(states), observed.action)[observed.valid]
+        return float((predicted[-len(reward) :] - reward).square().mean().sqrt())
+
+    def _note(self, metrics: dict[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last time."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.sums.clear()
+        self.counts.clear()
+        return means
+
+    def finite(self) -> bool:
+        """Whether weights and metrics hold neither NaN nor infinity."""
+        numbers = [*(flat.value.sum() for flat in self.flats.values()), *self.sums.values()]
+        return bool(torch.isfinite(torch.stack(numbers)).all())

@@ -35,7 +35,7 @@ from agents.networks.heads import TwoHot
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.weights import Stateful
+from agents.state import Stateful
 from agents.world_model.imag_ac import LatentPolicy, Replayed, ReturnRange
 
 DECAY = 0.5  # weight of each further step

@@ -122,7 +122,7 @@ class LatentTD3(nn.Module):
         return action, memory
 
     def model_updates(self) -> int:
-        """Gradient steps of the model before this update: it learns in bursts, between which the values' inputs stay."""
+        """Gradient steps of the model before this update: bursts, between which the values' inputs stay."""
         return self.config.burst if self.updates % self.config.burst == 0 else 0
 
     def begin_burst(self, world: Any, reward: Tensor) -> None:

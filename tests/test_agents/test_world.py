@@ -10,7 +10,7 @@ from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.agent import WorldModel
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.learner import WorldLearner
+from agents.world_model.agent import WorldLearner
 from agents.world_model.mpc import LatentDynamics
 from agents.world_model.td3 import joint
 
