@@ -8,9 +8,8 @@ from gymnasium import spaces
 import envs.make
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
-from agents.world_model.agent import WorldModel
+from agents.world_model.agent import WorldLearner, WorldModel
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.agent import WorldLearner
 from agents.world_model.mpc import LatentDynamics
 from agents.world_model.td3 import joint
 
