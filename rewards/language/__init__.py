@@ -1,1 +1,1 @@
-"""Rewards from what is said about a state: judges say which captions tell of progress, a model finds the reward."""
+"""Rewards from language: captions judged for progress, goals and subgoals in sentences, code that a model writes."""

@@ -2,15 +2,15 @@
 
     r(s') = value(caption of s') / N_ep(caption)^beta
 
-N_ep counts the visits of this episode, this one too, so repeating a caption cannot be farmed: with beta = 3 it yields at
-most zeta(3) = 1.202 times its value in one episode. The reward of a state without a caption ("") is 0, and it is not
+N_ep counts the visits of this episode, this one too, so repeating a caption cannot be farmed: with beta = 3 it yields
+at most zeta(3) = 1.202 times its value in one episode. The reward of a state without a caption ("") is 0, and it is not
 counted.
 
 Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
 arXiv 2410.23022, section 2; the decay stems from Klissarov et al. 2023, "Motif", arXiv 2310.00166, section 3.
 Differences:
   - the caption is that of the state an action led to; both sources reward the one it was taken in, a step too late;
-  - a replay buffer keeps N_ep beside a transition (`recalls`), so an old transition is relabelled with the newest value;
+  - a replay buffer keeps N_ep beside a transition (`recalls`), so old transitions are relabelled with the newest value;
   - an episode remembers its newest `EPISODE` captions;
   - `alike=numbers` counts captions that differ in their numbers alone as one, whatever the value of each.
 When it fails: captions that never repeat (clocks, counters) are never decayed, unless `alike` takes them for one.

@@ -38,10 +38,10 @@ from rewards.language.advisor import VERSION, Advisor
 from rewards.language.captioned import key
 from rewards.llm.store import AnswerStore, Label, read_rows
 
-TOLD = 32  # distinct captions of an episode that make its situation
+RECENT = 32  # distinct captions of an episode that make its situation
 WIDTH = 384  # numbers of a sentence's embedding
 CACHE = 1 << 14  # captions that are cached
-_ODD = np.random.default_rng(0x5EED).integers(0, 2**64, TOLD, dtype=np.uint64) | np.uint64(1)
+_ODD = np.random.default_rng(0x5EED).integers(0, 2**64, RECENT, dtype=np.uint64) | np.uint64(1)
 CRAFTER = {  # an event in a caption -> the goal that leads there, in an order in which they can be reached
     "collected wood": "collect wood from a tree",
     "placed a table": "collect more wood and place a table",
@@ -75,7 +75,7 @@ class GuidanceConfig(RewardConfig):
     weight: Any = setting(0.0, "of the rise of comprehension; 0 guides without a reward, as the source does")
     goals: str = setting(
         "rules",
-        "where goals come from: `rules` (written by hand, for Crafter), `openai` (a language model behind any server with "
+        "where goals come from: `rules` (written by hand, for Crafter), `openai` (a language model behind a server with "
         "OpenAI's chat completions), `recorded` (the file of `answers`), `none` (the control: no goal ever)",
         choices=("rules", "openai", "recorded", "none"),
     )
@@ -104,7 +104,7 @@ class GuidanceConfig(RewardConfig):
 
 
 class Guidance(Reward):
-    """guide(s) = W e(goal); r(s') = c(s') - c(s), c the likeness of what was told since to the goal."""
+    """guide(s) = W e(goal); r(s') = c(s') - c(s), c the similarity of the captions since to the goal."""
 
     Config = GuidanceConfig
     config: GuidanceConfig
@@ -125,7 +125,7 @@ class Guidance(Reward):
         drawn = np.eye(WIDTH) if whole else rng.normal(0, config.features**-0.5, (WIDTH, config.features))
         self._projection = drawn.astype(np.float32)
         self._plan = np.array([key(event) for event in CRAFTER] if config.goals == "rules" else [], np.uint64)
-        self._told: dict[int, str] = {}  # key of a caption -> the caption
+        self._captions: dict[int, str] = {}  # key -> caption
         self._memory: Memory = None  # of the environments that are learnt from
         self._counts, self._problem = {"answered": 0, "failed": 0}, ""
         self._set_goals(["", *(CRAFTER.values() if len(self._plan) else ())], {})
@@ -139,12 +139,12 @@ class Guidance(Reward):
         self._advisor = Advisor(config.model, config.url, config.key, config.goal) if config.goals == "openai" else None
 
     def initial_memory(self, n: int) -> Memory:
-        told, asked = np.zeros((n, TOLD), np.uint64), np.zeros(n, np.uint64)
+        recent, asked = np.zeros((n, RECENT), np.uint64), np.zeros(n, np.uint64)
         return {
-            "goal": self._named(told, asked, np.zeros(n, np.int64)),  # number of the goal, 0 for none
-            "told": told,  # keys of the latest distinct captions, newest last
+            "goal": self._named(recent, asked, np.zeros(n, np.int64)),  # number of the goal, 0 for none
+            "recent": recent,  # keys of the latest distinct captions, newest last
             "asked": asked,  # the situation that the goal was asked for
-            "since": np.zeros((n, WIDTH), np.float32),  # sum of what was told since the goal was given
+            "since": np.zeros((n, WIDTH), np.float32),  # sum of the captions since the goal was given
             "comprehension": np.zeros(n, np.float32),
         }
 
@@ -154,31 +154,31 @@ class Guidance(Reward):
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
         assert batch.text is not None
-        told, since, goal = memory["told"], memory["since"], memory["goal"]
+        recent, since, goal = memory["recent"], memory["since"], memory["goal"]
         asked, comprehension = memory["asked"], memory["comprehension"]
         rows = np.flatnonzero(batch.text != "")
         if len(rows):
-            told, since = told.copy(), since.copy()
+            recent, since = recent.copy(), since.copy()
             parts = [_read(text) for text in batch.text[rows]]
             since[rows] += np.stack([meaning for _, meaning in parts])
             for codes in itertools.zip_longest(*(codes for codes, _ in parts), fillvalue=0):
-                told[rows] = _newest(told[rows], np.array(codes, np.uint64))
+                recent[rows] = _newest(recent[rows], np.array(codes, np.uint64))
             comprehension = _cosine(self._meanings[goal], since)
         rise = comprehension - memory["comprehension"]
         renewed = (batch.step + 1) % self.every == 0
         if renewed.any():
-            asked = np.where(renewed, _situation(told), asked)
-        named = self._named(told, asked, goal, renewed)
+            asked = np.where(renewed, _situation(recent), asked)
+        named = self._named(recent, asked, goal, renewed)
         fresh = named != goal
         if fresh.any():
             since = np.where(fresh[:, None], np.float32(0), since)
             comprehension = np.where(fresh, np.float32(0), comprehension)
-        return rise, {"goal": named, "told": told, "asked": asked, "since": since, "comprehension": comprehension}
+        return rise, {"goal": named, "recent": recent, "asked": asked, "since": since, "comprehension": comprehension}
 
-    def _named(self, told: np.ndarray, asked: np.ndarray, goal: np.ndarray, renewed: Any = True) -> np.ndarray:
-        """The goal of each environment from now on, int64 (N,): the answer to what was asked, else the last one."""
+    def _named(self, recent: np.ndarray, asked: np.ndarray, goal: np.ndarray, renewed: Any = True) -> np.ndarray:
+        """The goal of each environment from now on, int64 (N,): the answer for its situation, else the last one."""
         if len(self._plan):
-            seen = (told[:, :, None] == self._plan).any(axis=1)
+            seen = (recent[:, :, None] == self._plan).any(axis=1)
             first = np.where(seen.all(axis=1), 0, seen.argmin(axis=1) + 1)
             reached = (goal > 0) & seen[np.arange(len(goal)), goal - 1]
             return np.where(renewed | reached, first, goal)
@@ -231,7 +231,7 @@ class Guidance(Reward):
         return {
             "goals": list(self._goals),
             "answers": {"keys": self._keys, "numbers": self._numbers},
-            "told": list(self._told.values()),
+            "captions": list(self._captions.values()),
             "memory": self._memory,
             "counts": dict(self._counts),
         }
@@ -239,7 +239,7 @@ class Guidance(Reward):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         numbers = np.array(state["answers"]["numbers"], np.int64).tolist()
         self._set_goals(list(state["goals"]), dict(zip(np.array(state["answers"]["keys"]).tolist(), numbers)))
-        self._told = {key(text): text for text in state["told"]}
+        self._captions = {key(text): text for text in state["captions"]}
         memory = state["memory"]
         self._memory = None if memory is None else {name: np.array(value) for name, value in memory.items()}
         self._counts.update(state["counts"])
@@ -265,15 +265,15 @@ class Guidance(Reward):
         self._numbers = np.array([answers[asked] for asked in sorted(answers)], np.int64)
 
     def _ask(self, advisor: Advisor, texts: np.ndarray, before: Memory, after: Memory, valid: np.ndarray) -> None:
-        """Remember what was told, and ask about the situations that are new."""
-        if len(self._told) > CACHE:
-            self._told.clear()
-        self._told.update((key(part), part) for text in set(texts[valid]) for part in _parts(text))
+        """Remember the captions, and ask about the situations that are new."""
+        if len(self._captions) > CACHE:
+            self._captions.clear()
+        self._captions.update((key(part), part) for text in set(texts[valid]) for part in _parts(text))
         new = valid & (after["asked"] != before["asked"]) & ~np.isin(after["asked"], self._keys)
         for row in np.flatnonzero(new):
-            codes = [code for code in after["told"][row].tolist() if code]
-            if all(code in self._told for code in codes):
-                advisor.offer([self._told[code] for code in codes])
+            codes = [code for code in after["recent"][row].tolist() if code]
+            if all(code in self._captions for code in codes):
+                advisor.offer([self._captions[code] for code in codes])
 
     def _collect(self, advisor: Advisor) -> None:
         """Take in the answers that came, and keep them."""
@@ -292,13 +292,13 @@ class Guidance(Reward):
 
 
 def _parts(text: str) -> list[str]:
-    """What a caption tells, one event each."""
+    """The events of a caption."""
     return text.split("; ")
 
 
 @functools.lru_cache(CACHE)
 def _read(text: str) -> tuple[tuple[int, ...], np.ndarray]:
-    """Keys of what a caption tells, and the sum of its meanings, float32 (WIDTH,)."""
+    """Keys of a caption's events, and the sum of their embeddings, float32 (WIDTH,)."""
     parts = _parts(text)
     return tuple(map(key, parts)), np.stack([meaning(part) for part in parts]).sum(axis=0)
 
@@ -311,24 +311,24 @@ def meaning(text: str) -> np.ndarray:
     return encode([text])[0] if text else np.zeros(WIDTH, np.float32)
 
 
-def _newest(told: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Keys told (N, TOLD), with `codes` (N,) moved or put to the end, the oldest dropped; 0 changes nothing."""
-    same = told == codes[:, None]
+def _newest(recent: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Recent keys (N, RECENT), with `codes` (N,) moved or put to the end, the oldest dropped; 0 changes nothing."""
+    same = recent == codes[:, None]
     gone = np.where(same.any(axis=1), same.argmax(axis=1), 0)  # without a match the oldest
-    place = np.arange(TOLD - 1)
-    kept = np.take_along_axis(told, place + (place >= gone[:, None]), axis=1)
-    return np.where(codes[:, None] == 0, told, np.concatenate([kept, codes[:, None]], axis=1))
+    place = np.arange(RECENT - 1)
+    kept = np.take_along_axis(recent, place + (place >= gone[:, None]), axis=1)
+    return np.where(codes[:, None] == 0, recent, np.concatenate([kept, codes[:, None]], axis=1))
 
 
-def _situation(told: np.ndarray) -> np.ndarray:
-    """A number for each row of keys (N, TOLD), uint64 (N,); 0 where nothing was told."""
-    return (told * _ODD).sum(axis=1, dtype=np.uint64)
+def _situation(recent: np.ndarray) -> np.ndarray:
+    """A number for each row of keys (N, RECENT), uint64 (N,); 0 without any."""
+    return (recent * _ODD).sum(axis=1, dtype=np.uint64)
 
 
-def _cosine(goal: np.ndarray, told: np.ndarray) -> np.ndarray:
-    """Likeness of each goal, of length 1 or 0, to what was told, both (N, WIDTH); 0 where either is nothing."""
-    length = np.sqrt(np.square(told).sum(axis=1))
-    return (goal * told).sum(axis=1) / np.maximum(length, np.float32(1e-6))
+def _cosine(goal: np.ndarray, since: np.ndarray) -> np.ndarray:
+    """Similarity of each goal, of length 1 or 0, to the captions since, both (N, WIDTH); 0 where either is 0."""
+    length = np.sqrt(np.square(since).sum(axis=1))
+    return (goal * since).sum(axis=1) / np.maximum(length, np.float32(1e-6))
 
 
 def _answer(row: Mapping[str, Any]) -> tuple[int, str]:
@@ -341,7 +341,7 @@ def _answer(row: Mapping[str, Any]) -> tuple[int, str]:
 
 def _situation_of(events: Iterable[str]) -> int:
     """The number of the situation in which these events were the latest, the newest last."""
-    keys = np.zeros((1, TOLD), np.uint64)
+    keys = np.zeros((1, RECENT), np.uint64)
     for text in events:
         keys = _newest(keys, np.array([key(str(text))], np.uint64))
     return int(_situation(keys)[0])

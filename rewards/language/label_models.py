@@ -1,4 +1,4 @@
-"""What is learnt from labels of texts: one number a text, fitted to labels (a classifier) or to pairs (a ranking).
+"""Tables of captions and labels, and the models learnt from them: one number a text, fitted to labels or to pairs.
 
     labels   y in [0, 1]   L = -w(y) (y log p + (1 - y) log(1 - p)),  p = sigmoid(f(text)),  w by inverse frequency
     pairs    y in [0, 1]   L = the same with p = sigmoid(f(second) - f(first)): Bradley and Terry's model, 0.5 for ties
@@ -16,15 +16,18 @@ Differences:
   - the rarer class weighs more, at most `CAP` times;
   - `ngrams` reads a number in its n-grams as so many digits, so that texts which differ by a counter are alike; the
     number itself is one word among the others. Buckets that were never learnt add nothing.
-When it fails: labels that hang on a number or on the order of words; fewer labels than kinds of texts.
+When it fails: labels that depend on a number or on the order of words; fewer labels than kinds of texts; a caption that
+comes back after `capacity` others is counted as new.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,11 +36,108 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
+from rewards.llm.store import Item
+
 ENCODERS = ("ngrams", "charcnn")
 BUCKETS, WIDTH = 4096, 32  # of hashed n-grams; numbers for each
 LENGTH = 256  # bytes of a text that the convolutions read; n-grams are taken from four times as many characters
 CAP = 10.0  # most that a label of the rarer class weighs
 PIECE = 1024  # texts predicted at a time, to bound memory
+MOST = 100_000  # labels kept; a full table drops the oldest
+HELD_FROM = 100  # labels before any is held out: the first few are too precious
+HELD = 10  # one label in so many is held out then
+HELD_OUT = 1000  # labels held out that are looked at, at most
+
+
+class CaptionTable:
+    """Captions met, least recent first, with their counts; beyond `capacity` the least recent are forgotten.
+
+    Attributes:
+        now: transitions seen.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.now = capacity, 0
+        self.counts: dict[str, int] = {}  # in the order in which they were last met
+
+    def see(self, counts: Mapping[str, int], transitions: int) -> None:
+        """Count the captions of so many transitions; none of them is empty."""
+        self.now += transitions
+        for text, count in counts.items():
+            self.counts[text] = self.counts.pop(text, 0) + count
+        surplus = len(self.counts) - self.capacity
+        for text in list(itertools.islice(self.counts, max(surplus, 0))):
+            del self.counts[text]
+
+    def newest(self, count: int) -> list[str]:
+        """The captions met last, at most `count`."""
+        return list(itertools.islice(reversed(self.counts), count))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"now": self.now, "texts": list(self.counts), "counts": list(self.counts.values())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.now = int(state["now"])
+        self.counts = dict(zip(state["texts"], map(int, state["counts"])))
+
+
+class LabelTable:
+    """Labels of texts, or of pairs of them: in [0, 1], NaN where the judge was unsure.
+
+    One in ten is held out by the hash of its item, once there are a hundred: to measure with, not to learn from.
+
+    Attributes:
+        values: item -> label, the oldest first.
+        texts: every text that has a label, alone or in a pair.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[Item, float] = {}
+        self.texts: set[str] = set()
+        self._held: set[Item] = set()
+
+    def add(self, item: Item, value: float) -> None:
+        """Take in an answer; a second one about an item replaces the first."""
+        if item not in self.values and len(self.values) >= HELD_FROM and crc(item) % HELD == 0:
+            self._held.add(item)
+        self.values[item] = value
+        self.texts.update(texts_in(item))
+        if len(self.values) > MOST:
+            oldest = next(iter(self.values))
+            del self.values[oldest]
+            self._held.discard(oldest)
+            self.texts.difference_update([oldest] if isinstance(oldest, str) else ())  # a text may be in other pairs
+
+    def sure(self, held: bool = False) -> tuple[list[Item], np.ndarray]:
+        """Items with a label to learn from, or those that are held out; and their labels, float64 (B,)."""
+        found = [(i, v) for i, v in self.values.items() if (i in self._held) == held and not math.isnan(v)]
+        return [item for item, _ in found], np.array([value for _, value in found])
+
+    def metrics(self) -> dict[str, float]:
+        """How many labels are sure, how many of those above 0.5."""
+        values = np.fromiter(self.values.values(), np.float64, len(self.values))
+        return {"labels": float(len(values) - np.isnan(values).sum()), "positives": float((values > 0.5).sum())}
+
+    def state_dict(self) -> dict[str, Any]:
+        items = [item if isinstance(item, str) else list(item) for item in self.values]
+        held = np.array([item in self._held for item in self.values], bool)
+        return {"items": items, "values": np.array(list(self.values.values())), "held": held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        items = [item if isinstance(item, str) else tuple(item) for item in state["items"]]
+        self.values = dict(zip(items, np.asarray(state["values"]).tolist()))
+        self._held = set(itertools.compress(items, state["held"]))
+        self.texts = {text for item in items for text in texts_in(item)}
+
+
+def texts_in(item: Item) -> tuple[str, ...]:
+    """The one text of an item, or the two of a pair."""
+    return (item,) if isinstance(item, str) else item
+
+
+def crc(item: Item) -> int:
+    """A checksum of an item, equal in every process."""
+    return zlib.crc32("\0".join(texts_in(item)).encode("utf-8", "surrogatepass"))
 
 
 @functools.lru_cache(1 << 16)
@@ -83,42 +183,32 @@ class LabelModel:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=learning_rate, fused=True)
 
     @torch.no_grad()
-    def predict(self, texts: Sequence[str]) -> np.ndarray:
-        """f of B texts, float32 (B,)."""
-        pieces = [self._f(texts[start : start + PIECE]).cpu().numpy() for start in range(0, len(texts), PIECE)]
+    def predict(self, items: Sequence[Item]) -> np.ndarray:
+        """f of B texts, or f(second) - f(first) of B pairs, float32 (B,)."""
+        if len(items) and not isinstance(items[0], str):
+            first, second = zip(*items)
+            return self.predict(second) - self.predict(first)
+        pieces = [self._f(items[start : start + PIECE]).cpu().numpy() for start in range(0, len(items), PIECE)]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
-    def fit(self, texts: Sequence[str], labels: np.ndarray, steps: int) -> float:
-        """Take `steps` towards labels in [0, 1], (B,), of B texts; returns the mean loss."""
-        positive = float(np.mean(labels))
-        # a label's weight is 1 / (2 share of its class), so that both classes count alike
-        weights = np.minimum(0.5 / np.maximum([1 - positive, positive], 1e-9), CAP)
-        weight = weights[0] + (weights[1] - weights[0]) * labels
+    def fit(self, items: Sequence[Item], labels: np.ndarray, steps: int) -> float:
+        """Take `steps` towards labels in [0, 1], (B,), of B texts, or of pairs: 1 where the second is better.
 
-        def loss(rows: np.ndarray, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            return binary_cross_entropy_with_logits(self._f([texts[row] for row in rows]), y, w)
-
-        return self._descend(loss, labels, weight, steps)
-
-    def fit_pairs(self, first: Sequence[str], second: Sequence[str], labels: np.ndarray, steps: int) -> float:
-        """Take `steps` towards preferences in [0, 1], (B,), 1 where the second is better; returns the mean loss."""
-
-        def loss(rows: np.ndarray, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            one, two = self._f([first[row] for row in rows] + [second[row] for row in rows]).chunk(2)
-            return binary_cross_entropy_with_logits(two - one, y, w)
-
-        return self._descend(loss, labels, np.ones(len(labels)), steps)
-
-    def _f(self, texts: Sequence[str]) -> torch.Tensor:
-        return self.net(*(x.to(self.device) for x in self.net.read(texts)))
-
-    def _descend(self, loss: Any, labels: np.ndarray, weight: np.ndarray, steps: int) -> float:
-        total, count = 0.0, len(labels)
+        Returns:
+            The mean loss.
+        """
+        weight, count = np.ones(len(labels)), len(labels)
+        if isinstance(items[0], str):
+            positive = float(np.mean(labels))
+            # a label's weight is 1 / (2 share of its class), so that both classes count alike
+            weights = np.minimum(0.5 / np.maximum([1 - positive, positive], 1e-9), CAP)
+            weight = weights[0] + (weights[1] - weights[0]) * labels
+        total = 0.0
         self.net.train()
         for _ in range(steps):
             rows = np.arange(count) if count <= self.batch_size else self.rng.integers(count, size=self.batch_size)
             y, w = (torch.as_tensor(x[rows], dtype=torch.float32, device=self.device) for x in (labels, weight))
-            value = loss(rows, y, w)
+            value = binary_cross_entropy_with_logits(self._f([items[row] for row in rows]), y, w)
             self.optimizer.zero_grad()
             value.backward()
             nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
@@ -127,6 +217,22 @@ class LabelModel:
         self.net.eval()
         self.steps += steps
         return total / max(steps, 1)
+
+    def accuracy(self, items: Sequence[Item], labels: np.ndarray) -> float | None:
+        """Share of the newest labels (B,) that the model agrees with, ties aside; None where there are none."""
+        decided = np.flatnonzero(labels != 0.5)[-HELD_OUT:]
+        if len(decided) == 0:
+            return None
+        return float(((self.predict([items[row] for row in decided]) > 0) == (labels[decided] > 0.5)).mean())
+
+    def _f(self, items: Sequence[Item]) -> torch.Tensor:
+        pairs = not isinstance(items[0], str)
+        texts: Any = [first for first, _ in items] + [second for _, second in items] if pairs else items
+        f = self.net(*(x.to(self.device) for x in self.net.read(texts)))
+        if not pairs:
+            return f
+        first, second = f.chunk(2)
+        return second - first
 
     def state_dict(self) -> dict[str, Any]:
         return {

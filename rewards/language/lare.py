@@ -174,7 +174,7 @@ class LaRe(Learned):
         return {**self._surprise(fresh), **self._fit(), "episodes": float(len(self.episodes))}
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
-        """What psi looks at in flat transitions: rows (N, size) to be whitened, and actions (N, A), A = 0 with phi."""
+        """Inputs of psi for flat transitions: rows (N, size) to be whitened, and actions (N, A), A = 0 with phi."""
         rows, actions = self.rows(batch.obs), self.actions(batch.action).cpu().numpy()
         if self.phi is None:
             return rows, actions

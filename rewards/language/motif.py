@@ -32,10 +32,9 @@ import numpy as np
 
 from envs.settings import setting
 from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
-from rewards.language.labels import Item
-from rewards.language.oni import accuracy, fit
+from rewards.language.label_models import ENCODERS, LabelModel, Normaliser, texts_in
 from rewards.llm.judges.recorded import RecordedLabels
+from rewards.llm.store import Item
 
 LEAST_STEPS = 100  # gradient steps on however few labels
 
@@ -131,14 +130,14 @@ def _fitted(
     learnt = labels[train]
     if (pairs and not (learnt != 0.5).any()) or (not pairs and len(set(learnt > 0.5)) < 2):
         raise ValueError(
-            f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption from another; give labels of "
-            "both kinds"
+            f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption from another; give "
+            "labels of both kinds"
         )
     model = LabelModel(encoder, learning_rate=learning_rate, batch_size=batch_size, seed=seed, device=device)
     steps = max(epochs * math.ceil(len(train) / batch_size), LEAST_STEPS)
-    fit(model, [items[row] for row in train], learnt, steps)
-    texts = sorted({text for item in items for text in ((item,) if isinstance(item, str) else item)})
-    right = accuracy(model, [items[row] for row in test], labels[test])
+    model.fit([items[row] for row in train], learnt, steps)
+    texts = sorted({text for item in items for text in texts_in(item)})
+    right = model.accuracy([items[row] for row in test], labels[test])
     about = (
         f"learnt from {len(items):,} {'pairs' if pairs else 'labels'} of {len(texts):,} captions in {path}; the "
         "judgement is that of their author"

@@ -18,8 +18,8 @@ Differences:
     negative;
   - an unsure judge gives no label to learn from (retrieval gives 0); a failed question is asked again (the code caches
     an answer that it cannot read as "bad" for good). Empty captions are neither judged nor rewarded;
-  - which captions to ask about first: what is frequent, what is new (the code's way, which drowns in captions that never repeat),
-    or what the model is least sure of;
+  - which captions are asked about first: frequent ones, new ones (the code's way, which drowns in captions that never
+    repeat), or those that the model is least sure of;
   - pairs are drawn from a bounded table of distinct captions (the code keeps every tenth observation for ever); tables,
     model and queue are saved;
   - gradient steps are taken only when labels came; some labels are held out to measure with.
@@ -39,15 +39,14 @@ import numpy as np
 from envs.settings import setting
 from envs.types import Transitions
 from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
-from rewards.language.labels import Item, Labels, Met, crc
+from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc, texts_in
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import check_judge
+from rewards.llm.store import Item
 
 MODELS = ("retrieval", "classification", "ranking", "count")
 MANY = 25_000  # labels from which one gradient step is taken at a time
 CAPTIONS = 2048  # captions met last, by which a ranking is normalised
-HELD_OUT = 1000  # labels held out that are looked at, at most
 
 
 @dataclass
@@ -73,8 +72,8 @@ class ONIConfig(CaptionedConfig):
     )
     select: str = setting(
         "frequency",
-        "which captions are asked about first: `frequency` the most met, `novelty` the newest, `uncertainty` where the model is "
-        "least sure [novelty]",
+        "which captions are asked about first: `frequency` the most met, `novelty` the newest, `uncertainty` where the "
+        "model is least sure [novelty]",
         choices=("frequency", "novelty", "uncertainty"),
     )
     clock: str = setting(
@@ -115,7 +114,7 @@ class ONI(Captioned):
     def build(self) -> None:
         super().build()
         config = self.config
-        self.met, self.labels = Met(config.capacity), Labels()
+        self.met, self.labels = CaptionTable(config.capacity), LabelTable()
         self.annotator = None if config.model == "count" else _annotator(config, self.seed)
         if config.model in ("classification", "ranking"):
             learning: dict[str, Any] = {"learning_rate": config.learning_rate, "batch_size": config.batch_size}
@@ -209,15 +208,10 @@ class ONI(Captioned):
 
     def _priority(self, items: list[Item]) -> list[float] | None:
         """Priority of each answer, as `select` says; None for equal ones."""
-        pairs = self.config.model == "ranking"
         if self.config.select == "frequency":
-            counts = self.met.counts
-            return [float(sum(counts.get(text, 0) for text in (item if pairs else [item]))) for item in items]
+            return [float(sum(self.met.counts.get(text, 0) for text in texts_in(item))) for item in items]
         if self.config.select == "novelty" or self.model.steps == 0 or not items:
             return None
-        if pairs:
-            first, second = (self.model.predict(texts) for texts in zip(*items))
-            return (0.5 - np.abs(chance(second - first) - 0.5)).tolist()
         return (0.5 - np.abs(chance(self.model.predict(items)) - 0.5)).tolist()
 
     def _learn(self) -> dict[str, float]:
@@ -232,33 +226,11 @@ class ONI(Captioned):
                 return {}
         elif min((labels > 0.5).sum(), (labels <= 0.5).sum()) < few:
             return {}
-        loss = fit(self.model, items, labels, self.config.steps if len(items) < MANY else 1)
+        loss = self.model.fit(items, labels, self.config.steps if len(items) < MANY else 1)
         if kind == "ranking":
             self.normaliser.set(self.model.predict(self.met.newest(CAPTIONS)), self.config.quantile)
-        right = accuracy(self.model, *self.labels.sure(held=True))
+        right = self.model.accuracy(*self.labels.sure(held=True))
         return {"loss": loss} | ({} if right is None else {"accuracy": right})
-
-
-def fit(model: LabelModel, items: list[Item], labels: np.ndarray, steps: int) -> float:
-    """Descend on labels (B,) of texts, or of pairs; returns the mean loss."""
-    if isinstance(items[0], str):
-        return model.fit(items, labels, steps)
-    first, second = zip(*items)
-    return model.fit_pairs(first, second, labels, steps)
-
-
-def accuracy(model: LabelModel, items: list[Item], labels: np.ndarray) -> float | None:
-    """Share of the newest labels (B,) that the model agrees with, ties aside; None where there are none."""
-    decided = np.flatnonzero(labels != 0.5)[-HELD_OUT:]
-    if len(decided) == 0:
-        return None
-    items, labels = [items[row] for row in decided], labels[decided]
-    if isinstance(items[0], str):
-        f = model.predict(items)
-    else:
-        first, second = zip(*items)
-        f = model.predict(second) - model.predict(first)
-    return float(((f > 0) == (labels > 0.5)).mean())
 
 
 def chance(f: np.ndarray) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Language and vision-language models that judge: one client, one answer store, one breaker, judges, annotation, a sandbox."""
+"""Language and vision-language models as judges: client, answer store, table of judges, annotation, sandbox."""

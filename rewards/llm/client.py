@@ -251,7 +251,7 @@ class Breaker:
            +---------------------------- it is answered ---------------------+------ it fails ------+
 
     Source: Nygard 2007, "Release It!", section 5.2 (circuit breaker). When it fails: a server that answers every other
-    question never opens it for long, and its failures are paid for again and again.
+    question never opens it for long, and its failures cost time again and again.
 
     Attributes:
         open: whether questions are held back.
@@ -309,7 +309,7 @@ class Breaker:
 def in_parallel(
     ask: Callable[[T], R], items: Sequence[T], concurrency: int, breaker: Breaker | None = None
 ) -> list[R | JudgeError]:
-    """`ask` of each item, so many at the same time; the error where one failed, `PausedError` while `breaker` is open."""
+    """`ask` of each item, `concurrency` at a time; an error where one failed, `PausedError` while `breaker` is open."""
     lock = threading.Lock()
 
     def one(item: T) -> R | JudgeError:

@@ -1,15 +1,15 @@
-"""A reward learned from comparisons: somebody says which of two segments is better, an ensemble finds out why.
+"""A reward learned from comparisons: a judge labels which of two segments is better, an ensemble fits a reward to that.
 
 Sources: Christiano et al. 2017, "Deep Reinforcement Learning from Human Preferences", arXiv 1706.03741, section 2.2.3
 (the model of Bradley and Terry with errors, the ensemble, queries where it disagrees); Lee, Smith, Abbeel 2021,
-"PEBBLE", arXiv 2106.05091 (old transitions are paid anew after each fit); Wang et al. 2024, "RL-VLM-F", arXiv
+"PEBBLE", arXiv 2106.05091 (old transitions are relabelled after each fit); Wang et al. 2024, "RL-VLM-F", arXiv
 2402.03681 (a model as the judge, unsure pairs dropped, training until 97 % are right).
 Differences:
   - relabelling is what a replay buffer that computes rewards when it is sampled does anyway; `relabel=false` freezes
     them when they are stored, for comparison;
   - `of=frame` reads CLIP embeddings, where RL-VLM-F trains a convolutional network on the images;
   - segments are drawn from recent behaviour only; there is no phase of unsupervised exploration before the first fit;
-  - inputs are whitened by the statistics of the segments that were shown to the judge;
+  - inputs are whitened by the statistics of the segments that the judge compared;
   - passes also end when labels held out get no better.
 When it fails: episodes that end early, whose length says what a segment cannot; a judge whose answers depend on more
 than a segment shows; behaviour so uniform that all pairs are equal. Segments of one step are single states.
@@ -44,10 +44,8 @@ class BradleyTerryConfig(LearnedConfig):
 
     scale: str = "none"
     gamma: float | None = None
-    judge: str = setting("scripted", "who compares: scripted, heron, clip, recorded or vlm")
-    judge_options: dict[str, Any] = setting(
-        {}, "what that judge is told, as in {mistakes: 0.1}; `cached: FILE` keeps its answers"
-    )
+    judge: str = setting("scripted", "scripted, heron, clip, recorded or vlm")
+    judge_options: dict[str, Any] = setting({}, "its options, as in {mistakes: 0.1}; `cached: FILE` keeps its answers")
     of: str = setting(
         "transition",
         "`transition` reads the action and the next observation, `frame` the CLIP embedding of the frame",
@@ -58,7 +56,7 @@ class BradleyTerryConfig(LearnedConfig):
     length: int = setting(25, "steps of a segment, L [50; 1 for frames]", low=1)
     pool: int = setting(
         400,
-        "newest segments that pairs are drawn from; frames of so many are kept where the judge looks at them",
+        "newest segments that pairs are drawn from; frames of so many are kept where the judge reads them",
         low=2,
     )
     seed_steps: int = setting(1000, "transitions before the first queries", low=0)
@@ -68,16 +66,14 @@ class BradleyTerryConfig(LearnedConfig):
         "is at most one in each",
         low=1,
     )
-    queries: int = setting(20, "pairs that are shown in one session", low=1)
+    queries: int = setting(20, "pairs that are labelled in one session", low=1)
     budget: int = setting(1000, "labels in total", low=1)
     draw: str = setting(
         "uniform",
         "`uniform`, or `disagreement`: the pairs that the members disagree about most, among ten times as many",
         choices=("uniform", "disagreement"),
     )
-    mistakes: float = setting(
-        0.1, "share of the labels that the model takes for coin flips, in [0, 1) [0]", low=0, below=1
-    )
+    mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", low=0, below=1)
     members: int = setting(3, "networks, K [3]", low=1)
     epochs: int = setting(50, "most passes over the labels in one session")
     enough: float = setting(
@@ -87,7 +83,7 @@ class BradleyTerryConfig(LearnedConfig):
     patience: int = setting(10, "passes without progress on the labels held out, after which a session ends", low=1)
     batch_size: int = setting(32, "pairs in a minibatch [128]")
     max_grad_norm: float = 10.0
-    relabel: bool = setting(True, "whether old transitions are paid anew after each fit")
+    relabel: bool = setting(True, "whether old transitions are relabelled after each fit")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +110,7 @@ class BradleyTerry(Learned):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        own = {"seed": seed + 500, "device": device}  # it shall not draw what the pairs are drawn with
+        own = {"seed": seed + 500, "device": device}  # not the numbers that the pairs are drawn with
         self.judge = make_segment_judge(config.judge, **{**own, **config.judge_options})
         self.encoder = shared(config.model, config.weights, seed=seed, device=device) if config.of == "frame" else None
         self.requires = self.judge.requires | ({"frame"} if self.encoder else {"next_obs", "action"})
@@ -133,12 +129,12 @@ class BradleyTerry(Learned):
         self.train_on(self.ensemble)
         kept = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
         self.segments = Segments(config.length, config.pool, kept, (self.embedding,) if self.embedding else ())
-        self.book = _Book(config.seed_steps)
+        self.labelled = _LabelledPairs(config.seed_steps)
         self.failure = ""
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         """Float32 (N,) in [-1, 1]; 0 before the first fit."""
-        if not self.book.fits:
+        if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
         rows, actions = self.seen(batch)
         return self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device)).cpu().numpy()
@@ -154,23 +150,23 @@ class BradleyTerry(Learned):
         return self.encoder.embed(batch.frame, FRAMES)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Collect segments, and ask and learn when it is time."""
+        """Collect segments, and ask and learn when due."""
         fresh = int(np.sum(batch.valid))
         if not fresh:
             return {}
         self.segments.add(batch)
-        self.book.seen += fresh
+        self.labelled.seen += fresh
         metrics: dict[str, float] = {}
         config = self.settings
-        if self.book.seen >= self.book.due and len(self.book) < config.budget and len(self.segments) > 1:
-            self.book.due += config.every * ((self.book.seen - self.book.due) // config.every + 1)
-            metrics = self.session(min(config.queries, config.budget - len(self.book)))
-        return {**metrics, "labels": float(len(self.book))}
+        if self.labelled.seen >= self.labelled.due and len(self.labelled) < config.budget and len(self.segments) > 1:
+            self.labelled.due += config.every * ((self.labelled.seen - self.labelled.due) // config.every + 1)
+            metrics = self.session(min(config.queries, config.budget - len(self.labelled)))
+        return {**metrics, "labels": float(len(self.labelled))}
 
     def session(self, queries: int) -> dict[str, float]:
-        """Show pairs of segments to the judge and learn from the answers; a judge that fails leaves all as it was."""
+        """Ask the judge about pairs of segments and learn from the answers; a failing judge changes nothing."""
         first, second = map(self.segments.pick, self.draw(queries))
-        self.book.asked += queries
+        self.labelled.asked += queries
         try:
             label = _checked(self.judge.compare(first, second), queries)
         except Exception as error:  # a judge may be anything, and training does not depend on its health
@@ -186,7 +182,7 @@ class BradleyTerry(Learned):
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """Places in the pool of the first and the second segment of each pair, never the same one."""
         count = len(self.segments)
-        chosen = self.settings.draw == "disagreement" and self.book.fits > 0
+        chosen = self.settings.draw == "disagreement" and self.labelled.fits > 0
         drawn = 10 * queries if chosen else queries
         one = self.rng.integers(count, size=drawn)
         two = (one + 1 + self.rng.integers(count - 1, size=drawn)) % count
@@ -198,7 +194,7 @@ class BradleyTerry(Learned):
         return one, two
 
     def sums(self, segments: Transitions) -> np.ndarray:
-        """What each member thinks that segments (L, B) are worth: float32 (K, B)."""
+        """Each member's return of segments (L, B): float32 (K, B)."""
         rows, actions = self.seen(segments.flatten())
         with torch.no_grad():
             each = self.members(self.whiten(rows), torch.from_numpy(actions).to(self.device))
@@ -223,17 +219,17 @@ class BradleyTerry(Learned):
         )
         if self.settings.normalize_obs == "running":
             self.statistics.update(rows.reshape(-1, rows.shape[-1]))
-        self.book.add(rows, actions, label, self.rng.random(len(label)) < self.settings.held_out)
+        self.labelled.add(rows, actions, label, self.rng.random(len(label)) < self.settings.held_out)
         gap = np.sum(second.reward - first.reward, axis=0)
         decided = label != 0.5
         metrics = {"ties": 1 - float(decided.mean())}
         if decided.any():
             metrics["agreement"] = float(((label > 0.5) == (gap > 0))[decided].mean())
-        known = self.book.label
+        known = self.labelled.label
         if not ((known > 0.5).any() and (known < 0.5).any()):
-            said = "that both are equal" if (known == 0.5).all() else "for the same side"
+            which = "that both are equal" if (known == 0.5).all() else "for the same side"
             self.failure = (
-                f"all {len(known)} labels so far are {said}, which says nothing about a reward; check the judge"
+                f"all {len(known)} labels so far are {which}, which carries nothing about a reward; check the judge"
             )
             return metrics | {"failed": 1.0}
         self.failure = ""
@@ -241,10 +237,10 @@ class BradleyTerry(Learned):
 
     def fit_labels(self) -> dict[str, float]:
         """Passes over all labels until enough are right, those held out get no better, or `epochs` are over."""
-        config, book = self.settings, self.book
-        x = torch.cat([self.whiten(book.rows), torch.from_numpy(book.actions).to(self.device)], dim=-1)
-        y = torch.from_numpy(book.label).to(self.device)
-        learnt, kept = np.flatnonzero(~book.held), np.flatnonzero(book.held)
+        config, pairs = self.settings, self.labelled
+        x = torch.cat([self.whiten(pairs.rows), torch.from_numpy(pairs.actions).to(self.device)], dim=-1)
+        y = torch.from_numpy(pairs.label).to(self.device)
+        learnt, kept = np.flatnonzero(~pairs.held), np.flatnonzero(pairs.held)
         if len(learnt) == 0:
             learnt = kept
         best, waited, passes, right, loss = math.inf, 0, 0, 0.0, 0.0
@@ -254,9 +250,9 @@ class BradleyTerry(Learned):
             if len(kept) >= FEW:
                 error = self._held_out(x[kept], y[kept])[1]
                 best, waited = (error, 0) if error < best else (best, waited + 1)
-        book.fits += 1
+        pairs.fits += 1
         metrics = {"loss": loss, "train_accuracy": right, "passes": float(passes)}
-        if (book.label[kept] != 0.5).any():
+        if (pairs.label[kept] != 0.5).any():
             metrics["accuracy"] = self._held_out(x[kept], y[kept])[0]
         return metrics | {"spread": float(self.members(x.flatten(0, 2)).detach().std(dim=0, correction=0).mean())}
 
@@ -303,7 +299,7 @@ class BradleyTerry(Learned):
         return self.members(*inputs).mean(dim=0)
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
-        """What the members look at in flat transitions: rows (N, size) to be whitened, and actions (N, A)."""
+        """Inputs of the members for flat transitions: rows (N, size) to be whitened, and actions (N, A)."""
         if self.encoder is None:
             return self.rows(batch.next_obs), self.actions(batch.action).cpu().numpy()
         found = batch.extras.get(self.encoder.name)
@@ -327,16 +323,15 @@ def _checked(label: Any, queries: int) -> np.ndarray:
     return label
 
 
-class _Book:
-    """What was asked and answered: labelled pairs as the members see them, and counts.
+class _LabelledPairs:
+    """Labelled pairs as the members read them, and counts.
 
     Attributes:
         rows: float32 (n, 2, L, size), not whitened.
         actions: float32 (n, 2, L, A).
         label: float32 (n,), the chance that the second is better.
         held: bool (n,), kept to judge by.
-        seen: transitions; due: of them when the next session is; asked: pairs shown; fits: sessions that were learnt
-            from.
+        seen: transitions; due: of them when the next session is; asked: pairs; fits: sessions that were learnt from.
     """
 
     def __init__(self, due: int) -> None:

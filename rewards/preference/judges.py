@@ -259,7 +259,7 @@ class RecordedPreferences(SegmentJudge):
 
 
 def make_segment_judge(name: str, *, cached: str = "", **options: Any) -> SegmentJudge:
-    """A judge of segments by its name; `cached` is a file in which its answers are kept, so that no pair is asked twice.
+    """A judge of segments by its name; its answers are kept in the file `cached`, so that no pair is asked twice.
 
     Raises:
         ValueError: as `make_judge`.

@@ -76,7 +76,7 @@ class Segments:
         self.tail = batch[len(left) - len(self.left) :][self.left] if self.left.any() else None
 
     def slim(self, batch: Transitions) -> Transitions:
-        """The batch without what no one will look at."""
+        """The batch without the fields that are never read."""
         absent = {
             name: None for name in vars(batch) if name not in (*PARTS, "extras") and name not in self.modality_names
         }

@@ -10,7 +10,7 @@ Differences from the source:
   - which image is shown first is decided by the pair's hash, against a preference for a position;
   - a pair is asked once: answers are kept in memory and, with `answers`, in a file that the next run reads;
   - a segment is judged by its last frame, as the source's segments of one;
-  - a failure is NaN, counted and reported in `notes`, and after `failures` in a row the server is not asked for `pause`.
+  - a failure is NaN, counted and reported in `notes`; after `failures` in a row the server is not asked for `pause`.
 
 When it fails: a goal that one picture cannot show; pictures so small that the model sees nothing (frame_size); two
 states that differ where the model does not look, which it calls equal or guesses.

@@ -1,1 +1,1 @@
-"""Rewards that look at frames."""
+"""Rewards from frames."""

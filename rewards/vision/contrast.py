@@ -1,7 +1,7 @@
 """What the frame should show against what it must not: a contrasting language goal.
 
-One sentence carries little about how bad a frame is; the difference of two is zero where neither applies. A good and a bad
-sentence about the same things also cancel what both share, the style of the picture.
+One sentence carries little about how bad a frame is; the difference of two is zero where neither applies. A good and a
+bad sentence about the same things also cancel what both share, the style of the picture.
 
 Source: Huang, Sheng et al. 2024, "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
 Safe Autonomous Driving", arXiv 2412.15544, section 4.2 (contrasting language goal); Ye et al. 2024, "LORD: Large Models
@@ -13,8 +13,8 @@ Differences from the source:
     `positive_weight=1 negative_weight=1 low=-0.03 high=0 bounded=true`;
   - several sentences a side, with a weight each or one for all;
   - until the reference is complete the reward is 0: raw contrasts are ten times smaller or larger, and an agent that
-    starts on one scale must unlearn it on the next. Their order is right from the start, so `score` returns them, marked
-    as not ready;
+    starts on one scale must unlearn it on the next. Their order is right from the start, so `score` returns them,
+    marked as not ready;
   - see `clip` for the model, the frame it reads, and single-coloured frames, whose reward is 0.
 
 When it fails: sentences that the model cannot tell apart (their contrast is noise, which calibration makes as large as

@@ -214,15 +214,15 @@ class EmbeddingCache:
         self.found = self.missed = 0
 
     @property
-    def pays(self) -> bool:
+    def worthwhile(self) -> bool:
         """Whether enough comes back; False for good once too little did."""
         return self.missed < PATIENCE or self.found >= LEAST_FOUND * (self.found + self.missed)
 
     def __call__(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """Embeddings, float16 (N, D), in an array of the caller's own."""
-        if not self.pays:
+        if not self.worthwhile:
             self.table, self.slots = None, {}
-        if not self.pays or not len(frames):
+        if not self.worthwhile or not len(frames):
             return self.encode(frames, batch_size)
         keys = [hash((frames.shape[1:], frame.tobytes())) for frame in frames]
         fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self.slots}

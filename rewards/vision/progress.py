@@ -3,7 +3,7 @@
 A network reads two states p and q and predicts which share of the way that was left after p (or behind p) lies between
 them. Three questions are asked of each state: from the episode's first state to it, from the goal back to it, and
 from the state before. Where the first two disagree, the state looks like nothing the demonstrations show: the gate
-closes, and progress stands still instead of being invented.
+closes, and progress stays as it is instead of being invented.
 Source: Tan, Chen, Xu, Wang, Ji, Chi, Lyu, Zhao, Chen, Co, Xie, Yao, Wang, Zhang 2025, Robo-Dopamine: General Process
 Reward Modeling for High-Precision Robotic Manipulation, arXiv 2512.23703, section 3: hops, fusion of three views, gate,
 shaping. Its training code is not public; this was written from descriptions of the paper.
@@ -176,7 +176,7 @@ def hop_between(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 class Hops(nn.Module):
-    """A network that predicts the hop from one state to another, in [-1, 1]; it keeps the goal it measures back from."""
+    """A network that predicts the hop between two states, in [-1, 1]; it keeps the goal it measures back from."""
 
     mean: torch.Tensor
     scale: torch.Tensor

@@ -1,7 +1,7 @@
 """Danger from the frame, combined with the vehicle's own state: its speed, heading and steadiness.
 
-A frame tells danger from a clear road, but not speed, and rewards from frames alone teach cars to stand still. Here the
-picture only sets the speed to drive: the target speed on a clear road, none in danger.
+A frame distinguishes danger from a clear road, but shows no speed, and rewards from frames alone teach cars to stand.
+The picture only sets the speed to drive: the target speed on a clear road, none in danger.
 
 Source: Huang, Sheng et al. 2024, "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
 Safe Autonomous Driving", arXiv 2412.15544, section 4.3 (hierarchical reward synthesis), and its published code for what

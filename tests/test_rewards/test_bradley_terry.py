@@ -118,7 +118,7 @@ def test_queries_follow_the_schedule_and_end_with_the_budget():
     batch = walk(steps=60, envs=2)
     labels = [reward.update(batch[t : t + 5])["labels"] for t in range(0, 60, 5)]  # 10 transitions at a time
     assert labels == [0, 6, 6, 6, 6, 12, 12, 12, 12, 14, 14, 14]
-    assert reward.book.asked == 14
+    assert reward.labelled.asked == 14
 
 
 def test_ties_are_targets_of_one_half():
@@ -140,7 +140,7 @@ def test_unanswered_pairs_are_dropped_and_do_not_count_against_the_budget():
     reward.judge = Says(lambda a, b: np.where(np.arange(10) < 4, np.nan, np.arange(10) % 2))
     metrics = reward.update(walk())
     assert (metrics["labels"], metrics["dropped"], metrics["failed"]) == (6, 0.4, 0)
-    assert reward.book.asked == 10
+    assert reward.labelled.asked == 10
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_judge_that_fails_leaves_the_reward_as_it_was(answer, said):
     reward = made()
     batch = walk()
     reward.update(batch)
-    score, labels = reward.score(batch.flatten()), len(reward.book)
+    score, labels = reward.score(batch.flatten()), len(reward.labelled)
     reward.judge = Says(answer)
     metrics = reward.update(batch)
     assert metrics["failed"] == 1
@@ -222,7 +222,7 @@ def test_relabelling_pays_old_transitions_anew_and_frozen_ones_as_they_were():
             buffer.add(row.obs, row.next_obs, row.action, row.reward, np.array([False]), [{}])
             if t == 30:
                 assert not buffer.rewards[first].any()  # nothing has been learnt yet
-        assert mix.streams["bradley_terry"].reward.book.fits == 1
+        assert mix.streams["bradley_terry"].reward.labelled.fits == 1
         paid[relabel] = buffer.rewards[first]
     assert paid[True].any()
     assert not paid[False].any()
@@ -275,7 +275,7 @@ def test_it_goes_on_where_it_was_saved_with_a_judge_of_its_own():
     two.load_state_dict(copy.deepcopy(one.state_dict()))
     for reward in (one, two):
         reward.update(batch[12:])
-    assert np.array_equal(one.book.label, two.book.label)
+    assert np.array_equal(one.labelled.label, two.labelled.label)
     assert np.array_equal(one.score(batch.flatten()), two.score(batch.flatten()))
 
 

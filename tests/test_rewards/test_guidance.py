@@ -15,7 +15,7 @@ from envs.types import Transitions
 from rewards.adapters.guided import guided
 from rewards.check import check_reward
 from rewards.language import advisor
-from rewards.language.guidance import CRAFTER, TOLD, Guidance, GuidanceConfig, _newest, meaning
+from rewards.language.guidance import CRAFTER, RECENT, Guidance, GuidanceConfig, _newest, meaning
 from rewards.llm.judges.rules import Rules
 from rewards.mix.mix import Mix, Stream
 
@@ -78,13 +78,13 @@ def test_each_environment_has_its_own_goal():
 
 
 def test_the_latest_distinct_captions_are_kept_newest_last():
-    keys = np.zeros((2, TOLD), np.uint64)
+    keys = np.zeros((2, RECENT), np.uint64)
     for codes in ([5, 5], [6, 6], [0, 5], [7, 0]):
         keys = _newest(keys, np.array(codes, np.uint64))
     assert keys[0, -3:].tolist() == [5, 6, 7] and keys[1, -2:].tolist() == [6, 5] and (keys[:, :-3] == 0).all()
-    for code in range(10, 10 + TOLD):
+    for code in range(10, 10 + RECENT):
         keys = _newest(keys, np.array([code, 0], np.uint64))
-    assert keys[0].tolist() == list(range(10, 10 + TOLD)) and keys[1, -2:].tolist() == [6, 5]
+    assert keys[0].tolist() == list(range(10, 10 + RECENT)) and keys[1, -2:].tolist() == [6, 5]
 
 
 # what the policy reads, and comprehension
@@ -247,7 +247,7 @@ def test_a_checkpoint_keeps_goals_and_answers(tmp_path):
         other.load_state_dict(state)
         batch = told("a", "b", "c")
         np.testing.assert_array_equal(walk(other, batch)[0], walk(reward, batch)[0])
-        assert walk(other, batch)[1] == walk(reward, batch)[1] and other.state_dict()["told"] == state["told"]
+        assert walk(other, batch)[1] == walk(reward, batch)[1] and other.state_dict()["captions"] == state["captions"]
         reward.close()
 
 

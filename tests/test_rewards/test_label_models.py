@@ -47,7 +47,7 @@ def test_labels_are_learnt_in_one_update(encoder):
 def test_an_order_is_learnt_from_pairs(encoder):
     model = make(encoder)
     worst, middle, best = "a wall", "a key", "the goal"
-    model.fit_pairs([worst, middle, best], [middle, best, middle], np.array([1.0, 1.0, 0.0]), 40)
+    model.fit([(worst, middle), (middle, best), (best, middle)], np.array([1.0, 1.0, 0.0]), 40)
     one, two, three = model.predict([worst, middle, best])
     assert one < two < three  # best and worst were never compared
 
@@ -71,7 +71,7 @@ def test_both_classes_count_alike_however_rare_one_is():
 
 def test_a_tie_between_equals_costs_ln_2_and_moves_nothing():
     model = make()
-    assert model.fit_pairs(["a"], ["b"], np.array([0.5]), 1) == pytest.approx(np.log(2))
+    assert model.fit([("a", "b")], np.array([0.5]), 1) == pytest.approx(np.log(2))
     assert model.predict(["a", "b"]).tolist() == [0, 0]
 
 

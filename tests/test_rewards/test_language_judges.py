@@ -66,7 +66,7 @@ def test_the_identity_is_that_of_the_book_as_it_is_written(book):
         ("version 1\ndefault -\n+\n", r"line 3 is '\+'; begin it with"),
         ("version 1\ndefault maybe\n", r"line 2 is 'default maybe'; begin it with"),
         ("version 1\ndefault -\n+ (key\n", r"line 3: '\(key' is no regular expression \(missing \)"),
-        ("version 1\n+ key\n", r"does not say what a text without a rule is worth; add a line: default -"),
+        ("version 1\n+ key\n", r"has no label for a text without a rule; add a line: default -"),
     ],
 )
 def test_a_line_that_is_no_rule_is_named(book, text, words):

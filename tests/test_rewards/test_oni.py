@@ -14,7 +14,7 @@ from told import BAD, GOOD, pay, told
 from agents.sb3.state import _buffer_state, _load_buffer
 from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
-from rewards.language.oni import ONI, ONIConfig, accuracy, chance
+from rewards.language.oni import ONI, ONIConfig, chance
 from rewards.mix.mix import Mix, Stream
 from runners.run.checkpoint import pack, unpack
 
@@ -177,15 +177,15 @@ def test_some_labels_are_held_out_to_measure_with(make):
     metrics = reward.update(told(numbered[140:]))
     held, labels = reward.labels.sure(held=True)
     assert 10 < len(held) < 80 and not set(held) & set(reward.labels.sure()[0])
-    assert metrics["accuracy"] == accuracy(reward.model, held, labels) == 1
+    assert metrics["accuracy"] == reward.model.accuracy(held, labels) == 1
 
 
 def test_ties_do_not_count_in_the_accuracy_of_pairs(make):
     reward = make("ranking", pairs=40)
     reward.update(told(GOOD + BAD))
     pairs = [(BAD[0], GOOD[0]), (GOOD[1], BAD[1]), (GOOD[1], GOOD[2])]
-    assert accuracy(reward.model, pairs, np.array([1.0, 1.0, 0.5])) == 0.5
-    assert accuracy(reward.model, pairs[2:], np.array([0.5])) is None
+    assert reward.model.accuracy(pairs, np.array([1.0, 1.0, 0.5])) == 0.5
+    assert reward.model.accuracy(pairs[2:], np.array([0.5])) is None
 
 
 def test_the_table_of_captions_stays_small_and_labels_outlive_it(make):

@@ -208,7 +208,7 @@ class Asker:
             self.pending.counts["tokens"] += reply["tokens"]
             for i, (item, value, failed) in enumerate(zip(items, reply["value"], reply["failed"])):
                 if failed:
-                    # A failure is the text's own only if the judge is well: it replied in words, or just answered others.
+                    # A failure is the text's own only if the judge is well: it replied, or just answered others.
                     blame = bool(raw[i]) or self.breaker.streak <= 1
                     self.pending.fail(item, 1 if self._local else TRIES, blame)
                 else:

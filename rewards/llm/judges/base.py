@@ -1,12 +1,11 @@
-"""The contract of every judge, and the one table of them: who rates, compares, plans or writes, and can be asked by name.
+"""The contract of every judge, and the one table of them by kind and name.
 
-What a judge is asked about is its kind:
+The kind of a judge is what it is asked about:
 
     texts      label(texts), compare(first, second): how good is what a caption describes, which of two is better?
     segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
     subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
     code       write(question, verify): code that computes factors of a task (`rewards.language.factor_code`)
-    goals      ask(told): which goal comes next? (`rewards.language.guidance`)
 
 A judge never sees the environment, the agent or the reward. It answers a question with a number or with NaN, unsure:
 NaN is an answer too, never a silent 0. A question that got no usable answer is `failed`: it may be asked again, an
@@ -68,7 +67,7 @@ class Judge(Settings, ABC):
 
     @property
     def identity(self) -> str:
-        """Whose answers these are: judge, model, version of prompt and schema, goal. Equal strings, equal answers."""
+        """The source of the answers: judge, model, version of prompt and schema, goal. Equal strings, equal answers."""
         return self.name
 
     def metrics(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A judge that compares captions with phrases: is a caption near to what would be good, and nearer than to the rest?
+"""A judge that compares captions with phrases: is a caption near a good phrase, and nearer than to any other?
 
     good(c) = max over good phrases g of cos(e(c), e(g))      other(c) likewise, over phrases of no interest
     near(c) = good(c) if good(c) > other(c) else 0, of a caption's best sentence
@@ -14,7 +14,7 @@ calls 48 good: it finds 85 % of these, and 1.7 % of the others. On 375 messages 
 72 % and 2 %. Goals without phrases of no interest found 57 % and 2.1 % of the first.
 
 When it fails: sentences about a whole task are near to no caption of one event, so a goal is cut into its parts and
-each stands for the world's phrase that is nearest; numbers and negations are hardly seen; it knows no world.
+each stands for the world's phrase that is nearest; numbers and negations have little effect; it knows no environment.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class EmbeddingJudge(TextJudge):
 
 
 def _meant(goal: str, good: Sequence[str]) -> list[str]:
-    """The phrases that a goal speaks of; all, without a goal."""
+    """The phrases nearest to the parts of a goal; all, without a goal."""
     parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1] or [goal.strip()] * bool(
         goal.strip()
     )

@@ -1,6 +1,6 @@
-"""A language model behind any OpenAI-compatible server says which captions tell of progress.
+"""A language model behind any OpenAI-compatible server says which captions describe progress.
 
-One question a text, several at the same time: servers put questions that come together into one batch by themselves.
+One question a text, several at the same time: servers batch simultaneous questions by themselves.
 The answer is JSON that is checked here, a short reason first and then a word; what does not fit is a failure and never
 a label, and "unsure" is an answer of its own (NaN).
 
@@ -9,12 +9,12 @@ arXiv 2410.23022 (is a caption helpful?).
 Differences from the sources:
   - the questions are worded by us, in `prompts/`; answers are words checked against a schema, where ONI looks for a
     nonsense word anywhere in the text and takes anything else for "not helpful";
-  - neutral and harmful are told apart in the question, and are both worth 0;
+  - the question distinguishes neutral from harmful, and both have the value 0;
   - a caption is quoted, so that what stands in it cannot pass for part of the question (`prompts.py`);
   - `both_orders` asks about a pair twice, against a preference for a position; disagreement is unsure.
 
-When it fails: a model that knows nothing of the world; captions that mean something only in their context; text that an
-agent can write and that persuades the model from within its quotation, which no prompt rules out.
+When it fails: a model that does not know the environment; captions that mean something only in their context; text that
+an agent can write and that persuades the model from within its quotation, which no prompt rules out.
 """
 
 from __future__ import annotations

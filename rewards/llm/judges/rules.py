@@ -112,5 +112,5 @@ def _read(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tu
         else:
             rules.append((pattern, VALUES[kind]))
     if default is None:
-        raise ValueError(f"{path} does not say what a text without a rule is worth; add a line: default -")
+        raise ValueError(f"{path} has no label for a text without a rule; add a line: default -")
     return default, until, rules

@@ -1,1 +1,1 @@
-"""Code that nobody has read: a check of its source, and a process that gave everything up to run it in."""
+"""Untrusted code: a check of its source, and a process without privileges to run it in."""

@@ -187,14 +187,14 @@ class Sandbox:
                 start_new_session=True,
             )
         self._socket, self._stop = ours, weakref.finalize(self, _end, process, ours, folder)
-        told = {
+        setup = {
             "source": self._runs,
             "numpy": sorted(NUMPY),
             "builtins": BUILTINS,
             "memory": self.memory * 2**20,
-            "timeout": self.timeout + 1,  # the process ends itself only if nobody is left to do it
+            "timeout": self.timeout + 1,  # the process ends itself only if its parent cannot
         }
-        data = json.dumps(told).encode()
+        data = json.dumps(setup).encode()
         deadline = time.monotonic() + START
         self._send(struct.pack("<I", len(data)) + data, deadline)
         self.contained = self._take(1, deadline) == b"1"

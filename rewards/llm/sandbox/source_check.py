@@ -45,7 +45,7 @@ NODES = (
 
 
 class SandboxError(ValueError):
-    """Code that was refused, or that failed; the message is one sentence, fit for whoever wrote the code."""
+    """Code that was refused, or that failed; the message is one sentence, fit for the author of the code."""
 
 
 def check(source: str) -> str:

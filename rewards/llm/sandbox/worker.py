@@ -1,10 +1,9 @@
-"""The process that runs code nobody has read; started by `rewards.llm.sandbox.process`, never imported.
+"""The process that runs untrusted code; started by `rewards.llm.sandbox.process`, never imported.
 
-It is told once what to run and what the code may use, shuts every door behind itself, and answers request after
-request on its standard input, which is a socket. Doors: no environment, a working folder that is deleted, no new open
-file, no process, no byte written to a file, bounded memory, an alarm that ends a call too long; and, on Linux, a filter
-in the kernel that lets nothing pass but memory, reading and writing what is open, and waiting. So a hole in the check
-of the source opens nothing.
+It receives once what to run and what the code may use, drops its privileges, and answers request after request on its
+standard input, which is a socket. Dropped are: the environment, the working folder, opening files, processes, writing
+to files, unbounded memory, time beyond an alarm; and, on Linux, a filter in the kernel lets nothing pass but memory,
+reading and writing what is open, and waiting. So a hole in the check of the source gives access to nothing.
 
     there   4 bytes of length, JSON {source, numpy, builtins, memory, timeout}
     back    1 byte, b"1" if the kernel filters, b"0" if not
@@ -46,7 +45,7 @@ SYSCALLS = {  # AUDIT_ARCH, and the numbers of what may be asked of the kernel
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
 
 
-class Program(ctypes.Structure):
+class FilterProgram(ctypes.Structure):
     """struct sock_fprog: how many instructions, and where they are."""
 
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
@@ -63,13 +62,13 @@ def filter_kernel() -> bool:
         steps += [(equal, 0, 1, number), (answer, 0, 0, ALLOW)]
     steps.append((answer, 0, 0, REFUSE))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    program = Program(len(steps), ctypes.addressof(code))
+    program = FilterProgram(len(steps), ctypes.addressof(code))
     prctl = ctypes.CDLL(None).prctl
     return prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, ctypes.byref(program), 0, 0) == 0
 
 
-def shut_doors(memory: int) -> bool:
-    """Give up what the code must not have; `memory` is in bytes beyond what is used already."""
+def drop_privileges(memory: int) -> bool:
+    """Drop what the code must not have; `memory` is in bytes beyond what is used already."""
     os.rmdir(os.getcwd())
     limits = [("RLIMIT_NOFILE", 3), ("RLIMIT_NPROC", 0), ("RLIMIT_FSIZE", 0), ("RLIMIT_CORE", 0)]
     if sys.platform.startswith("linux"):
@@ -99,7 +98,7 @@ def give(data: Any) -> None:
         view = view[os.write(0, view) :]
 
 
-def waits_for(parent: int) -> None:
+def wait_for_request(parent: int) -> None:
     """Return when there is something to read; end with the parent, even if others hold the other end open."""
     while not select.select([0], [], [], 1.0)[0]:
         if os.getppid() != parent:
@@ -133,17 +132,17 @@ def main() -> None:
     warnings.simplefilter("ignore")  # showing one would open files
     np.seterr(all="ignore")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    told = json.loads(bytes(take(struct.unpack("<I", take(4))[0])))
-    allowed = types.SimpleNamespace(**{name: getattr(np, name) for name in told["numpy"]})
+    setup = json.loads(bytes(take(struct.unpack("<I", take(4))[0])))
+    allowed = types.SimpleNamespace(**{name: getattr(np, name) for name in setup["numpy"]})
     allowed.linalg = types.SimpleNamespace(norm=np.linalg.norm)
     builtins = vars(__builtins__) if isinstance(__builtins__, types.ModuleType) else __builtins__
-    offered = {"__import__": within_numpy, **{name: builtins[name] for name in told["builtins"]}}
-    code = compile(told["source"], "factors", "exec", dont_inherit=True)
-    give(b"1" if shut_doors(told["memory"]) else b"0")
+    offered = {"__import__": within_numpy, **{name: builtins[name] for name in setup["builtins"]}}
+    code = compile(setup["source"], "factors", "exec", dont_inherit=True)
+    give(b"1" if drop_privileges(setup["memory"]) else b"0")
 
     def call(rows: int, obs: Any, action: Any) -> Any:
         space: dict[str, Any] = {"__builtins__": dict(offered), "np": allowed}
-        exec(code, space)  # anew for each request, so that nothing is remembered from one to the next
+        exec(code, space)  # for each request, so that no state is kept from one to the next
         found = space["factors"](obs, action)
         if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != rows or not 0 < found.shape[1] <= MOST:
             form = f"an array {found.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
@@ -151,16 +150,16 @@ def main() -> None:
         return np.ascontiguousarray(found, np.float32)
 
     while True:
-        waits_for(parent)
+        wait_for_request(parent)
         rows, width, height = struct.unpack("<III", take(12))
         obs = np.frombuffer(take(4 * rows * width), np.float32).reshape(rows, width)
         action = np.frombuffer(take(4 * rows * height), np.float32).reshape(rows, height)
-        signal.setitimer(signal.ITIMER_REAL, told["timeout"])
+        signal.setitimer(signal.ITIMER_REAL, setup["timeout"])
         try:
             found = call(rows, obs, action)
             head, body = struct.pack("<II", found.shape[1], found.nbytes), found
         except Exception as error:
-            body = explain(error, told["source"]).encode("utf-8", "replace")[:2000]
+            body = explain(error, setup["source"]).encode("utf-8", "replace")[:2000]
             head = struct.pack("<II", 0, len(body))
         signal.setitimer(signal.ITIMER_REAL, 0)
         give(head)
