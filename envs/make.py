@@ -184,7 +184,7 @@ def make_batched(
     Raises:
         ValueError: if the id, an option, `n` or the device is unknown or not supported.
     """
-    from envs.batched.arrays import Arrays
+    from envs.batched.base import Arrays
 
     if env_id not in PROGRAMS:
         raise ValueError(f"no array program knows {env_id!r}; use envs.make.make_vec, or one of {', '.join(PROGRAMS)}")

@@ -12,8 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.arrays import Arrays
-from envs.batched.base import BatchedEnv
+from envs.batched.base import Arrays, BatchedEnv
 from envs.classic.family import kind_of
 from envs.classic.tasks import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT, is_swung_up, swing_up_reward
 from envs.types import Array

@@ -12,8 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.arrays import Arrays
-from envs.batched.base import BatchedEnv, Step
+from envs.batched.base import Arrays, BatchedEnv, Step
 from envs.exploration.family import PERIOD, START, STAY, first_noise, next_noise
 from envs.types import Array
 

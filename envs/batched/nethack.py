@@ -20,8 +20,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from nle.env.tasks import NetHackScore
 
-from envs.batched.arrays import Arrays
-from envs.batched.base import BatchedEnv
+from envs.batched.base import Arrays, BatchedEnv
 from envs.nethack.family import caption, draw_game, with_status
 from envs.nethack.tasks import STANDING, answer, score, settle
 from envs.nethack.view import Games

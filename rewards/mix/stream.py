@@ -13,9 +13,9 @@ from envs.finite import NotFinite, OnNan, is_finite
 from envs.types import MODALITIES, Memory, Transitions, map_obs
 from rewards.base import Reward, RewardConfig, values_of
 from rewards.mix.scale import make_scale
-from rewards.mix.schedule import Schedule
 from rewards.mix.shaping import clip, delta, potential, sigmoid
 
+SCHEDULES = ("linear", "cosine", "exp", "step")
 LAST = "last score"  # in the memory of a stream
 PATIENCE = 3  # updates in a row whose loss is not finite
 EVERY = 10  # finite updates between two copies of the weights
@@ -231,3 +231,43 @@ def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _finite(optimizers: list[Any]) -> bool:
     return all(is_finite(parameter.detach()) for optimizer in optimizers for parameter in _weights(optimizer))
+
+
+class Schedule:
+    """A weight over environment steps: a number, or `kind:start:end:steps`, standing at `end` afterwards."""
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+        kind, *numbers = str(spec).split(":")
+        try:
+            if not numbers:
+                self.kind, self.start, self.end, self.steps = "constant", float(kind), float(kind), 1.0
+            else:
+                self.kind = kind
+                self.start, self.end, self.steps = (float(x) for x in numbers)
+        except ValueError:
+            self.kind = "unreadable"
+        if self.kind not in ("constant", *SCHEDULES):
+            raise ValueError(
+                f"weight={spec!r} is neither a number nor KIND:START:END:STEPS "
+                f"with KIND one of {', '.join(SCHEDULES)}, as in linear:1:0:200000"
+            )
+        if not (math.isfinite(self.start) and math.isfinite(self.end) and min(self.start, self.end) >= 0):
+            raise ValueError(f"weight={spec!r} must be finite and at least 0; to penalise, change the reward's sign")
+        if not (math.isfinite(self.steps) and self.steps >= 1):
+            raise ValueError(f"weight={spec!r} must reach its end in at least 1 environment step")
+        if self.kind == "exp" and min(self.start, self.end) <= 0:
+            raise ValueError(f"weight={spec!r} cannot reach or leave 0 exponentially; end above 0, or use linear")
+
+    def __call__(self, timesteps: Any) -> Any:
+        """The weight after `timesteps` environment steps; an array gives an array."""
+        if self.kind == "constant":
+            return self.start
+        progress = np.minimum(np.asarray(timesteps) / self.steps, 1.0)
+        if self.kind == "linear":
+            return self.start + (self.end - self.start) * progress
+        if self.kind == "cosine":
+            return self.end + (self.start - self.end) * 0.5 * (1 + np.cos(np.pi * progress))
+        if self.kind == "exp":
+            return self.start * (self.end / self.start) ** progress
+        return np.where(progress < 1, self.start, self.end)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runners.run.alarm import apart
-from runners.run.log import LEARNED_RETURN, TASK_RETURN, read_csv
+from runners.run.log import LEARNED_RETURN, TASK_RETURN, apart, read_csv
 
 if TYPE_CHECKING:
     from runners.run.control import Control

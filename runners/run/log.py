@@ -11,16 +11,18 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
-from runners.run.alarm import Alarm
 from runners.run.checkpoint import write_atomically
 
+WINDOW = 10  # rows of the log
+SHARE = 0.2  # of the range seen so far that both must have moved
+CLEAR = 2.0  # times the scatter around the line that both must have moved
 TASK_RETURN = "rollout/ep_rew_mean"
 LEARNED_RETURN = "rollout/ep_learned_mean"
 
@@ -258,3 +260,77 @@ def _clock(seconds: float) -> str:
         return "?:??"
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def apart(task: Sequence[float] | np.ndarray, learned: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Rows at which the learned return rises while the task's falls, bool, one for each row."""
+    values = np.array([task, learned], np.float64)
+    found = np.zeros(values.shape[1], bool)
+    for end in range(WINDOW, values.shape[1] + 1):
+        found[end - 1] = _since(values[:, :end]) is not None
+    return found
+
+
+def _since(values: np.ndarray) -> int | None:
+    """Rows ago at which the shortest window begins over which the two (task, learned) parted by the last row."""
+    span = np.ptp(values, axis=1)
+    length = WINDOW
+    while length <= values.shape[1]:
+        window = values[:, -length:]
+        x = np.arange(length) - (length - 1) / 2
+        slope = window @ x / (x @ x)
+        scatter = (window - window.mean(1, keepdims=True) - slope[:, None] * x).std(1)
+        change = slope * (length - 1)
+        enough = np.maximum(SHARE * span, CLEAR * scatter)
+        if -change[0] > enough[0] and change[1] > enough[1]:
+            return length
+        length *= 2
+    return None
+
+
+class Alarm(KVWriter):
+    """Says when an agent raises the learned reward at the task's expense: reward hacking (Gao et al. 2022, 2210.10760).
+
+    It reads the rows before the writers. If over the last `WINDOW` of them (or twice or four times as many) the learned
+    return rose and the task's fell, both by a fifth of all they have ever moved and by more than they scatter, one
+    sentence says so, `reward/alarm` is 1, and the curve is shaded there. Training continues: only the user knows
+    whether the task's reward is what was wanted.
+
+    Args:
+        task: tag of the task's return.
+        learned: tag of the learned return.
+        say: prints a sentence.
+        rows: earlier rows of the log, of a run that continues.
+    """
+
+    def __init__(
+        self, task: str, learned: str, say: Callable[[str], None], rows: Sequence[dict[str, str]] = ()
+    ) -> None:
+        self.tags = (task, learned)
+        self.say = say
+        self.quiet = WINDOW  # rows since the last alarm
+        self.steps: list[int] = []
+        self.values: list[tuple[float, float]] = []
+        for row in rows:
+            if row.get(task) and row.get(learned):
+                self.steps.append(int(row["step"]))
+                self.values.append((float(row[task]), float(row[learned])))
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        if not all(tag in key_values for tag in self.tags):
+            return
+        self.steps.append(step)
+        self.values.append((float(key_values[self.tags[0]]), float(key_values[self.tags[1]])))
+        since = _since(np.array(self.values, np.float64).T)
+        key_values["reward/alarm"] = float(since is not None)
+        before, self.quiet = self.quiet, 0 if since is not None else self.quiet + 1
+        if since is not None and before >= WINDOW:
+            (task, learned), (task_now, learned_now) = self.values[-since], self.values[-1]
+            self.say(
+                f"alarm: since step {self.steps[-since]:,} the learned return rose from {learned:.4g} to "
+                f"{learned_now:.4g} while the task's fell from {task:.4g} to {task_now:.4g}; the agent may be pleasing "
+                "the reward instead of doing the task: look at curve.png and the film"
+            )
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -8,7 +8,7 @@ import rewards
 from envs.types import Scorer, Transitions
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Mix, Stream
-from rewards.mix.schedule import Schedule
+from rewards.mix.stream import Schedule
 
 OBS, ACTIONS = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs.types import Transitions
-from rewards.mix.metrics import MixMetrics
+from rewards.mix.mix import MixMetrics
 
 
 def rollout(task, valid=None, terminated=None):

@@ -15,8 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.arrays import Arrays
-from envs.batched.base import BatchedEnv
+from envs.batched.base import Arrays, BatchedEnv
 from envs.batched.highway.traffic import CAR, MAX_SPEED, SPEED_LIMIT, WIDTH, Traffic
 from envs.driving.vehicle import FAR, VEHICLE, Vehicle
 from envs.types import Array

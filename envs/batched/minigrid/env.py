@@ -24,8 +24,7 @@ import numpy as np
 from minigrid.core.actions import Actions
 from minigrid.core.constants import COLOR_TO_IDX, IDX_TO_COLOR, OBJECT_TO_IDX
 
-from envs.batched.arrays import Arrays
-from envs.batched.base import BatchedEnv
+from envs.batched.base import Arrays, BatchedEnv
 from envs.batched.minigrid.captions import Captions
 from envs.batched.minigrid.levels import (
     CODES,
