@@ -1,11 +1,11 @@
 """What all array programs share: seeds, time limits, returns, automatic resets and snapshots.
 
-A family says how `count` episodes begin, how all environments move one step, and what an observation looks like;
-nothing here or there loops over environments. Episodes begin from a pool of starts that is drawn from one random
-stream, many at a time and in order, so a reset is a copy of rows.
+A subclass defines how episodes begin, how all environments move one step, and what an observation looks like; nothing
+loops over environments. Episodes begin from a pool of start states that is drawn from one random stream, many at a time
+and in order, so a reset is a copy of rows.
 
-Differences from N environments side by side: they share one random stream, so a seed says how all of them begin, not
-each; a list of seeds is one seed made of many numbers.
+Differences from N environments side by side: they share one random stream, so a seed determines the starts of all of
+them together; a list of seeds is one seed made of many numbers.
 """
 
 from __future__ import annotations
@@ -85,27 +85,40 @@ class BatchedEnv(VectorEnv):
 
     Where an episode ended, `obs` is the next one's first; `infos` then has `final_obs` (N, ...), the bool (N,) masks
     `_final_obs` and `_final_info`, and `final_info` = {"episode": {"r": float64 (N,), "l": int64 (N,)}, "is_success":
-    bool (N,)}, of which only the rows of the masks mean anything. In all other steps `infos` is empty, but for what a
-    program that can be seen has in `modalities`: that is in `infos` at every reset and step, and as the ended episodes had
-    it in `final_info`. What `step` returns is valid until the next step.
+    bool (N,)}, of which only the rows of the masks mean anything. In all other steps `infos` has only the `modalities`,
+    which are there at every reset and step, and in `final_info` as they were when the episodes ended. What `step`
+    returns is valid until the next step.
 
     Args:
         original: one environment from `envs.make.make`: its spaces, limits and constants are taken over.
         n: how many environments, N.
         seed: of the first reset.
         arrays: which arrays to compute with.
+        frame_size: side in pixels of `infos["frame"]`, uint8 (N, side, side, 3); None for no frames.
+        text: whether to write `infos["text"]`, object (N,) of str, on the host.
+        signals: whether to write `infos["signals"]`, float32 (N, K), as `SIGNALS` names them.
 
     Attributes:
-        state: name -> (N, ...), all that the dynamics know of the present.
+        state: name -> (N, ...), all that the dynamics read.
         world: `original` without wrappers, closed; only its constants are read.
         max_steps: steps after which an episode is truncated.
-        modalities: some of `envs.types.MODALITIES` -> (N, ...), of the observations last returned; empty if nobody asked.
+        modalities: some of `envs.types.MODALITIES` -> (N, ...), of the observations last returned.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    SIGNALS: tuple[str, ...] = ()
     world: Any
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
+    def __init__(
+        self,
+        original: gym.Env,
+        n: int,
+        seed: int,
+        arrays: Arrays,
+        frame_size: int | None = None,
+        text: bool = False,
+        signals: bool = False,
+    ) -> None:
         self.spec, self.world = original.spec, original.unwrapped
         self.num_envs = n
         self.single_observation_space = original.observation_space
@@ -115,6 +128,13 @@ class BatchedEnv(VectorEnv):
         self.arrays, self.xp = arrays, arrays.xp
         self.state: dict[str, Array] = {}
         self.modalities: dict[str, Array] = {}
+        self.frame_size = frame_size
+        if frame_size is not None:
+            self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
+        if text:
+            self.modalities["text"] = np.full(n, "", object)
+        if signals:
+            self.modalities["signals"] = np.zeros((n, len(self.SIGNALS)), np.float32)
         limits = (getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None))
         self.max_steps = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         self.np_random = np.random.default_rng(seed)
@@ -129,6 +149,10 @@ class BatchedEnv(VectorEnv):
         self._returns = arrays.array(np.zeros(n, np.float64))
         self._steps = arrays.array(np.zeros(n, np.int64))
         self._everywhere = arrays.array(np.arange(n))
+        self._setup(original)
+
+    def _setup(self, original: gym.Env) -> None:
+        """Prepare the subclass's own tables."""
 
     @abstractmethod
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
@@ -151,7 +175,7 @@ class BatchedEnv(VectorEnv):
         """The entries of `state` for one of the original environments, unwrapped."""
 
     def _show(self, rows: Array) -> None:
-        """Write some rows of `modalities`, int (K,), from `state`; nothing where nothing can be seen."""
+        """Write some rows of `modalities`, int (K,), from `state`."""
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -179,7 +203,7 @@ class BatchedEnv(VectorEnv):
         return self._obs, dict(self.modalities)
 
     def step(self, actions: Array) -> Step:
-        """Move all environments one step; whether the actions are in their space is not looked at.
+        """Move all environments one step; whether the actions are in their space is not checked.
 
         Raises:
             RuntimeError: before the first reset.
@@ -228,7 +252,7 @@ class BatchedEnv(VectorEnv):
             self._show(rows)
 
     def _draw(self, count: int) -> dict[str, Array]:
-        """The next `count` starts of the pool, which is made anew when it holds fewer."""
+        """The next `count` starts of the pool, which is refilled when it holds fewer."""
         if self._used + count > self._pool_size:
             self._refill()
         self._used += count
@@ -241,7 +265,7 @@ class BatchedEnv(VectorEnv):
         self._used = 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data from which `restore` goes on, bit for bit.
+        """Plain data from which `restore` continues, bit for bit.
 
         Raises:
             RuntimeError: before the first reset.

@@ -12,37 +12,24 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.base import Arrays, BatchedEnv
+from envs.batched.base import BatchedEnv
 from envs.classic.family import kind_of
 from envs.classic.tasks import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT, is_swung_up, swing_up_reward
+from envs.classic.view import ClassicPainter
 from envs.types import Array
 
 
 class BatchedClassic(BatchedEnv):
-    """What all of them have in common: a state vector, `state["x"]` (N, D), that begins uniformly within `START`."""
+    """A state vector, `state["x"]` (N, D), that begins uniformly within `START`."""
 
     START: tuple[tuple[float, ...], tuple[float, ...]]  # low, high
     DTYPE: type = np.float64
 
-    def __init__(
-        self,
-        original: gym.Env,
-        n: int,
-        seed: int,
-        arrays: Arrays,
-        frame_size: int | None = None,
-        text: bool = False,
-    ) -> None:
-        super().__init__(original, n, seed, arrays)
-        self._zeros = arrays.array(np.zeros(n))
-        if frame_size is not None:
-            from envs.classic.view import ClassicPainter
-
-            self._view = ClassicPainter(self.world, frame_size)
-            self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
+    def _setup(self, original: gym.Env) -> None:
+        self._zeros = self.arrays.array(np.zeros(self.num_envs))
         self._kind: Any = kind_of(type(self.world))
-        if text:
-            self.modalities["text"] = np.full(n, "", object)
+        if self.frame_size is not None:
+            self._painter = ClassicPainter(self.world, self.frame_size)
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         low, high = self.START
@@ -55,11 +42,11 @@ class BatchedClassic(BatchedEnv):
         return {"x": np.asarray(original.state, self.DTYPE)}
 
     def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What one step leads to from the states that `obs` (B, D) shows, for any B; NumPy arrays only.
+        """One step from the states of the observations `obs` (B, D), for any B; NumPy arrays only.
 
         Returns:
-            Next observations (B, D) in the precision of `obs`, rewards (B,), terminations bool (B,). Episodes of its
-            own are forgotten.
+            Next observations (B, D) in the precision of `obs`, rewards (B,), terminations bool (B,). Running episodes
+            are dropped.
         """
         self.state = {"x": np.array(self._state_of(obs), self.DTYPE)}
         self._zeros = np.zeros(len(obs))
@@ -76,7 +63,7 @@ class BatchedClassic(BatchedEnv):
         index = self.arrays.numpy(rows)
         state = self.arrays.numpy(self.state["x"])[index]
         if "frame" in self.modalities:
-            self.modalities["frame"][index] = self._view.draw(state)
+            self.modalities["frame"][index] = self._painter.draw(state)
         if "text" in self.modalities:
             self.modalities["text"][index] = self._kind.caption(state)
 
@@ -114,7 +101,7 @@ class BatchedCartPole(BatchedClassic):
 
 
 class BatchedCartPoleUpright(BatchedCartPole):
-    """`envs.classic.family.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, nothing terminates."""
+    """`envs.classic.tasks.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, nothing terminates."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         w, xp = self.world, self.xp
@@ -142,7 +129,7 @@ class BatchedCartPoleUpright(BatchedCartPole):
 
 
 class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
-    """`envs.classic.swingup.CartPoleSwingUp`: starts hanging, is pushed as hard as wanted."""
+    """`envs.classic.tasks.CartPoleSwingUp`: starts hanging, with continuous actions."""
 
     START = ((-0.05, -0.05, math.pi - 0.05, -0.05), (0.05, 0.05, math.pi + 0.05, 0.05))
 
@@ -159,7 +146,7 @@ class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
 
 
 class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
-    """`envs.classic.swingup.CartPoleSwingUpSparse`: 1 while upright near the middle."""
+    """`envs.classic.tasks.CartPoleSwingUpSparse`: 1 while upright near the middle."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, never = super()._advance(actions)
@@ -190,7 +177,7 @@ class BatchedMountainCar(BatchedClassic):
 
 
 class BatchedMountainCarGoal(BatchedMountainCar):
-    """`envs.classic.family.MountainCarGoal`: a car that arrives stays; 1 for every step there."""
+    """`envs.classic.tasks.MountainCarGoal`: a car that arrives stays; 1 for every step there."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         xp, x = self.xp, self.state["x"]
@@ -209,7 +196,7 @@ class BatchedMountainCarGoal(BatchedMountainCar):
 
 
 class BatchedMountainCarSparse(BatchedMountainCar):
-    """`envs.classic.family.MountainCarSparse`: 1 for the step that arrives."""
+    """`envs.classic.tasks.MountainCarSparse`: 1 for the step that arrives."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, arrived = super()._advance(actions)
@@ -220,7 +207,7 @@ class BatchedMountainCarSparse(BatchedMountainCar):
 
 
 class BatchedMountainCarContinuous(BatchedMountainCar):
-    """Gymnasium's MountainCarContinuous, where fuel is paid for by the action as it was given.
+    """Gymnasium's MountainCarContinuous, where fuel costs by the action as it was given.
 
     The state is float32 from the first step on, as in the original; here the start already is.
     """
@@ -267,7 +254,7 @@ class BatchedPendulum(BatchedClassic):
 
 
 class BatchedPendulumUpright(BatchedPendulum):
-    """`envs.classic.family.PendulumUpright`: 1 while upright; with `torques`, the action is the number of one."""
+    """`envs.classic.tasks.PendulumUpright`: 1 while upright; with `torques`, the action is the number of one."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         if self.world.torques is not None:
@@ -277,7 +264,7 @@ class BatchedPendulumUpright(BatchedPendulum):
 
 
 class BatchedPendulumSparse(BatchedPendulum):
-    """`envs.classic.family.PendulumSparse`: starts hanging still, 1 while nearly upright and slow."""
+    """`envs.classic.tasks.PendulumSparse`: starts hanging still, 1 while nearly upright and slow."""
 
     START = ((math.pi - NEARLY_DOWN, -NEARLY_DOWN), (math.pi + NEARLY_DOWN, NEARLY_DOWN))
 

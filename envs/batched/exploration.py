@@ -1,7 +1,7 @@
-"""Worlds of cells as array programs: the tables of `envs.exploration.family`, looked up for all environments at once.
+"""`envs.exploration.family` as array programs: its tables, looked up for all environments at once.
 
-Source: `envs.exploration.family`. Chance within episodes (noise, drift) comes from a random stream of its own, beside the one
-that episodes begin from, and is drawn on the host wherever the arrays live.
+Randomness within episodes (noise, drift) comes from a random stream of its own, beside the one that episodes begin
+from, and is drawn on the host wherever the arrays live.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.base import Arrays, BatchedEnv, Step
+from envs.batched.base import BatchedEnv, Step
 from envs.exploration.family import PERIOD, START, STAY, first_noise, next_noise
 from envs.types import Array
 
 
 class BatchedCells(BatchedEnv):
-    """What both worlds have in common: `state["cell"]` int64 (N,), and chance within episodes.
+    """What both have in common: `state["cell"]` int64 (N,), and randomness within episodes.
 
-    Beside what is said in `BatchedEnv`, `infos["cell"]` int64 (N,) is there at every reset and step: the cell that the
+    Besides the infos of `BatchedEnv`, `infos["cell"]` int64 (N,) is there at every reset and step: the cell that the
     step reached, also where the episode ended there and another began.
 
     Attributes:
         n_cells: cells are numbered from 0 to n_cells - 1.
     """
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
-        super().__init__(original, n, seed, arrays)
+    def _setup(self, original: gym.Env) -> None:
+        array = self.arrays.array
         self.n_cells: int = self.world.n_cells
         self._chance = self.np_random.spawn(1)[0]
-        self._rows = arrays.array(np.arange(n))
-        self._reached = arrays.array(np.zeros(n, np.int64))
-        self._leads = arrays.array(self.world.leads.ravel())
+        self._reached = array(np.zeros(self.num_envs, np.int64))
+        self._leads = array(self.world.leads.ravel())
         self._choices = self.world.leads.shape[1]
-        self._never = arrays.array(np.zeros(n, bool))
+        self._never = array(np.zeros(self.num_envs, bool))
 
     @property
     def cell(self) -> Array:
-        """Where the agents are now, int64 (N,): the cells of the observations last returned."""
+        """The cells of the observations last returned, int64 (N,)."""
         return self.state["cell"]
 
     def reset(
@@ -64,7 +63,7 @@ class BatchedCells(BatchedEnv):
     def _mark(self, cell: Array, out: Array) -> None:
         """Write K cells into `out`, float32 (K, n_cells), as one-hot rows."""
         out[...] = 0.0
-        out[self._rows[: len(cell)], cell] = 1.0
+        out[self._everywhere[: len(cell)], cell] = 1.0
 
     def snapshot(self) -> dict[str, Any]:
         return {**super().snapshot(), "chance": self._chance.bit_generator.state}
@@ -76,18 +75,18 @@ class BatchedCells(BatchedEnv):
 
 
 class BatchedNoisyRooms(BatchedCells):
-    """`envs.exploration.family.NoisyRooms`; beside the cell, `state` holds `noise` float32 (N, bits) and `arrived` bool (N,).
+    """`envs.exploration.family.NoisyRooms`; besides the cell, `state` holds `noise` float32 (N, bits) and `arrived` bool (N,).
 
     `arrived`: whether the last room was entered in this episode.
     """
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
-        super().__init__(original, n, seed, arrays)
+    def _setup(self, original: gym.Env) -> None:
+        super()._setup(original)
         world = self.world
         self.room_of = world.room_of
         self._last = (world.rooms - 1) * PERIOD
-        self._uniform = np.zeros((n, world.bits), np.float32)
-        self._codes = None if world.codes is None else arrays.array(world.codes)
+        self._uniform = np.zeros((self.num_envs, world.bits), np.float32)
+        self._codes = None if world.codes is None else self.arrays.array(world.codes)
         self._width = self._obs.shape[1] - world.bits
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
@@ -122,11 +121,12 @@ class BatchedNoisyRooms(BatchedCells):
 
 
 class BatchedDeepSea(BatchedCells):
-    """`envs.exploration.family.DeepSea`; the cell is all there is."""
+    """`envs.exploration.family.DeepSea`; the cell is the whole state."""
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays) -> None:
-        super().__init__(original, n, seed, arrays)
-        self._right, self._reward_table = arrays.array(self.world.right), arrays.array(self.world.rewards.ravel())
+    def _setup(self, original: gym.Env) -> None:
+        super()._setup(original)
+        array = self.arrays.array
+        self._right, self._reward_table = array(self.world.right), array(self.world.rewards.ravel())
         self._treasure = self._never
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:

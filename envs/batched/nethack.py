@@ -1,11 +1,11 @@
 """NetHack, N games in one process: each writes into rows of shared arrays, which are encoded for all games at once.
 
-The game is C and steps one at a time; all else that NLE does in Python at every step, for all games and arrays whether
-read or not, is done here for all games together, and only where something happened. Episodes are exactly those of
-`envs.make.make`: game number i is seeded with `seed + i`, its later games follow from that.
+The game is C and steps one at a time; what NLE does in Python at every step is done here for all games together, and
+only where something happened. Episodes are exactly those of `envs.make.make`: game number i is seeded with `seed + i`,
+its later games follow from that.
 
 Differences from other array programs: `seed` may be a list of N seeds; a snapshot holds the seeds and the actions of
-the running games, so `restore` plays them again.
+the running games, so `restore` replays them.
 Fails when: N is large. Each game has a copy of the program, 3 MB; they share one core.
 """
 
@@ -28,21 +28,21 @@ from envs.types import Array
 
 
 class BatchedNetHack(BatchedEnv):
-    """See `BatchedEnv`; `state` is empty of meaning, the games hold it.
-
-    Args:
-        original, n, seed, arrays: as in `BatchedEnv`.
-        text: whether `infos["text"]` is told.
+    """See `BatchedEnv`; the games hold their own state.
 
     Raises:
-        ValueError: if tensors are asked for.
+        ValueError: for torch's arrays.
     """
 
     def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, text: bool = False) -> None:
         self._inners: list[Any] = []
         if arrays.is_torch:
             raise ValueError('array="torch" is not there for NetHack, whose games are on the CPU; leave array out')
-        super().__init__(original, n, seed, arrays)
+        self._first_seed = seed
+        super().__init__(original, n, seed, arrays, text=text)
+
+    def _setup(self, original: gym.Env) -> None:
+        n, seed = self.num_envs, self._first_seed
         kwargs = dict(self.world.spec.kwargs) | {"observation_keys": ("glyphs", "blstats", "message")}
         self._inners = [type(self.world)(**kwargs) for _ in range(n)]
         for inner, rng in zip(self._inners, _generators(range(seed, seed + n))):
@@ -56,8 +56,6 @@ class BatchedNetHack(BatchedEnv):
         self._origins: list[dict[str, Any]] = [{} for _ in range(n)]  # the random streams before the running games
         self._played = np.zeros((n, 256), np.int16)  # their actions
         self._won = np.zeros(n, bool)
-        if text:
-            self.modalities["text"] = np.full(n, "", object)
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -137,7 +135,7 @@ class BatchedNetHack(BatchedEnv):
             self._show(rows)
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data from which `restore` goes on, bit for bit.
+        """Plain data from which `restore` continues, bit for bit.
 
         Raises:
             RuntimeError: before the first reset.

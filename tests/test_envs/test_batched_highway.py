@@ -191,7 +191,7 @@ def test_rectangles_overlap_now_or_after_the_next_move():
 
 def test_what_is_not_heeded_is_refused_in_a_sentence():
     for options, sentence in [
-        ({"config": {"controlled_vehicles": 2}}, r"config controlled_vehicles=2 is not heeded .* backend=\"gym\""),
+        ({"config": {"controlled_vehicles": 2}}, r"config controlled_vehicles=2 is not supported .* backend=\"gym\""),
         ({"config": {"observation": {"type": "OccupancyGrid"}}}, "config observation="),
         ({"array": "torch"}, 'array="torch" has no highway'),
         ({"text": True}, "text=True is not supported"),

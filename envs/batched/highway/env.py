@@ -1,9 +1,9 @@
 """highway-env's straight road as an array program: `highway-v0` and `highway-fast-v0`, N roads at once.
 
-Source: highway-env 1.12 (Leurent, 2018, https://github.com/Farama-Foundation/HighwayEnv); `highway_traffic.py` has its
-cars, `highway_view.py` its pictures. Observations, rewards, ends and signals are those of `envs.make.make`.
+Source: highway-env 1.12 (Leurent, 2018, https://github.com/Farama-Foundation/HighwayEnv); `traffic.py` has its
+cars, `view.py` its pictures. Observations, rewards, ends and signals are those of `envs.make.make`.
 
-Differences: the random numbers; what `highway_traffic.py` says. `config` is heeded as far as `HEEDED` goes.
+Differences: the random numbers; what `traffic.py` lists. Of `config`, the entries of `SUPPORTED` may be set.
 
 When it fails: beyond 10 km, where the original's road ends: at 30 m/s and with the usual traffic, after five minutes.
 """
@@ -15,12 +15,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.batched.base import Arrays, BatchedEnv
+from envs.batched.base import BatchedEnv
 from envs.batched.highway.traffic import CAR, MAX_SPEED, SPEED_LIMIT, WIDTH, Traffic
+from envs.batched.highway.view import RoadPainter
 from envs.driving.vehicle import FAR, VEHICLE, Vehicle
 from envs.types import Array
 
-HEEDED = frozenset(
+SUPPORTED = frozenset(
     {"lanes_count", "vehicles_count", "duration", "ego_spacing", "vehicles_density", "initial_lane_id"}
     | {"collision_reward", "right_lane_reward", "high_speed_reward", "reward_speed_range", "normalize_reward"}
     | {"offroad_terminal", "simulation_frequency", "policy_frequency"}
@@ -35,29 +36,14 @@ LEFT, RIGHT, FASTER, SLOWER = 0, 2, 3, 4  # 1 changes nothing
 class BatchedHighway(BatchedEnv):
     """N roads; `state` is that of `Traffic`.
 
-    Args:
-        original: one environment from `envs.make.make`: its `config` is taken over.
-        n: how many roads, N.
-        seed: of the first reset.
-        arrays: NumPy's.
-        frame_size: side in pixels of `infos["frame"]`, uint8 (N, side, side, 3); None for no frames.
-        signals: whether to write `infos["signals"]`, float32 (N, 9), as `envs.driving.vehicle.VEHICLE` names them.
-
     Raises:
-        ValueError: if `config` asks for what is not heeded, or the arrays are torch's.
+        ValueError: if `config` has an entry that is not supported, or the arrays are torch's.
     """
 
-    def __init__(
-        self,
-        original: gym.Env,
-        n: int,
-        seed: int,
-        arrays: Arrays,
-        frame_size: int | None = None,
-        signals: bool = False,
-    ) -> None:
-        super().__init__(original, n, seed, arrays)
-        if arrays.is_torch:
+    SIGNALS = VEHICLE
+
+    def _setup(self, original: gym.Env) -> None:
+        if self.arrays.is_torch:
             raise ValueError('array="torch" has no highway; leave it out, NumPy\'s arrays are quick enough here')
         config = self.config = self._checked(self.world)
         self._lanes, self._cars = int(config["lanes_count"]), int(config["vehicles_count"]) + 1
@@ -65,26 +51,20 @@ class BatchedHighway(BatchedEnv):
         self._ticks = int(rate // config["policy_frequency"])
         self.max_steps = min(self.max_steps, int(np.ceil(config["duration"] * config["policy_frequency"])))
         every = type(self.world).__name__ != "HighwayEnvFast"
-        self._traffic = Traffic(n, self._cars, self._lanes, 1 / rate, every)
+        self._traffic = Traffic(self.num_envs, self._cars, self._lanes, 1 / rate, every)
         self._speeds = np.array(self.world.action_type.target_speeds)
-        self._rows = np.arange(n)
-        if signals:
-            self.modalities["signals"] = np.zeros((n, len(VEHICLE)), np.float32)
-        if frame_size is not None:
-            from envs.batched.highway.view import RoadPainter
-
-            self._view = RoadPainter(config, frame_size)
-            self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
+        if self.frame_size is not None:
+            self._painter = RoadPainter(config, self.frame_size)
 
     @staticmethod
     def _checked(world: Any) -> dict[str, Any]:
-        """The world's config, if all of it is heeded."""
+        """The world's config, if all of it is supported."""
         usual = type(world).default_config()
         for key, value in world.config.items():
-            if key not in HEEDED and (key not in usual or value != usual[key]):
+            if key not in SUPPORTED and (key not in usual or value != usual[key]):
                 raise ValueError(
-                    f"config {key}={value!r} is not heeded by the array program of highway, which knows "
-                    f'{", ".join(sorted(HEEDED))}; leave it out, or use envs.make.make_vec with backend="gym"'
+                    f"config {key}={value!r} is not supported by the array program of highway, which knows "
+                    f'{", ".join(sorted(SUPPORTED))}; leave it out, or use envs.make.make_vec with backend="gym"'
                 )
         return dict(world.config)
 
@@ -129,9 +109,9 @@ class BatchedHighway(BatchedEnv):
             self._traffic.step(state)
         crashed, on_road = state["crashed"][:, 0], self._on_road(state)
         terminated = crashed | ~on_road if self.config["offroad_terminal"] else crashed.copy()
-        return self._pay(on_road), terminated
+        return self._reward(on_road), terminated
 
-    def _pay(self, on_road: np.ndarray) -> np.ndarray:
+    def _reward(self, on_road: np.ndarray) -> np.ndarray:
         config, state = self.config, self.state
         slow, fast = config["reward_speed_range"]
         forward = state["speed"][:, 0] * np.cos(state["heading"][:, 0])
@@ -170,12 +150,11 @@ class BatchedHighway(BatchedEnv):
 
     def _show(self, rows: Array) -> None:
         if "signals" in self.modalities:
-            self.modalities["signals"][rows] = self._sense(
-                {key: value[rows] for key, value in self.state.items()}, rows
-            )
+            state = {key: value[rows] for key, value in self.state.items()}
+            self.modalities["signals"][rows] = self._sense(state, rows)
         if "frame" in self.modalities:
             parts = {key: self.state[key][rows] for key in ("x", "y", "heading", "crashed")}
-            self.modalities["frame"][rows] = self._view.draw(**parts)
+            self.modalities["frame"][rows] = self._painter.draw(**parts)
 
     def _sense(self, state: dict[str, np.ndarray], rows: Array) -> np.ndarray:
         """The signals (K, 9) of some rows."""

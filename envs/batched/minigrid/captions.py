@@ -1,10 +1,10 @@
-"""What N MiniGrid worlds say in a step: the captions of `envs.minigrid.captions`, by tables.
+"""Captions of N MiniGrid environments in a step: those of `envs.minigrid.captions`, by tables, step by step the same.
 
-    events    what the rules were asked (action, cell ahead, hands) -> event; the rules decide all that happens
-    sights    cell -> one bit; a view is the bits of its cells, and the lowest bit that was not there before is told
+    events    what was looked up in the rules (action, cell ahead, hands) -> event
+    sights    cell -> one bit; a view is the bits of its cells, and the lowest bit that is new gets into the caption
 
-Source: `envs.minigrid.captions`; step by step the same captions. Strings come from arrays of strings; joined are only
-those rows where an event meets a sight, a picture is shown, or captions are varied.
+Strings come from arrays of strings; joined are only those rows where an event meets a sight, a picture is shown, or
+captions are varied.
 """
 
 from __future__ import annotations
@@ -12,61 +12,38 @@ from __future__ import annotations
 import numpy as np
 
 from envs.batched.minigrid.levels import CODES, COLOURS, DOOR, KEY, LOCKED, STATES
-from envs.minigrid.captions import (
-    BUMPED,
-    CLOSED,
-    DONE,
-    DROPPED,
-    EVENTS,
-    FELL,
-    FORWARD,
-    KINDS,
-    MORE,
-    OPENED,
-    PICKED,
-    RANK,
-    REACHED,
-    SEEN,
-    TOGGLE,
-    UNLOCKED,
-    Speech,
-    called,
-    chatters,
-    left,
-    picture,
-)
-from envs.minigrid.captions import COLOURS as COLOUR_NAMES
-from envs.minigrid.captions import LOCKED as IS_LOCKED
+from envs.minigrid import captions as single
+from envs.minigrid.captions import KINDS, RANK, called
 
 THINGS = CODES // STATES  # kinds times colours
 PICKUP, DROP = 3, 4  # actions
 
 
 class Captions:
-    """What is said in N worlds.
+    """The captions of N environments.
 
     Args:
         speech: the adapter's options.
-        rules: the world's, int (actions * CODES * hands, 4): cell ahead, hands, moves, ends.
+        rules: the environment's, int (actions * CODES * hands, 4): cell ahead, hands, moves, ends.
         missions: sentences, by their numbers.
         limit: steps of an episode.
-        n: how many worlds, N.
+        n: how many environments, N.
 
     Attributes:
-        text: object (N,) of str, what was said last.
+        text: object (N,) of str, the last captions.
     """
 
-    def __init__(self, speech: Speech, rules: np.ndarray, missions: list[str], limit: int, n: int) -> None:
+    def __init__(self, speech: single.Speech, rules: np.ndarray, missions: list[str], limit: int, n: int) -> None:
         self.text = np.full(n, "", object)
         self.full, self.chatter, self.varied = speech.captions == "full", bool(speech.chatter), speech.varied
         self._pictures = speech.pictures
         self._events = _events(rules, self.full)
-        self._done = DONE * (len(rules) // 7)  # situations from here on are of the action `done`
+        self._done = single.DONE * (len(rules) // 7)  # situations from here on are of the action `done`
         self._phrases = _phrases()
         self._missions = np.array([f"mission: {mission}" for mission in missions], object)
-        self._left = np.array([left(limit - step) for step in range(limit + 1)] if self.varied else [], object)
+        self._left = np.array([single.left(limit - step) for step in range(limit + 1)] if self.varied else [], object)
         self._bits = _bits()
-        sights = ["sees " + called(*thing) for thing in SEEN]
+        sights = ["sees " + called(*thing) for thing in single.SEEN]
         self._sights = np.array([sights, [f", {sight}" for sight in sights]], object)
         self._seen = np.zeros(n, np.int64)
 
@@ -84,10 +61,10 @@ class Captions:
             self._seen[rows] = self._bits_of(view)
 
     def step(self, situation: np.ndarray, view: np.ndarray, steps: np.ndarray, salt: np.ndarray | None) -> None:
-        """All worlds have moved on.
+        """All environments have made a step.
 
         Args:
-            situation: what the rules were asked, int64 (N,).
+            situation: the rows looked up in the rules, int64 (N,).
             view: cells now in view, uint8 (N, size * size).
             steps: of the running episodes, int64 (N,).
             salt: names of the episodes, int64 (N,), for chatter.
@@ -95,7 +72,7 @@ class Captions:
         text = self._phrases.take(self._events.take(situation))
         if self.chatter and salt is not None:
             rows = (situation >= self._done).nonzero()[0]
-            text[rows] = [*map(chatters, picture(salt[rows], steps[rows], self._pictures).tolist())]
+            text[rows] = [*map(single.chatters, single.picture(salt[rows], steps[rows], self._pictures).tolist())]
         if self.full:
             self._add_sights(text, self._bits_of(view))
         if self.varied:
@@ -104,29 +81,29 @@ class Captions:
         self.text = text
 
     def _bits_of(self, view: np.ndarray) -> np.ndarray:
-        """What is worth seeing in views (K, cells), int64 (K,) of bits."""
+        """The sights in views (K, cells), int64 (K,) of bits."""
         return np.bitwise_or.reduce(self._bits.take(view), axis=1)
 
     def _add_sights(self, text: np.ndarray, seen: np.ndarray) -> None:
-        """Tell in `text` the first of what is seen now and was not before, bits (N,)."""
+        """Add to `text` the first of the sights, bits (N,), that are seen now and were not before."""
         new = seen & ~self._seen
         self._seen = seen
         rows = new.nonzero()[0]
-        new, said = new[rows], text[rows]
+        new, before = new[rows], text[rows]
         first = np.bitwise_count((new & -new) - 1)  # the place of the lowest bit
-        text[rows] = said + self._sights[(said != "").astype(np.int64), first]
+        text[rows] = before + self._sights[(before != "").astype(np.int64), first]
 
 
 def _bits() -> np.ndarray:
-    """int64 (CODES,): the bit of what is worth seeing in a cell, 0 for the rest."""
+    """int64 (CODES,): the bit of the sight in a cell, 0 where there is none."""
     bits = [1 << RANK[thing] if thing in RANK else 0 for thing in range(THINGS)]
     return np.repeat(np.array(bits, np.int64), STATES)
 
 
 def _phrases() -> np.ndarray:
     """object (events * THINGS,): every event with every thing in words."""
-    names = [called(kind, colour) for kind in KINDS for colour in COLOUR_NAMES]
-    return np.array([event.format(name) for event in EVENTS for name in names], object)
+    names = [called(kind, colour) for kind in KINDS for colour in single.COLOURS]
+    return np.array([event.format(name) for event in single.EVENTS for name in names], object)
 
 
 def _events(rules: np.ndarray, full: bool) -> np.ndarray:
@@ -134,28 +111,28 @@ def _events(rules: np.ndarray, full: bool) -> np.ndarray:
 
     Args:
         rules: as in `Captions`.
-        full: whether bumps and locked doors are told.
+        full: whether bumps and locked doors are events.
     """
     hands_count = len(rules) // (7 * CODES)
     action, cell, hands = np.unravel_index(np.arange(len(rules)), (7, CODES, hands_count))
     after, held, moved, _ = rules.T.astype(np.int64)
     kind, state = cell // (COLOURS * STATES), cell % STATES
     is_goal, is_lava, is_box = (kind == KINDS.index(name) for name in ("goal", "lava", "box"))
-    toggled = (action == TOGGLE) & (after != cell)
+    toggled = (action == single.TOGGLE) & (after != cell)
     happens = {
-        REACHED: (moved > 0) & is_goal,
-        FELL: (moved > 0) & is_lava,
-        PICKED: (action == PICKUP) & (held != hands),
-        DROPPED: (action == DROP) & (held != hands),
-        OPENED: toggled & (is_box | ((kind == DOOR) & (state != 0) & (state != LOCKED))),
-        CLOSED: toggled & (kind == DOOR) & (state == 0),
-        UNLOCKED: toggled & (kind == DOOR) & (state == LOCKED),
-        BUMPED: (action == FORWARD) & (moved == 0) & (kind > 1),
-        IS_LOCKED: (action == TOGGLE) & ~toggled & (kind == DOOR) & (state == LOCKED),
+        single.REACHED: (moved > 0) & is_goal,
+        single.FELL: (moved > 0) & is_lava,
+        single.PICKED: (action == PICKUP) & (held != hands),
+        single.DROPPED: (action == DROP) & (held != hands),
+        single.OPENED: toggled & (is_box | ((kind == DOOR) & (state != 0) & (state != LOCKED))),
+        single.CLOSED: toggled & (kind == DOOR) & (state == 0),
+        single.UNLOCKED: toggled & (kind == DOOR) & (state == LOCKED),
+        single.BUMPED: (action == single.FORWARD) & (moved == 0) & (kind > 1),
+        single.LOCKED: (action == single.TOGGLE) & ~toggled & (kind == DOOR) & (state == LOCKED),
     }
     thing = np.where(action == DROP, KEY * COLOURS + hands - 1, cell // STATES)
     events = np.zeros(len(rules), np.int16)
     for event, where in happens.items():
-        if full or event not in MORE:
+        if full or event not in single.MORE:
             events[where] = event * THINGS + thing[where]
     return events

@@ -7,7 +7,7 @@ view reaches, and a position is an index into the flat padded grid, so that the 
     view      direction -> offsets of the 7 x 7 cells the agent faces
     shadows   (cells of a row that light reaches, cells that let it through) -> (cells seen, light for the row ahead)
     one-hot   cell -> 20 floats
-    events    what the rules were asked -> what is said of it; see `envs.batched.minigrid.captions`
+    events    the situation looked up in `rules` -> its caption; see `envs.batched.minigrid.captions`
 
 Source: minigrid 3.2 (Farama Foundation): minigrid_env.py (step, gen_obs_grid) and core/grid.py (process_vis); the
 observation is that of `envs.minigrid.family.GridObservation`. Limits: the families of `levels.py`; no lava that moves, no
@@ -24,21 +24,10 @@ import numpy as np
 from minigrid.core.actions import Actions
 from minigrid.core.constants import COLOR_TO_IDX, IDX_TO_COLOR, OBJECT_TO_IDX
 
-from envs.batched.base import Arrays, BatchedEnv
+from envs.batched.base import BatchedEnv
+from envs.batched.minigrid import levels
 from envs.batched.minigrid.captions import Captions
-from envs.batched.minigrid.levels import (
-    CODES,
-    COLOURS,
-    DIRECTIONS,
-    DOOR,
-    EMPTY,
-    KEY,
-    LOCKED,
-    STATES,
-    WALL,
-    code,
-    generate,
-)
+from envs.batched.minigrid.levels import CODES, COLOURS, DOOR, EMPTY, KEY, LOCKED, STATES, WALL, code
 from envs.minigrid.family import PARTS
 from envs.observations import WORDS, hashed_words
 from envs.types import Array
@@ -54,23 +43,15 @@ class BatchedMiniGrid(BatchedEnv):
 
     State: `grid` uint8 (N, H * W) of cell codes, padded; `position` int64 (N,) in it; `direction`, `hands` (what is
     carried) and `mission` int64 (N,); with chatter `salt` int64 (N,), which names the episode.
-
-    Args:
-        original: one environment from `envs.make.make`.
-        n: how many, N.
-        seed: of the first reset.
-        arrays: which arrays to compute with.
-        text: whether to write `infos["text"]`, object (N,) of str, on the host.
     """
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, text: bool = False) -> None:
-        super().__init__(original, n, seed, arrays)
+    def _setup(self, original: gym.Env) -> None:
+        n, array = self.num_envs, self.arrays.array
         self._size = self.world.agent_view_size
         self._pad = self._size - 2  # an agent is never on the border itself
         self._wide = self.world.width + 2 * self._pad
         area = (self.world.height + 2 * self._pad) * self._wide
-        array = arrays.array
-        strides = DIRECTIONS @ [1, self._wide]
+        strides = levels.DIRECTIONS @ [1, self._wide]
         self._ahead, self._turn = array(strides), array(_turns())
         self._base = array(np.arange(n) * area)
         self._view = array(_view(strides, self._size))
@@ -84,13 +65,13 @@ class BatchedMiniGrid(BatchedEnv):
         self._situation, self._sight = array(np.zeros(n, np.int64)), NO_SIGHT
         self._speech = original.get_wrapper_attr("speech")
         self._captions: Captions | None = None
-        if text:
+        if "text" in self.modalities:
             self._captions = Captions(self._speech, rules, _missions(original), self.max_steps, n)
             self.modalities["text"] = self._captions.text
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-        levels = generate(self.world, rng, count)
-        state = self._state(levels["grid"], levels["x"], levels["y"], levels["direction"], levels["mission"])
+        fresh = levels.generate(self.world, rng, count)
+        state = self._state(*(fresh[key] for key in ("grid", "x", "y", "direction", "mission")))
         return state | ({"salt": rng.integers(1 << 32, size=count)} if self._speech.chatter else {})
 
     def _state(self, grid: np.ndarray, x: Any, y: Any, direction: Any, mission: Any) -> dict[str, np.ndarray]:
@@ -98,14 +79,8 @@ class BatchedMiniGrid(BatchedEnv):
         count, pad = len(grid), self._pad
         padded = np.pad(grid, ((0, 0), (pad, pad), (pad, pad)), constant_values=WALL)
         position = (np.asarray(y) + pad) * self._wide + np.asarray(x) + pad
-        hands = np.zeros(count, np.int64)
-        return {
-            "grid": padded.reshape(count, -1),
-            "position": position,
-            "direction": direction,
-            "hands": hands,
-            "mission": mission,
-        }
+        state = {"grid": padded.reshape(count, -1), "position": position, "direction": direction}
+        return {**state, "hands": np.zeros(count, np.int64), "mission": mission}
 
     def _read(self, original: Any) -> dict[str, Any]:
         encoded = original.grid.encode().astype(np.int64)  # (W, H, 3)
@@ -181,8 +156,8 @@ class BatchedMiniGrid(BatchedEnv):
         return obs
 
     def snapshot(self) -> dict[str, Any]:
-        said = {} if self._captions is None else {"text": self._captions.text.tolist()}
-        return super().snapshot() | said
+        text = {} if self._captions is None else {"text": self._captions.text.tolist()}
+        return super().snapshot() | text
 
     def restore(self, state: dict[str, Any]) -> Array:
         obs = super().restore(state)
