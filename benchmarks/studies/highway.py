@@ -100,7 +100,7 @@ def mix_of(envs: Any, name: str, options: dict[str, Any], gamma: float, seed: in
 
 def drive(model: Any, seed: int) -> dict[str, float]:
     """How a policy (None: uniform actions) drives in `EPISODES` episodes, the first of each of as many environments."""
-    from envs.driving.metrics import Driving
+    from envs.driving.vehicle import Driving
     from envs.make import make_vec
 
     envs = make_vec(ENV, EPISODES, seed=1_000_000 + seed, backend="batched", signals=True)

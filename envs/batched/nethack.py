@@ -105,7 +105,7 @@ class BatchedNetHack(BatchedEnv):
         spoke = games.message[rows, 0] != 0
         text[rows] = ""
         for row in rows[spoke].tolist():
-            text[row] = caption(games.said(row))
+            text[row] = caption(games.text_of(row))
         if self._status:
             for row in rows.tolist():
                 text[row] = with_status(text[row], games.blstats[row])

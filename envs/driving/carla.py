@@ -1,4 +1,4 @@
-"""Driving environments of others, those of CARLA above all: their camera as our frames, their car as our signals.
+"""Third-party driving environments, mainly CARLA's: their camera as our frames, their car as our signals.
 
     make("lodestar/Carla-v0", world="my_module:make_env", wiring="vlm-rl", frame_size=96, signals=True)
     python -m runners.train env=lodestar/Carla-v0 env.world=my_module:make_env env.wiring=cardreamer ...
@@ -11,14 +11,14 @@ policy shall see.
 Sources: what CarDreamer (Gao et al., 2024, arXiv 2405.09111) and VLM-RL (Huang et al., 2024, arXiv 2412.15544) publish
 of their observations and infos.
 
-Differences from ours, smoothed out here: km/h and degrees; collisions told as flags, arrays of one flag, counts or
-lists of events, which stay true for the rest of the episode; time limits told in the info or not at all; information
-missing at a reset, where speed, offset and the like have the values of `Wiring`'s defaults.
+Differences from ours, converted here: km/h and degrees; collisions as flags, arrays of one flag, counts or lists of
+events, which stay true for the rest of the episode; time limits in the info or nowhere; information missing at a reset,
+where speed, offset and the like have the values of `Wiring`'s defaults.
 
-When it fails: it was never run against a CARLA server; it is tested with a replayed trace made by hand after the keys
-of these two projects. CarDreamer tells neither the lane's offset nor the heading, so a reward that reads them finds 0.
-VLM-RL's offset has no sign. A simulator that does not repeat itself cannot be brought back to a state, so a resumed
-run goes on from another one.
+When it fails: it was never run against a CARLA server; it is tested with a hand-written trace after the keys of these
+two projects. CarDreamer has neither the lane's offset nor the heading, so a reward that reads them finds 0. VLM-RL's
+offset has no sign. A simulator that is not deterministic cannot be brought back to a state, so a resumed run continues
+from another one.
 """
 
 from __future__ import annotations
@@ -32,33 +32,24 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 
 from envs.driving.family import SAFE, words
-from envs.driving.metrics import Driving
-from envs.driving.vehicle import FAR, VEHICLE, Vehicle
-from envs.family import Family, Goal, entry
-from envs.wrappers import Step
+from envs.driving.vehicle import FAR, VEHICLE, Driving, Vehicle
+from envs.family import Family, entry
+from envs.types import EnvStep
 
 Where = str | float | Callable[[Any, Mapping[str, Any] | None, Any], Any]
 ROOTS = ("obs", "info", "env")
 FLAGS = ("on_road", "crashed", "truncated", "success")
-UNITS = {  # what one of it is in m, m/s, rad or as a share
-    "": 1.0,
-    "m": 1.0,
-    "cm": 0.01,
-    "m/s": 1.0,
-    "km/h": 1 / 3.6,
-    "mph": 0.44704,
-    "rad": 1.0,
-    "deg": math.pi / 180,
-    "%": 0.01,
+UNITS = {  # in m, m/s, rad or as a share
+    **{"": 1.0, "m": 1.0, "cm": 0.01, "m/s": 1.0, "km/h": 1 / 3.6, "mph": 0.44704},
+    **{"rad": 1.0, "deg": math.pi / 180, "%": 0.01},
 }
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """Where an environment keeps what we ask of it.
+    """Where an environment keeps what we read.
 
     Each is a number that never changes, a function of (obs, info, env), or "root.path unit", such as
     "info.speed km/h" or "env.distance_from_center". The root is `obs`, `info` or `env`, an attribute of the
@@ -66,7 +57,7 @@ class Wiring:
     may be followed by "not".
 
     Attributes:
-        image: uint8 (H, W, 3) or (3, H, W), needed wherever frames are.
+        image: uint8 (H, W, 3) or (3, H, W), needed for frames.
         speed, lane_offset, heading, on_road, crashed, completion, gap, lane, speed_limit: as in `envs.driving.vehicle`.
         truncated: whether an episode that ended was only out of time.
         success: whether the episode was one; empty for a completed route without a crash.
@@ -128,7 +119,7 @@ WIRINGS = {
 
 
 class Carla(gym.Env):
-    """Somebody's driving environment with a camera and a car that we can read.
+    """A third-party driving environment with a camera and a car.
 
     Args:
         world: a Gymnasium id, "module:function", or a function that makes the environment.
@@ -180,7 +171,7 @@ class Carla(gym.Env):
         self._read(obs, info)
         return self._observation(obs), dict(info or {})
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         obs, reward, *ends, info = self.world.step(action)
         self._read(obs, info)
         if len(ends) == 2:
@@ -197,7 +188,7 @@ class Carla(gym.Env):
         """The camera's picture, uint8 (H, W, 3).
 
         Raises:
-            RuntimeError: if there is none, or it is none.
+            RuntimeError: if there is none, or it is not an image.
         """
         image = self._value("image")
         picture = np.asarray(image)
@@ -225,7 +216,7 @@ class Carla(gym.Env):
         self.signals = np.array(car, np.float32)
 
     def _value(self, name: str) -> Any:
-        """What the wiring leads to, in our units."""
+        """The value that the wiring names, in our units."""
         where: Any = getattr(self.wiring, name)
         if isinstance(where, str) and where.startswith("info") and self._seen["info"] is None:
             where = next(each.default for each in fields(Wiring) if each.name == name)  # the old gym's reset
@@ -244,7 +235,7 @@ class Carla(gym.Env):
         try:
             (number,) = np.asarray(value, dtype=float).ravel()
         except (TypeError, ValueError):
-            raise ValueError(f"{name}={where!r} leads to {value!r}, no number; wire it to one") from None
+            raise ValueError(f"{name}={where!r} leads to {value!r}, which is not a number; wire it to one") from None
         return float(number) * UNITS[unit.removeprefix("-")] * (-1 if unit.startswith("-") else 1)
 
     def _find(self, name: str, path: str) -> Any:
@@ -270,7 +261,7 @@ class Carla(gym.Env):
 
 
 def _flag(value: Any) -> bool:
-    """Whether it says so: a truth, an array of one, or a list of events."""
+    """Whether a flag is set: a bool, an array, or a list of events."""
     if isinstance(value, np.ndarray):
         return bool(value.any())
     return len(value) > 0 if isinstance(value, Sized) else bool(value)
@@ -310,7 +301,7 @@ def _made(world: str | Callable[[], Any]) -> Any:
 
 
 def _space(space: Any) -> spaces.Space:
-    """The same space as Gymnasium knows it; the old gym's have the same names and attributes."""
+    """The same space in Gymnasium's classes; the old gym's have the same names and attributes."""
     if isinstance(space, spaces.Space):
         return space
     kind = type(space).__name__
@@ -323,18 +314,6 @@ def _space(space: Any) -> spaces.Space:
     if kind == "Dict":
         return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
     raise ValueError(f"a space of kind {kind} is not known here; give Box, Discrete, MultiDiscrete or Dict")
-
-
-def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    return words(_sense(env), 1)
-
-
-def _is_safe(env: gym.Env) -> bool:
-    return not Vehicle(*_sense(env)).crashed
-
-
-def _goals(spec: EnvSpec) -> list[Goal]:
-    return [replace(SAFE, truth=_is_safe)]
 
 
 def _sense(env: gym.Env) -> np.ndarray:
@@ -356,11 +335,11 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
 
 FAMILY = Family(
     name="carla",
-    description="driving environments of others, with a camera and a car: CARLA's, by CarDreamer, VLM-RL or yours",
+    description="third-party driving environments with a camera and a car: CARLA's, by CarDreamer, VLM-RL or yours",
     ids=("lodestar/Carla-v0",),
     knows=lambda spec: entry(spec) == "envs.driving.carla:Carla",
-    caption=_caption,
-    goals=_goals,
+    caption=lambda env, memory: words(_sense(env), 1),
+    goals=lambda spec: [replace(SAFE, truth=lambda env: not Vehicle(*_sense(env)).crashed)],
     aim=lambda spec: "drive along the road to the end of the route, stay on it and crash into nobody",
     signals=lambda spec: VEHICLE,
     sense=_sense,

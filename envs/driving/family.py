@@ -21,6 +21,11 @@ close is less than 20 m. CarRacing has no other cars, and its road is always cle
 Success: highway and racetrack to their end, merge to the end of its road, roundabout and intersection to the exit of
 the planned route, all without a crash and on the road; CarRacing, a return of 900; the rest as far as a crash tells.
 
+Scattered states have the car somewhere on its route, or on any lane where it has none, at any speed, every other time
+with a slower vehicle just ahead, or already in it; in CarRacing anywhere along the track and as far as its width beside
+it. The axis is the gap to the only other vehicle at the same speed; in CarRacing the offset from the track's centre.
+Collisions come about in the next step, as the simulator finds them; a scattered state itself has none.
+
 What is slow: policy steps a second of one core at the defaults, without frames and with 96 pixels, profiled:
     highway         2     2    half in finding the vehicles around every other one, a third in collisions of all pairs
     highway-fast   18    17    a third in finding vehicles, a quarter in the observation, which is a pandas table
@@ -34,6 +39,7 @@ What is slow: policy steps a second of one core at the defaults, without frames 
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,11 +48,9 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
-from envs.driving.metrics import Driving
 from envs.driving.sensors import bend, has_route, is_racing, lanes, names, seconds, sense
-from envs.driving.states import axis, scatter
-from envs.driving.vehicle import read
-from envs.family import Family, Goal, entry
+from envs.driving.vehicle import Driving, read
+from envs.family import Axis, Family, Goal, entry
 from envs.observations import plain_observation
 
 CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
@@ -54,41 +58,44 @@ SLOW, FAST = 0.73, 0.9  # of the speed limit
 BENT = 0.25  # rad
 COUNTS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")  # what highway-env calls the other vehicles
 
+APART = 12.0  # m around a scattered car without another one
+LENGTH = 5.0  # m, of highway-env's vehicles
+TRACK = 40 / 6  # m, of half the width of CarRacing's track
+
 # highway-env's IDMVehicle as it comes: m, m/s^2, m/s^2.
-MANNERS = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5.0}
+DRIVER = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5.0}
 
 
 class OneFrame(gym.Wrapper, RecordConstructorArgs):
-    """Draws one frame when asked for one, and keeps the action space and the manners of other drivers.
+    """Draws one frame per `render`, and keeps the action space and the driver model of other vehicles.
 
-    highway-env draws nothing at all, black, where SDL has no screen, and after the first frame it draws one at every
-    simulation step, 5 to 15 for each frame anybody sees. At every reset it makes a new action space, which knows
-    nothing of the seed that the old one was given. An intersection changes how the vehicles of all other environments
-    in the process drive: here each has its own manners, whatever was made beside it.
+    highway-env draws black frames where SDL has no screen, and after the first frame it draws one at every simulation
+    step, 5 to 15 for each frame used. At every reset it makes a new action space without the seed of the old one. An
+    intersection changes the driver model of all other environments in the process: here each keeps its own.
     """
 
     def __init__(self, env: gym.Env) -> None:
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self.action_space = env.action_space
-        self._manners: dict[str, float] = {}  # what the environment made of MANNERS
+        self._driver: dict[str, float] = {}  # what the environment made of DRIVER
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         drivers = self._drivers()
-        for name, value in MANNERS.items():
+        for name, value in DRIVER.items():
             setattr(drivers, name, value)
         result = self.env.reset(seed=seed, options=options)
-        self._manners = {name: getattr(drivers, name) for name in MANNERS}
+        self._driver = {name: getattr(drivers, name) for name in DRIVER}
         return result
 
     def step(self, action: Any) -> Any:
         drivers = self._drivers()
-        for name, value in self._manners.items():
+        for name, value in self._driver.items():
             setattr(drivers, name, value)
         return self.env.step(action)
 
     def _drivers(self) -> Any:
-        """highway-env's class of other drivers, or for other environments something of no consequence."""
+        """highway-env's class of other drivers; an object without effect for other environments."""
         if not hasattr(self.unwrapped, "road"):
             return SimpleNamespace()
         from highway_env.vehicle.behavior import IDMVehicle
@@ -128,12 +135,12 @@ class Configured(gym.Wrapper, RecordConstructorArgs):
         lanes_count: int | None = None,
         duration: float | None = None,
     ) -> None:
-        asked: dict[str, Any] = {"vehicles_count": vehicles_count, "lanes_count": lanes_count, "duration": duration}
-        RecordConstructorArgs.__init__(self, **asked)
+        given: dict[str, Any] = {"vehicles_count": vehicles_count, "lanes_count": lanes_count, "duration": duration}
+        RecordConstructorArgs.__init__(self, **given)
         super().__init__(env)
         inner: Any = env.unwrapped
         config = getattr(inner, "config", {})
-        for name, value in asked.items():
+        for name, value in given.items():
             if value is None:
                 continue
             low = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}[name]
@@ -152,7 +159,7 @@ def adapt(
     lanes_count: int | None = None,
     duration: float | None = None,
 ) -> gym.Env:
-    """Plain observations, of a road with the traffic that was asked for."""
+    """Plain observations, of a road with the given traffic."""
     if (vehicles_count, lanes_count, duration) != (None, None, None):
         env = Configured(env, vehicles_count, lanes_count, duration)
     return plain_observation(env)
@@ -261,6 +268,84 @@ def _aim(spec: EnvSpec) -> str:
     return next((aim for name, aim in _AIMS.items() if spec.name.startswith(name)), "drive on and crash into nobody")
 
 
+def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
+    """A random state; False for parking, which has no road."""
+    if env.spec is None or not names(env.spec):
+        return False
+    if is_racing(env.spec):
+        _put_on_track(env, int(rng.integers(1 << 30)), TRACK * rng.uniform(-2, 2), 0.5 * rng.normal())
+        return True
+    inner: Any = env.unwrapped
+    car, graph = inner.vehicle, inner.road.network.graph
+    route = list(getattr(car, "route", None) or ())
+    roads = [step[:2] for step in route] or [(origin, end) for origin in graph for end in graph[origin]]
+    chosen = int(rng.integers(len(roads)))
+    origin, end = roads[chosen]
+    number = int(rng.integers(len(graph[origin][end])))
+    lane = graph[origin][end][number]
+    along = float(rng.uniform(0, lane.length))
+    if lane.length > 1000:  # the highway: stay where the traffic is
+        along = lane.local_coordinates(car.position)[0]
+    if route:
+        car.route = route[chosen:]
+    # A car with continuous actions may leave the road.
+    aside = 0.3 * rng.normal() if hasattr(car, "target_lane_index") else lane.width_at(along) * rng.uniform(-0.8, 0.8)
+    speed = (lane.speed_limit or car.MAX_SPEED) * rng.uniform(0.3, 1.1)
+    _put_on_road(inner, (origin, end, number), along, aside, 0.05 * rng.normal(), speed)
+    inner.road.vehicles = [v for v in inner.road.vehicles if v is car or math.dist(v.position, car.position) > APART]
+    if rng.random() < 0.5:
+        ahead = along + LENGTH + rng.uniform(-4, 20)
+        _put_ahead(inner, (origin, end, number), ahead, aside, speed * rng.uniform(0.2, 1.0))
+    return True
+
+
+def _axis(spec: EnvSpec) -> Axis | None:
+    """The gap to the vehicle ahead, or CarRacing's offset from the centre."""
+    if not names(spec):
+        return None
+    if is_racing(spec):
+        return Axis(
+            "offset from the track's centre, m", -3 * TRACK, 3 * TRACK, lambda env, x: _put_on_track(env, 20, x)
+        )
+    return Axis("gap to the vehicle ahead, m", 0.5, 60.0, _pose_gap)
+
+
+def _pose_gap(env: gym.Env, gap: float) -> None:
+    inner: Any = env.unwrapped
+    car = inner.vehicle
+    along = car.lane.local_coordinates(car.position)[0]
+    inner.road.vehicles = [car]
+    _put_on_road(inner, car.lane_index, along, 0.0, 0.0, car.speed)
+    _put_ahead(inner, car.lane_index, along + LENGTH + gap, 0.0, car.speed)
+
+
+def _put_on_road(inner: Any, index: Any, along: float, aside: float, turned: float, speed: float) -> None:
+    car, lane = inner.vehicle, inner.road.network.get_lane(index)
+    car.position, car.heading = lane.position(along, aside), lane.heading_at(along) + turned
+    car.speed, car.crashed = speed, False
+    if hasattr(car, "target_lane_index"):
+        car.target_lane_index = index
+    car.on_state_update()
+
+
+def _put_ahead(inner: Any, index: Any, along: float, aside: float, speed: float) -> None:
+    from highway_env.vehicle.behavior import IDMVehicle
+
+    lane = inner.road.network.get_lane(index)
+    inner.road.vehicles.append(IDMVehicle(inner.road, lane.position(along, aside), lane.heading_at(along), speed))
+
+
+def _put_on_track(env: gym.Env, tile: int, aside: float, turned: float = 0.0) -> None:
+    from gymnasium.envs.box2d.car_dynamics import Car
+
+    inner: Any = env.unwrapped
+    _, direction, x, y = inner.track[tile % len(inner.track)]
+    inner.car.destroy()
+    place = x + aside * math.cos(direction), y + aside * math.sin(direction)
+    inner.car = Car(inner.world, direction - turned, *place)
+    inner.t = max(inner.t, 1.0)  # until then the camera is still coming down
+
+
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     if is_racing(env.spec):
         return episode_return >= 900
@@ -279,18 +364,10 @@ FAMILY = Family(
     name="driving",
     description="driving: highway-env's traffic, and CarRacing from pixels",
     ids=(
-        "highway-v0",
-        "highway-fast-v0",
-        "merge-v0",
-        "roundabout-v0",
-        "intersection-v0",
-        "racetrack-v0",
-        "parking-v0",
-        "CarRacing-v3",
+        *("highway-v0", "highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0"),
+        *("parking-v0", "CarRacing-v3"),
     ),
-    knows=lambda spec: (
-        entry(spec).startswith("highway_env.") or entry(spec).startswith("gymnasium.envs.box2d.car_racing")
-    ),
+    knows=lambda spec: entry(spec).startswith(("highway_env.", "gymnasium.envs.box2d.car_racing")),
     module="highway_env",
     repair=OneFrame,
     adapt=adapt,
@@ -300,8 +377,8 @@ FAMILY = Family(
     aim=_aim,
     signals=names,
     sense=sense,
-    scatter=scatter,
-    axis=axis,
+    scatter=_scatter,
+    axis=_axis,
     metrics=_metrics,
     success=_success,
 )

@@ -11,8 +11,7 @@
     speed_limit  what the lane says, which in merge and roundabout is highway-env's default of 20 m/s; `PACE` in
                  CarRacing, which has none
 
-The state alone decides, never the past: a copy of an environment senses the same. Nothing is drawn and nothing is
-random.
+Only the current state is read, never the past, so a copy of an environment has the same signals.
 
 When it fails: where lanes cross, the car is in the one it is nearest to in place and direction, which may for a moment
 be another one than it follows. A car that missed its exit counts as being at the nearest point of its route.
@@ -34,10 +33,7 @@ from envs.family import entry
 
 PACE = 55.0  # m/s: what it takes to finish a lap of CarRacing, 1100 m or so, within its 1000 steps of 1/50 s
 STEP = 3.5  # m from one tile of CarRacing's track to the next
-START, ARRIVAL = (
-    60.0,
-    25.0,
-)  # m into its first lane where intersection's cars begin at the earliest; into its last, the end
+START, ARRIVAL = 60.0, 25.0  # m into its first lane where intersection's cars begin; into its last, the end
 ENTRY = 2.5  # m before the end of its first lane where roundabout's car begins
 EXIT = 370.0  # m where merge's road ends
 BEND = 10.0  # m ahead that a road is watched for bends

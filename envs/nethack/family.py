@@ -1,13 +1,16 @@
-"""NetHack: the NetHack Learning Environment, seeded and truncated for real; our tasks in it; captions of the game.
+"""NetHack: the NetHack Learning Environment with working seeds and time limits; our tasks in it; captions.
 
 Observations and the options `crop`, `message` and `leak` of the adapter: `envs.nethack.view`. Tasks of ours, with 28
 actions: `envs.nethack.tasks`. NLE's own ids keep NLE's 23 actions and its rules. MiniHack's levels, with MiniHack
 installed, are `minihack:MiniHack-Room-5x5-v0` and so on.
 
 `info["text"]` is the game's message, "" when there is none; with the adapter's option `status=True` the status line
-follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence that is said several times in a row is given
-once, with "(x2)". What players have written, on the floor or as a name, reads "(written)": an agent that could write
-"You find the Oracle" would otherwise tell its judge what to think.
+follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence that is repeated in a row appears once, with "(x2)".
+What players have written, on the floor or as a name, reads "(written)": an agent that writes "You find the Oracle" could
+otherwise manipulate its judge.
+
+Signals are depth in levels below the surface, 1 at the start; the in-game score; experience level; gold; hit points. An
+episode's metrics are the largest of each, so that dying takes nothing away.
 
 What is repaired, with adapted observations or without:
     seeds     NLE ignores `reset(seed=)`; here the game's seeds are drawn from `np_random` at every reset, and what the
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -30,11 +34,13 @@ from gymnasium.utils import RecordConstructorArgs, seeding
 from gymnasium.wrappers import TimeLimit
 
 from envs.family import Family, entry
-from envs.nethack.metrics import SIGNALS, Delving, sense
-from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, GameObservation
+from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
 
 CAP = 5000  # NLE's own episode length
 _NEVER = 2**31 - 1
+SIGNALS = ("depth", "score", "experience level", "gold", "hit points")
+_NUMBERS = [DEPTH, SCORE, LEVEL, GOLD, HP]
+_REPORTED = SIGNALS[:4]
 _AIMS = {
     "Score": "Make the score grow: go down deeper, fight and kill monsters, gain experience levels and find gold.",
     "Oracle": "Find the Oracle and stand next to her: go down stairs to her level, between 5 and 9, and stay alive.",
@@ -43,6 +49,35 @@ _AIMS = {
     "Eat": "Find food and eat it, so as never to be hungry.",
     "Scout": "Explore: see as much of the dungeon as possible that has not been seen before.",
 }
+
+
+def _sense(env: gym.Env) -> np.ndarray:
+    """float32 (5,), as `SIGNALS` names them."""
+    inner: Any = env.unwrapped
+    return inner.last_observation[inner._blstats_index][_NUMBERS].astype(np.float32)
+
+
+@dataclass
+class Delving:
+    """Counts whole episodes, one step after the other."""
+
+    _best: list[np.ndarray] = field(default_factory=list)
+
+    def begin(self, signals: np.ndarray) -> None:
+        """An episode begins in a state with these signals, (5,)."""
+        self._best.append(signals)
+
+    def step(self, signals: np.ndarray) -> None:
+        """One step on; the signals are those of the state reached."""
+        self._best[-1] = np.maximum(self._best[-1], signals)
+
+    def summary(self) -> dict[str, float]:
+        """Name -> mean over the episodes of the most that was reached; and the deepest of all."""
+        if not self._best:
+            return {}
+        best = np.stack(self._best)
+        means = {name: float(best[:, number].mean()) for number, name in enumerate(_REPORTED)}
+        return {**means, "deepest of all": float(best[:, 0].max())}
 
 
 class RealSeeds(gym.Wrapper, RecordConstructorArgs):
@@ -72,17 +107,17 @@ def draw_game(inner: Any) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def caption(message: bytes) -> str:
-    """A message of the game in the words that judges are given; see the module."""
+    """A message of the game as a caption; see the module."""
     text = " ".join(message.decode("latin-1").split())
     text = re.sub(r'You read: ".*"', 'You read: "(written)"', text)
     text = re.sub(r"\b(called|named) [^.!?]*[^.!?\s]", r"\1 (written)", text)
-    told: list[list[Any]] = []
+    parts: list[list[Any]] = []
     for part in re.split(r"(?<=[.!?]) ", text):
-        if told and told[-1][0] == part:
-            told[-1][1] += 1
+        if parts and parts[-1][0] == part:
+            parts[-1][1] += 1
         else:
-            told.append([part, 1])
-    return " ".join(part if times == 1 else f"{part} (x{times})" for part, times in told)
+            parts.append([part, 1])
+    return " ".join(part if times == 1 else f"{part} (x{times})" for part, times in parts)
 
 
 def with_status(text: str, numbers: np.ndarray) -> str:
@@ -128,7 +163,7 @@ def _aim(spec: EnvSpec) -> str:
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack"):
-        return None  # a score has no finish
+        return None  # a score has no end
     return getattr(info.get("end_status"), "name", "").startswith("TASK_SUCCESS")
 
 
@@ -136,18 +171,8 @@ FAMILY = Family(
     name="nethack",
     description="NetHack: the game, through the NetHack Learning Environment",
     ids=(
-        "lodestar/NetHackScore-v0",
-        "lodestar/NetHackOracle-v0",
-        "lodestar/NetHackOracleSober-v0",
-        "lodestar/NetHackStaircase3-v0",
-        "lodestar/NetHackStaircase4-v0",
-        "NetHackScore-v0",
-        "NetHackStaircase-v0",
-        "NetHackStaircasePet-v0",
-        "NetHackOracle-v0",
-        "NetHackGold-v0",
-        "NetHackEat-v0",
-        "NetHackScout-v0",
+        *(f"lodestar/NetHack{name}-v0" for name in ("Score", "Oracle", "OracleSober", "Staircase3", "Staircase4")),
+        *(f"NetHack{name}-v0" for name in ("Score", "Staircase", "StaircasePet", "Oracle", "Gold", "Eat", "Scout")),
     ),
     knows=lambda spec: entry(spec).startswith(("nle.", "minihack.", "envs.nethack.tasks")),
     module="nle",
@@ -158,7 +183,7 @@ FAMILY = Family(
     caption=_caption,
     aim=_aim,
     signals=lambda spec: SIGNALS,
-    sense=sense,
+    sense=_sense,
     metrics=lambda env: Delving(),
     sampled=True,
     success=_success,

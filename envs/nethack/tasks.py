@@ -1,22 +1,22 @@
-"""Four tasks of NetHack with prompts that are answered, and the rules of the game that array programs share.
+"""Tasks of NetHack whose prompts are answered, and the rules of the game that array programs share.
 
     Score       the change of the in-game score, and -0.01 for a step in which no game time passes
     Oracle      50 when the Oracle stands on one of the 8 cells around the agent; the episode ends. With `sober`, only
-                while the agent does not hallucinate: agents have learnt to see her where she is not
+                while the agent does not hallucinate: agents have learnt to exploit that
     Staircase   50 when the agent goes down stairs and arrives at depth `level`; the episode ends
 
 Source: Klissarov et al. 2024, arXiv 2410.23022 (ONI), and Klissarov et al. 2023, arXiv 2310.00166 (Motif).
 
-28 actions: NLE's 23 for tasks, then cast, quaff, pray, pick up and pay. What the game asks is answered so that one
-action does what it says: eating and drinking take the first thing offered, casting casts the first spell, picking up
-takes all, paying pays; skills are enhanced as soon as they can be. Directions, attacks on the peaceful and prayers are
-the agent's to confirm, as in NLE. All pages of a message are one message, up to 255 letters.
+28 actions: NLE's 23 for tasks, then cast, quaff, pray, pick up and pay. The game's questions are answered so that one
+action is enough: eating and drinking take the first thing offered, casting casts the first spell, picking up takes all,
+paying pays; skills are enhanced as soon as they can be. Directions, attacks on peaceful monsters and prayers are the
+agent's to confirm, as in NLE. All pages of a message are one message, up to 255 letters.
 
 Differences from the source: any message of several pages is kept whole, not only the one about stairs; picking up takes
-everything of a menu; who is satiated does not eat, because that is how a random policy dies; a task that is won ends
-without leaving the game, so that the last observation shows it. NLE's tasks of like names differ: they pay 1 for
-standing on stairs or near the Oracle, and subtract 0.01 for frozen steps.
-Fails when: a game asks for more than `LIMIT` answers in a row; it is left there, and the next action goes on.
+everything of a menu; a satiated agent does not eat, because that is how a random policy dies; a task that is won ends
+without leaving the game, so that the last observation shows it. NLE's tasks of the same names reward 1 for standing on
+stairs or near the Oracle, and subtract 0.01 for frozen steps.
+When it fails: a game asks for more than `LIMIT` answers in a row; the next action continues from there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ACTIONS = (*TASK_ACTIONS, Command.CAST, Command.QUAFF, Command.PRAY, Command.PIC
 REWARD = 50.0  # for what ends a task
 FROZEN = -0.01  # of a step that takes no time in the game
 LIMIT = 100  # answers to one action
-STANDING = (SCORE, TIME, DEPTH)  # what of the step before rewards are told from
+STANDING = (SCORE, TIME, DEPTH)  # what rewards compare with the step before
 _SPACE, _ESCAPE = ord(" "), 27
 _SATIATED = 0  # of the status line's hunger
 _FIRST = frozenset(map(int, (Command.EAT, Command.QUAFF, Command.PAY)))  # whose questions get the first answer
@@ -53,7 +53,7 @@ def settle(games: Games, row: int) -> None:
         elif internal[2]:
             game.step(_ESCAPE)
         else:
-            if internal[1] and not any(part in games.said(row) for part in SKIP_EXCEPTIONS):
+            if internal[1] and not any(part in games.text_of(row) for part in SKIP_EXCEPTIONS):
                 game.step(_ESCAPE)
             return
 
@@ -66,7 +66,7 @@ def answer(games: Games, row: int, key: int) -> None:
         games.playing[row].step(int(Command.ENHANCE))
         _click(games, row, int(Command.ENHANCE), pages)
     whole = b"  ".join(pages)[:255]
-    if whole != games.said(row):
+    if whole != games.text_of(row):
         games.message[row] = 0
         games.message[row, : len(whole)] = np.frombuffer(whole, np.uint8)
 
@@ -75,20 +75,20 @@ def _click(games: Games, row: int, key: int, pages: list[bytes]) -> None:
     game, internal = games.playing[row], games.internal[row]
     choices = iter(_IN_MENU.get(key, b""))
     for _ in range(LIMIT):
-        said = games.said(row)
+        text = games.text_of(row)
         asked = bool(internal[1])
-        if said and not asked and said not in pages[-1:]:
-            pages.append(said)
+        if text and not asked and text not in pages[-1:]:
+            pages.append(text)
         if game.done() or not internal[1:4].any():
             return
         if internal[3]:
             game.step(next(choices, _SPACE))
         elif asked and key in _FIRST:
-            first = said[said.rfind(b"[") + 1 :][:1]
+            first = text[text.rfind(b"[") + 1 :][:1]
             full = key == Command.EAT and games.blstats[row, HUNGER] == _SATIATED
             game.step(first[0] if first.isalpha() and not full else _ESCAPE)
-        elif asked and not internal[2] and any(part in said for part in SKIP_EXCEPTIONS):
-            pages.append(said)
+        elif asked and not internal[2] and any(part in text for part in SKIP_EXCEPTIONS):
+            pages.append(text)
             return
         else:
             game.step(_ESCAPE)
@@ -116,7 +116,7 @@ def oracle_glyph() -> int:
 
 
 class NetHackTask(NLE):
-    """One game, played with `ACTIONS`; what it pays and when it is won is `judge`'s."""
+    """One game, played with `ACTIONS`; `judge` defines rewards and success."""
 
     class StepStatus(enum.IntEnum):
         """How a step ended; the names are NLE's."""
@@ -205,5 +205,5 @@ class Staircase(NetHackTask):
     def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         won = (games.blstats[:, DEPTH] == self.level) & (before[:, 2] != self.level)
         for row in np.flatnonzero(won).tolist():  # a hole or a trap door leads down too
-            won[row] = b"descend" in games.said(row)
+            won[row] = b"descend" in games.text_of(row)
         return REWARD * won, won

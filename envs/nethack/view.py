@@ -1,4 +1,4 @@
-"""NetHack as an agent sees it: the game's own arrays, and one flat float32 vector made of them, for N games at once.
+"""NetHack's observations: the game's own arrays, and one flat float32 vector made of them, for N games at once.
 
 Observation, (1386,) with the default crop of 9:
     9 * 9 * 16 = 1296   what stands on the cells around the agent, one-hot over `KINDS`; outside the map: dark
@@ -7,10 +7,10 @@ Observation, (1386,) with the default crop of 9:
                    64   the message's words, hashed
 
     Games             the arrays that N games write into at every step
-    View              which numbers of them are observed; writes them into rows
+    View              the encoder of observations: writes them into rows
     GameObservation   the adapter of one environment
 
-Fails when: more is needed than the crop shows, such as the inventory or a far monster.
+When it fails: more is needed than the crop shows, such as the inventory or a far monster.
 """
 
 from __future__ import annotations
@@ -27,29 +27,15 @@ from gymnasium.utils import RecordConstructorArgs
 from envs.observations import WORDS, hashed_words
 
 KINDS = (
-    "dark",
-    "wall",
-    "open way",
-    "closed door",
-    "floor",
-    "corridor",
-    "stairs up",
-    "stairs down",
-    "furniture",
-    "hazard",
-    "monster",
-    "pet",
-    "food",
-    "gold",
-    "object",
-    "boulder",
+    *("dark", "wall", "open way", "closed door", "floor", "corridor", "stairs up", "stairs down", "furniture"),
+    *("hazard", "monster", "pet", "food", "gold", "object", "boulder"),
 )
 ROWS, COLUMNS = 21, 79
 CELLS = ROWS * COLUMNS
 NUMBERS = 27  # of the status line; the next names are places in it
 X, Y, SCORE, HP, DEPTH, GOLD = 0, 1, 9, 10, 12, 13
 LEVEL, POINTS, TIME, HUNGER, DUNGEON, DUNGEON_LEVEL, CONDITION = 18, 19, 20, 21, 23, 24, 25
-LEAKS = (SCORE, DEPTH, POINTS, DUNGEON, DUNGEON_LEVEL)  # what the rewards of the tasks count
+LEAKS = (SCORE, DEPTH, POINTS, DUNGEON, DUNGEON_LEVEL)  # what the rewards of the tasks are computed from
 _READ = ("glyphs", "blstats", "message", "program_state", "internal")
 
 # The map symbols of NetHack 3.6 in order: (first symbol after the run, kind of the run).
@@ -81,7 +67,7 @@ class Games:
 
     Args:
         inners: NLE environments, unwrapped.
-        narrow: whether the games write nothing else; what else they were asked to show is empty then.
+        narrow: whether the games write nothing else; their other arrays are empty then.
 
     Attributes:
         glyphs: int16 (N, 21, 79); blstats: int64 (N, 27); message: uint8 (N, 256), zeros from its end on.
@@ -118,7 +104,7 @@ class Games:
         """Bool (N,): the game has ended."""
         return np.array([game.done() for game in self.playing])
 
-    def said(self, row: int) -> bytes:
+    def text_of(self, row: int) -> bytes:
         """The message of one game."""
         raw = self.message[row].tobytes()
         return raw[: raw.index(0)] if raw[0] else b""
@@ -157,7 +143,7 @@ def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -
 
 
 class View:
-    """Which numbers of a game are observed; see the module.
+    """The encoder of a game's observation; see the module.
 
     Args:
         crop: side of the square of cells, odd, from 3 to 21.
@@ -184,7 +170,7 @@ class View:
         self._begin = np.zeros((0, crop * crop), np.int64)
 
     def space(self) -> spaces.Box:
-        """Of one observation; says which numbers are what, for networks that treat them differently."""
+        """Of one observation; its `parts` name slices, for networks that treat them differently."""
         low, high = np.zeros(self.length, np.float32), np.ones(self.length, np.float32)
         status = slice(self.parts["status"].start + 2, self.parts["status"].stop)
         low[status], high[status] = -5.0, 5.0  # log(1 + 2**63) / 10 is 4.4
@@ -218,8 +204,8 @@ class View:
         if self.message:
             words = out[:, self.parts["words"]]
             for k, row in enumerate(rows.tolist()):
-                if said := games.said(row):
-                    words[k] = hashed_words(said)
+                if text := games.text_of(row):
+                    words[k] = hashed_words(text)
 
 
 class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
@@ -239,10 +225,10 @@ class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
         super().__init__(env)
         inner: Any = env.unwrapped
         ours = env.spec is not None and env.spec.namespace == "lodestar"
-        minihack = type(inner).__module__.startswith("minihack.")  # reads its own screen, to pay for what is on it
+        minihack = type(inner).__module__.startswith("minihack.")  # its rewards read the screen
         self.view = View(crop, message, not ours if leak is None else leak)
         self.status = status
-        # Nothing else is read: the game need not write its other arrays, which a screen for people is drawn from.
+        # Nothing else is read: the game need not write its other arrays, which pictures are drawn from.
         inner.games = self._games = Games([inner], narrow=not minihack and inner.render_mode in (None, "pixel"))
         self._row = np.zeros(1, np.int64)
         self.observation_space = self.view.space()

@@ -149,7 +149,7 @@ def test_a_path_that_leads_nowhere_is_told_with_what_there_is() -> None:
         wired(speed="info.ego.w").reset()
     with pytest.raises(ValueError, match=r"speed='env.wheel' is not there: at 'wheel' the environment is Modern"):
         wired(speed="env.wheel").reset()
-    with pytest.raises(ValueError, match=r"speed='info.events' leads to \[\], no number; wire it to one"):
+    with pytest.raises(ValueError, match=r"speed='info.events' leads to \[\], which is not a number; wire it to one"):
         wired(speed="info.events").reset()
     with pytest.raises(RuntimeError, match=r"image='info.ego.v' is list float64 \(1,\), no picture"):
         env = wired(image="info.ego.v")

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.driving.family import MANNERS, words
+from envs.driving.family import DRIVER, words
 from envs.driving.vehicle import VEHICLE
 from envs.make import families, goals, make, spec_of
 from envs.options import options
@@ -139,9 +139,9 @@ def test_an_intersection_leaves_the_drivers_of_other_roads_as_they_are() -> None
     from highway_env.vehicle.behavior import IDMVehicle
 
     def manners() -> tuple[float, ...]:
-        return tuple(getattr(IDMVehicle, name) for name in MANNERS)
+        return tuple(getattr(IDMVehicle, name) for name in DRIVER)
 
-    usual = tuple(MANNERS.values())
+    usual = tuple(DRIVER.values())
     road, crossing = make("highway-fast-v0", seed=0), make("intersection-v0", seed=0)
     crossing.reset()
     assert manners() == (7, 6, -3)  # what it makes of the class that all environments share

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from envs.driving.metrics import Driving
-from envs.driving.vehicle import VEHICLE
+from envs.driving.vehicle import VEHICLE, Driving
 from envs.family import Metrics
 from envs.make import families, make
 

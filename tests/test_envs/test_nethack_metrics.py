@@ -1,7 +1,7 @@
 import numpy as np
 
 from envs.make import make
-from envs.nethack.metrics import SIGNALS, Delving
+from envs.nethack.family import SIGNALS, Delving
 
 
 def test_an_episode_counts_the_most_that_was_reached_and_all_episodes_their_mean():

@@ -134,7 +134,7 @@ def test_eating_and_drinking_take_the_first_thing():
     assert play(env, Command.QUAFF) != "Never mind."
     env.reset(seed=1)
     env.unwrapped.games.playing[0].step(ord("e"))
-    question = env.unwrapped.games.said(0)
+    question = env.unwrapped.games.text_of(0)
     assert question.startswith(b"What do you want to eat? [")
     key(env, "\x1b")
     hunger = env.unwrapped.games.internal[0, 7]
