@@ -27,155 +27,109 @@ FORMAT = 1
 WEIGHTS, DESCRIPTION = "policy.safetensors", "policy.json"
 
 
-class Affine(nn.Module):
-    """(x - shift) * scale + bias, each of a shape that broadcasts."""
+class Layer(nn.Module):
+    """A layer that is described by the numbers it is made with."""
+
+    def __init__(self, *numbers: Any) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+
+class Affine(Layer):
+    """(x - shift) * scale + bias, each of a shape that broadcasts over x's last axes."""
 
     shift: Tensor
     scale: Tensor
     bias: Tensor
 
     def __init__(self, *shape: int) -> None:
-        super().__init__()
+        super().__init__(*shape)
         for name, value in (("shift", 0.0), ("scale", 1.0), ("bias", 0.0)):
             self.register_buffer(name, torch.full(shape, value))
-        self.shape = shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any x whose last axes are `shape`."""
         return (x - self.shift) * self.scale + self.bias
 
-    def extra(self) -> list[Any]:
-        return list(self.shape)
 
-
-class Clamp(nn.Module):
+class Clamp(Layer):
     """Cut to [low, high]."""
 
-    def __init__(self, low: float, high: float) -> None:
-        super().__init__()
-        self.low, self.high = low, high
-
     def forward(self, x: Tensor) -> Tensor:
-        return x.clamp(self.low, self.high)
-
-    def extra(self) -> list[Any]:
-        return [self.low, self.high]
+        return x.clamp(*self.numbers)
 
 
-class Cells(nn.Module):
+class Cells(Layer):
     """(B, side * side * kinds), channels last -> (B, kinds, side, side)."""
 
-    def __init__(self, side: int, kinds: int) -> None:
-        super().__init__()
-        self.side, self.kinds = side, kinds
-
     def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(-1, self.side, self.side, self.kinds).permute(0, 3, 1, 2)
-
-    def extra(self) -> list[Any]:
-        return [self.side, self.kinds]
+        side, kinds = self.numbers
+        return x.reshape(-1, side, side, kinds).permute(0, 3, 1, 2)
 
 
-class Turned(nn.Module):
+class Turned(Layer):
     """(B, H, W, C) -> (B, C, H, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, 3, 1, 2)
 
 
-class Linears(nn.Module):
+class Linears(Layer):
     """K fully connected layers side by side: (B, I) or (K, B, I) -> (K, B, O)."""
 
     def __init__(self, members: int, inputs: int, outputs: int) -> None:
-        super().__init__()
+        super().__init__(members, inputs, outputs)
         self.weight = nn.Parameter(torch.zeros(members, inputs, outputs))
         self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias
 
-    def extra(self) -> list[Any]:
-        return list(self.weight.shape)
 
-
-class Standard(nn.Module):
+class Standard(Layer):
     """Each row's features with mean 0 and variance 1, as layer normalisation does before its gain."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:])
 
 
-class Mean(nn.Module):
+class Mean(Layer):
     """The mean along an axis."""
 
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-
     def forward(self, x: Tensor) -> Tensor:
-        return x.mean(self.axis)
-
-    def extra(self) -> list[Any]:
-        return [self.axis]
+        return x.mean(*self.numbers)
 
 
-class Expectation(nn.Module):
+class Expectation(Layer):
     """Logits over bins (..., bins) -> the mean of their centres (...)."""
 
     centres: Tensor
 
     def __init__(self, bins: int) -> None:
-        super().__init__()
+        super().__init__(bins)
         self.register_buffer("centres", torch.zeros(bins))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x, -1) @ self.centres
 
-    def extra(self) -> list[Any]:
-        return [len(self.centres)]
 
-
-class Symexp(nn.Module):
+class Symexp(Layer):
     """sign(x) (exp|x| - 1)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sign(x) * torch.expm1(x.abs())
 
 
-class Split(nn.Module):
+class Split(Layer):
     """(..., a * b) -> (..., a, b)."""
 
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__()
-        self.sizes = (a, b)
-
     def forward(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, self.sizes)
-
-    def extra(self) -> list[Any]:
-        return list(self.sizes)
+        return x.unflatten(-1, self.numbers)
 
 
-LAYERS: dict[str, Any] = {
-    "linear": nn.Linear,
-    "conv": nn.Conv2d,
-    "flatten": nn.Flatten,
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "silu": nn.SiLU,
-    "mish": nn.Mish,
-    "elu": nn.ELU,
-    "affine": Affine,
-    "clamp": Clamp,
-    "cells": Cells,
-    "turned": Turned,
-    "linears": Linears,
-    "standard": Standard,
-    "mean": Mean,
-    "expectation": Expectation,
-    "symexp": Symexp,
-    "split": Split,
-}
+OWN = (Affine, Clamp, Cells, Turned, Linears, Standard, Mean, Expectation, Symexp, Split)
+PLAIN = (nn.Flatten, nn.ReLU, nn.Tanh, nn.SiLU, nn.Mish, nn.ELU)  # made with nothing
+LAYERS: dict[str, Any] = {"linear": nn.Linear, "conv": nn.Conv2d}
+LAYERS |= {kind.__name__.lower(): kind for kind in (*PLAIN, *OWN)}
 
 
 def described(layer: nn.Module) -> list[Any]:
@@ -191,8 +145,7 @@ def described(layer: nn.Module) -> list[Any]:
         return [name, int(layer.in_features), int(layer.out_features)]
     if isinstance(layer, nn.Conv2d):
         return [name, int(layer.in_channels), int(layer.out_channels), *layer.kernel_size[:1], *layer.stride[:1]]
-    extra: Any = getattr(layer, "extra", list)
-    return [name, *extra()]
+    return [name, *(layer.numbers if isinstance(layer, Layer) else ())]
 
 
 def sequence(entries: list[list[Any]]) -> nn.Sequential:
@@ -241,14 +194,8 @@ class Part(nn.Module):
         return self.layers(x if self.place is None else x[:, self.place[0] : self.place[1]])
 
     def description(self) -> dict[str, Any]:
-        return {
-            "source": self.source,
-            "kind": self.kind,
-            "place": self.place,
-            "sizes": self.sizes,
-            "starts": self.starts,
-            "layers": [described(layer) for layer in self.layers],
-        }
+        plain = {name: getattr(self, name) for name in ("source", "kind", "place", "sizes", "starts")}
+        return {**plain, "layers": [described(layer) for layer in self.layers]}
 
 
 class Decision(nn.Module):
@@ -288,13 +235,7 @@ class Decision(nn.Module):
         return out.reshape(-1, *self.shape).to(getattr(torch, self.dtype))
 
     def description(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "shape": self.shape,
-            "dtype": self.dtype,
-            "sizes": self.sizes,
-            "starts": self.starts,
-        }
+        return {name: getattr(self, name) for name in ("kind", "shape", "dtype", "sizes", "starts")}
 
 
 class Policy(nn.Module):
