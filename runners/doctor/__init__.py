@@ -1,12 +1,7 @@
 """What is here, what is not, and what to do about it: `python -m runners.doctor`.
 
 Every check runs in a process of its own with a limit of time (`ask`): one that crashes or hangs is a line, never the
-end. The process that asks imports nothing but the standard library, so that it can speak when everything is missing.
-
-packages.py   what is installed, and whether it can be imported
-machine.py    Python, torch and the GPU, cores, memory, disk
-worlds.py     environments that are made, stepped and drawn; the video encoder
-models.py     CLIP weights, the judge's server, launchers
+end. The process that asks imports nothing but the standard library, so that it works where everything is missing.
 """
 
 from __future__ import annotations
@@ -36,6 +31,11 @@ class Finding(NamedTuple):
     fix: str = ""
     required: bool = True
 
+    @classmethod
+    def of(cls, name: str, found: str, fix: str = "", required: bool = True) -> Finding:
+        """A warning if there is something to fix, else ok."""
+        return cls(name, "warning" if fix else "ok", found, fix, required)
+
 
 def ask(
     name: str,
@@ -49,7 +49,7 @@ def ask(
     """Run a check in a process of its own.
 
     Args:
-        name: of the line, if the check cannot say a word itself.
+        name: of the line, if the check reports nothing itself.
         target: "module:function"; it gives findings one by one.
         *arguments: what it is called with, plain data.
         fix: for the line about a check that raises, crashes or hangs.
@@ -85,12 +85,12 @@ def ask(
     findings = [Finding(**line) for line in lines if "name" in line]
     if any("end" in line for line in lines):
         return findings
-    said = next((line["error"] for line in lines if "error" in line), "")
+    failure = next((line["error"] for line in lines if "error" in line), "")
     if hung:
-        said = f"did not answer within {timeout:g} s"
-    elif not said:
-        said = f"its process died ({_ending(process.returncode)}){_last(err)}"
-    return [*findings, Finding(name, "missing", said, fix, required)]
+        failure = f"did not answer within {timeout:g} s"
+    elif not failure:
+        failure = f"its process died ({_ending(process.returncode)}){_last(err)}"
+    return [*findings, Finding(name, "missing", failure, fix, required)]
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -110,7 +110,7 @@ def _ending(code: int) -> str:
 
 
 def _last(err: str) -> str:
-    """The innermost line of ours or theirs that faulthandler names, or the last words."""
+    """The innermost line that faulthandler names, or the last line."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     place = next((line for line in lines if line.startswith("File ")), lines[-1] if lines else "")
     return f": {place[:200]}" if place else ""

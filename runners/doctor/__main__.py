@@ -79,7 +79,7 @@ def checks(config: DoctorConfig) -> dict[str, Check]:
         core, extras = ["lodestar-rl"], {}
     made: dict[str, Check] = {
         "python": alone("python", "machine:python"),
-        "packages": alone("packages", "packages:house", fix="pip install lodestar-rl"),
+        "packages": alone("packages", "packages:ours", fix="pip install lodestar-rl"),
         "imports": partial(packages.imports, core, 3 * timeout),
         "pygame": alone("pygame", "packages:pygames"),
         "pin": alone("nle's pin", "packages:pin", required=False),

@@ -25,15 +25,13 @@ def python(wanted: str = ">=3.11,<3.14") -> Iterator[Finding]:
     version = platform.python_version()
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     inside = "" if sys.prefix != sys.base_prefix else ", no virtual environment"
-    state = "ok" if SpecifierSet(wanted).contains(version, prereleases=True) else "warning"
-    fix = "" if state == "ok" else f"use Python {wanted}, which the tests run on"
-    yield Finding("python", state, f"{version} on {system}{inside}", fix)
+    fits = SpecifierSet(wanted).contains(version, prereleases=True)
+    yield Finding.of("python", f"{version} on {system}{inside}", "" if fits else f"use Python {wanted}, as tested")
     from envs.render import prepare
 
-    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    there = sys.platform in ("win32", "darwin") or bool(screen)
-    words = "there is one" if there else "none; runners.watch writes films instead of opening a window"
-    yield Finding("screen", "ok", f"{words} ({prepare()})", required=False)
+    there = sys.platform in ("win32", "darwin") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    words = "there is one" if there else "none; runners.watch writes videos instead of opening a window"
+    yield Finding.of("screen", f"{words} ({prepare()})", required=False)
 
 
 def torch() -> Iterator[Finding]:
@@ -41,15 +39,14 @@ def torch() -> Iterator[Finding]:
     import torch as t
 
     threads = t.get_num_threads()
-    yield Finding("torch on the CPU", "ok", f"{threads} thread{'s' * (threads > 1)} unless num_threads= says otherwise")
+    yield Finding.of("torch on the CPU", f"{threads} thread{'s' * (threads > 1)} by default; num_threads= sets it")
     if t.cuda.is_available():
         for index in range(t.cuda.device_count()):
             yield _gpu(t, index)
-        return
-    if t.backends.mps.is_available():
-        yield Finding("GPU", "ok", "Apple's, device=mps", required=False)
-        return
-    yield Finding("GPU", "ok", *_no_gpu(t), required=False)
+    elif t.backends.mps.is_available():
+        yield Finding.of("GPU", "Apple's, device=mps", required=False)
+    else:
+        yield Finding("GPU", "ok", *_no_gpu(t), required=False)
 
 
 def _gpu(t: Any, index: int) -> Finding:
@@ -88,17 +85,17 @@ def cores() -> Iterator[Finding]:
     quota = _quota()
     words = f"{usable} of {count} usable" + (f", a quota of {quota:.1f}" if quota is not None else "")
     fix = "" if quota is None or quota >= usable else f"give slots={max(int(quota), 1)} to sweeps"
-    yield Finding("cores", "warning" if fix else "ok", words, fix)
+    yield Finding.of("cores", words, fix)
     free, total = _memory()
     fix = "" if free > 2 * GB or not total else "fewer environments or jobs at once; a job takes 0.5 to 1.5 GB"
-    yield Finding("memory", "warning" if fix else "ok", f"{free / GB:.1f} of {total / GB:.1f} GB free", fix)
+    yield Finding.of("memory", f"{free / GB:.1f} of {total / GB:.1f} GB free", fix)
     if sys.platform == "win32":
         return
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     fix = "" if soft == resource.RLIM_INFINITY or soft >= 1024 else "ulimit -n 4096"
-    yield Finding("open files", "warning" if fix else "ok", f"up to {soft:,} (could be {hard:,})", fix)
+    yield Finding.of("open files", f"up to {soft:,} (could be {hard:,})", fix)
 
 
 def _quota() -> float | None:
@@ -110,7 +107,7 @@ def _quota() -> float | None:
 
 
 def _memory() -> tuple[float, float]:
-    """Bytes free and in all, of the container if it has a limit; zeros if nobody says."""
+    """Bytes free and in all, of the container if it has a limit; zeros if unknown."""
     free = total = 0.0
     with suppress(OSError, ValueError):
         table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -139,7 +136,7 @@ def disk(root: str) -> Iterator[Finding]:
     if nodes is not None and nodes.f_files:
         words += f", {nodes.f_favail:,} files more"
     tight = few or free < 2 * GB
-    yield Finding("disk", "warning" if tight else "ok", words, fix if tight else "")
+    yield Finding.of("disk", words, fix if tight else "")
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
         yield _speed(Path(folder))
         yield _checkpoint(Path(folder))
@@ -147,7 +144,7 @@ def disk(root: str) -> Iterator[Finding]:
     if shm.is_dir():
         free = shutil.disk_usage(shm).free
         fix = "" if free > 0.06 * GB else "docker run --shm-size=1g; processes pass observations through it"
-        yield Finding("/dev/shm", "warning" if fix else "ok", f"{free / GB:.2f} GB free", fix, required=False)
+        yield Finding.of("/dev/shm", f"{free / GB:.2f} GB free", fix, required=False)
 
 
 def _speed(folder: Path) -> Finding:
@@ -159,7 +156,7 @@ def _speed(folder: Path) -> Finding:
         os.fsync(file.fileno())
     rate = PROBE / 1e6 / (time.perf_counter() - begin)
     fix = "" if rate > 5 else "checkpoint_every= a larger number, or a local disk as root="
-    return Finding("disk speed", "warning" if fix else "ok", f"{rate:,.0f} MB/s written and flushed", fix)
+    return Finding.of("disk speed", f"{rate:,.0f} MB/s written and flushed", fix)
 
 
 def _checkpoint(folder: Path) -> Finding:

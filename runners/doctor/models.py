@@ -33,7 +33,7 @@ def shipped() -> Iterator[Finding]:
             words = f"{size}, but not the file that its card describes ({digest[:12]}, not {found[1][:12]})"
             yield Finding(name, "missing", words, "git checkout -- assets", required=False)
         else:
-            yield Finding(name, "ok", f"{size}, {'as its card says' if found else 'without a card'}", required=False)
+            yield Finding.of(name, f"{size}, {'as its card says' if found else 'without a card'}", required=False)
 
 
 def cached() -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def cached() -> Iterator[Finding]:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     for model, tag in PUBLIC:
         if _cached(model, tag, Path("~/.cache/clip").expanduser()):
-            yield Finding(f"CLIP {model}", "ok", f"{tag} is in the cache", required=False)
+            yield Finding.of(f"CLIP {model}", f"{tag} is in the cache", required=False)
             continue
         then = "HF_HUB_OFFLINE forbids to download it" if offline else "its first use would download it"
         fix = "reward.clip.weights=<file>, or the shipped models, which need no download"
@@ -56,7 +56,7 @@ def judge(url: str, model: str) -> Iterator[Finding]:
     key = "set" if os.environ.get("OPENAI_API_KEY") else "not set"
     if not url:
         words = f"not asked (OPENAI_API_KEY is {key}); judge=http://localhost:8000/v1 asks a server"
-        yield Finding("judge", "ok", words, required=False)
+        yield Finding.of("judge", words, required=False)
         return
     from rewards.llm.client import Chat, Endpoint, JudgeError
 
@@ -71,7 +71,7 @@ def judge(url: str, model: str) -> Iterator[Finding]:
         yield Finding("judge", "missing", f"{error} (OPENAI_API_KEY is {key})", fix, required=False)
         return
     words = f"{model} at {url} answered in {time.perf_counter() - begin:.2f} s (OPENAI_API_KEY is {key})"
-    yield Finding("judge", "ok", words, required=False)
+    yield Finding.of("judge", words, required=False)
 
 
 def _first_model(url: str) -> str:

@@ -52,77 +52,72 @@ def each(*requirements: str) -> Iterator[Finding]:
             continue
         found = f"{have}, {time.perf_counter() - begin:.1f} s"
         if wish.specifier.contains(have, prereleases=True):
-            yield Finding(name, "ok", found)
+            yield Finding.of(name, found)
         else:
-            yield Finding(name, "warning", f"{found}, but {wish.specifier} is asked for", install(line))
+            yield Finding.of(name, f"{found}, but {wish.specifier} is asked for", install(line))
 
 
 def extra(name: str, *requirements: str) -> Iterator[Finding]:
     """Whether what an extra brings is installed; it is not imported."""
-    found, lacking = [], []
-    for line in requirements:
-        package = distribution(line)
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            lacking.append(package)
-    fix = f"pip install '{DISTRIBUTION}[{name}]'"
+    found = {package: version(package) for package in map(distribution, requirements)}
+    lacking = ", ".join(package for package, have in found.items() if have is None)
     if lacking:
-        yield Finding(f"[{name}]", "missing", f"optional; without {', '.join(lacking)}", fix, required=False)
+        yield _optional(f"[{name}]", f"without {lacking}", f"pip install '{DISTRIBUTION}[{name}]'")
     else:
-        yield Finding(f"[{name}]", "ok", ", ".join(found), required=False)
+        yield Finding.of(f"[{name}]", ", ".join(f"{p} {have}" for p, have in found.items()), required=False)
 
 
-def house() -> Iterator[Finding]:
+def ours() -> Iterator[Finding]:
     """Where the four packages are, and whether they are ours."""
     collision = name_collision()
     if collision:
         yield Finding("packages", "missing", collision, "make a virtual environment without the other one")
     else:
-        yield Finding("packages", "ok", f"{', '.join(PACKAGES)} in {HOME}")
+        yield Finding.of("packages", f"{', '.join(PACKAGES)} in {HOME}")
 
 
 def pygames() -> Iterator[Finding]:
-    """pygame and pygame-ce share a folder: whoever was installed last has overwritten the other's files."""
+    """pygame and pygame-ce share a folder: the one installed last has overwritten the other's files."""
     there = [name for name in ("pygame", "pygame-ce") if version(name)]
     if len(there) == 2:
         fix = "pip uninstall -y pygame pygame-ce && pip install pygame-ce"
-        yield Finding("pygame", "warning", "pygame and pygame-ce are both installed, in one folder", fix)
+        yield Finding.of("pygame", "pygame and pygame-ce are both installed, in one folder", fix)
     else:
-        yield Finding("pygame", "ok", f"{there[0]} alone" if there else "neither pygame nor pygame-ce is installed")
+        yield Finding.of("pygame", f"{there[0]} alone" if there else "neither pygame nor pygame-ce is installed")
 
 
 def pin() -> Iterator[Finding]:
-    """nle pins one version of Gymnasium, which a resolver that was told otherwise ignores."""
+    """nle pins one version of Gymnasium; a resolver may have been made to ignore that."""
     from packaging.requirements import Requirement
 
-    gymnasium = version("gymnasium")
-    if not version("nle") or not gymnasium:
+    gymnasium, nle = version("gymnasium"), version("nle")
+    if not nle or not gymnasium:
         return
     wishes = [Requirement(line) for line in metadata.requires("nle") or []]
     wish = next((w.specifier for w in wishes if w.name == "gymnasium"), None)
     if wish is None or wish.contains(gymnasium):
-        yield Finding("nle's pin", "ok", f"gymnasium {gymnasium} is what nle {version('nle')} asks for")
+        yield Finding.of("nle's pin", f"gymnasium {gymnasium} is what nle {nle} asks for")
     else:
-        found = f"gymnasium {gymnasium}, but nle {version('nle')} asks for gymnasium{wish}"
-        yield Finding("nle's pin", "warning", found, f"if NetHack misbehaves: pip install 'gymnasium{wish}'")
+        found = f"gymnasium {gymnasium}, but nle {nle} asks for gymnasium{wish}"
+        yield Finding.of("nle's pin", found, f"if NetHack misbehaves: pip install 'gymnasium{wish}'")
 
 
 def launchers() -> Iterator[Finding]:
     """What `runners.sweep` can hand its jobs to, beside this machine."""
     import shutil
 
+    fix = f"pip install '{DISTRIBUTION}[cluster]'"
     ray, submitit, sbatch = version("ray"), version("submitit"), shutil.which("sbatch")
     if ray and util.find_spec("ray"):
-        yield Finding("launcher ray", "ok", f"ray {ray}", required=False)
+        yield Finding.of("launcher ray", f"ray {ray}", required=False)
     else:
-        fix = f"pip install '{DISTRIBUTION}[cluster]'"
-        yield Finding("launcher ray", "missing", "optional; ray is not installed", fix, required=False)
+        yield _optional("launcher ray", "ray is not installed", fix)
     if submitit and sbatch:
-        yield Finding("launcher slurm", "ok", f"submitit {submitit}, {sbatch}", required=False)
+        yield Finding.of("launcher slurm", f"submitit {submitit}, {sbatch}", required=False)
     else:
-        lacks = [
-            n for n, there in (("submitit is not installed", submitit), ("there is no sbatch", sbatch)) if not there
-        ]
-        fix = "run it where Slurm is" if submitit else f"pip install '{DISTRIBUTION}[cluster]'"
-        yield Finding("launcher slurm", "missing", f"optional; {' and '.join(lacks)}", fix, required=False)
+        lacks = ["submitit is not installed"] * (not submitit) + ["there is no sbatch"] * (not sbatch)
+        yield _optional("launcher slurm", " and ".join(lacks), "run it where Slurm is" if submitit else fix)
+
+
+def _optional(name: str, lacks: str, fix: str) -> Finding:
+    return Finding(name, "missing", f"optional; {lacks}", fix, required=False)

@@ -20,10 +20,11 @@ import numpy as np
 
 from envs.settings import Settings, setting
 from runners.cli.command import Command
-from runners.run.config import TrainConfig, UsageError, to_dict
+from runners.run.config import UsageError, to_dict
 
 if TYPE_CHECKING:
-    from rewards.mix.mix import Mix
+    from runners.export.policy import Policy
+    from runners.run.build import Trained
 
 ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
@@ -59,9 +60,7 @@ class Subject:
     agent: str
     model: Any
     make: Callable[[], Any]  # the environment as the agent observes it
-    config: TrainConfig | None = None
-    mix: Mix | None = None
-    step: int = 0
+    trained: Trained | None = None  # None for a policy of runners.offline
 
 
 def export(config: ExportConfig) -> tuple[Path, list[str]]:
@@ -71,25 +70,27 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
         The folder, and a sentence for each file: how far it is from the agent.
 
     Raises:
-        UsageError: if the policy cannot be had in the format asked for, or what was written acts otherwise.
+        UsageError: if the policy does not fit the format asked for, or what was written acts otherwise.
         ImportError: if a package is missing.
     """
+    from runners.export.card import card
     from runners.export.convert import NoForm, convert
 
     if config.format != "safetensors":
         from runners.export import onnx
 
         onnx.require()
-    subject = file_subject(config) if Path(config.run).is_file() else run_subject(Path(config.run), config.trust)
-    out = Path(config.out) if config.out else (Path(config.run).parent if subject.config is None else Path(config.run))
-    out = out if config.out else out / "export"
+    run = Path(config.run)
+    subject = file_subject(config) if run.is_file() else run_subject(run, config.trust)
+    out = Path(config.out) if config.out else (run.parent if run.is_file() else run) / "export"
     out.mkdir(parents=True, exist_ok=True)
     env = subject.make()
+    policy, why = None, ""
     try:
         policy = convert(subject.agent, subject.model, env.observation_space)
         obs = observations(env, subject.model, ROWS, config.seed)
     except NoForm as reason:
-        policy, why, obs = None, str(reason), None
+        why = str(reason)
         if config.format == "onnx":
             raise UsageError(f"{why}, which an ONNX graph of one step cannot hold; give format=safetensors") from None
     finally:
@@ -97,11 +98,11 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as temporary:
         folder = Path(temporary)
         if policy is None:
-            checked = [weights(subject, folder, why)]
+            checked = [write_weights(subject, folder, why)]
         else:
-            checked = written(policy, subject, config.format, folder, obs)
-        if subject.config is not None:
-            (folder / "README.md").write_text(card_of(subject, Path(config.run), checked))
+            checked = write(policy, subject, config.format, folder, obs)
+        if subject.trained is not None:
+            (folder / "README.md").write_text(card(subject.trained, run, checked))
         for name in FILES:
             if (folder / name).exists():
                 os.replace(folder / name, out / name)
@@ -116,13 +117,14 @@ def run_subject(run: Path, trust: bool = False) -> Subject:
     from rewards.adapters.guided import guide_modalities, guided
     from runners.run.build import load_run
 
-    config, model, mix, step = load_run(run, trust)
+    trained = load_run(run, trust)
+    config, mix = trained.config, trained.mix
     options = {**config.env_options, **guide_modalities(mix)}
 
     def make_env() -> Any:
         return guided(make(config.env, max_episode_steps=config.max_episode_steps, **options), mix)
 
-    return Subject(config.agent_name, model, make_env, config, mix, step)
+    return Subject(config.agent_name, trained.model, make_env, trained)
 
 
 def file_subject(config: ExportConfig) -> Subject:
@@ -140,9 +142,7 @@ def file_subject(config: ExportConfig) -> Subject:
     try:
         model = IQL.load(config.run, env.observation_space, env.action_space)
     except SafetensorError as error:
-        raise UsageError(
-            f"run={config.run} is no safetensors file ({error}); give what runners.offline wrote"
-        ) from None
+        raise UsageError(f"run={config.run} is no safetensors file ({error}); give one of runners.offline") from None
     finally:
         env.close()
     return Subject("iql", model, lambda: make(config.env, **config.env_options))
@@ -167,20 +167,18 @@ def observations(env: Any, model: Any, count: int, seed: int) -> Any:
     return np.stack(rows)
 
 
-def written(policy: Any, subject: Subject, wanted: str, folder: Path, obs: Any) -> list[str]:
+def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any) -> list[str]:
     """Write the formats asked for, read them back, compare them with the agent: a sentence each.
 
     Raises:
         UsageError: if one acts otherwise.
     """
-    from runners.export.policy import Policy
-
     expected, _ = subject.model.predict(obs, deterministic=True)
     sentences = []
-    if wanted != "onnx":
+    if format != "onnx":
         policy.write(folder, about(subject))
-        sentences.append(compared("policy.safetensors", Policy.read(folder).act(obs), expected))
-    if wanted != "safetensors":
+        sentences.append(compared("policy.safetensors", policy.read(folder).act(obs), expected))
+    if format != "safetensors":
         from runners.export import onnx
 
         onnx.write(policy, folder / onnx.FILE)
@@ -208,7 +206,7 @@ def compared(name: str, actions: np.ndarray, expected: Any) -> str:
     return f"{name}: at most {gap:.1e} from the agent's actions in {len(actions)} observations"
 
 
-def weights(subject: Subject, folder: Path, why: str) -> str:
+def write_weights(subject: Subject, folder: Path, why: str) -> str:
     """The weights alone, for an agent whose policy is no function of the observation."""
     import json
 
@@ -224,36 +222,24 @@ def weights(subject: Subject, folder: Path, why: str) -> str:
 
 
 def about(subject: Subject) -> dict[str, Any]:
-    """What policy.json says beside the policy: plain data without paths and addresses."""
+    """What policy.json holds beside the policy: plain data without paths and addresses."""
     from runners.export.card import scrubbed
     from runners.run.checkpoint import versions
 
-    env = subject.make()
+    env, trained = subject.make(), subject.trained
     found: dict[str, Any] = {
         "agent": subject.agent,
         "env": env.spec.id if env.spec is not None else "",
-        "step": subject.step,
+        "step": 0 if trained is None else trained.step,
         "observation_space": str(env.observation_space),
         "action_space": str(env.action_space),
         "versions": versions(),
     }
     env.close()
-    if subject.config is not None:
-        kept = to_dict(subject.config)
-        found["config"] = scrubbed(
-            {key: kept[key] for key in ("env", "env_options", "reward", "agent", "seed") if key in kept}
-        )
+    if trained is not None:
+        parts = ("env", "env_options", "reward", "agent", "seed")
+        found["config"] = scrubbed({key: value for key, value in to_dict(trained.config).items() if key in parts})
     return found
-
-
-def card_of(subject: Subject, run: Path, checked: list[str]) -> str:
-    """The run card."""
-    from envs.family import family_of
-    from envs.make import spec_of
-    from runners.export.card import card
-
-    mix, sampled = subject.mix, family_of(spec_of(subject.config.env)).sampled  # type: ignore[union-attr]
-    return card(subject.config, run, subject.step, mix.describe(), mix.notes(), checked, sampled)  # type: ignore[arg-type]
 
 
 def export_and_print(config: ExportConfig) -> None:

@@ -11,11 +11,17 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from envs.family import family_of
+from envs.make import spec_of
+from runners.cli.command import written
 from runners.evaluate import table
 from runners.run.checkpoint import versions
 from runners.run.config import TrainConfig
+
+if TYPE_CHECKING:
+    from runners.run.build import Trained
 
 KEPT_APART = {"root", "run_dir", "resume", "env_options", "reward", "agent", "agent_name", "preset", "control", "video"}
 
@@ -46,18 +52,12 @@ def settings(config: TrainConfig) -> list[str]:
         for field in dataclasses.fields(options):
             value = getattr(options, field.name)
             if value != getattr(plain, field.name):
-                found.append(f"{prefix}.{field.name}={_written(value)}")
+                found.append(f"{prefix}.{field.name}={written(value)}")
     return [scrubbed(argument) for argument in found]
 
 
-def _written(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
-    return "null" if value is None else str(value)
-
-
 def vision(config: TrainConfig) -> list[str]:
-    """For each reward that sees: whether its model was taught this environment."""
+    """For each reward that sees: whether its model was trained on this environment."""
     from rewards.vision.encoder import MODELS
 
     sentences = []
@@ -66,13 +66,10 @@ def vision(config: TrainConfig) -> list[str]:
         if not hasattr(options, "goal") or not hasattr(options, "precision") or model is None:
             continue
         if model in MODELS and not weights:
-            taught = _worlds(MODELS[model])
-            inside = any(fnmatch.fnmatchcase(config.env.rpartition(":")[2], world) for world in taught)
-            words = (
-                "in-domain: its model was taught frames of this environment"
-                if inside
-                else ("its model ships with the suite and was not taught this environment")
-            )
+            domains = _worlds(MODELS[model])
+            inside = any(fnmatch.fnmatchcase(config.env.rpartition(":")[2], world) for world in domains)
+            words = "its model ships with the suite and was not trained on this environment"
+            words = "in-domain: its model was trained on frames of this environment" if inside else words
         elif weights == "untrained":
             words = "a control: its model was never trained"
         else:
@@ -88,71 +85,83 @@ def _worlds(folder: Path) -> list[str]:
         return []
 
 
-def card(
-    config: TrainConfig, run: Path, step: int, reward: str, notes: list[str], checked: list[str], sampled: bool
-) -> str:
+def card(trained: Trained, run: Path, checked: list[str]) -> str:
     """The run card, Markdown.
 
     Args:
-        config: of the run.
+        trained: the run at the checkpoint that is exported.
         run: its folder, for its numbers and versions.
-        step: environment steps that the exported policy has learned from.
-        reward: the composed reward, as the run printed it.
-        notes: what the rewards say about themselves.
         checked: sentences about how the files were compared with the agent.
-        sampled: whether the evaluation let the policy choose by chance.
     """
-    lines = [f"# {config.agent_name} on {config.env}, paid by {scrubbed(reward)}", ""]
-    lines += ["A deterministic policy, exported after " + f"{step:,} environment steps with seed {config.seed}.", ""]
-    command = " ".join(map(shlex.quote, settings(config)))
-    lines += ["## What was trained", "", "All settings that differ from the defaults:", ""]
-    lines += [f"    python -m runners.train {command}", ""]
-    lines += [f"The reward: {scrubbed(reward)}.", *(f"- {scrubbed(s)}" for s in [*vision(config), *notes]), ""]
-    lines += ["## How well it does", "", *_numbers(run, step, config, sampled), ""]
-    lines += ["## How to use it", "", *_usage(checked), ""]
-    lines += ["## Versions", "", f"Trained with {_versions(_json(run / 'versions.json'))}.", ""]
-    lines += [f"Exported with {_versions(versions())}.", ""]
-    lines += ["## Limits", "", *_limits(config, sampled), ""]
-    lines += [
-        "## Licence",
-        "",
-        "Not yet chosen: write yours here. The environment and any pretrained model have their own.",
-    ]
-    return "\n".join(lines) + "\n"
+    config, _, mix, step = trained
+    sampled = family_of(spec_of(config.env)).sampled
+    reward, command = scrubbed(mix.describe()), " ".join(map(shlex.quote, settings(config)))
+    return f"""# {config.agent_name} on {config.env}, trained on the reward {reward}
+
+A deterministic policy, exported after {step:,} environment steps with seed {config.seed}.
+
+## What was trained
+
+All settings that differ from the defaults:
+
+    python -m runners.train {command}
+
+The reward: {reward}.
+{"".join(f"- {scrubbed(sentence)}{chr(10)}" for sentence in [*vision(config), *mix.notes()])}
+## How well it does
+
+{_numbers(run, step, config, sampled)}
+
+## How to use it
+
+    from runners.export import load
+    action = load("<this folder>").act(obs)
+
+{chr(10).join(f"- {sentence}" for sentence in checked)}
+
+## Versions
+
+Trained with {_versions(_json(run / "versions.json"))}.
+
+Exported with {_versions(versions())}.
+
+## Limits
+
+{_limits(config, sampled)}
+
+## Licence
+
+Not yet chosen: write yours here. The environment and any pretrained model have their own.
+"""
 
 
-def _numbers(run: Path, step: int, config: TrainConfig, sampled: bool) -> list[str]:
+def _numbers(run: Path, step: int, config: TrainConfig, sampled: bool) -> str:
     scores = _json(run / "result.json")
     if not scores:
-        return ["The run has not been evaluated: `python -m runners.evaluate run=<folder>`."]
+        return "The run has not been evaluated: `python -m runners.evaluate run=<folder>`."
     episodes = next(iter(scores.values()))["episodes"]
     how = "sampled from" if sampled else "of"
-    lines = [f"The task's own return over {episodes} episodes, actions {how} the policy at the end of training", ""]
-    lines += ["```", scrubbed(table(scores)), "```"]
+    text = f"The task's own return over {episodes} episodes, actions {how} the policy at the end of training\n\n"
+    text += f"```\n{scrubbed(table(scores))}\n```"
     if step < config.total_timesteps:
-        lines += ["", f"These are of the end of training ({int(config.total_timesteps):,} steps), not of this step."]
-    return lines
+        text += f"\n\nThese are of the end of training ({config.total_timesteps:,} steps), not of this step."
+    return text
 
 
-def _usage(checked: list[str]) -> list[str]:
-    lines = ["    from runners.export import load", '    action = load("<this folder>").act(obs)', ""]
-    return lines + [f"- {sentence}" for sentence in checked]
-
-
-def _limits(config: TrainConfig, sampled: bool) -> list[str]:
+def _limits(config: TrainConfig, sampled: bool) -> str:
     lines = ["- One run with one seed: another may do better or worse by more than the interval above says."]
     lines.append("- It was trained and evaluated in this environment with these settings, and nowhere else.")
     if "task" not in config.reward:
-        lines.append("- It was not paid by the task: a high learned reward is no promise of a high task return.")
+        lines.append("- The task's reward was not trained on: a high learned reward does not imply a high task return.")
     if sampled:
         lines.append(
-            "- It was judged with chance in its actions; the likeliest action, taken always, may repeat itself."
+            "- It was evaluated with sampled actions; the most likely action, taken always, may repeat itself."
         )
-    return lines
+    return "\n".join(lines)
 
 
 def _versions(found: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items()) or "versions that nobody wrote down"
+    return ", ".join(f"{name} {version}" for name, version in found.items()) or "versions that were not recorded"
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def test_the_card_tells_the_run_and_neither_machine_nor_person(run, tmp_path, ca
     assert main([f"run={run}", "format=safetensors", f"out={tmp_path}"]) == 0
     assert "policy.safetensors: at most" in capsys.readouterr().out
     card, told = (tmp_path / "README.md").read_text(), (tmp_path / "policy.json").read_text()
-    for word in ("agent.normalize_obs=True", "reward=[task,rnd]", "128 environment steps with seed 0", "task return"):
+    for word in ("agent.normalize_obs=true", "reward=[task,rnd]", "128 environment steps with seed 0", "task return"):
         assert word in card
     assert "torch" in json.loads(told)["versions"] and json.loads(told)["config"]["agent"]["batch_size"] == 32
     for line in table(json.loads((run / "result.json").read_text())).splitlines():
