@@ -1,7 +1,7 @@
 """What a sweep costs beside its runs: 200 runs of half a minute, whose world waits in real time, eight at once.
 
 A waiting world needs no processor, so that slots are not bound by cores, and what is left over is the sweep's own:
-starting processes, writing the ledger, noticing ends. Beside it, interleaved, the same run started as a user would.
+starting processes, logging, noticing ends. Beside it, interleaved, the same run started as a user would.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ def measure(folder: Path, jobs: int, slots: int, seconds: float, pairs: int) -> 
     """
     from runners.sweep.drive import drive
     from runners.sweep.grid import expand
-    from runners.sweep.job_log import Ledger
+    from runners.sweep.job_log import JobLog
     from runners.sweep.local import Local
 
     temporary = tempfile.TemporaryDirectory(prefix="lodestar-")
     place = Path(temporary.name)
     launcher = Local(slots, work=timed)
     warm = expand(_argv(1.0, 1), place / "warm")  # the first job waits for the imports, once a sweep
-    drive(warm, warmed := Ledger(place / "warm"), launcher)
+    drive(warm, warmed := JobLog(place / "warm"), launcher)
     warmed.close()
     grid = expand(_argv(seconds, jobs), place)
-    ledger = Ledger(place)
+    log = JobLog(place)
     began = time.monotonic()
-    entries = drive(grid, ledger, launcher)
+    entries = drive(grid, log, launcher)
     wall = time.monotonic() - began
-    ledger.close()
+    log.close()
     assert all(entry.state == "finished" for entry in entries.values())
     inside = [float(np.diff(_times(job.folder))[0]) for job in grid]
     rows = [{"what": "job", "name": job.name, "seconds": round(s, 3)} for job, s in zip(grid, inside)]

@@ -133,9 +133,9 @@ def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
     found: dict[Path, Entry] = {}
     lost = []
     try:
-        entries = replay(path / "ledger.jsonl")
+        entries = replay(path)
     except (OSError, TypeError, ValueError) as error:
-        return {}, [f"ledger.jsonl cannot be read: {_sentence(error)}"]
+        return {}, [f"its job log cannot be read: {_sentence(error)}"]
     for name, entry in entries.items():
         found[path / "jobs" / name] = entry
         if not (path / "jobs" / name / "config.yaml").exists():

@@ -1,1 +1,1 @@
-"""Many runs that survive the night: `python -m runners.sweep`. See `__main__` for the command, `job` for the parts."""
+"""Many runs, every job once, also after a kill: `python -m runners.sweep`."""

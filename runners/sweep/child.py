@@ -1,7 +1,7 @@
-"""A job in a process of its own, for workers that are not ours: Ray's and SLURM's. Started, watched, never left behind.
+"""A job in a process of its own, for the workers of Ray and SLURM. Started, watched, never left behind.
 
-A crash of the job is an exit code here, not a lost worker. A worker that dies takes its job along: the job notices
-within a second, saves, and goes. Whoever runs the job next waits for that.
+A crash of the job is an exit code here, not a lost worker. When a worker dies its job notices within a second, saves
+and exits; the next process that runs the job waits for that.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from runners.sweep.job import LOG, Outcome, work
 
 POLL_S = 0.2  # between two looks at a job's process
 PARENT_S = 0.5  # between two looks of a job at the process that started it
-SAVE_S = 60.0  # how long a job that was asked to go may take to save before it is killed
-FREE_S = 90.0  # how long a job waits for an orphan of its folder to save and go; more than SAVE_S
+SAVE_S = 60.0  # how long a job that was asked to exit may take to save before it is killed
+FREE_S = 90.0  # how long a job waits for an orphan of its folder to save and exit; more than SAVE_S
 
 
 class Child:
@@ -48,13 +48,13 @@ class Child:
         self.where = f"{socket.gethostname()}:{self._process.pid}"
 
     def ask(self) -> None:
-        """Ask it to save and go."""
+        """Ask it to save and exit."""
         if not self._asked:
             self._asked = True
             self._process.terminate()
 
     def stop(self) -> None:
-        """Ask it to save and go, and return when it has; a signal handler may call this in the middle of `wait`."""
+        """Ask it to save and exit, and return when it has; a signal handler may call this in the middle of `wait`."""
         self.ask()
         end = time.monotonic() + SAVE_S
         while self._process.poll() is None and time.monotonic() < end:
@@ -62,7 +62,7 @@ class Child:
         self._process.kill()
 
     def wait(self) -> Outcome:
-        """Until it ended; one that was asked to go is killed after `SAVE_S` seconds."""
+        """Until it ended; one that was asked to exit is killed after `SAVE_S` seconds."""
         deadline = None
         while self._process.poll() is None:
             if self._asked:
@@ -71,7 +71,7 @@ class Child:
                     self._process.kill()
             time.sleep(POLL_S)
         code = self._process.returncode
-        if self._asked and code == -signal.SIGTERM:  # it had not come so far as to have anything to save
+        if self._asked and code == -signal.SIGTERM:  # before it had anything to save
             code = TERMINATED
         return Outcome(code, time.monotonic() - self._began, self.where)
 
@@ -95,7 +95,7 @@ def _plain_signals() -> None:
 
 
 def _follow(parent: int) -> None:
-    """Go when the parent is gone: its node is lost to the sweep, and somebody else is about to take the job."""
+    """Exit when the parent is gone: its node is lost to the sweep, and the job is about to run elsewhere."""
     while os.getppid() == parent:
         time.sleep(PARENT_S)
     os.kill(os.getpid(), signal.SIGTERM)

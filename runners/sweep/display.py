@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from runners.run.folder import read_status
-from runners.sweep.job import LOG, Job
+from runners.sweep.drive import Watcher
+from runners.sweep.job import LOG, Job, cells
 from runners.sweep.job_log import STATES, Entry
 
 TAIL = 8192  # bytes of metrics.csv that surely hold its last line
@@ -77,12 +78,11 @@ def score(folder: Path) -> float | None:
         return None
 
 
-class Display:
+class Display(Watcher):
     """Prints how a sweep stands; use it as a context.
 
     Args:
         jobs: all of the sweep's.
-        slots: jobs at once.
         stream: a terminal gets a live table, anything else plain lines.
         every_s: seconds between two plain lines.
         clock: monotonic, in seconds.
@@ -91,13 +91,12 @@ class Display:
     def __init__(
         self,
         jobs: list[Job],
-        slots: int,
         *,
         stream: TextIO | None = None,
         every_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.jobs, self.slots, self.clock = jobs, slots, clock
+        self.jobs, self.clock = jobs, clock
         self.stream = sys.stdout if stream is None else stream
         self.every_s = every_s
         self._began = self._last = clock()
@@ -128,20 +127,20 @@ class Display:
         self._last = self.clock()
         reached = {job.name: progress(job.folder) for job in running}
         if self._live is None:
-            self.say(self._counts(entries, reached))
+            self.message(self._counts(entries, reached))
         else:
             self._live.update(self._table(entries, reached))
 
-    def ended(self, job: Job, entry: Entry) -> None:
+    def attempt_ended(self, job: Job, entry: Entry) -> None:
         """One line about an attempt that ended."""
         found = score(job.folder) if entry.state == "finished" else None
-        word = "again" if entry.state == "waiting" else entry.state
-        words = [f"{word:<9} {job.name}", f"{entry.seconds:.1f} s"]
-        words += [f"task return {found:.4g}"] if found is not None else []
-        words += [entry.error] if entry.error else []
-        self.say("  ".join(words))
+        state = "again" if entry.state == "waiting" else entry.state
+        parts = [f"{state:<9} {job.name}", f"{entry.seconds:.1f} s"]
+        parts += [f"task return {found:.4g}"] if found is not None else []
+        parts += [entry.error] if entry.error else []
+        self.message("  ".join(parts))
 
-    def say(self, sentence: str) -> None:
+    def message(self, sentence: str) -> None:
         """A line of its own, above the live table."""
         if self._live is not None:
             self._live.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
@@ -155,17 +154,14 @@ class Display:
         return (len(self.jobs) - worked) / speed if speed > 0 else None
 
     def _worked(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> float:
-        ended = sum(self._state(entries, job) in ("finished", "failed") for job in self.jobs)
-        return ended + sum(one.share for one in reached.values())
-
-    def _state(self, entries: dict[str, Entry], job: Job) -> str:
-        return entries.get(job.name, Entry()).state
+        states = _states(self.jobs, entries)
+        return states["finished"] + states["failed"] + sum(one.share for one in reached.values())
 
     def _counts(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> str:
-        counts = Counter(self._state(entries, job) for job in self.jobs)
-        words = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        counts = _states(self.jobs, entries)
+        listed = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         left = self.left(entries, reached)
-        return f"{words} of {len(self.jobs)}" + (f"; {clock(left)} left" if left is not None else "")
+        return f"{listed} of {len(self.jobs)}" + (f"; {clock(left)} left" if left is not None else "")
 
     def _table(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> Any:
         from rich.table import Table
@@ -181,27 +177,29 @@ class Display:
 
 
 def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
-    """The table at the end: a line for every cell, what failed and why, and how to go on."""
-    cells: dict[str, list[Job]] = {}
-    for job in jobs:
-        cells.setdefault(str(Path(job.name).parent), []).append(job)
-    width = max(map(len, [*cells, "cell"]))
+    """The table at the end: a line for every cell, what failed and why, and how to continue."""
+    by_cell = cells(jobs)
+    width = max(map(len, [*by_cell, "cell"]))
     lines = ["", f"{'cell':<{width}}  finished  failed  task return"]
-    for name, members in cells.items():
-        states = Counter(entries.get(job.name, Entry()).state for job in members)
-        finished = [job.folder for job in members if entries.get(job.name, Entry()).state == "finished"]
-        scores = [found for found in map(score, finished) if found is not None]
+    for name, members in by_cell.items():
+        states = _states(members, entries)
+        finished = [score(job.folder) for job in members if entries.get(job.name, Entry()).state == "finished"]
+        scores = [found for found in finished if found is not None]
         mean = statistics.fmean(scores) if scores else None
         share = f"{states['finished']}/{len(members)}"
         lines.append(f"{name:<{width}}  {share:>8}  {states['failed']:>6}  {_number(mean):>11}")
-    states = Counter(entries.get(job.name, Entry()).state for job in jobs)
+    states = _states(jobs, entries)
     lines += ["", f"{states['finished']} of {len(jobs)} jobs finished; this command took {clock(seconds)}"]
     failed = [job for job in jobs if entries.get(job.name, Entry()).state == "failed"]
     lines += [f"failed: {job.name}: {entries[job.name].error} (see {job.folder / LOG})" for job in failed]
     lines += ["resume=errored tries what failed again"] if failed else []
     stopped = states["stopped"] + states["waiting"] + states["lost"]
-    lines += [f"{stopped} stopped or waiting: the same command goes on"] if stopped else []
+    lines += [f"{stopped} stopped or waiting: the same command continues"] if stopped else []
     return "\n".join(lines)
+
+
+def _states(jobs: list[Job], entries: dict[str, Entry]) -> Counter[str]:
+    return Counter(entries.get(job.name, Entry()).state for job in jobs)
 
 
 def clock(seconds: float) -> str:

@@ -1,21 +1,21 @@
-"""The loop of a sweep: submit, wait, write the ledger, try again, until every job has ended.
+"""The loop of a sweep: submit, wait, log, try again, until every job has ended.
 
 A job that its own folder calls finished is never run again. Errors that would come back (a wrong argument, a missing
-package, numbers that are none) fail a job at once; a crash or a broken environment is tried again and continues from
+package, NaN or infinite numbers) fail a job at once; a crash or a broken environment is tried again and continues from
 the last checkpoint. A lost machine, or a folder that another process holds, is no crash of the job.
 """
 
 from __future__ import annotations
 
-import inspect
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -23,66 +23,62 @@ from runners.run.config import UsageError, unknown
 from runners.run.exits import HELD, INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
 from runners.run.folder import read_status
 from runners.sweep.job import LOG, Job, Launcher, Outcome
-from runners.sweep.job_log import Entry, Ledger
+from runners.sweep.job_log import Entry, JobLog
 
-LAUNCHERS = {
-    "local": "runners.sweep.local:Local",
-    "ray": "runners.sweep.ray:Ray",
-    "slurm": "runners.sweep.slurm:Slurm",
-}
 RESUME = ("unfinished", "errored", "never")
 FINAL = (USAGE, MISSING, NUMERICAL)  # would fail in the same way again
-ASKED = (INTERRUPTED, TERMINATED, -signal.SIGINT, -signal.SIGTERM)  # somebody asked this one job to go
+ASKED = (INTERRUPTED, TERMINATED, -signal.SIGINT, -signal.SIGTERM)  # this one job was asked to exit
 LOSSES = 10  # how often a job's machine may be lost in a sweep's life; a job that brings its machine down must end
 SEEN_S = 5.0  # how long a status may take to reach us over a network filesystem
 TICK_S = 0.5  # how long a signal may wait; jobs that end are noticed at once
 
 
-class Watcher(Protocol):
-    """Who is told how a sweep goes; see `runners.sweep.display`."""
+class Watcher:
+    """Follows a sweep, and does nothing; `runners.sweep.display` prints it, `runners.tune.search` steers by it."""
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
         """Twice a second, and whenever something changed."""
 
-    def ended(self, job: Job, entry: Entry) -> None:
-        """An attempt ended."""
+    def attempt_ended(self, job: Job, entry: Entry) -> None:
+        """An attempt ended; there may be another."""
 
-    def say(self, sentence: str) -> None:
-        """Something a person should know."""
+    def job_ended(self, job: Job, entry: Entry) -> None:
+        """A job ended for good: finished, failed or stopped. Called once for each."""
+
+    def message(self, sentence: str) -> None:
+        """A sentence for the user."""
 
 
 def drive(
     jobs: Iterable[Job],
-    ledger: Ledger,
+    log: JobLog,
     launcher: Launcher,
     *,
     resume: str = "unfinished",
     attempts: int = 3,
-    table: Watcher | None = None,
-    on_end: Callable[[Job, Entry], object] | None = None,
+    watcher: Watcher | None = None,
 ) -> dict[str, Entry]:
-    """Run jobs until every one has ended; returns the ledger's entries.
+    """Run jobs until every one has ended; returns the job log's entries.
 
     Args:
         jobs: a list, or what makes the next job when a slot is free.
-        ledger: is written at every change.
+        log: is written at every change.
         launcher: runs them; stays open unless a signal came.
         resume: which jobs of an earlier sweep run: "unfinished" (waiting, running, stopped or lost), "errored" (also
             what failed), or "never" (none that was begun).
         attempts: how often a job is started before it counts as failed; lost machines (at most `LOSSES` a job) and
             folders that another process holds are not counted.
-        table: is told how it goes.
-        on_end: is called once for each job that ended for good: finished, failed or stopped.
+        watcher: follows the sweep.
 
     Raises:
         UsageError: if `resume` or `attempts` is out of range.
-        Stopped: if SIGINT or SIGTERM came; the jobs have saved and the ledger says stopped.
+        Stopped: if SIGINT or SIGTERM came; the jobs have saved and are logged as stopped.
     """
     if resume not in RESUME:
         raise UsageError(unknown("resume", resume, RESUME))
     if attempts < 1:
         raise UsageError(f"attempts={attempts} is out of range; give 1 or more")
-    loop = _Loop(ledger, launcher, resume, attempts, table, on_end)
+    loop = _Loop(log, launcher, resume, attempts, watcher or Watcher())
     with _signals() as signals:
         if isinstance(signals, Signals):
             signals.deferred = True
@@ -91,28 +87,22 @@ def drive(
         except BaseException:
             loop.stop()
             raise
-    return ledger.entries
+    return log.entries
 
 
+@dataclass
 class _Loop:
-    def __init__(
-        self,
-        ledger: Ledger,
-        launcher: Launcher,
-        resume: str,
-        attempts: int,
-        table: Watcher | None,
-        on_end: Callable[[Job, Entry], object] | None,
-    ) -> None:
-        self.ledger, self.launcher = ledger, launcher
-        self.resume, self.attempts = resume, attempts
-        self.table, self.on_end = table, on_end
-        self.running: dict[str, Job] = {}
-        self.again: list[Job] = []  # failed, and will be tried again
-        self.held: list[Job] = []  # another process is at work in the folder
-        self.tries: dict[str, int] = {}  # ended by the job itself, in this sweep's life
-        self.losses: dict[str, int] = {}  # ended with the machine
-        self.complained = ""  # of the disk under the ledger
+    log: JobLog
+    launcher: Launcher
+    resume: str
+    attempts: int
+    watcher: Watcher
+    running: dict[str, Job] = field(default_factory=dict)
+    again: list[Job] = field(default_factory=list)  # failed, and will be tried again
+    held: list[Job] = field(default_factory=list)  # another process is at work in the folder
+    tries: Counter[str] = field(default_factory=Counter)  # ended by the job itself, in this sweep's life
+    losses: Counter[str] = field(default_factory=Counter)  # ended with the machine
+    log_error: str = ""  # that was printed already
 
     def run(self, jobs: Iterator[Job], signal_number: Callable[[], int | None]) -> None:
         more = True
@@ -137,27 +127,27 @@ class _Loop:
         self._tick()
 
     def stop(self) -> None:
-        """Jobs save and go; the ledger says so."""
+        """Jobs save and exit, which is logged."""
         self.launcher.close()
         for job, outcome in self.launcher.wait(0):
             self._account(job, outcome, stopping=True)
-        for name in [*self.running]:  # of a launcher that does not tell
+        for name in [*self.running]:  # of a launcher that does not return them
             job = self.running.pop(name)
-            self.ledger.write(name, "finished" if job.finished else "stopped")
+            self.log.write(name, "finished" if job.finished else "stopped")
 
     def _wanted(self, job: Job) -> bool:
         """Whether a job is to run; one that is finished is never run again."""
-        entry = self.ledger.entries.get(job.name, Entry())
+        entry = self.log.entry(job)
         if job.finished:
             if entry.state != "finished":
-                entry = self.ledger.write(job.name, "finished", code=OK, error="")
-            self._tell_end(job, entry)
+                entry = self.log.write(job.name, "finished", code=OK, error="")
+            self.watcher.job_ended(job, entry)
             return False
         if entry.state == "failed" and self.resume != "errored":
-            self._tell_end(job, entry)
+            self.watcher.job_ended(job, entry)
             return False
         if entry.state == "running":  # its sweep vanished
-            self.ledger.write(job.name, "lost")
+            self.log.write(job.name, "lost")
         return True
 
     def _submit(self, job: Job) -> None:
@@ -165,15 +155,15 @@ class _Loop:
         if owner:
             if job not in self.held:
                 self.held.append(job)
-                self._say(f"{job.name} waits: {owner} is at work in its folder")
+                self.watcher.message(f"{job.name} waits: {owner} is at work in its folder")
             return
         if job.finished:  # by the one it waited for
-            self._tell_end(job, self.ledger.write(job.name, "finished", code=OK, error=""))
+            self.watcher.job_ended(job, self.log.write(job.name, "finished", code=OK, error=""))
             return
         where = self.launcher.submit(job)
         self.running[job.name] = job
-        before = self.ledger.entries.get(job.name, Entry())
-        self.ledger.write(job.name, "running", attempts=before.attempts + 1, where=where, code=None, error="")
+        attempts = self.log.entry(job).attempts + 1
+        self.log.write(job.name, "running", attempts=attempts, where=where, code=None, error="")
 
     def _take_up_held(self) -> None:
         for job in [job for job in self.held if not at_work(job.folder)]:
@@ -184,7 +174,7 @@ class _Loop:
     def _account(self, job: Job, outcome: Outcome, *, stopping: bool = False) -> None:
         """Write down how an attempt ended, and decide whether there is another."""
         self.running.pop(job.name, None)
-        seconds = round(self.ledger.entries.get(job.name, Entry()).seconds + outcome.seconds, 3)
+        seconds = round(self.log.entry(job).seconds + outcome.seconds, 3)
         if _finished(job, outcome):
             state, error = "finished", ""
         elif stopping or outcome.code in ASKED:
@@ -193,36 +183,26 @@ class _Loop:
             state, error = "waiting", outcome.error or last_words(job, outcome.code)
         else:
             counts, bound = (self.losses, LOSSES) if outcome.code is None else (self.tries, self.attempts)
-            counts[job.name] = counts.get(job.name, 0) + 1
+            counts[job.name] += 1
             done_for = outcome.code in FINAL or counts[job.name] >= bound
             state, error = "failed" if done_for else "waiting", outcome.error or last_words(job, outcome.code)
-        entry = self.ledger.write(job.name, state, code=outcome.code, seconds=seconds, error=error, where=outcome.where)
-        if self.table is not None:
-            self.table.ended(job, entry)
+        entry = self.log.write(job.name, state, code=outcome.code, seconds=seconds, error=error, where=outcome.where)
+        self.watcher.attempt_ended(job, entry)
         if state == "waiting":
             (self.held if outcome.code == HELD else self.again).append(job)
         else:
-            self._tell_end(job, entry)
-
-    def _tell_end(self, job: Job, entry: Entry) -> None:
-        if self.on_end is not None:
-            self.on_end(job, entry)
+            self.watcher.job_ended(job, entry)
 
     def _tick(self) -> None:
-        if self.ledger.error != self.complained:
-            self.complained = self.ledger.error
-            words = f"cannot be written ({self.complained}); jobs go on" if self.complained else "can be written again"
-            self._say(f"the ledger {words}")
-        if self.table is not None:
-            self.table.tick(self.ledger.entries, list(self.running.values()))
-
-    def _say(self, sentence: str) -> None:
-        if self.table is not None:
-            self.table.say(sentence)
+        if self.log.error != self.log_error:
+            self.log_error = self.log.error
+            state = f"cannot be written ({self.log_error}); jobs continue" if self.log_error else "can be written again"
+            self.watcher.message(f"the job log {state}")
+        self.watcher.tick(self.log.entries, list(self.running.values()))
 
 
 def _finished(job: Job, outcome: Outcome) -> bool:
-    """Whether the run itself says so: an exit code 0 alone may be an environment's that called `exit`."""
+    """Whether the run itself reports so: an exit code 0 alone may be an environment's that called `exit`."""
     end = time.monotonic() + (SEEN_S if outcome.code == OK else 0.0)
     while not job.finished:
         if time.monotonic() >= end:
@@ -237,7 +217,7 @@ def _signals() -> AbstractContextManager[Any]:
 
 
 def at_work(folder: Path) -> str:
-    """Who holds the lock of a run's folder, as "process 123"; empty if nobody does."""
+    """What holds the lock of a run's folder, as "process 123"; empty if nothing does."""
     path = folder / ".lock"
     if not path.exists():
         return ""
@@ -251,7 +231,7 @@ def at_work(folder: Path) -> str:
 
 
 def last_words(job: Job, code: int | None) -> str:
-    """One sentence about a job that failed: what its status, or its log, says of it."""
+    """One sentence about a job that failed, from its status or its log."""
     if code is None:
         return "its process, or its machine, was lost"
     if code == OK:
@@ -269,26 +249,3 @@ def last_words(job: Job, code: int | None) -> str:
         lines = []
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [f"exit code {code}"])[-1]
-
-
-def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
-    """A launcher by its name.
-
-    Args:
-        name: one of `LAUNCHERS`.
-        options: what its constructor takes.
-
-    Raises:
-        UsageError: if the name, or an option of it, is unknown.
-        ImportError: if it needs a package that is not there.
-    """
-    if name not in LAUNCHERS:
-        raise UsageError(unknown("launcher", name, LAUNCHERS))
-    module, _, kind = LAUNCHERS[name].partition(":")
-    make = getattr(import_module(module), kind)
-    known = [key for key in inspect.signature(make).parameters if key != "work"]
-    for key in options:
-        if key not in known:
-            raise UsageError(unknown(f"{name}'s launcher option", f"launcher.{key}", [f"launcher.{k}" for k in known]))
-    launcher: Launcher = make(**options)
-    return launcher

@@ -71,7 +71,7 @@ def alternatives(argument: str) -> tuple[str, list[str]]:
     """
     key, equals, text = argument.partition("=")
     if not equals:
-        chosen([argument])  # says what is wrong
+        chosen([argument])  # refuses it in a sentence
     override = _override(text)
     if override is None or not override.is_sweep_override():
         return key, [text]
@@ -160,7 +160,7 @@ def _env_options(env: str) -> set[str]:
 
 
 def _check_environments(names: set[str]) -> None:
-    """Refuse an unknown environment now rather than in the night."""
+    """Refuse an unknown environment now rather than hours later."""
     from envs.make import spec_of
 
     for name in sorted(names):
@@ -171,7 +171,7 @@ def _check_environments(names: set[str]) -> None:
 
 
 def _seed(given: dict[str, str], text: str) -> int:
-    """A seed as a number; compose says what is wrong with one."""
+    """A seed as a number; compose refuses what is none."""
     if re.fullmatch(r"\d{1,9}", text):
         return int(text)
     return compose([f"{key}={value}" for key, value in {**given, "seed": text}.items()])[0].seed
@@ -186,7 +186,7 @@ def _name(config: TrainConfig, options: dict[str, str]) -> str:
 
 
 def safe(text: str) -> str:
-    """A text as the name of a folder: readable, and never one that leaves its place."""
+    """A text as the name of a folder: readable, and without a path."""
     name = re.sub(r"[^\w.=+,-]+", "-", text, flags=re.ASCII).strip("-.")
     if len(name) > MAX_NAME or not name:
         name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")

@@ -1,7 +1,7 @@
-"""What a sweep is made of: jobs, how they end, and who runs them. `runners.tune` and `runners.transfer` share it.
+"""What a sweep is made of: jobs, outcomes and launchers. `runners.tune` and `runners.transfer` share it.
 
 A job is one command of `runners.train` with a folder of its own. Whether it is finished is written in that folder, by
-the run itself; the sweep's ledger is the account of who ran it where, and how often.
+the run itself; the sweep's job log records where it ran, and how often.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from envs.settings import Settings
 from runners.run.folder import read_status
 
 LOG = "log.txt"  # what a job prints, in its folder
@@ -23,7 +25,7 @@ class Job:
     """One run.
 
     Attributes:
-        name: unique in its sweep, and the same whenever the same sweep is asked for; a relative path.
+        name: unique in its sweep, and the same whenever the same sweep runs again; a relative path.
         argv: what `runners.train` is given, `run_dir=` included.
         folder: the run's folder, which `run_dir=` names.
         gpus: how much of a GPU it takes, 0 to 1 or a whole number; several jobs may share one.
@@ -36,7 +38,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether its own folder says so; a ledger that was killed too early may not know."""
+        """Whether its own folder says so; the job log of a killed sweep may not."""
         return (read_status(self.folder) or {}).get("state") == "finished"
 
 
@@ -45,9 +47,9 @@ class Outcome:
     """How an attempt at a job ended.
 
     Attributes:
-        code: exit code, 0 if finished; `runners.run.exits` has the others. -N: killed by signal N. None: nobody knows, as
-            its machine was lost.
-        seconds: that the attempt took, by the monotonic clock of whoever ran it.
+        code: exit code, 0 if finished; `runners.run.exits` has the others. -N: killed by signal N. None: unknown, as its
+            machine was lost.
+        seconds: that the attempt took, by the monotonic clock of the machine that ran it.
         where: host:pid, and the node or the batch job where there is one.
         error: one sentence; empty if finished.
     """
@@ -58,25 +60,42 @@ class Outcome:
     error: str = ""
 
 
-class Launcher(Protocol):
-    """Runs jobs, `slots` at once; knows neither the ledger nor retries."""
+class Launcher(Settings):
+    """Runs jobs, `slots` at once; neither logs nor retries. Its fields are `launcher.<name>=` on the command line."""
 
     slots: int
 
+    @property
+    def prefix(self) -> str:
+        """Before its settings on the command line."""
+        return "launcher."
+
+    @abstractmethod
     def submit(self, job: Job) -> str:
         """Start a job, without waiting; returns where, as far as is known."""
 
+    @abstractmethod
     def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
         """What ended since the last call; waits up to `timeout` seconds for the first."""
 
+    @abstractmethod
     def cancel(self, name: str) -> None:
-        """Ask a running job to save and go (SIGTERM); it ends with code 143, which `wait` tells."""
+        """Ask a running job to save and exit (SIGTERM); it ends with code 143, which `wait` returns."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Ask all running jobs to save and go, kill what does not, and give everything back; always returns."""
+        """Ask all running jobs to save and exit, kill what does not, and release everything; always returns."""
 
 
-def work(argv: tuple[str, ...] | list[str], folder: Path) -> int:
+def cells(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    """Jobs that differ in the seed only: their folder's name -> jobs."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(str(Path(job.name).parent), []).append(job)
+    return found
+
+
+def work(argv: Sequence[str], folder: Path) -> int:
     """Run a job in this process, which is its own: what it prints goes to log.txt of its folder; returns the code."""
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

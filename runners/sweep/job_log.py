@@ -1,7 +1,7 @@
-"""The account of a sweep: ledger.jsonl, one line for every change of a job, appended and synced to the disk.
+"""The job log of a sweep: jobs.jsonl, one line for every change of a job, appended and synced to the disk.
 
-A line that a crash tore is left out when the file is read. While a sweep runs it holds the lock beside the ledger, so
-that a second one is refused. The run folders know the truth; a ledger on a full disk costs a sentence, not the jobs.
+A line that a crash tore is left out when the file is read. While a sweep runs it holds the lock beside the log, so that
+a second one is refused. The run folders decide what is finished; a log on a full disk costs a sentence, not the jobs.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from runners.run.config import UsageError
-from runners.sweep.job import here
+from runners.sweep.job import Job, here
 
-NAME = "ledger.jsonl"
+NAME, OLD_NAME = "jobs.jsonl", "ledger.jsonl"  # sweeps that were begun under the old name keep it
 STATES = ("waiting", "running", "finished", "failed", "stopped", "lost")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a job stands.
+    """The state of a job.
 
     Attributes:
         state: waiting (not begun), running, finished, failed, stopped (it saved and went), or lost (it was running when
             its sweep or its machine vanished).
         attempts: how often it was started.
         where: host:pid and the like, of the last attempt.
-        code: exit code of the last attempt; None while it runs, or if nobody knows.
+        code: exit code of the last attempt; None while it runs, or if it is unknown.
         seconds: of all attempts together.
         error: one sentence; empty unless it failed.
     """
@@ -44,8 +44,8 @@ class Entry:
     error: str = ""
 
 
-class Ledger:
-    """The ledger of a sweep's folder, this process's alone until `close`.
+class JobLog:
+    """The job log of a sweep's folder, locked by this process until `close`.
 
     Raises:
         UsageError: if another sweep is at work in the folder.
@@ -53,18 +53,21 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / NAME
+        self.path = path_in(folder)
         self._lock = FileLock(folder / ".lock")
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            owner = next((event["owner"] for event in reversed(events(self.path)) if "owner" in event), "unknown")
-            words = f"{folder} is in use by a sweep ({owner}); wait for it, or give another name="
-            raise UsageError(words) from None
-        self.entries = replay(self.path)
+            owner = next((event["owner"] for event in reversed(events(folder)) if "owner" in event), "unknown")
+            raise UsageError(f"{folder} is in use by a sweep ({owner}); wait for it, or give another name=") from None
+        self.entries = replay(folder)
         self.torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         self.error = ""  # of the disk, if the last event could not be written
         self._append([{"owner": here()}])
+
+    def entry(self, job: Job) -> Entry:
+        """The state of a job; waiting if it has none."""
+        return self.entries.get(job.name, Entry())
 
     def write(self, job_name: str, state: str, **fields: Any) -> Entry:
         """Add an event; `fields` are those of `Entry` that change."""
@@ -73,7 +76,7 @@ class Ledger:
         return self.entries[job_name]
 
     def expect(self, names: list[str]) -> None:
-        """Write down jobs that are waiting and that the ledger does not know."""
+        """Write down jobs that are waiting and that the log does not have."""
         new = [name for name in names if name not in self.entries]
         self._append([{"job": name, "state": "waiting"} for name in new])
         self.entries.update(dict.fromkeys(new, Entry()))
@@ -95,9 +98,9 @@ class Ledger:
             self.torn, self.error = True, str(error)
 
 
-def events(path: Path) -> list[dict[str, Any]]:
-    """Whole events of a ledger, in order; none if there is no such file."""
-    found = []
+def events(folder: Path) -> list[dict[str, Any]]:
+    """Whole events of a job log, in order; none if there is no such file."""
+    path, found = path_in(folder), []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             event = json.loads(line)
@@ -108,11 +111,16 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def replay(path: Path) -> dict[str, Entry]:
-    """How every job of a ledger stands after all its events; may be called while its sweep is at work."""
+def path_in(folder: Path) -> Path:
+    """The job log of a sweep's folder."""
+    return folder / (OLD_NAME if (folder / OLD_NAME).exists() else NAME)
+
+
+def replay(folder: Path) -> dict[str, Entry]:
+    """Job -> its state after all events of a folder's log; may be called while the sweep runs."""
     known = {field.name for field in fields(Entry)}
     entries: dict[str, Entry] = {}
-    for event in events(path):
+    for event in events(folder):
         if isinstance(event.get("job"), str) and event.get("state") in STATES:
             changes = {key: value for key, value in event.items() if key in known}
             entries[event["job"]] = replace(entries.get(event["job"], Entry()), **changes)

@@ -1,7 +1,7 @@
 """Jobs as processes of this machine: one a core, and if they ask for it a share of a GPU each.
 
 Jobs are forked from a process that has imported everything already (`runners.sweep.warm`), which saves each the
-seconds that torch takes. A job that loses its sweep saves and goes, so that nothing is left behind.
+seconds that torch takes. A job whose sweep is killed saves and exits, so that nothing is left behind.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from envs.settings import setting
 from runners.run.config import UsageError
 from runners.run.exits import TERMINATED
-from runners.sweep.job import Job, Outcome, work
+from runners.sweep.job import Job, Launcher, Outcome, work
 
 WARM = "runners.sweep.warm"
 HOST = socket.gethostname()
-UNKNOWN = 255  # says multiprocessing where nobody knows how a process ended
+UNKNOWN = 255  # the exit code of multiprocessing where it is unknown how a process ended
 
 Work = Callable[[tuple[str, ...], Path], int]
 
 
 @dataclass
-class _Running:
+class _JobProcess:
     job: Job
     process: BaseProcess
     slot: int
@@ -42,27 +43,24 @@ class _Running:
     began: float
 
 
-class Local:
-    """A launcher; see `runners.sweep.job.Launcher`.
+@dataclass
+class Local(Launcher):
+    """Runs jobs as processes of this machine. A job gets cores for itself where there are enough."""
 
-    Args:
-        slots: jobs at once; None takes one a core. Each gets its share of the cores for itself where there are enough.
-        grace: seconds that a job has to save and go before it is killed.
-        work: what a job's process does: (argv, folder) -> exit code.
-    """
+    slots: int = setting(None, "jobs at once; null takes one a core", low=1)
+    grace: float = setting(60.0, "seconds that a job has to save and exit before it is killed", low=0)
+    work: Work = work  # what a job's process does: (argv, folder) -> exit code
 
-    def __init__(self, slots: int | None = None, *, grace: float = 60.0, work: Work = work) -> None:
+    def __post_init__(self) -> None:
         from envs.vector.workers import cores
 
-        self.slots = cores() if slots is None else slots
-        if self.slots < 1:
-            raise UsageError(f"slots={slots} is out of range; give 1 or more")
-        self.grace, self.work = grace, work
+        super().__post_init__()
+        self.slots = self.slots or cores()
         self._context = warm_up()
         self._free = list(range(self.slots))
         self._queue: list[Job] = []  # submitted, but no GPU has room
-        self._running: dict[Any, _Running] = {}  # by what becomes ready when its process ends
-        self._ended: list[tuple[Job, Outcome]] = []  # to be told
+        self._running: dict[Any, _JobProcess] = {}  # by what becomes ready when its process ends
+        self._ended: list[tuple[Job, Outcome]] = []  # since the last `wait`
         self._gpus: dict[str, float] | None = None  # name -> its free share, once a job has asked for one
 
     def submit(self, job: Job) -> str:
@@ -89,7 +87,7 @@ class Local:
         return ended
 
     def cancel(self, name: str) -> None:
-        """Ask a job to save and go."""
+        """Ask a job to save and exit."""
         for job in [job for job in self._queue if job.name == name]:
             self._queue.remove(job)
             self._ended.append((job, Outcome(TERMINATED, 0.0, HOST)))
@@ -98,7 +96,7 @@ class Local:
                 run.process.terminate()
 
     def close(self) -> None:
-        """Ask all to save and go; whoever does not is killed after `grace` seconds."""
+        """Ask all to save and exit; what does not is killed after `grace` seconds."""
         self._queue.clear()
         for run in self._running.values():
             run.process.terminate()
@@ -122,10 +120,10 @@ class Local:
             arguments = (self.work, job.argv, job.folder, self._cores(slot), gpus, self.grace)
             process = self._context.Process(target=_job, args=arguments)
             process.start()
-            self._running[process.sentinel] = _Running(job, process, slot, gpus, time.monotonic())
+            self._running[process.sentinel] = _JobProcess(job, process, slot, gpus, time.monotonic())
 
     def _collect(self, sentinel: Any) -> tuple[Job, Outcome]:
-        """A process that ended: its outcome, and what it took back."""
+        """The outcome of a process that ended; its slot and GPUs are free again."""
         run = self._running.pop(sentinel)
         run.process.join()
         code = run.process.exitcode
@@ -177,7 +175,7 @@ def devices() -> list[str]:
 
 
 def _job(work: Work, argv: tuple[str, ...], folder: Path, cores: list[int], gpus: list[str], grace: float) -> None:
-    """The life of a job's process."""
+    """What a job's process does."""
     os.setsid()  # its own children can be ended with it
     if cores:
         os.sched_setaffinity(0, cores)
@@ -188,11 +186,11 @@ def _job(work: Work, argv: tuple[str, ...], folder: Path, cores: list[int], gpus
 
 
 def _guard(grace: float) -> None:
-    """When the sweep is gone, save and go."""
+    """Save and exit when the sweep is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
-    print("the sweep is gone: this run saves and goes", file=sys.stderr, flush=True)
+    print("the sweep is gone: this run saves and exits", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace)
     os.killpg(0, signal.SIGKILL)

@@ -1,12 +1,13 @@
-"""`dry=true`: what a sweep would cost, from a short run of every kind of job. An estimate, and it says so.
+"""`dry=true`: what a sweep would cost, estimated from a short run of every kind of job.
 
-Each cell's first seed trains for a few steps in a folder that is thrown away, by the same launcher. What begins late,
-such as learning from a replay, begins early there; what grows, such as the replay in a checkpoint, is taken to grow on.
+Each cell's first seed trains for a few steps in a temporary folder, by the same launcher. What begins late, such as
+learning from a replay, begins early there; what grows, such as the replay in a checkpoint, is extrapolated.
 """
 
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from runners.cli.compose import compose
 from runners.run.folder import read_status
 from runners.sweep.display import clock
 from runners.sweep.drive import drive
-from runners.sweep.job import Job, Launcher
-from runners.sweep.job_log import Entry, Ledger
+from runners.sweep.job import Job, Launcher, cells
+from runners.sweep.job_log import Entry, JobLog
 
 STEPS = 100  # environment steps that a probe learns from; a longer rollout is taken whole
 EPISODES = 2  # of its evaluation
@@ -35,28 +36,21 @@ class Cost:
 
 
 def probe(jobs: list[Job], launcher: Launcher, folder: Path) -> tuple[str, bool]:
-    """Run the probes; returns what they tell, and whether all went well.
+    """Run the probes; returns the estimate as text, and whether all finished.
 
     Args:
         jobs: the sweep's.
         launcher: runs the probes; is closed afterwards.
-        folder: where a temporary one may be made; every node must see it.
+        folder: where a temporary one may be made; every node must share it.
     """
-    cells: dict[str, list[Job]] = {}
-    for job in jobs:
-        cells.setdefault(str(Path(job.name).parent), []).append(job)
+    by_cell = cells(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as place:
-        probes = {name: short(members[0], Path(place) / name) for name, members in cells.items()}
-        ledger = Ledger(Path(place))
-        try:
-            entries = drive(list(probes.values()), ledger, launcher, attempts=1)
-        finally:
-            slots = launcher.slots
-            launcher.close()
-            ledger.close()
-        costs = {name: cost(members[0], probes[name], entries[name]) for name, members in cells.items()}
-    return words(cells, costs, slots), not any(one.error for one in costs.values())
+        probes = {name: short(members[0], Path(place) / name) for name, members in by_cell.items()}
+        with closing(JobLog(Path(place))) as log, closing(launcher):
+            entries = drive(list(probes.values()), log, launcher, attempts=1)
+        costs = {name: cost(members[0], probes[name], entries[name]) for name, members in by_cell.items()}
+    return table(by_cell, costs, launcher.slots), not any(one.error for one in costs.values())
 
 
 def short(job: Job, folder: Path) -> Job:
@@ -68,7 +62,12 @@ def short(job: Job, folder: Path) -> Job:
     if starts:
         changes["agent.learning_starts"] = str(starts)
     given = dict(argument.partition("=")[::2] for argument in job.argv)
-    return replace(job, name=str(Path(job.name).parent), argv=_joined({**given, **changes}), folder=folder)
+    return replace(
+        job,
+        name=str(Path(job.name).parent),
+        argv=tuple(f"{k}={v}" for k, v in {**given, **changes}.items()),
+        folder=folder,
+    )
 
 
 def _starts(config: Any) -> int:
@@ -76,10 +75,6 @@ def _starts(config: Any) -> int:
     if not hasattr(config.agent, "learning_starts"):
         return 0
     return STEPS if config.agent.learning_starts is None else min(config.agent.learning_starts, STEPS)
-
-
-def _joined(given: dict[str, str]) -> tuple[str, ...]:
-    return tuple(f"{key}={text}" for key, text in given.items())
 
 
 def cost(job: Job, probed: Job, entry: Entry) -> Cost:
@@ -109,22 +104,22 @@ def size(folder: Path, config: Any) -> float:
     return max(checkpoint, large) * KEPT + logs * rows + VIDEO * config.video
 
 
-def words(cells: dict[str, list[Job]], costs: dict[str, Cost], slots: int) -> str:
-    """The page that `dry=true` prints."""
-    width = max(map(len, [*cells, "cell"]))
+def table(by_cell: dict[str, list[Job]], costs: dict[str, Cost], slots: int) -> str:
+    """What `dry=true` prints."""
+    width = max(map(len, [*by_cell, "cell"]))
     lines = [f"{'cell':<{width}}  jobs  time a job  disk a job"]
-    for name, members in cells.items():
+    for name, members in by_cell.items():
         one = costs[name]
         figures = f"{clock(one.seconds):>10}  {_megabytes(one.size):>10}" if not one.error else one.error
         lines.append(f"{name:<{width}}  {len(members):>4}  {figures}")
-    count = sum(map(len, cells.values()))
-    seconds = sum(costs[name].seconds * len(members) for name, members in cells.items()) / min(slots, count)
+    count = sum(map(len, by_cell.values()))
+    seconds = sum(costs[name].seconds * len(members) for name, members in by_cell.items()) / min(slots, count)
     seconds = max([seconds, *(one.seconds for one in costs.values())])
-    disk = sum(costs[name].size * len(members) for name, members in cells.items())
+    disk = sum(costs[name].size * len(members) for name, members in by_cell.items())
     failed = [name for name, one in costs.items() if one.error]
     lines += ["", f"{count} jobs, {min(slots, count)} at once: about {clock(seconds)} and {_megabytes(disk)}"]
-    lines += [f"{len(failed)} of {len(cells)} probes failed; their jobs are left out of the sum"] if failed else []
-    lines += [f"An estimate, from about {STEPS} steps of each cell; nothing has been run for good."]
+    lines += [f"{len(failed)} of {len(by_cell)} probes failed; their jobs are left out of the sum"] if failed else []
+    lines += [f"An estimate, from about {STEPS} steps of each cell; no job of the sweep has run."]
     return "\n".join(lines)
 
 

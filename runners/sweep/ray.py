@@ -1,9 +1,9 @@
 """Jobs on a Ray cluster, or on a local one: `launcher=ray launcher.address=host:port`.
 
-Ray brings a job to a free node and says when the node is lost; nothing else of it is used. A job is a Ray task that
-starts the run in a process of its own and watches it, so Ray's worker survives the run's crash. Retries are the
-ledger's business, and what a lost node had saved is in the run's folder, which all nodes must share: every node shows
-that it sees it, and that it has the same libraries, before it gets a job.
+Ray brings a job to a free node and reports when the node is lost; nothing else of it is used. A job is a Ray task that
+starts the run in a process of its own and watches it, so Ray's worker survives the run's crash. `runners.sweep.drive`
+retries, and what a lost node had saved is in the run's folder, which all nodes must share: every node proves that it
+reads it, and that it has the same libraries, before it gets a job.
 """
 
 from __future__ import annotations
@@ -18,46 +18,52 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.settings import setting
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
-from runners.sweep.job import Job, Outcome, here
+from runners.sweep.job import Job, Launcher, Outcome, here
 
 TOKEN = ".ray-token"  # beside the first job's folder; a node that cannot read it does not share the folder
-CHECK_S = 120.0  # how long the nodes have for showing that they fit; a first Python process on a busy node is slow
+CHECK_S = 120.0  # how long the nodes have for proving that they fit; a first Python process on a busy node is slow
 ANSWER_S = 5.0  # how long a cluster may take to answer at all
 SEEN_S = 5.0  # how long a file may take to reach a network filesystem's other nodes
 COUNT_S = 10.0  # between two countings of the cluster's CPUs
 
 
-class Ray:
-    """Runs jobs as Ray tasks; a `runners.sweep.job.Launcher`.
-
-    Args:
-        address: "auto" (the cluster that RAY_ADDRESS names, or that runs on this machine, or else a local one),
-            "local" (start one that listens on this machine only) or host:port.
-        slots: jobs at once, 1 or more; None is as many as the cluster has CPUs, counted again as nodes come and go.
+@dataclass
+class Ray(Launcher):
+    """Runs jobs as Ray tasks.
 
     Raises:
-        UsageError: if no cluster is there, or a value is out of range.
+        UsageError: if no cluster is there, or the address is none.
         ImportError: if Ray is not installed.
     """
 
-    def __init__(self, address: str = "auto", slots: int | None = None) -> None:
-        if address not in ("auto", "local") and not re.fullmatch(r"[\w.-]+:\d+", address):
-            raise UsageError(f"launcher.address={address} is no address of a cluster; give auto, local or host:port")
-        if slots is not None and slots < 1:
-            raise UsageError(f"slots={slots} is out of range; give 1 or more")
+    address: str = setting(
+        "auto",
+        "auto (the cluster that RAY_ADDRESS names, or that runs on this machine, or else a local one), local (start one "
+        "that listens on this machine only) or host:port",
+    )
+    slots: int = setting(None, "jobs at once; null is as many as the cluster has CPUs at the time", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.address not in ("auto", "local") and not re.fullmatch(r"[\w.-]+:\d+", self.address):
+            raise UsageError(
+                f"launcher.address={self.address} is no address of a cluster; give auto, local or host:port"
+            )
         self._ray = _import()
-        self._joined = not self._ray.is_initialized()  # a connection that was there before stays when we go
+        self._joined = not self._ray.is_initialized()  # a connection that was there before stays when we close
         if self._joined:
-            _connect(self._ray, address)
-        self._fixed = slots is not None
-        self.slots = slots or 1
+            _connect(self._ray, self.address)
+        self._fixed = self.slots is not None
+        self.slots = self.slots or 1
         self._counted = float("-inf")
         self._home = Path.cwd()
         self._token: tuple[Path, str] | None = None
@@ -67,7 +73,7 @@ class Ray:
         self._count()
 
     def submit(self, job: Job) -> str:
-        """Hand a job to Ray, which starts it as soon as a CPU is free; before the first, every node is looked at."""
+        """Hand a job to Ray, which starts it as soon as a CPU is free; before the first, every node is checked."""
         gpus = self._ray.cluster_resources().get("GPU", 0) if job.gpus else 0
         if job.gpus > gpus:
             raise UsageError(f"gpus={job.gpus:g} is more than the cluster has ({gpus:g}); give gpus=0, or add a node")
@@ -93,15 +99,15 @@ class Ray:
         return ended
 
     def cancel(self, name: str) -> None:
-        """Ask a job to save and go; one that waits for a CPU only goes."""
+        """Ask a job to save and exit; one that waits for a CPU ends at once."""
         for ref, job in self._running.items():
             if job.name == name:
                 self._ask(ref)
 
     def close(self) -> None:
-        """Ask all jobs to save and go, kill what does not, and leave the cluster; a local one ends.
+        """Ask all jobs to save and exit, kill what does not, and leave the cluster; a local one ends.
 
-        `wait(0)` still tells how they ended.
+        `wait(0)` still returns how they ended.
         """
         with suppress(Exception):
             for ref in self._running:
@@ -184,7 +190,7 @@ def _attempt(
     argv: tuple[str, ...], folder: Path, home: Path, token: tuple[Path, str], expected: dict[str, str]
 ) -> Outcome:
     """A job on its node, inside Ray's worker, which Ray interrupts when the job is cancelled."""
-    misfit = _misfit(token, expected)  # the node may have come after the others were looked at
+    misfit = _misfit(token, expected)  # the node may have joined after the others were checked
     if misfit:
         return Outcome(None, 0.0, here(), misfit)
     child = Child(argv, folder, home)
@@ -253,7 +259,7 @@ def _on_loopback(ray: Any, address: str) -> bool:
     """Whether a cluster listens on 127.0.0.1 alone, where Ray by itself looks for no cluster.
 
     Raises:
-        OSError: if nobody answers; Ray would try for two minutes.
+        OSError: if nothing answers; Ray would try for two minutes.
     """
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "://" in host:

@@ -1,8 +1,8 @@
 """Jobs on a SLURM cluster, through submitit: `launcher=slurm launcher.partition=... launcher.minutes=...`.
 
-What a sweep submits at one moment is one job array. A job that is preempted, or comes to its time limit, saves and is
-queued again under its old id; SLURM does this alone, the sweep's own process need not live. Which job has which id is
-kept in the sweep's folder: a sweep that was killed and starts again takes up what is still queued or running.
+What a sweep submits at one moment is one job array. A job that is preempted, or reaches its time limit, saves and is
+queued again under its old id; SLURM does this alone, without the sweep's own process. Which job has which id is kept in
+the sweep's folder: a sweep that was killed and starts again adopts what is still queued or running.
 
 submitit writes what it runs, and what came of it, as pickles and reads them back; they are our own, in our own folder
 (sweep/submitit). Nothing of foreign origin is read there.
@@ -18,14 +18,16 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.settings import setting
 from runners.run.checkpoint import write_atomically
-from runners.run.config import UsageError, unknown
+from runners.run.config import UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
-from runners.sweep.job import Job, Outcome
+from runners.sweep.job import Job, Launcher, Outcome
 
 IDS = "jobs.json"  # job name -> id, in submitit's folder
 AT_ONCE = 100  # jobs queued or running, unless the user says otherwise; below the usual limit of a job array
@@ -36,82 +38,56 @@ RESULT_S = 15.0  # how long the result of a job that ended may take to show on a
 ALIVE = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "PREEMPTED")
 
 
-class Slurm:
-    """Runs jobs under SLURM; a `runners.sweep.job.Launcher`.
-
-    Args:
-        slots: jobs queued or running at once, 1 or more; None is `AT_ONCE`.
-        partition: as sbatch takes it; None leaves it to the cluster.
-        minutes: time limit of a job, 1 or more; a job that needs longer is queued again and goes on.
-        memory_gb: of a job, above 0; None leaves it to the cluster.
-        cpus: of a job, 1 or more.
-        gpus: of a job, 0 or more; SLURM shares none, so a job's own fraction is rounded up.
-        account: as sbatch takes it.
-        setup: a shell command that every job begins with, or a list of them, as in "module load cuda".
-        notice_s: seconds before the time limit at which a job is told to save, 1 or more.
-        executor: "slurm", or "local": processes of this machine under submitit's control, to try things out.
+@dataclass
+class Slurm(Launcher):
+    """Runs jobs under SLURM.
 
     Raises:
-        UsageError: if a value is out of range, or SLURM is not here.
+        UsageError: if SLURM is not here.
         ImportError: if submitit is not installed.
     """
 
-    def __init__(
-        self,
-        slots: int | None = None,
-        partition: str | None = None,
-        minutes: int = 240,
-        memory_gb: float | None = None,
-        cpus: int = 1,
-        gpus: int = 0,
-        account: str | None = None,
-        setup: str | list[str] | None = None,
-        notice_s: int = 90,
-        executor: str = "slurm",
-    ) -> None:
-        if executor not in ("slurm", "local"):
-            raise UsageError(unknown("launcher.executor", executor, ("slurm", "local")))
-        for name, value, low in (
-            ("minutes", minutes, 1),
-            ("cpus", cpus, 1),
-            ("gpus", gpus, 0),
-            ("notice_s", notice_s, 1),
-        ):
-            _check(f"launcher.{name}", value, low)
-        _check("slots", AT_ONCE if slots is None else slots, 1)
-        if memory_gb is not None and not 0 < memory_gb < math.inf:
-            raise UsageError(f"launcher.memory_gb={memory_gb} is out of range; give more than 0, as in 8")
+    slots: int = setting(None, f"jobs queued or running at once; null is {AT_ONCE}", low=1)
+    partition: str | None = setting(None, "as sbatch takes it; null leaves it to the cluster")
+    minutes: int = setting(240, "time limit of a job; one that needs longer is queued again and continues", low=1)
+    memory_gb: float | None = setting(None, "of a job; null leaves it to the cluster", above=0)
+    cpus: int = setting(1, "of a job", low=1)
+    gpus: int = setting(0, "of a job; SLURM shares none, so a job's own fraction is rounded up", low=0)
+    account: str | None = setting(None, "as sbatch takes it")
+    setup: list[str] = setting([], "shell commands that every job begins with, as in 'module load cuda'")
+    notice_s: int = setting(90, "seconds before the time limit at which a job is asked to save", low=1)
+    executor: str = setting(
+        "slurm", "or local: processes of this machine under submitit's control", choices=("slurm", "local")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._submitit = _import()
-        if executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+        if self.executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UsageError(
                 "launcher=slurm needs SLURM's commands, and sbatch or srun is not on the PATH; "
                 "start the sweep on a login node, or give launcher=local"
             )
-        self.slots = slots or AT_ONCE
-        self._executor, self._gpus = executor, gpus
-        self._options: dict[str, Any] = {"timeout_min": minutes, "cpus_per_task": cpus, "mem_gb": memory_gb}
-        self._setup = [setup] if isinstance(setup, str) else setup
-        self._slurm_options = {"partition": partition, "account": account}
-        self._notice_s = notice_s
+        self.slots = self.slots or AT_ONCE
         self._folder: Path | None = None
         self._waiting: list[Job] = []
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _BatchJob] = {}
         self._ended: list[tuple[Job, Outcome]] = []
         self._asked_at = time.monotonic()
 
     def submit(self, job: Job) -> str:
-        """Take a job, which the next `wait` submits with the others; one that is queued already is taken up."""
+        """Take a job, which the next `wait` submits with the others; one that is queued already is adopted."""
         if self._folder is None:
-            self._folder = _home(job) / "submitit" / self._executor
+            self._folder = _home(job) / "submitit" / self.executor
             self._folder.mkdir(parents=True, exist_ok=True)
         known = self._ids().get(job.name)
         if known is not None:
-            taken = _Running(job, self._handle(known), self._executor == "local")
-            if taken.alive():
-                self._running[job.name] = taken
-                return f"{self._executor} {known}"
+            adopted = _BatchJob(job, self._handle(known), self.executor == "local")
+            if adopted.alive():
+                self._running[job.name] = adopted
+                return f"{self.executor} {known}"
         self._waiting.append(job)
-        return self._executor
+        return self.executor
 
     def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
         """What ended since the last call; waits up to `timeout` seconds for the first."""
@@ -127,15 +103,15 @@ class Slurm:
         return ended
 
     def cancel(self, name: str) -> None:
-        """Ask a job to save and go; one that is still queued only goes."""
+        """Ask a job to save and exit; one that is still queued ends at once."""
         for job in [job for job in self._waiting if job.name == name]:
             self._waiting.remove(job)
-            self._ended.append((job, Outcome(TERMINATED, 0.0, self._executor, "stopped before it began")))
+            self._ended.append((job, Outcome(TERMINATED, 0.0, self.executor, "stopped before it began")))
         if name in self._running:
             self._running[name].ask()
 
     def close(self) -> None:
-        """Ask all jobs to save and go, and cancel what does not; `wait(0)` still tells how they ended."""
+        """Ask all jobs to save and exit, and cancel what does not; `wait(0)` still returns how they ended."""
         with suppress(Exception):
             for name in [job.name for job in self._waiting] + [*self._running]:
                 self.cancel(name)
@@ -158,7 +134,7 @@ class Slurm:
             with executor.batch():
                 handles = [executor.submit(Attempt(job.argv, job.folder.absolute(), Path.cwd())) for job in jobs]
             for job, handle in zip(jobs, handles):
-                self._running[job.name] = _Running(job, handle, self._executor == "local")
+                self._running[job.name] = _BatchJob(job, handle, self.executor == "local")
             assert self._folder is not None
             ids = self._ids() | {name: running.handle.job_id for name, running in self._running.items()}
             write_atomically(self._folder / IDS, json.dumps(ids, indent=1) + "\n")
@@ -174,21 +150,25 @@ class Slurm:
                 del self._running[name]
 
     def _wanted_gpus(self, job: Job) -> int:
-        return max(self._gpus, math.ceil(job.gpus))
+        return max(self.gpus, math.ceil(job.gpus))
 
     def _make_executor(self, gpus: int) -> Any:
-        local = self._executor == "local"
+        local = self.executor == "local"
         kind = self._submitit.LocalExecutor if local else self._submitit.SlurmExecutor
         executor = kind(self._folder, max_num_timeout=LIMITS)
-        options = {**self._options, "signal_delay_s": self._notice_s, "setup": self._setup, "gpus_per_node": gpus}
-        if not local:
-            options |= {**self._slurm_options, "job_name": "lodestar", "array_parallelism": self.slots}
-            options["time"], options["mem"] = options.pop("timeout_min"), _memory(options.pop("mem_gb"))
-        executor.update_parameters(**{name: value for name, value in options.items() if value not in (None, 0)})
+        options: dict[str, Any] = {"cpus_per_task": self.cpus, "gpus_per_node": gpus, "setup": self.setup}
+        options["signal_delay_s"] = self.notice_s
+        if local:
+            options |= {"timeout_min": self.minutes, "mem_gb": self.memory_gb}
+        else:
+            memory = None if self.memory_gb is None else f"{math.ceil(self.memory_gb * 1024)}MB"
+            options |= {"time": self.minutes, "mem": memory, "partition": self.partition, "account": self.account}
+            options |= {"job_name": "lodestar", "array_parallelism": self.slots}
+        executor.update_parameters(**{name: value for name, value in options.items() if value not in (None, 0, [])})
         return executor
 
     def _handle(self, job_id: str) -> Any:
-        kind = self._submitit.LocalJob if self._executor == "local" else self._submitit.SlurmJob
+        kind = self._submitit.LocalJob if self.executor == "local" else self._submitit.SlurmJob
         return kind(self._folder, job_id)
 
     def _ids(self) -> dict[str, str]:
@@ -199,7 +179,7 @@ class Slurm:
             return {}
 
 
-class _Running:
+class _BatchJob:
     """A job that was submitted, by us or by a sweep before us."""
 
     def __init__(self, job: Job, handle: Any, local: bool) -> None:
@@ -220,7 +200,7 @@ class _Running:
         return False
 
     def ask(self) -> None:
-        """Ask it to save and go."""
+        """Ask it to save and exit."""
         self._asked = True
         if self.local:
             with suppress(ProcessLookupError):
@@ -230,7 +210,7 @@ class _Running:
         subprocess.call(["scancel", "--signal=TERM", self.handle.job_id])
 
     def kill(self) -> None:
-        """No longer ask."""
+        """End it at once."""
         if self.local:
             with suppress(ProcessLookupError):
                 os.kill(int(self.handle.job_id), signal.SIGINT)  # upon which submitit kills what it started
@@ -261,7 +241,7 @@ class _Running:
                 (line for line in reversed(lines) if "Error" in line), lines[0] if lines else "no reason known"
             )
             return Outcome(None, 0.0, self._where(), f"submitit could not run it ({error.strip()})")
-        if code == TERMINATED and not self._asked:  # by SLURM, for another job or for its time; it is to go on
+        if code == TERMINATED and not self._asked:  # by SLURM, for another job or for its time; it is to continue
             if not self.local:
                 subprocess.call(["scancel", self.handle.job_id])  # SLURM may have queued it again by itself
             code, error = None, "its batch job was ended from outside"
@@ -281,12 +261,12 @@ class Attempt:
     def __call__(self) -> tuple[int | None, float, str, str]:
         """Run it; returns the outcome's fields."""
         child = self._child = Child(self.argv, self.folder, self.home)
-        signal.signal(signal.SIGTERM, lambda *_: child.ask())  # SLURM tells only the process that it started
+        signal.signal(signal.SIGTERM, lambda *_: child.ask())  # SLURM signals only the process that it started
         outcome = child.wait()
         return outcome.code, outcome.seconds, outcome.where, outcome.error
 
     def checkpoint(self) -> Any:
-        """Save and go; submitit calls this before the batch job is queued again with what is returned."""
+        """Save and exit; submitit calls this before the batch job is queued again with what is returned."""
         if self._child is not None:
             self._child.stop()
         return _import().helpers.DelayedSubmission(Attempt(self.argv, self.folder, self.home))
@@ -296,15 +276,6 @@ def _home(job: Job) -> Path:
     """The sweep's folder: jobs live in its folder `jobs`, under their names; else the one around the job's."""
     folder, parts = job.folder.absolute(), Path(job.name).parts
     return folder.parents[len(parts)] if folder.parts[-len(parts) :] == parts else folder.parent
-
-
-def _check(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise UsageError(f"{name}={value} is out of range; give a whole number, {low} or more")
-
-
-def _memory(gigabytes: float | None) -> str | None:
-    return None if gigabytes is None else f"{math.ceil(gigabytes * 1024)}MB"
 
 
 def _import() -> Any:

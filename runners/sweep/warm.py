@@ -1,4 +1,4 @@
-"""Imported once, by the process that all local jobs are forked from: what takes a run seconds to import is there then.
+"""Imported once, by the process that all local jobs are forked from, which saves each the seconds it takes.
 
 Nothing may start a thread, touch a GPU or draw a random number here, because every job inherits it.
 """
@@ -34,7 +34,7 @@ MODULES = [
 for _library in ("OMP", "MKL", "OPENBLAS"):  # one job a core; read when the library is loaded
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 with suppress(OSError):
-    os.setsid()  # Ctrl-C and a hang-up are for the sweep, which tells its jobs
+    os.setsid()  # Ctrl-C and a hang-up are for the sweep, which stops its jobs
 for _module in MODULES:
-    with suppress(ImportError):  # the job that needs it says so
+    with suppress(ImportError):  # the job that needs it reports it
         import_module(_module)

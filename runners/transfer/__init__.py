@@ -1,1 +1,1 @@
-"""Which tasks of a family to train on, so that a few policies serve them all: `python -m runners.transfer`."""
+"""Train on a few tasks of a family so that their policies serve all of it: `python -m runners.transfer`."""

@@ -1,8 +1,8 @@
 """Model-based transfer learning: train where the policy will be worth most to tasks that no policy serves yet.
 
-A family of tasks has a context x. What a policy trained at x earns at x' is modelled as what it earns at home less a
+A family of tasks has a context x. The return at x' of a policy trained at x is modelled as its return at home less a
 loss that grows with the distance, V(x, x') = J(x) - theta |x - x'|. J is a Gaussian process over what was trained,
-theta comes from what was lost so far, and the next source is
+theta comes from the losses so far, and the next source is
 
     argmax_x mean_x' max(0, mu(x) + beta_k sigma(x) - theta |x - x'| - max over sources y of V(y, x'))
 
@@ -12,14 +12,14 @@ Source: Cho, Jayawardana, Li & Wu 2024, "Model-Based Transfer Learning for Conte
 
 Differences from the source:
   - theta is fitted through the origin to all losses V(x, x) - V(x, x') so far, one for each parameter of the context,
-    and is at least 0; the authors fix one number by hand, or fit a line for each source to absolute differences;
-  - contexts are scaled to [0, 1], and returns by the spread of all that was seen, so that no constant depends on the
+    and is at least 0; the authors fix one number, or fit a line for each source to absolute differences;
+  - contexts are scaled to [0, 1], and returns by the spread of all so far, so that no constant depends on the
     task;
-  - the process is fitted to what sources earn at home, V(x, x), and its kernel is tuned from the third source on.
+  - the process is fitted to the returns of sources at home, V(x, x), and its kernel is tuned from the third source on.
 
-Fails when: tasks differ in how much can be earned more than policies differ in how well they transfer, as the model
+Fails when: tasks differ in the return that is possible more than policies differ in how well they transfer, as the model
 takes a poor task next door for a loss of transfer. Where all lose alike with distance, equidistant sources do as well,
-and can be trained all at once; but they must know beforehand how many there will be.
+and can be trained all at once; but their number must be known beforehand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import warnings
 
 import numpy as np
 
-NOISE = 0.1  # deviation of what a source earns at home from the process, in units of the spread
+NOISE = 0.1  # deviation of a source's return at home from the process, in units of the spread
 LENGTH = 0.3  # of the kernel, before there is enough to tune it, in units of the context's range
 
 
@@ -63,7 +63,7 @@ def choose(contexts: np.ndarray, seen: dict[int, np.ndarray]) -> int:
 
 
 def predict(contexts: np.ndarray, sources: list[int], home: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation (N,) of what a source would earn at home, from what K sources did, (K,), in [0, 1]."""
+    """Mean and deviation (N,) of a source's return at home, from those of K sources, (K,), in [0, 1]."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
@@ -72,14 +72,14 @@ def predict(contexts: np.ndarray, sources: list[int], home: np.ndarray) -> tuple
     process = GaussianProcessRegressor(kernel, alpha=NOISE**2, optimizer=tuned)
     centre = home.mean()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a kernel at the end of its range is no news with three points
+        warnings.simplefilter("ignore")  # a kernel at the end of its range is expected with three points
         process.fit(contexts[sources], home - centre)
     mean, deviation = process.predict(contexts, return_std=True)
     return mean + centre, deviation
 
 
 def slope(contexts: np.ndarray, sources: list[int], values: np.ndarray) -> np.ndarray:
-    """What a policy loses for each unit of distance in each parameter, theta (D,), at least 0; values are (K, N)."""
+    """Loss of return for each unit of distance in each parameter, theta (D,), at least 0; values are (K, N)."""
     from scipy.optimize import nnls
 
     away = np.abs(contexts[None] - contexts[sources][:, None]).reshape(-1, contexts.shape[1])
@@ -91,10 +91,10 @@ def acquisition(home: np.ndarray, theta: np.ndarray, contexts: np.ndarray, best:
     """What each source would add to all tasks, mean over them, (N,).
 
     Args:
-        home: what each source may earn at home, (N,).
+        home: optimistic return of each source at home, (N,).
         theta: loss for each unit of distance, (D,).
         contexts: (N, D).
-        best: what is earned on each task so far, (N,).
+        best: return on each task so far, (N,).
     """
     loss = np.abs(contexts[:, None] - contexts[None]) @ theta
     return np.maximum(home[:, None] - loss - best[None], 0).mean(axis=1)

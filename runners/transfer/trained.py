@@ -1,4 +1,4 @@
-"""What is known of a family so far: runs are trained once, and played once on every task, whoever asks for them."""
+"""Policies of a family's tasks: each is trained once, and evaluated once on every task."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from runners.run.checkpoint import write_atomically
 from runners.sweep.drive import drive
 from runners.sweep.job import Launcher
-from runners.sweep.job_log import Ledger
-from runners.transfer.family import Family
+from runners.sweep.job_log import JobLog
+from runners.transfer.config import TransferConfig
 
-PLAYED = "transfer.json"  # in a run's folder: what its policy earned on every task
+RETURNS = "transfer.json"  # in a run's folder: its policy's return on every task
 
 
 class Trained:
     """Source -> the returns of its policies on all tasks; what is missing is trained.
 
     Args:
-        family: the tasks.
-        ledger: of the family's folder.
+        config: with the tasks.
+        log: of its folder.
         launcher: what runs the jobs.
     """
 
-    def __init__(self, family: Family, ledger: Ledger, launcher: Launcher) -> None:
-        self.family, self.ledger, self.launcher = family, ledger, launcher
+    def __init__(self, config: TransferConfig, log: JobLog, launcher: Launcher) -> None:
+        self.config, self.log, self.launcher = config, log, launcher
         self.rows: dict[int, np.ndarray] = {}  # (seeds, N)
 
     def get(self, sources: list[int]) -> dict[int, np.ndarray]:
@@ -38,42 +38,42 @@ class Trained:
             Stopped: by a signal; the runs have saved.
         """
         new = [source for source in dict.fromkeys(sources) if source not in self.rows]
-        seeds = range(self.family.seeds)
-        jobs = [self.family.job(source, seed) for source in new for seed in seeds]
-        entries = drive(jobs, self.ledger, self.launcher, resume="errored")
+        seeds = range(self.config.seeds)
+        jobs = [self.config.run(source, seed) for source in new for seed in seeds]
+        entries = drive(jobs, self.log, self.launcher, resume="errored")
         for job in jobs:
             if not job.finished:
                 error = entries[job.name].error or entries[job.name].state
-                raise RuntimeError(f"{job.name} did not finish ({error}); the same command goes on with it")
+                raise RuntimeError(f"{job.name} did not finish ({error}); the same command continues it")
         for source in new:
-            self.rows[source] = np.array([played(self.family, self.family.job(source, seed).folder) for seed in seeds])
+            self.rows[source] = np.array([returns(self.config, self.config.run(source, seed).folder) for seed in seeds])
         return {source: self.rows[source].mean(axis=0) for source in sources}
 
 
-def played(family: Family, run: Path) -> list[float]:
-    """What the policy of a run earns on every task, without further training: mean over episodes, (N,)."""
-    path, asked = run / PLAYED, {"tasks": [list(task) for task in family.tasks], "episodes": family.episodes}
+def returns(config: TransferConfig, run: Path) -> list[float]:
+    """Return of a run's policy on every task, without further training: mean over episodes, (N,)."""
+    path, asked = run / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if {key: known.get(key) for key in asked} != asked:
-        known = {**asked, "returns": _play(family, run)}
+        known = {**asked, "returns": _evaluate(config, run)}
         write_atomically(path, json.dumps(known) + "\n")
     return known["returns"]
 
 
-def _play(family: Family, run: Path) -> list[float]:
+def _evaluate(config: TransferConfig, run: Path) -> list[float]:
     from runners.evaluate import play, policy
     from runners.run.build import load_run
 
-    config, model, mix, _ = load_run(run, trust=True)  # trained by this command, a moment ago
+    trained, model, mix, _ = load_run(run, trust=True)  # trained by this command, a moment ago
     found = []
-    for task in range(len(family.tasks)):
+    for task in range(len(config.tasks)):
         scores = play(
-            config.env,
-            policy(model, config.env),
-            family.episodes,
-            max_steps=int(config.eval_steps),
-            max_episode_steps=config.max_episode_steps,
-            options={**config.env_options, **family.options(task)},
+            trained.env,
+            policy(model, trained.env),
+            config.episodes,
+            max_steps=int(trained.eval_steps),
+            max_episode_steps=trained.max_episode_steps,
+            options={**trained.env_options, **config.options(task)},
             mix=mix,
         )
         found.append(float(np.mean(scores.returns)))

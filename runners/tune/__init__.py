@@ -1,1 +1,1 @@
-"""Settings found by search: `python -m runners.tune`. space: what is tried; search: how; verdict: what came of it."""
+"""Settings found by search: `python -m runners.tune`."""

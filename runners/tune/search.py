@@ -1,15 +1,15 @@
-"""Trying: Optuna proposes a setting, the launcher runs it once for every tuning seed, Optuna hears what the task paid.
+"""The search: Optuna proposes a setting, the launcher runs it once for every tuning seed, Optuna gets the task returns.
 
-    ask -> a job a seed -> (rungs: as good as others were by now? else give up) -> tell the IQM of the task returns
+    ask -> a job a seed -> (rungs: as good as others were by now? else prune) -> tell the IQM of the task returns
 
-The study is a file, study.jsonl, and the runs are folders that go on where they stopped. A search that was killed goes
-on with the trials that were under way: the same settings, from the last checkpoints, never counted twice.
+The study is a file, study.jsonl, and the runs are folders that continue where they stopped. A search that was killed
+continues the trials that were running: the same settings, from the last checkpoints, never counted twice.
 
 How a trial ends: complete; pruned, if it was given up, or diverged (for Optuna that is bad, not unknown); failed, if
 its settings were refused or it failed for other reasons again and again.
 
 Limits: rungs compare runs with the first tuning seed, like with like; two searches prune alike only if their runs take
-equally long. A run that somebody stops leaves its trial open: the same command goes on with it.
+equally long. A run that is stopped leaves its trial open: the same command continues it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from runners.report.statistics import iqm
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import read_status
 from runners.run.log import TASK_RETURN, read_csv
-from runners.sweep.drive import drive
+from runners.sweep.drive import Watcher, drive
 from runners.sweep.job import Job, Launcher
-from runners.sweep.job_log import Entry, Ledger
-from runners.tune.plan import Plan
+from runners.sweep.job_log import Entry, JobLog
+from runners.tune.config import TuneConfig
 from runners.tune.space import check
 
 RUNGS = 9  # a trial is looked at after each ninth of its steps; asha acts at the first and the third
 STARTUP = 5  # trials before the median means anything
 
 
-class _Held(JournalFileOpenLock):
-    """No lock: the ledger's keeps others out already, and one of Optuna's would outlive a kill."""
+class _NoLock(JournalFileOpenLock):
+    """The job log's lock keeps others out already, and one of Optuna's would outlive a kill."""
 
     def acquire(self) -> bool:
         return True
@@ -50,47 +50,49 @@ class _Held(JournalFileOpenLock):
         pass
 
 
-def open_study(plan: Plan) -> optuna.Study:
-    """The study of a search's folder, new or as it was left; the caller holds the folder's ledger.
+def open_study(config: TuneConfig) -> optuna.Study:
+    """The study of a search's folder, new or as it was left; the caller holds the folder's job log.
 
     The default is the first trial, moved into the ranges where it lies outside.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = plan.folder / "study.jsonl"
+    path = config.folder / "study.jsonl"
     if path.exists():  # what a kill tore would spoil the line after it
         whole = path.read_bytes().rpartition(b"\n")
         with path.open("rb+") as file:
             file.truncate(len(whole[0]) + len(whole[1]))
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_Held(str(path))))
+    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_NoLock(str(path))))
     study = optuna.create_study(
-        storage=storage, study_name="tune", direction="maximize", pruner=pruner(plan), load_if_exists=True
+        storage=storage, study_name="tune", direction="maximize", pruner=pruner(config), load_if_exists=True
     )
     if not study.trials:
-        default = {one.key: one.nearest(plan.default[one.key]) for one in plan.spaces}
+        default = {one.key: one.nearest(config.default[one.key]) for one in config.spaces}
         study.enqueue_trial({key: value for key, value in default.items() if value is not None})
     return study
 
 
-def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
-    """What proposes trial `number`, seeded by it: a search that goes on does not repeat its first proposals."""
-    seed = (plan.seed * 100_003 + number) % 2**32
-    if plan.sampler == "random":
+def sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
+    """What proposes trial `number`, seeded by it: a search that continues does not repeat its first proposals."""
+    seed = (config.seed * 100_003 + number) % 2**32
+    if config.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(plan.trials // 4, 2)), constant_liar=True)
+    return optuna.samplers.TPESampler(
+        seed=seed, n_startup_trials=min(10, max(config.trials // 4, 2)), constant_liar=True
+    )
 
 
-def pruner(plan: Plan) -> optuna.pruners.BasePruner:
+def pruner(config: TuneConfig) -> optuna.pruners.BasePruner:
     """What gives up on a trial."""
-    if plan.pruner == "median":
+    if config.pruner == "median":
         return optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=1)
-    if plan.pruner == "asha":
+    if config.pruner == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     return optuna.pruners.NopPruner()
 
 
 @dataclass
-class _Try:
-    """A trial under way."""
+class _OpenTrial:
+    """A trial that runs."""
 
     trial: optuna.Trial
     jobs: list[Job]  # one a tuning seed
@@ -98,22 +100,24 @@ class _Try:
     reported: set[int]  # rungs
 
 
-class Search:
-    """All trials of a plan, as jobs for `runners.sweep.drive`, which it watches.
+class Search(Watcher):
+    """All trials, as jobs for `runners.sweep.drive`, which it watches.
 
     Args:
-        plan: what to try.
+        config: what to try.
         study: from `open_study`.
         launcher: what runs the jobs; is asked to cancel those that are given up.
-        say: takes a sentence for every trial that ends.
+        report: takes a sentence for every trial that ends.
     """
 
-    def __init__(self, plan: Plan, study: optuna.Study, launcher: Launcher, say: Callable[[str], None] = print) -> None:
-        self.plan, self.study, self.launcher, self.say = plan, study, launcher, say
-        self._tries: dict[int, _Try] = {}  # by number of the trial
+    def __init__(
+        self, config: TuneConfig, study: optuna.Study, launcher: Launcher, report: Callable[[str], None] = print
+    ) -> None:
+        self.config, self.study, self.launcher, self.report = config, study, launcher, report
+        self._open: dict[int, _OpenTrial] = {}  # by number of the trial
         self._owner: dict[str, int] = {}  # job -> trial
 
-    def run(self, ledger: Ledger) -> None:
+    def run(self, log: JobLog) -> None:
         """Until every trial has ended.
 
         Raises:
@@ -121,7 +125,7 @@ class Search:
             RuntimeError: if no trial got anywhere.
             Stopped: by a signal; the runs have saved.
         """
-        drive(self.jobs(), ledger, self.launcher, table=self, on_end=self.on_end)
+        drive(self.jobs(), log, self.launcher, watcher=self)
         trials = self.study.get_trials(deepcopy=False)
         if trials and not any(trial.state == TrialState.COMPLETE for trial in trials):
             raise RuntimeError(f"no trial was completed; the last one: {trials[-1].user_attrs.get('why', 'stopped')}")
@@ -129,10 +133,10 @@ class Search:
     def jobs(self) -> Iterator[Job]:
         """The next run to begin, whenever there is room for one: trials left from a kill first, then new ones."""
         for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self.study.sampler = sampler(self.plan, frozen.number)  # the kill may have come between two suggestions
+            self.study.sampler = sampler(self.config, frozen.number)  # the kill may have come between two suggestions
             yield from self._begin(optuna.Trial(self.study, frozen._trial_id))
-        while self._asked() < self.plan.trials and not 0 < self.plan.budget <= steps(self.plan):
-            self.study.sampler = sampler(self.plan, self._asked())
+        while self._asked() < self.config.trials and not 0 < self.config.budget <= steps(self.config):
+            self.study.sampler = sampler(self.config, self._asked())
             yield from self._begin(self.study.ask())
 
     def _asked(self) -> int:
@@ -140,29 +144,29 @@ class Search:
 
     def _begin(self, trial: optuna.Trial) -> Iterator[Job]:
         """A job for every tuning seed, as long as the trial is not given up."""
-        values = {one.key: one.suggest(trial) for one in self.plan.spaces}
-        jobs = [self.plan.job(f"jobs/t{trial.number:04d}/s{seed}", values, seed) for seed in self.plan.tuning_seeds]
+        values = {one.key: one.suggest(trial) for one in self.config.spaces}
+        jobs = [self.config.run(f"jobs/t{trial.number:04d}/s{seed}", values, seed) for seed in self.config.tuning_seeds]
         try:
-            check(self.plan.config, values)
+            check(self.config.train, values)
         except ValueError as error:
             self._end(trial, TrialState.FAIL, str(error))
             return
-        told = {*self.study.trials[trial.number].intermediate_values}
-        self._tries[trial.number] = _Try(trial, jobs, {job.name for job in jobs}, told)
+        reported = {*self.study.trials[trial.number].intermediate_values}
+        self._open[trial.number] = _OpenTrial(trial, jobs, {job.name for job in jobs}, reported)
         for job in jobs:
             self._owner[job.name] = trial.number
-            if trial.number in self._tries:
+            if trial.number in self._open:
                 yield job
 
-    def on_end(self, job: Job, entry: Entry) -> None:
-        """A run ended for good. One that was stopped leaves its trial as it is, for the next time."""
-        one = self._tries.get(self._owner[job.name])
-        if one is None:  # it was given up
+    def job_ended(self, job: Job, entry: Entry) -> None:
+        """A run that was stopped leaves its trial open."""
+        one = self._open.get(self._owner[job.name])
+        if one is None:  # it was pruned
             return
         if entry.state == "finished":
             self._look(one)
             one.left.discard(job.name)
-            if not one.left and one.trial.number in self._tries:
+            if not one.left and one.trial.number in self._open:
                 self._complete(one)
         elif entry.code == MISSING:
             raise ImportError(entry.error)
@@ -172,16 +176,13 @@ class Search:
             self._drop(one, TrialState.FAIL, entry.error)
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
-        """Look at what the runs have reached."""
-        for one in list(self._tries.values()):
+        """Prune by what the runs have reached."""
+        for one in list(self._open.values()):
             self._look(one)
 
-    def ended(self, job: Job, entry: Entry) -> None:
-        """An attempt ended; `on_end` hears of what matters."""
-
-    def _look(self, one: _Try) -> None:
+    def _look(self, one: _OpenTrial) -> None:
         """Report what the first seed's run has reached, rung by rung; give up if the pruner says so."""
-        for rung, value in rungs(one.jobs[0].folder, int(self.plan.config.total_timesteps)):
+        for rung, value in rungs(one.jobs[0].folder, int(self.config.train.total_timesteps)):
             if rung in one.reported:
                 continue
             one.reported.add(rung)
@@ -190,18 +191,18 @@ class Search:
                 self._drop(one, TrialState.PRUNED, f"{value:.4g} after {rung}/{RUNGS} of the steps")
                 return
 
-    def _complete(self, one: _Try) -> None:
-        del self._tries[one.trial.number]
+    def _complete(self, one: _OpenTrial) -> None:
+        del self._open[one.trial.number]
         returns = [task_return(job.folder) for job in one.jobs]
         one.trial.set_user_attr("returns", returns)
         value = float(iqm(returns))
         self.study.tell(one.trial, value)
         best = ", the best so far" if self.study.best_trial.number == one.trial.number else ""
-        self.say(f"trial {one.trial.number}: {value:.4g}{best}; {settings(one.trial.params)}")
+        self.report(f"trial {one.trial.number}: {value:.4g}{best}; {settings(one.trial.params)}")
 
-    def _drop(self, one: _Try, state: TrialState, why: str) -> None:
+    def _drop(self, one: _OpenTrial, state: TrialState, why: str) -> None:
         """End a trial early, and its runs."""
-        del self._tries[one.trial.number]
+        del self._open[one.trial.number]
         self._end(one.trial, state, why)
         for name in one.left:
             self.launcher.cancel(name)
@@ -209,12 +210,12 @@ class Search:
     def _end(self, trial: optuna.Trial, state: TrialState, why: str) -> None:
         trial.set_user_attr("why", why)
         self.study.tell(trial, state=state)
-        word = "given up" if state == TrialState.PRUNED else "failed"
-        self.say(f"trial {trial.number}: {word} ({why}); {settings(trial.params)}")
+        outcome = "pruned" if state == TrialState.PRUNED else "failed"
+        self.report(f"trial {trial.number}: {outcome} ({why}); {settings(trial.params)}")
 
 
 def rungs(folder: Path, total: int) -> list[tuple[int, float]]:
-    """(rung, task return in training) for every rung that a run has passed and where an episode has ended."""
+    """(rung, task return in training) for every rung that a run has passed with an episode ended."""
     path = folder / "metrics.csv"
     rows = read_csv(path) if path.exists() else []
     known = [(int(row["step"]), float(row[TASK_RETURN])) for row in rows if row.get(TASK_RETURN)]
@@ -233,13 +234,12 @@ def task_return(folder: Path) -> float:
     return float(json.loads((folder / "result.json").read_text())["this run"]["task_return"])
 
 
-def steps(plan: Plan) -> int:
+def steps(config: TuneConfig) -> int:
     """Environment steps that the trials have taken so far."""
-    found = [read_status(path.parent) or {} for path in plan.folder.glob("jobs/*/*/status.json")]
+    found = [read_status(path.parent) or {} for path in config.folder.glob("jobs/*/*/status.json")]
     return sum(int(status.get("step", 0)) for status in found)
 
 
 def settings(values: dict[str, Any]) -> str:
-    """As a command line says it, to four digits."""
-    words = {key: f"{value:.4g}" if isinstance(value, float) else literal(value) for key, value in values.items()}
-    return " ".join(f"{key}={word}" for key, word in words.items())
+    """As a command line gives them, to four digits."""
+    return " ".join(f"{k}={f'{v:.4g}' if isinstance(v, float) else literal(v)}" for k, v in values.items())

@@ -1,10 +1,10 @@
-"""What may be tried. Every Config says so beside its fields, and a command line may say otherwise:
+"""What may be tried: the `tune` ranges that settings declare, and those of a command line.
 
-    search: ClassVar[dict[str, tuple]] = {"learning_rate": (1e-5, 1e-2, "log"), "n_steps": (64, 128, "choice")}
+    learning_rate: float = setting(1e-4, "of Adam", tune=(1e-5, 1e-2, "log"))
     tune.agent.learning_rate=[1e-5,1e-2,log]   tune.agent.n_steps=[64,128,choice]
 
-(low, high) is drawn evenly, (low, high, "log") by its logarithm, (..., "choice") is one of what it lists. A class adds
-to what its bases say; an empty range takes back what they said. A field of whole numbers is tried in whole numbers.
+(low, high) is drawn evenly, (low, high, "log") by its logarithm, (..., "choice") is one of what it lists. A field of
+whole numbers is tried in whole numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Space:
         return draw(self.key, *self.values, log=self.kind == "log")
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is in range; True is no number."""
+        """Whether a value is in range; True is not 1."""
         if self.kind == "choice":
             return any(
                 value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in self.values
@@ -54,7 +54,7 @@ class Space:
         return number and self.values[0] <= value <= self.values[1]
 
     def nearest(self, value: Any) -> Any:
-        """What the range has closest to a number; None for what is not in it and no number."""
+        """The nearest value of the range; None for what is neither in it nor a number."""
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if self.kind == "choice" or not number:
             return value if self.holds(value) else None
@@ -144,7 +144,7 @@ def parts(config: TrainConfig) -> dict[str, Any]:
 
 
 def _kinds(config: TrainConfig) -> dict[str, Any]:
-    """Every field of the agent and the rewards -> its type; the world is not to be tuned."""
+    """Every field of the agent and the rewards -> its type; the environment is not tuned."""
     found: dict[str, Any] = {}
     for prefix, options in parts(config).items():
         hints = typing.get_type_hints(type(options))
@@ -163,6 +163,6 @@ def _declared(config: TrainConfig) -> dict[str, tuple[Any, ...]]:
 
 
 def _idle(config: TrainConfig, key: str) -> bool:
-    """Whether a setting is a weight against nothing: the task's own, and that of a reward which stands alone."""
+    """Whether a setting is a weight without another: the task's own, and that of a reward which stands alone."""
     name, _, field = key.removeprefix("reward.").partition(".")
     return field == "weight" and (name == "task" or len(config.reward) == 1)

@@ -1,4 +1,4 @@
-"""What a search is worth: its best setting and the default, on seeds that neither was chosen by, and what it cost.
+"""The result of a search: its best setting and the default, on seeds that neither was chosen by, and the cost.
 
 tune.json   everything: ranges, trials, budget, scores on tuning seeds and on test seeds
 best.yaml   a preset: python -m runners.train preset=runs/tune/<name>/best.yaml
@@ -21,34 +21,34 @@ from runners.report.statistics import Estimate, aggregate, paired_difference
 from runners.run.checkpoint import versions, write_atomically
 from runners.sweep.job import Job
 from runners.sweep.job_log import Entry
-from runners.tune.plan import Plan
+from runners.tune.config import TuneConfig
 from runners.tune.search import settings, steps, task_return
 from runners.tune.space import parts
 
 ARMS = ("default", "tuned")
 
 
-def best(study: optuna.Study, plan: Plan) -> dict[str, Any]:
+def best(study: optuna.Study, config: TuneConfig) -> dict[str, Any]:
     """The settings of the best trial; none if that is the default, in all that it sets."""
     found = study.best_trial.params
-    return {} if found == plan.default else found
+    return {} if found == config.default else found
 
 
-def test_jobs(plan: Plan, setting: dict[str, Any]) -> list[Job]:
+def test_jobs(config: TuneConfig, setting: dict[str, Any]) -> list[Job]:
     """Runs that judge: both arms with the same seeds; the default alone if nothing better was found."""
     arms = {"default": {}, "tuned": setting} if setting else {"default": {}}
-    pairs = [(seed, arm) for seed in range(plan.test_seeds) for arm in arms]
-    return [plan.job(f"test/{arm}/s{seed}", arms[arm], seed) for seed, arm in pairs]
+    pairs = [(seed, arm) for seed in range(config.test_seeds) for arm in arms]
+    return [config.run(f"test/{arm}/s{seed}", arms[arm], seed) for seed, arm in pairs]
 
 
-def verdict(plan: Plan, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> dict[str, Any]:
-    """Everything there is to say, as plain data.
+def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> dict[str, Any]:
+    """All results, as plain data.
 
     Args:
-        plan: the search.
+        config: of the search.
         study: its trials.
         jobs: the test's, all finished.
-        entries: the ledger's.
+        entries: of the job log.
     """
     trials = study.get_trials(deepcopy=False)
     returns = {
@@ -59,23 +59,23 @@ def verdict(plan: Plan, study: optuna.Study, jobs: list[Job], entries: dict[str,
     searched = sum(entry.seconds for name, entry in entries.items() if name.startswith("jobs/"))
     first = trials[0]
     return {
-        **plan.promises(),
-        "folder": str(plan.folder),
+        **config.fixed(),
+        "folder": str(config.folder),
         "trials": {state.name.lower(): sum(trial.state == state for trial in trials) for state in TrialState},
         "best_trial": study.best_trial.number,
         "best": study.best_trial.params,
-        "default": plan.default,
-        "tuning_seeds": plan.tuning_seeds,
+        "default": config.default,
+        "tuning_seeds": config.tuning_seeds,
         "on_tuning_seeds": {
-            "default": first.value if first.state == TrialState.COMPLETE and first.params == plan.default else None,
+            "default": first.value if first.state == TrialState.COMPLETE and first.params == config.default else None,
             "tuned": study.best_value,
         },
-        "test_seeds": list(range(plan.test_seeds)),
+        "test_seeds": list(range(config.test_seeds)),
         "on_test_seeds": {arm: _estimate(aggregate([returns[arm]]), returns[arm].tolist()) for arm in ARMS},
         "difference": _estimate(paired_difference([returns["tuned"]], [returns["default"]])),
-        "search_steps": steps(plan),
+        "search_steps": steps(config),
         "search_run_seconds": round(searched, 1),
-        "steps_a_run": int(plan.config.total_timesteps),
+        "steps_a_run": int(config.train.total_timesteps),
         "versions": versions(),
         "history": [_row(trial) for trial in trials],
     }
@@ -93,12 +93,12 @@ def _row(trial: Any) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The verdict in lines for people; the last numbers are the ones that count."""
+    """The verdict as text; the last numbers are the ones that count."""
     counts = found["trials"]
     on_tuning, on_test = found["on_tuning_seeds"], found["on_test_seeds"]
     seeds, tests = found["tuning_seeds"], found["test_seeds"]
     lines = [
-        f"{counts['complete']} trials complete, {counts['pruned']} given up, {counts['fail']} failed; "
+        f"{counts['complete']} trials complete, {counts['pruned']} pruned, {counts['fail']} failed; "
         f"{found['search_steps']:,} environment steps, {found['search_run_seconds']:,.0f} s of runs",
         "",
         f"  {'task return, IQM':<18}{f'seeds {seeds[0]}-{seeds[-1]}, chosen by':>28}{f'test seeds 0-{tests[-1]}':>30}",
@@ -118,23 +118,23 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(plan: Plan, found: dict[str, Any], command: str) -> Path:
+def write(config: TuneConfig, found: dict[str, Any], command: str) -> Path:
     """tune.json and best.yaml; returns the preset's path."""
-    write_atomically(plan.folder / "tune.json", json.dumps({"command": command, **found}, indent=1) + "\n")
-    path = plan.folder / "best.yaml"
-    write_atomically(path, preset(plan, found["best"], command))
+    write_atomically(config.folder / "tune.json", json.dumps({"command": command, **found}, indent=1) + "\n")
+    path = config.folder / "best.yaml"
+    write_atomically(path, preset(config, found["best"], command))
     return path
 
 
-def preset(plan: Plan, setting: dict[str, Any], command: str) -> str:
+def preset(config: TuneConfig, setting: dict[str, Any], command: str) -> str:
     """The best setting as a preset: all in which its runs differ from a plain `runners.train`."""
     import yaml
 
-    config, _ = compose([*plan.argv, *(f"{key}={literal(value)}" for key, value in setting.items())])
-    values: dict[str, Any] = {"env": config.env, "reward": list(config.reward), "agent": config.agent_name}
-    values |= {f"env.{key}": value for key, value in config.env_options.items()}
-    values |= {key: getattr(config, key) for key in ("total_timesteps", "n_envs", "max_episode_steps")}
-    for prefix, options in parts(config).items():
+    run, _ = compose([*config.argv, *(f"{key}={literal(value)}" for key, value in setting.items())])
+    values: dict[str, Any] = {"env": run.env, "reward": list(run.reward), "agent": run.agent_name}
+    values |= {f"env.{key}": value for key, value in run.env_options.items()}
+    values |= {key: getattr(run, key) for key in ("total_timesteps", "n_envs", "max_episode_steps")}
+    for prefix, options in parts(run).items():
         plain = type(options)()
         own = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
         values |= {prefix + key: value for key, value in own.items() if value != getattr(plain, key)}

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runners.report import results
-from runners.sweep.job_log import NAME, Entry, events, replay
+from runners.sweep.job_log import Entry, events, replay
 
 GRID = [
     "env=CartPole-v1,MountainCar-v0,MiniGrid-DoorKey-5x5-v0,MiniGrid-MultiRoom-N4-S5-v0",
@@ -62,7 +62,7 @@ def through(name: str, blows: list[Blow], *options: str) -> dict[str, float]:
         try:
             code = process.wait(0.5)
         except subprocess.TimeoutExpired:
-            if waiting and finished(replay(folder / NAME)) >= waiting[0][0]:
+            if waiting and finished(replay(folder)) >= waiting[0][0]:
                 waiting.pop(0)[1](process)
             continue
         if code >= 0:
@@ -70,7 +70,7 @@ def through(name: str, blows: list[Blow], *options: str) -> dict[str, float]:
         killed += 1
         print(f"{name}: the sweep was killed; the same command again", flush=True)
         process = begin(name, *options)
-    entries = replay(folder / NAME)
+    entries = replay(folder)
     found = {
         "jobs": len(entries),
         "finished": finished(entries),
@@ -91,10 +91,10 @@ def finished(entries: dict[str, Entry]) -> int:
 
 
 def runs_after_success(folder: Path) -> dict[str, int]:
-    """Job -> how often the ledger says that it was started after it had finished; without those that were not."""
+    """Job -> how often it was started after it had finished, by the job log; without those that were not."""
     ended: set[str] = set()
     again: dict[str, int] = {}
-    for event in events(folder / NAME):
+    for event in events(folder):
         if event.get("state") == "finished":
             ended.add(event["job"])
         elif event.get("state") == "running" and event["job"] in ended:
@@ -120,7 +120,7 @@ def kill_job(name: str) -> Callable[[subprocess.Popen], None]:
     """SIGKILL to a job that runs."""
 
     def kill(process: subprocess.Popen) -> None:
-        for job, entry in replay(ROOT / "sweeps" / name / NAME).items():
+        for job, entry in replay(ROOT / "sweeps" / name).items():
             if entry.state == "running":
                 os.kill(int(entry.where.split()[0].rsplit(":", 1)[1]), signal.SIGKILL)
                 print(f"{name}: {job} was killed", flush=True)

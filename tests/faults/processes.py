@@ -252,7 +252,7 @@ def clock_jump(folder: Path, quick: bool) -> Found:
 def sweep_killed(folder: Path, quick: bool) -> Found:
     """A sweep in which every other job fails is killed, when some have finished; then the same command again."""
     warm()
-    from runners.sweep.job_log import Ledger
+    from runners.sweep.job_log import JobLog
 
     seeds = 2 if quick else 5
     worlds = f"CartPole-v1,{SLEEPER.replace('Sleeper', 'Raiser')}"
@@ -282,8 +282,8 @@ def sweep_killed(folder: Path, quick: bool) -> Found:
     early = {path: (path / "command.txt").read_text() for path in finished()}
     code, _ = run(action, folder / "second.txt", 400)
     again = sum((path / "command.txt").read_text() != text for path, text in early.items())
-    with closing(Ledger(folder / "sweeps" / "night")) as ledger:
-        entries = ledger.entries
+    with closing(JobLog(folder / "sweeps" / "night")) as log:
+        entries = log.entries
     states = [entry.state for entry in entries.values()]
     tried = {entry.attempts for entry in entries.values() if entry.state == "failed"}
     kept = came and code == 1 and again == 0 and states.count("finished") == states.count("failed") == seeds

@@ -2,23 +2,23 @@
 
 import json
 
-from runners.sweep.job_log import NAME, Ledger
+from runners.sweep.job_log import NAME, JobLog
 from tests.faults import night
 
 SMALL = ["env=CartPole-v1", "reward=task", "seed=range(3)", "preset=debug", "eval_episodes=0", "video=false", "slots=1"]
 
 
 def test_a_job_that_starts_after_it_finished_is_counted(tmp_path):
-    ledger = Ledger(tmp_path)
+    log = JobLog(tmp_path)
     for job, states in {
         "a": ["running", "finished"],
         "b": ["running", "lost", "running", "finished", "running"],
     }.items():
         for state in states:
-            ledger.write(job, state)
-    ledger.close()
+            log.write(job, state)
+    log.close()
     assert night.runs_after_success(tmp_path) == {"b": 1}
-    assert night.finished(ledger.entries) == 1
+    assert night.finished(log.entries) == 1
 
 
 def test_runs_with_other_returns_are_counted(tmp_path):

@@ -80,7 +80,7 @@ def test_the_command_of_the_sweep_and_its_job_log_are_listed(tmp_path):
     write(tmp_path / "jobs" / "a")
     (tmp_path / "sweep.json").write_text(json.dumps({"command": "python -m runners.sweep env=CartPole-v1"}))
     event = {"job": "a", "state": "finished", "attempts": 3, "where": "box:7", "seconds": 3723.0}
-    (tmp_path / "ledger.jsonl").write_text(json.dumps(event) + "\n")
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(event) + "\n")
     text = re.sub(r"\s+", " ", Page(made(tmp_path)).text)
     assert "python -m runners.sweep env=CartPole-v1" in text and "Training took 1:02:03 in all" in text
     assert "jobs/afinished01,00031:02:03–box:7" in text.replace(" ", "")

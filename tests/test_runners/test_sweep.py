@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.sweep.__main__ import main, read
-from runners.sweep.job_log import Ledger, replay
+from runners.sweep.__main__ import main
+from runners.sweep.job_log import JobLog, replay
 from runners.sweep.local import warm_up
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ def _argv(root, *argv):
 
 
 def _entries(root):
-    return replay(root / "sweeps" / "s" / "ledger.jsonl")
+    return replay(root / "sweeps" / "s")
 
 
 def _folder(root, job):
@@ -76,7 +76,8 @@ def test_a_sweep_runs_every_job_once_and_the_second_time_none(tmp_path, capfd):
         assert (status["state"], status["step"]) == ("finished", 128)
         assert "the task's own scores over 1 episodes" in (_folder(tmp_path, job) / "log.txt").read_text()
     page = json.loads((tmp_path / "sweeps/s/sweep.json").read_text())
-    assert page["jobs"] == list(entries) and page["argv"] == argv and "torch" in page["versions"]
+    assert page["jobs"] == list(entries) and "torch" in page["versions"]
+    assert page["command"].startswith("python -m runners.sweep") and "reward=task,count" in page["command"]
     out = capfd.readouterr().out
     assert "sweep: 2 jobs in" in out and "2 of 2 jobs finished" in out and out.count("finished  CartPole") == 2
     assert main(argv) == 0
@@ -85,7 +86,7 @@ def test_a_sweep_runs_every_job_once_and_the_second_time_none(tmp_path, capfd):
     assert "resume=never, but" in capfd.readouterr().err
 
 
-def test_a_job_that_fails_does_not_stop_the_others_and_is_tried_as_often_as_said(tmp_path, capfd, monkeypatch):
+def test_a_job_that_fails_does_not_stop_the_others_and_is_tried_as_often_as_asked(tmp_path, capfd, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     worlds = "env=CartPole-v1,faulty_worlds:Raises-v0,faulty_worlds:NotANumber-v0"
     argv = _argv(tmp_path, worlds, "total_timesteps=256", "attempts=2", "checkpoint_every=0")
@@ -122,7 +123,7 @@ def test_a_run_that_is_killed_is_tried_again_and_continues_from_its_checkpoint(t
     assert "continues at step 64" in (_folder(tmp_path, job) / "log.txt").read_text()
 
 
-def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
+def test_a_sweep_that_is_killed_continues_and_runs_nothing_twice(tmp_path):
     slow, quick = "benchmarks.speed.sweep-Waits-v0/ppo-task/s0", "CartPole-v1/ppo-task/s0"
     argv = _argv(tmp_path, f"env=CartPole-v1,{SLOW}", "env.wait=0.05", "slots=2")
     sweep = _start(argv)
@@ -138,10 +139,10 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
     }
     assert (_starts(tmp_path, quick), _starts(tmp_path, slow)) == (1, 2)
     log = (_folder(tmp_path, slow) / "log.txt").read_text()
-    assert "the sweep is gone: this run saves and goes" in log and "continues at step" in log
+    assert "the sweep is gone: this run saves and exits" in log and "continues at step" in log
 
 
-def test_a_sweep_that_is_asked_to_go_saves_its_runs(tmp_path):
+def test_a_sweep_that_is_terminated_saves_its_runs(tmp_path):
     names = [f"benchmarks.speed.sweep-Waits-v0/ppo-task/s{seed}" for seed in (0, 1)]
     sweep = _start(_argv(tmp_path, f"env={SLOW}", "env.wait=0.05", "seed=0,1", "slots=2"))
     _until(lambda: all(_checkpoints(_folder(tmp_path, name)) for name in names))
@@ -155,13 +156,13 @@ def test_a_sweep_that_is_asked_to_go_saves_its_runs(tmp_path):
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, capfd):
-    ledger = Ledger(tmp_path / "sweeps" / "s")
+    log = JobLog(tmp_path / "sweeps" / "s")
     assert main(_argv(tmp_path, "env=CartPole-v1")) == 2
     assert f":{os.getpid()}); wait for it, or give another name=" in capfd.readouterr().err
-    ledger.close()
+    log.close()
 
 
-def test_a_dry_run_tells_what_it_would_cost_and_leaves_nothing(tmp_path, capfd):
+def test_a_dry_run_prints_what_it_would_cost_and_leaves_nothing(tmp_path, capfd):
     assert main(_argv(tmp_path, "env=CartPole-v1", "agent.n_steps=32,64", "seed=0,1,2", "dry=true")) == 0
     out = capfd.readouterr().out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith("CartPole")}
@@ -176,14 +177,14 @@ def test_a_dry_run_tells_what_it_would_cost_and_leaves_nothing(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("resume=fail", "resume=fail is unknown; give one of unfinished, errored, never"),
-        ("launcher=lokal", "launcher=lokal is unknown; did you mean local?"),
-        ("slots=0", "slots=0 is out of range; give a whole number, 1 or more"),
-        ("attempts=x", "attempts=x is out of range; give a whole number, 1 or more"),
-        ("gpus=1.5", "gpus=1.5 is out of range; give a whole number, 0 or more"),
-        ("gpus=-1", "gpus=-1 is out of range; give 0 to 1, or a whole number, 0 or more"),
+        ("resume=fail", "resume='fail' is unknown; give one of unfinished, errored, never"),
+        ("launcher=lokal", "launcher='lokal' is unknown; give one of local, ray, slurm"),
+        ("slots=0", "slots=0 is out of range; give a number at least 1"),
+        ("attempts=x", "attempts=x is not a whole number"),
+        ("gpus=1.5", "gpus=1.5 is out of range; give a share, 0 to 1, or a whole number"),
+        ("gpus=-1", "gpus=-1.0 is out of range; give a number at least 0"),
         ("name=../x", "name=../x is no name of a folder; give letters, digits, - and _"),
-        ("dry=yes", "dry=yes is unknown"),
+        ("dry=yes", "dry=yes is not true or false"),
         ("launcher.slot=1", "local's launcher option=launcher.slot is unknown; did you mean launcher.slots?"),
         ("reward=taks", "reward=taks is unknown; did you mean task?"),
     ],
@@ -195,9 +196,9 @@ def test_a_mistake_is_one_sentence_and_code_2(tmp_path, capfd, argument, words):
 
 def test_the_same_grid_has_the_same_name_and_another_has_another():
     grid = ["env=CartPole-v1", "reward=task,rnd", "seed=0,1"]
-    name = read(grid).name
-    assert name == read([*reversed(grid), "slots=3", "root=elsewhere"]).name
-    assert name.startswith("CartPole-v1-task,rnd-") and name != read([*grid, "total_timesteps=5"]).name
+    name = main.parse(grid).name
+    assert name == main.parse([*reversed(grid), "slots=3", "root=elsewhere"]).name
+    assert name.startswith("CartPole-v1-task,rnd-") and name != main.parse([*grid, "total_timesteps=5"]).name
 
 
 def test_help_is_there_in_a_second_and_imports_nothing_heavy():

@@ -1,4 +1,4 @@
-"""What is shown of a sweep: progress read from folders, the time left, and the summary."""
+"""What is printed of a sweep: progress read from folders, the time left, and the summary."""
 
 import io
 import json
@@ -48,14 +48,14 @@ def test_the_time_left_is_what_the_work_of_this_command_says(tmp_path):
     jobs = _jobs(tmp_path, "x/s0", "x/s1", "x/s2", "x/s3")
     now, stream = [0.0], io.StringIO()
     entries = {"x/s0": Entry("finished"), "x/s1": Entry("running")}
-    with Display(jobs, 1, stream=stream, every_s=30, clock=lambda: now[0]) as table:
-        table.tick(entries, [])  # one of four was there already
+    with Display(jobs, stream=stream, every_s=30, clock=lambda: now[0]) as display:
+        display.tick(entries, [])  # one of four was there already
         _run(tmp_path / "x/s1", rows="500,1,1\r\n")
         now[0] = 20.0
-        table.tick(entries, [jobs[1]])
+        display.tick(entries, [jobs[1]])
         assert stream.getvalue() == ""  # not yet time for a line
         now[0] = 40.0
-        table.tick(entries, [jobs[1]])
+        display.tick(entries, [jobs[1]])
         # Half a job in 40 s: two and a half jobs are left.
         assert stream.getvalue() == "2 waiting, 1 running, 1 finished of 4; 3:20 left\n"
 
@@ -63,11 +63,11 @@ def test_the_time_left_is_what_the_work_of_this_command_says(tmp_path):
 def test_an_attempt_that_ends_is_one_line(tmp_path):
     [job] = _jobs(tmp_path, "x/s0")
     stream = io.StringIO()
-    table = Display([job], 1, stream=stream)
-    table.ended(job, Entry("waiting", 1, code=6, seconds=3.0, error="the environment failed"))
+    display = Display([job], stream=stream)
+    display.attempt_ended(job, Entry("waiting", 1, code=6, seconds=3.0, error="the environment failed"))
     job.folder.mkdir(parents=True)
     (job.folder / "result.json").write_text(json.dumps({"this run": {"task_return": 12.5}}))
-    table.ended(job, Entry("finished", 2, code=0, seconds=7.25))
+    display.attempt_ended(job, Entry("finished", 2, code=0, seconds=7.25))
     assert stream.getvalue().splitlines() == [
         "again     x/s0  3.0 s  the environment failed",
         "finished  x/s0  7.2 s  task return 12.5",
@@ -78,15 +78,15 @@ def test_a_terminal_sees_the_running_jobs(tmp_path):
     jobs = _jobs(tmp_path, "x/s0", "x/s1")
     _run(tmp_path / "x/s0", rows="500,7.5,321\r\n")
     stream, now = Terminal(), [0.0]
-    with Display(jobs, 1, stream=stream, clock=lambda: now[0]) as table:
+    with Display(jobs, stream=stream, clock=lambda: now[0]) as display:
         now[0] = 1.0
-        table.tick({"x/s0": Entry("running")}, jobs[:1])
-        table.say("[bold]a sentence")
+        display.tick({"x/s0": Entry("running")}, jobs[:1])
+        display.message("[bold]a sentence")
     text = stream.getvalue()
     assert "500 of 1,000" in text and "321" in text and "7.5" in text and "[bold]a sentence" in text
 
 
-def test_the_summary_has_a_line_a_cell_and_says_what_failed_and_how_to_go_on(tmp_path):
+def test_the_summary_has_a_line_a_cell_and_lists_what_failed_and_how_to_continue(tmp_path):
     jobs = _jobs(tmp_path, "A/ppo-task/s0", "A/ppo-task/s1", "A/ppo-task+rnd/s0", "A/ppo-task+rnd/s1")
     for job, value in zip(jobs, (10.0, 20.0, 5.0, 0.0)):
         job.folder.mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_the_summary_has_a_line_a_cell_and_says_what_failed_and_how_to_go_on(tmp
         "resume=errored tries what failed again",
     ]
     stopped = summary(jobs[:1], {jobs[0].name: Entry("stopped")}, 1.0)
-    assert stopped.endswith("1 stopped or waiting: the same command goes on")
+    assert stopped.endswith("1 stopped or waiting: the same command continues")
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(7.4, "0:07"), (750, "12:30"), (11100, "3:05:00")])

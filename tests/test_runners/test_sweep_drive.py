@@ -12,7 +12,7 @@ from runners.run.exits import HELD
 from runners.sweep import drive as loop
 from runners.sweep.drive import drive
 from runners.sweep.job import Job, Outcome
-from runners.sweep.job_log import Ledger
+from runners.sweep.job_log import JobLog
 from runners.sweep.local import Local
 
 DONE = "done"
@@ -63,11 +63,11 @@ def at_once(monkeypatch):
 
 
 def _driven(tmp_path, launcher, **options):
-    ledger = Ledger(tmp_path)
+    log = JobLog(tmp_path)
     try:
-        return drive([Job("a", (), tmp_path / "jobs" / "a")], ledger, launcher, **options)["a"]
+        return drive([Job("a", (), tmp_path / "jobs" / "a")], log, launcher, **options)["a"]
     finally:
-        ledger.close()
+        log.close()
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_a_job_whose_folder_is_taken_after_we_looked_waits_for_it(tmp_path, monk
         lock.release()
 
     threading.Thread(target=orphan, daemon=True).start()
-    launcher, ledger = Local(1), Ledger(tmp_path)
+    launcher, log = Local(1), JobLog(tmp_path)
     try:
-        entry = drive([Job("a", (*TINY, f"run_dir={folder}"), folder)], ledger, launcher, attempts=1)["a"]
+        entry = drive([Job("a", (*TINY, f"run_dir={folder}"), folder)], log, launcher, attempts=1)["a"]
     finally:
         ended.set()
         launcher.close()
-        ledger.close()
+        log.close()
     assert (entry.state, entry.attempts, entry.code) == ("finished", 2, 0)

@@ -173,5 +173,5 @@ def test_a_job_whose_sweep_is_killed_is_asked_to_go(tmp_path):
 
 @pytest.mark.parametrize("slots", [0, -1])
 def test_slots_out_of_range_are_refused(slots):
-    with pytest.raises(UsageError, match=rf"slots={slots} is out of range; give 1 or more"):
+    with pytest.raises(ValueError, match=rf"slots={slots} is out of range; give a number at least 1"):
         Local(slots)

@@ -13,7 +13,7 @@ import pytest
 from runners.run.config import UsageError
 from runners.sweep.drive import drive
 from runners.sweep.job import Job
-from runners.sweep.job_log import Ledger
+from runners.sweep.job_log import NAME, JobLog
 
 pytest.importorskip("ray")
 from runners.sweep import ray as ray_launcher
@@ -83,18 +83,18 @@ def test_a_job_whose_node_is_lost_goes_on_elsewhere_and_nothing_else_runs_twice(
 
     loser = threading.Thread(target=lose)
     loser.start()
-    ledger = Ledger(tmp_path)
-    entries = drive(jobs, ledger, launcher)
+    log = JobLog(tmp_path)
+    entries = drive(jobs, log, launcher)
     loser.join()
     launcher.close()
-    ledger.close()
+    log.close()
     assert {name: (entry.state, entry.attempts) for name, entry in entries.items()} == {
         "long": ("finished", 2),
         "short": ("finished", 1),
     }
     assert [commands(job) for job in jobs] == [2, 1]
     assert "continues at step" in (long.folder / "log.txt").read_text()
-    assert '"error": "its node was lost (' in (tmp_path / "ledger.jsonl").read_text()
+    assert '"error": "its node was lost (' in (tmp_path / NAME).read_text()
 
 
 def test_a_wrong_job_fails_with_its_code_and_a_cancelled_one_saves(cluster, tmp_path):
@@ -150,9 +150,9 @@ def test_a_node_that_does_not_share_the_folder_is_named(tmp_path, monkeypatch):
             {"address": "127.0.0.1:9"},
             r"no Ray cluster answers at 127\.0\.0\.1:9 \(.*refused\); start one with `ray start",
         ),
-        ({"slots": 0}, r"slots=0 is out of range; give 1 or more"),
+        ({"slots": 0}, r"slots=0 is out of range; give a number at least 1"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         Ray(**options)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pretend_slurm
 import pytest
 
-from runners.run.config import UsageError
+from runners.sweep.config import make_launcher
 from runners.sweep.job import Job
 
 pytest.importorskip("submitit")
@@ -77,7 +77,7 @@ def test_a_job_finishes_one_fails_and_one_is_cancelled(launcher, tmp_path):
     assert json.loads((endless.folder / "status.json").read_text())["state"] == "stopped"
 
 
-def test_a_sweep_that_was_killed_takes_up_the_jobs_that_still_run(tmp_path):
+def test_a_sweep_that_was_killed_adopts_the_jobs_that_still_run(tmp_path):
     one = job(tmp_path, "a/b", "total_timesteps=900")
     script = f"""
 import time
@@ -114,9 +114,9 @@ def slurm(tmp_path, monkeypatch):
     return folder
 
 
-def test_under_slurm_a_preempted_job_goes_on_under_its_id_and_a_lost_one_is_told(slurm, tmp_path):
+def test_under_slurm_a_preempted_job_continues_under_its_id_and_a_lost_one_is_reported(slurm, tmp_path):
     first, lost = job(tmp_path, "first", "total_timesteps=900"), job(tmp_path, "lost", "total_timesteps=1e8")
-    launcher = Slurm(partition="fast", account="us", minutes=30, memory_gb=1.5, notice_s=60, setup="true")
+    launcher = Slurm(partition="fast", account="us", minutes=30, memory_gb=1.5, notice_s=60, setup=["true"])
     launcher.submit(first)
     launcher.submit(lost)
     launcher.wait(0.0)
@@ -140,16 +140,16 @@ def test_under_slurm_a_preempted_job_goes_on_under_its_id_and_a_lost_one_is_told
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"minutes": 0}, r"launcher\.minutes=0 is out of range; give a whole number, 1 or more"),
-        ({"cpus": 1.5}, r"launcher\.cpus=1\.5 is out of range; give a whole number, 1 or more"),
-        ({"gpus": -1}, r"launcher\.gpus=-1 is out of range; give a whole number, 0 or more"),
-        ({"slots": 0}, r"slots=0 is out of range; give a whole number, 1 or more"),
-        ({"memory_gb": 0}, r"launcher\.memory_gb=0 is out of range; give more than 0, as in 8"),
-        ({"executor": "slrum"}, r"launcher\.executor=slrum is unknown; did you mean slurm\?"),
+        ({"minutes": 0}, r"launcher\.minutes=0 is out of range; give a number at least 1"),
+        ({"cpus": 1.5}, r"launcher\.cpus=1\.5 is not a whole number"),
+        ({"gpus": -1}, r"launcher\.gpus=-1 is out of range; give a number at least 0"),
+        ({"slots": 0}, r"slots=0 is out of range; give a number at least 1"),
+        ({"memory_gb": 0}, r"launcher\.memory_gb=0.0 is out of range; give a number above 0"),
+        ({"executor": "slrum"}, r"launcher\.executor='slrum' is unknown; give one of slurm, local"),
         ({}, r"sbatch or srun is not on the PATH; start the sweep on a login node, or give launcher=local"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(options, sentence, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match=sentence):
-        Slurm(**options)
+    with pytest.raises(ValueError, match=sentence):
+        make_launcher("slurm", options)

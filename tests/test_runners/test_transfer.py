@@ -12,11 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners.run.config import UsageError
 from runners.transfer import mbtl
 from runners.transfer.__main__ import main
-from runners.transfer.family import family
-from runners.transfer.page import summary, table
+from runners.transfer.summary import summary, table
 
 LINE = np.linspace(0, 1, 3)[:, None]
 
@@ -109,13 +107,13 @@ def test_what_sources_add_up_to_by_hand():
 
 
 def test_a_family_is_a_grid_of_options(tmp_path):
-    one = family(["env=Pendulum-v1", "over=env.g=[2,15,14]", "budget=3", f"root={tmp_path}"])
+    one = main.parse(["env=Pendulum-v1", "over=env.g=[2,15,14]", "budget=3", f"root={tmp_path}"])
     assert one.tasks[0] == (2,) and one.tasks[-1] == (15,) and len(one.tasks) == 14
     assert one.contexts[[0, -1], 0].tolist() == [0.0, 1.0]
-    assert one.label(5) == "g=7" and one.job(5, 1).name == "jobs/g=7/s1"
-    assert "env.g=7" in one.job(5, 1).argv and "seed=1" in one.job(5, 1).argv
+    assert one.label(5) == "g=7" and one.run(5, 1).name == "jobs/g=7/s1"
+    assert "env.g=7" in one.run(5, 1).argv and "seed=1" in one.run(5, 1).argv
 
-    two = family(["env=Pendulum-v1", "over=env.g=[2,10,3]", "over=env.sticky=[0,0.5,2]", f"root={tmp_path}"])
+    two = main.parse(["env=Pendulum-v1", "over=env.g=[2,10,3]", "over=env.sticky=[0,0.5,2]", f"root={tmp_path}"])
     assert two.contexts.shape == (6, 2) and two.label(1) == "g=2,sticky=0.5"
 
 
@@ -128,16 +126,16 @@ def test_a_family_is_a_grid_of_options(tmp_path):
         (["over=env.g=[15,2,3]"], r"is no range"),
         (["over=env.gravity=[2,15,3]"], r"env.gravity=2.0 is no option of Pendulum-v1"),
         (["over=env.g=[2,15,3]", "budget=4"], r"budget=4 is out of range; there are 3 tasks"),
-        (["over=env.g=[2,15,3]", "controls=oracle"], r"controls=oracle is unknown"),
+        (["over=env.g=[2,15,3]", "controls=oracle"], r"controls=\['oracle'\] is unknown; give one of equidistant, random"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(tmp_path, arguments, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        family(["env=Pendulum-v1", f"root={tmp_path}", "budget=2", *arguments])
+    with pytest.raises(ValueError, match=sentence):
+        main.parse(["env=Pendulum-v1", f"root={tmp_path}", "budget=2", *arguments])
 
 
 def test_the_summary_by_hand(tmp_path):
-    one = family(["env=Pendulum-v1", "over=env.g=[2,4,3]", "budget=2", "seeds=2", f"root={tmp_path}"])
+    one = main.parse(["env=Pendulum-v1", "over=env.g=[2,4,3]", "budget=2", "seeds=2", f"root={tmp_path}"])
     rows = {0: np.array([[1.0, 0.0, 0.0], [3.0, 0.0, 0.0]]), 2: np.array([[0.0, 1.0, 5.0], [0.0, 1.0, 3.0]])}
     found = summary(one, {"mbtl": [2, 0], "random": [0, 2]}, rows)
     assert found["generalised"] == {"mbtl": pytest.approx([5 / 3, 7 / 3]), "random": pytest.approx([2 / 3, 7 / 3])}
@@ -178,7 +176,7 @@ def test_two_real_sources_survive_a_kill_and_give_the_same_matrix(tmp_path):
 
 def test_another_family_in_the_same_folder_is_refused(tmp_path, capsys):
     (tmp_path / "transfer" / "t").mkdir(parents=True)
-    known = family(arguments(tmp_path)[:4] + arguments(tmp_path)[5:] + ["episodes=3"]).promises()
+    known = main.parse(arguments(tmp_path)[:4] + arguments(tmp_path)[5:] + ["episodes=3"]).fixed()
     (tmp_path / "transfer" / "t" / "plan.json").write_text(json.dumps(known))
     assert main(arguments(tmp_path)) == 2
     assert "was begun by another command (it differs in episodes)" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,9 @@ import pytest
 from optuna.trial import TrialState
 
 from runners.cli.compose import compose
-from runners.run.config import UsageError
 from runners.sweep.drive import drive
-from runners.sweep.job_log import Ledger
+from runners.sweep.job_log import JobLog
 from runners.tune.__main__ import main
-from runners.tune.plan import plan as read
 from runners.tune.search import Search, open_study, rungs, sampler, steps
 from runners.tune.verdict import best, table, test_jobs, verdict, write
 
@@ -33,19 +32,14 @@ def earn(given):
 
 def plan(tmp_path, *argv):
     base = ["env=CartPole-v1", "total_timesteps=900", f"root={tmp_path}", "name=s", f"tune={RATE}"]
-    return read([*base, *argv])
+    return main.parse([*base, *argv])
 
 
-def searched(plan, launcher, ledger=None):
-    """The study after a search; what was said goes to its `said`."""
-    own = ledger or Ledger(plan.folder)
-    study, said = open_study(plan), []
-    try:
-        Search(plan, study, launcher, said.append).run(own)
-    finally:
-        if ledger is None:
-            own.close()
-    study.said = said
+def searched(plan, launcher, log=None):
+    """The study after a search."""
+    with nullcontext(log) if log else closing(JobLog(plan.folder)) as own:
+        study = open_study(plan)
+        Search(plan, study, launcher, lambda sentence: None).run(own)
     return study
 
 
@@ -77,12 +71,12 @@ def test_tuning_seeds_and_test_seeds_are_apart(tmp_path):
 
 def test_the_verdict_counts_only_test_seeds_and_states_the_budget(tmp_path):
     one = plan(tmp_path, "trials=12", "seeds=2", "test_seeds=5", "pruner=none")
-    launcher, ledger = Instant(earn), Ledger(one.folder)
-    study = searched(one, launcher, ledger)
+    launcher, log = Instant(earn), JobLog(one.folder)
+    study = searched(one, launcher, log)
     jobs = test_jobs(one, best(study, one))
-    entries = drive(jobs, ledger, launcher)
+    entries = drive(jobs, log, launcher)
     found = verdict(one, study, jobs, entries)
-    ledger.close()
+    log.close()
     tuned = [earn({RATE: study.best_params[RATE], "seed": seed}) for seed in range(5)]
     default = [earn({"seed": seed}) for seed in range(5)]
     assert found["on_test_seeds"]["tuned"]["runs"] == pytest.approx(tuned)
@@ -90,7 +84,7 @@ def test_the_verdict_counts_only_test_seeds_and_states_the_budget(tmp_path):
     assert found["difference"]["iqm"] == pytest.approx(tuned[0] - default[0])  # luck is equal, seed by seed
     assert found["search_steps"] == 12 * 2 * 900 and found["search_run_seconds"] == 24.0
     assert found["trials"]["complete"] == 12
-    assert "12 trials complete, 0 given up, 0 failed; 21,600 environment steps" in table(found)
+    assert "12 trials complete, 0 pruned, 0 failed; 21,600 environment steps" in table(found)
 
     path = write(one, found, "python -m runners.tune ...")
     config, preset = compose([f"preset={path}", "seed=3"])
@@ -101,16 +95,16 @@ def test_the_verdict_counts_only_test_seeds_and_states_the_budget(tmp_path):
 
 def test_when_nothing_is_better_the_default_is_both(tmp_path):
     one = plan(tmp_path, "trials=3", "seeds=1", "test_seeds=2", "pruner=none")
-    launcher, ledger = Instant(lambda given: -abs(float(given.get(RATE, 3e-4)) - 3e-4)), Ledger(one.folder)
-    study = searched(one, launcher, ledger)
+    launcher, log = Instant(lambda given: -abs(float(given.get(RATE, 3e-4)) - 3e-4)), JobLog(one.folder)
+    study = searched(one, launcher, log)
     jobs = test_jobs(one, best(study, one))
-    found = verdict(one, study, jobs, drive(jobs, ledger, launcher))
-    ledger.close()
+    found = verdict(one, study, jobs, drive(jobs, log, launcher))
+    log.close()
     assert [job.name for job in jobs] == ["test/default/s0", "test/default/s1"]
     assert found["difference"] == {"iqm": 0.0, "low": 0.0, "high": 0.0}
 
 
-def test_the_median_gives_up_on_what_lags_and_spares_its_other_seeds(tmp_path):
+def test_the_median_prunes_what_lags_and_spares_its_other_seeds(tmp_path):
     one = plan(tmp_path, "trials=30", "seeds=3", "pruner=median")
     launcher = Instant(earn)
     study = searched(one, launcher)
@@ -124,7 +118,7 @@ def test_the_median_gives_up_on_what_lags_and_spares_its_other_seeds(tmp_path):
     assert np.mean([earn({**trial.params, "seed": 0}) for trial in pruned]) < study.best_value
 
 
-def test_asha_gives_up_on_more(tmp_path):
+def test_asha_prunes_more(tmp_path):
     study = searched(plan(tmp_path, "trials=20", "seeds=1", "pruner=asha"), Instant(earn))
     assert sum(trial.state == TrialState.PRUNED for trial in study.trials) >= 8
 
@@ -166,7 +160,7 @@ def test_the_budget_stops_new_trials(tmp_path):
     assert steps(one) == 2700
 
 
-def test_more_trials_go_on_with_the_same_study(tmp_path):
+def test_more_trials_continue_the_same_study(tmp_path):
     first = [trial.params for trial in searched(plan(tmp_path, "trials=4", "seeds=1"), Instant(earn)).trials]
     launcher = Instant(earn)
     second = searched(plan(tmp_path, "trials=6", "seeds=1"), launcher)
@@ -184,7 +178,7 @@ searched(plan(Path({tmp!r}), "trials=6", "seeds=2", "pruner=none"), Instant(earn
 """
 
 
-def test_a_killed_search_goes_on_with_the_trial_that_was_under_way(tmp_path):
+def test_a_killed_search_continues_the_trial_that_ran(tmp_path):
     whole = searched(plan(tmp_path / "whole", "trials=6", "seeds=2", "pruner=none"), Instant(earn))
     here = Path(__file__).parent
     script = KILLED.format(paths=[str(here), str(here.parent.parent)], tmp=str(tmp_path / "killed"))
@@ -217,17 +211,17 @@ def test_rungs_are_the_latest_task_return_at_each_ninth(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("trials=0", r"trials=0 is out of range; give a whole number, 1 or more"),
-        ("pruner=hyperband", r"pruner=hyperband is unknown"),
-        ("run_dir=x", r"run_dir= is the search's to give"),
+        ("trials=0", r"trials=0 is out of range; give a number at least 1"),
+        ("pruner=hyperband", r"pruner='hyperband' is unknown; give one of median, asha, none"),
+        ("run_dir=x", r"run_dir= cannot be given here"),
         ("eval_episodes=0", r"eval_episodes=0 leaves nothing to judge a setting by"),
         ("gpus=1.5", r"gpus=1.5 is out of range; give a share, 0 to 1, or a whole number"),
-        ("test_seeds=1001", r"test_seeds=1001 reaches the tuning seeds"),
+        ("test_seeds=1001", r"test_seeds=1001 is out of range; give a number in \[1, 1000\]"),
         ("tune.agent.gamma=[1,0.9]", r"the lower end first"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(tmp_path, argument, sentence):
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         plan(tmp_path, argument)
 
 
@@ -235,7 +229,7 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path, capsys):
     arguments = ["env=CartPole-v1", "total_timesteps=64", f"root={tmp_path}", "name=s", "trials=1"]
     one = plan(tmp_path)
     one.folder.mkdir(parents=True)
-    (one.folder / "plan.json").write_text(json.dumps(one.promises()))
+    (one.folder / "plan.json").write_text(json.dumps(one.fixed()))
     assert main([*arguments, "seeds=1", f"tune={RATE}"]) == 2
     assert "was begun by another command (it differs in argv, seeds); give name=" in capsys.readouterr().err
 
@@ -244,8 +238,8 @@ def test_a_real_search_from_the_command_line(tmp_path, capfd):
     arguments = ["env=CartPole-v1", "total_timesteps=64", "n_envs=2", "agent.n_steps=32", "eval_episodes=1"]
     arguments += [f"root={tmp_path}", "name=real", "trials=1", "seeds=1", "test_seeds=1", f"tune={RATE}", "slots=1"]
     assert main(arguments) == 0
-    modalities = capfd.readouterr().out
+    out = capfd.readouterr().out
     found = json.loads((tmp_path / "tune" / "real" / "tune.json").read_text())
     assert found["trials"]["complete"] == 1 and found["search_steps"] == 64
     assert len(found["on_test_seeds"]["default"]["runs"]) == 1
-    assert "only the test counts" in modalities and "best.yaml" in modalities
+    assert "only the test counts" in out and "best.yaml" in out

@@ -123,5 +123,5 @@ def test_the_list_of_options_shows_the_ranges(capsys):
     assert show(["noveld", "re3", "ppo"]) == 0
     lines = {line.split("=")[0].strip(): line for line in capsys.readouterr().out.splitlines()}
     assert lines["agent.learning_rate"].endswith("{tune: [1e-05,0.01,log]}")
-    assert lines["reward.noveld.alpha"].endswith("{tune: [0,1]}")
+    assert lines["reward.noveld.alpha"].endswith("{tune: [0.0,1.0]}")
     assert "{tune" not in lines["reward.re3.learning_rate"]  # it learns nothing

@@ -1,4 +1,4 @@
-"""What came of it: a table for people, transfer.json, matrix.csv and transfer.png."""
+"""The results: a table, transfer.json, matrix.csv and transfer.png."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ import numpy as np
 from runners.report import results
 from runners.report.statistics import aggregate
 from runners.run.checkpoint import versions, write_atomically
-from runners.transfer.family import Family
+from runners.transfer.config import TransferConfig
 from runners.transfer.mbtl import generalised
 
 OURS = "mbtl"
 
 
-def summary(family: Family, orders: dict[str, list[int]], rows: dict[int, np.ndarray]) -> dict[str, Any]:
-    """Everything there is to say, as plain data.
+def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int, np.ndarray]) -> dict[str, Any]:
+    """All results, as plain data.
 
     Args:
-        family: the tasks.
-        orders: who chose -> the sources, in order.
+        config: with the tasks.
+        orders: method -> the sources, in order.
         rows: source -> returns (seeds, N).
     """
     means = {source: values.mean(axis=0) for source, values in rows.items()}
     chosen = orders[OURS]
     best = np.max([means[source] for source in chosen], axis=0)
     found: dict[str, Any] = {
-        **family.promises(),
-        "folder": str(family.folder),
-        "budget": family.budget,
-        "seeds": family.seeds,
-        "steps": int(family.config.total_timesteps) * family.seeds * family.budget,
-        "orders": {who: [family.label(source) for source in order] for who, order in orders.items()},
+        **config.fixed(),
+        "folder": str(config.folder),
+        "budget": config.budget,
+        "seeds": config.seeds,
+        "steps": int(config.train.total_timesteps) * config.seeds * config.budget,
+        "orders": {name: [config.label(source) for source in order] for name, order in orders.items()},
         "generalised": {
-            who: generalised(np.array([means[s] for s in order])).tolist() for who, order in orders.items()
+            name: generalised(np.array([means[s] for s in order])).tolist() for name, order in orders.items()
         },
         "at_home": float(np.mean([means[source][source] for source in chosen])),
         "best_of_all_at_home": float(np.mean(best[chosen])),
         "versions": versions(),
     }
-    if family.seeds > 1:
+    if config.seeds > 1:
         found["intervals"] = {}
-        for who, order in orders.items():
+        for name, order in orders.items():
             final = generalised(np.array([rows[source] for source in order]).transpose(0, 2, 1))[-1]
-            found["intervals"][who] = [float(end) for end in aggregate([final])[1:]]
+            found["intervals"][name] = [float(end) for end in aggregate([final])[1:]]
     return found
 
 
 def table(found: dict[str, Any]) -> str:
-    """The summary in lines for people."""
+    """The summary as text."""
     tasks, names = found["tasks"], found["orders"]
     lines = [f"task return, mean over {len(tasks)} tasks of the best policy that was trained, after k sources"]
     lines.append(f"  {'k':<14}" + "".join(f"{k + 1:>10}" for k in range(found["budget"])))
-    for who, values in found["generalised"].items():
-        shown = values if who != "equidistant" else [None] * (len(values) - 1) + values[-1:]  # spread for the whole
+    for name, values in found["generalised"].items():
+        shown = values if name != "equidistant" else [None] * (len(values) - 1) + values[-1:]  # spread for the whole
         cells = "".join(f"{'' if value is None else f'{value:.4g}':>10}" for value in shown)
-        ends = found.get("intervals", {}).get(who)
-        lines.append(f"  {who:<14}{cells}" + (f"   [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""))
-    lines += [f"  {who} chose {' '.join(order)}" for who, order in names.items()]
+        ends = found.get("intervals", {}).get(name)
+        lines.append(f"  {name:<14}{cells}" + (f"   [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""))
+    lines += [f"  {name} chose {' '.join(order)}" for name, order in names.items()]
     lines.append(
         f"  on the {found['budget']} tasks trained on: each by its own policy {found['at_home']:.4g}, "
         f"by the best of them {found['best_of_all_at_home']:.4g}; a policy for every task would be {len(tasks)} runs"
@@ -70,22 +70,22 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(family: Family, found: dict[str, Any], rows: dict[int, np.ndarray], command: str) -> Path:
+def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarray], command: str) -> Path:
     """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
-    write_atomically(family.folder / "transfer.json", json.dumps({"command": command, **found}, indent=1) + "\n")
-    labels = [family.label(task) for task in range(len(family.tasks))]
+    write_atomically(config.folder / "transfer.json", json.dumps({"command": command, **found}, indent=1) + "\n")
+    labels = config.labels
     lines = [
-        {"source": family.label(source), "seed": seed, **dict(zip(labels, values.tolist()))}
+        {"source": config.label(source), "seed": seed, **dict(zip(labels, values.tolist()))}
         for source in sorted(rows)
         for seed, values in enumerate(rows[source])
     ]
-    path = family.folder / "matrix.csv"
+    path = config.folder / "matrix.csv"
     path.unlink(missing_ok=True)
     results.append_rows(path, lines)
-    return draw(family, found, rows)
+    return draw(config, found, rows)
 
 
-def draw(family: Family, found: dict[str, Any], rows: dict[int, np.ndarray]) -> Path:
+def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarray]) -> Path:
     """The transfers, a row a source with its place in the order, and what they add up to."""
     import matplotlib
 
@@ -94,7 +94,7 @@ def draw(family: Family, found: dict[str, Any], rows: dict[int, np.ndarray]) -> 
 
     from runners.run.curve import COLOURS
 
-    labels = [family.label(task) for task in range(len(family.tasks))]
+    labels = config.labels
     sources = sorted(rows)
     place = {label: k + 1 for k, label in enumerate(found["orders"][OURS])}
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 1.5 + 0.35 * max(len(sources), 8)))
@@ -107,17 +107,17 @@ def draw(family: Family, found: dict[str, Any], rows: dict[int, np.ndarray]) -> 
     left.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     left.scatter(sources, range(len(sources)), marker="s", facecolors="none", edgecolors="white")  # at home
     left.set(xlabel="task", ylabel="trained on (numbers: order of choice)", title="zero-shot transfer")
-    for colour, (who, values) in zip(COLOURS, found["generalised"].items()):
+    for colour, (name, values) in zip(COLOURS, found["generalised"].items()):
         k = np.arange(1, len(values) + 1)
-        if who == "equidistant":
-            right.plot(k[-1:], values[-1:], "o", color=colour, label=who)
+        if name == "equidistant":
+            right.plot(k[-1:], values[-1:], "o", color=colour, label=name)
         else:
-            right.plot(k, values, marker=".", color=colour, label=who)
-    right.set(xlabel="sources trained on", ylabel="task return, mean over tasks", title=family.config.env)
+            right.plot(k, values, marker=".", color=colour, label=name)
+    right.set(xlabel="sources trained on", ylabel="task return, mean over tasks", title=config.train.env)
     right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
     figure.tight_layout()
-    path = family.folder / "transfer.png"
+    path = config.folder / "transfer.png"
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path

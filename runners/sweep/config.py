@@ -1,0 +1,122 @@
+"""What every command that runs jobs is given: where they are kept, and what runs them.
+
+`runners.sweep`, `runners.tune` and `runners.transfer` add their own settings to these.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import typing
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from envs.settings import Settings, declarations, described, setting
+from runners.cli.command import OPTIONS, REST, written
+from runners.cli.value import cast, literal
+from runners.run.checkpoint import write_atomically
+from runners.run.config import UsageError, unknown
+from runners.sweep.job import Job, Launcher
+
+LAUNCHERS = {
+    "local": "runners.sweep.local:Local",
+    "ray": "runners.sweep.ray:Ray",
+    "slurm": "runners.sweep.slurm:Slurm",
+}
+
+
+@dataclass
+class JobsConfig(Settings):
+    """Settings of a command that runs jobs."""
+
+    name: str = setting("", "of the folder below root; by default made of what is run")
+    root: str = setting("runs", "folder that everything is written to")
+    launcher: str = setting("local", "what runs the jobs", choices=tuple(LAUNCHERS))
+    launcher_options: dict[str, Any] = setting({}, "options of the launcher")
+    slots: int | None = setting(None, "jobs at once; by default one a core", low=1)
+    gpus: float = setting(
+        0.0, "share of a GPU for a job, as in 0.25 for four on one, or how many; 0 ignores GPUs", low=0
+    )
+    rest: list[str] = setting([], "keys of runners.train")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise UsageError(f"gpus={self.gpus:g} is out of range; give a share, 0 to 1, or a whole number")
+
+    def command(self, module: str) -> str:
+        """The command line that asks for this."""
+        given: dict[str, Any] = {}
+        for name, default, _ in described(type(self)):
+            value = getattr(self, name)
+            if name.endswith(OPTIONS):
+                given |= {f"{name.removesuffix(OPTIONS)}.{key}": option for key, option in value.items()}
+            elif name != REST and value != default:
+                given[name] = value
+        return f"python -m {module} {shlex.join([*self.rest, *(f'{key}={written(v)}' for key, v in given.items())])}"
+
+    def launch(self) -> Launcher:
+        """The launcher."""
+        return make_launcher(self.launcher, {"slots": self.slots, **self.launcher_options})
+
+    def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: dict[str, Any]) -> Job:
+        """A run with some changes; `name` is its folder in that of the command, too."""
+        place = (folder / name).absolute()
+        given = (f"{key}={literal(value)}" for key, value in {**changes, "run_dir": str(place)}.items())
+        return Job(name, (*argv, *given), place, self.gpus)
+
+    def refuse(self, *keys: str) -> None:
+        """Refuse keys of runners.train that belong to the command itself.
+
+        Raises:
+            UsageError: for the first of them that was given.
+        """
+        for argument in self.rest:
+            if argument.partition("=")[0] in keys:
+                key = argument.partition("=")[0]
+                raise UsageError(
+                    f"{key}= cannot be given here, as every run has a folder of its own; give name= or root="
+                )
+
+
+def begin(folder: Path, settings: dict[str, Any]) -> None:
+    """Write down the settings of a command that must not change, or compare them with those of an earlier start.
+
+    Raises:
+        UsageError: if the folder holds something else.
+    """
+    path, settings = folder / "plan.json", json.loads(json.dumps(settings))
+    known = json.loads(path.read_text()) if path.exists() else settings
+    if known != settings:
+        keys = ", ".join(key for key in settings if settings[key] != known.get(key))
+        raise UsageError(f"{folder} was begun by another command (it differs in {keys}); give name= for a new one")
+    write_atomically(path, json.dumps(settings, indent=1) + "\n")
+
+
+def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
+    """A launcher by its name.
+
+    Args:
+        name: one of `LAUNCHERS`.
+        options: fields of its class that have a declaration.
+
+    Raises:
+        UsageError: if the name, or an option of it, is unknown.
+        ValueError: if an option is out of range.
+        ImportError: if it needs a package that is not there.
+    """
+    if name not in LAUNCHERS:
+        raise UsageError(unknown("launcher", name, LAUNCHERS))
+    module, _, kind = LAUNCHERS[name].partition(":")
+    cls = getattr(import_module(module), kind)
+    known = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
+    hints, given = typing.get_type_hints(cls), {}
+    for key, value in options.items():
+        if f"launcher.{key}" not in known:
+            raise UsageError(unknown(f"{name}'s launcher option", f"launcher.{key}", known))
+        if value is not None:
+            given[key] = cast(f"launcher.{key}", value, hints[key])
+    launcher: Launcher = cls(**given)
+    return launcher
