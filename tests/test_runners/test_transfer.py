@@ -126,7 +126,10 @@ def test_a_family_is_a_grid_of_options(tmp_path):
         (["over=env.g=[15,2,3]"], r"is no range"),
         (["over=env.gravity=[2,15,3]"], r"env.gravity=2.0 is no option of Pendulum-v1"),
         (["over=env.g=[2,15,3]", "budget=4"], r"budget=4 is out of range; there are 3 tasks"),
-        (["over=env.g=[2,15,3]", "controls=oracle"], r"controls=\['oracle'\] is unknown; give one of equidistant, random"),
+        (
+            ["over=env.g=[2,15,3]", "controls=oracle"],
+            r"controls=\['oracle'\] is unknown; give one of equidistant, random",
+        ),
     ],
 )
 def test_a_wrong_command_is_one_sentence(tmp_path, arguments, sentence):
