@@ -238,10 +238,7 @@ class _Check:
         for t in range(self.rollout.shape[0]):
             given = copy.deepcopy(memory)
             score, after = self.score_and_memory(self.reward, self.rollout[t], memory)
-            self.that(
-                equal(given, memory),
-                "score wrote into the memory it was given; return a changed copy instead",
-            )
+            self.that(equal(given, memory), "score wrote into the memory it was given; return a changed copy instead")
             self.that(
                 set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory),
                 "score returned a memory of another form than initial_memory's",

@@ -56,15 +56,16 @@ class BYOL(Episodic, Learned):
     Config: ClassVar[type[RewardConfig]] = BYOLConfig
     requires = frozenset({"obs", "action", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        Learned.__init__(self, config, *spaces, **options)  # by name: a subclass may inherit other networks as well
+    def build(self) -> None:
+        Learned.build(self)  # by name: a subclass may inherit other networks as well
+        config = self.settings
         self.width = config.features
         self.encoder = self.net(config.hidden, self.width)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
         self.loops = Loops(self.width, self.actions.size, config.horizon, self.generator).to(self.device)
-        self.build()
+        self.build_networks()
 
-    def build(self) -> None:
+    def build_networks(self) -> None:
         """Make the predictor and the optimiser."""
         self.predictor = self.head(self.width, self.settings.hidden, self.width)
         self.train_on(self.encoder, self.loops, self.predictor)

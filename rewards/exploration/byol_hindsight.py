@@ -40,8 +40,8 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
 
     Config = BYOLHindsightConfig
 
-    def build(self) -> None:
-        Hindsight.build(self)
+    def build_networks(self) -> None:
+        Hindsight.build_networks(self)
         self.train_on(self.encoder, self.loops, self.generator_net, self.reconstructor)
 
     def error(  # type: ignore[override]

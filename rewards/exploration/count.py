@@ -80,21 +80,13 @@ class Count(Episodic):
 
     Config = CountConfig
 
-    def __init__(
-        self,
-        config: CountConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        config: Any = self.config
         self.kind = config.kind
         self.lifetime = config.memory == "lifetime"
         # what an episode has seen does not follow from a transition drawn out of a replay buffer
         self.relabelable = self.lifetime
-        self.hash = Hash(observation_space, config.keys, config.bin)
+        self.hash = Hash(self.observation_space, config.keys, config.bin)
         capacity = config.capacity or CAPACITY[config.memory]
         self.memory = CountMemory(capacity)
         self.table = CountTable(capacity if self.lifetime else 0)

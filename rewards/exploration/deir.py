@@ -62,8 +62,9 @@ class DEIR(Episodic, Learned):
     Config = DEIRConfig
     requires = frozenset({"obs", "action", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         size = config.features
         self.memory = TrajectoryQuotient(config.capacity, 2 * size, 1)
         self.encoder = self.net(config.hidden, size)

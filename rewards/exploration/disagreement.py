@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,8 +40,9 @@ class Disagreement(Learned):
     Config = DisagreementConfig
     requires = frozenset({"obs", "action", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         sizes = (config.features + self.actions.size, config.hidden, config.features)
         self.ensemble = StackedHeads([self.head(sizes[0], *sizes[1:]) for _ in range(config.members)])

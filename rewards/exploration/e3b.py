@@ -59,8 +59,9 @@ class E3B(Episodic, InverseDynamics):
 
     Config = E3BConfig
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.learns = config.embedding == "inverse"
         self.memory = EllipticalMemory(config.features, config.ridge)
         self.train_on(self.encoder, self.guess)

@@ -10,7 +10,6 @@ Fails when: something is unpredictable: its error never ends, and the agent stay
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,14 +33,15 @@ class Forward(Learned):
     Config = ForwardConfig
     requires = frozenset({"obs", "action", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         images = bool(self.layout.images)
         self.features = self.net(config.hidden, config.features).requires_grad_(False) if images else None
         self.width = config.features if images else self.layout.size  # of what stands for an observation
-        self.build()
+        self.build_networks()
 
-    def build(self) -> None:
+    def build_networks(self) -> None:
         """Make the networks and their optimiser."""
         hidden = self.settings.hidden
         self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width, gain=0.1)

@@ -53,7 +53,7 @@ class Hindsight(Forward):
 
     Config = HindsightConfig
 
-    def build(self) -> None:
+    def build_networks(self) -> None:
         config, given = self.settings, self.width + self.actions.size
         hidden = config.hidden
         self.generator_net = self.head(given + self.width + config.noise, hidden, hidden, config.chance, gain=0.1)

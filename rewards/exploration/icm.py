@@ -12,7 +12,6 @@ with it. See `hindsight`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +41,9 @@ class ICM(InverseDynamics):
 
     Config = ICMConfig
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.forward_model = self.head(config.features + self.actions.size, config.hidden, config.features)
         self.train_on(self.encoder, self.guess, self.forward_model)
 

@@ -76,25 +76,17 @@ class Learned(Reward):
     Config: ClassVar[type[RewardConfig]] = LearnedConfig
     learns = True  # False where only the whitening moves
 
-    def __init__(
-        self,
-        config: Any,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        config: Any = self.config
         self.settings = config
-        name = config.name
+        name, seed, observation_space = config.name, self.seed, self.observation_space
         self.layout = Layout(observation_space, config.keys, name, channels=config.channels, smallest_image=IMAGE)
         self.statistics = RunningMeanStd((self.layout.size,))
         self.statistics.mean, self.statistics.var = self.layout.prior()
         self.rng = np.random.default_rng(seed)  # of the minibatches; the global generators stay untouched
         self.generator = torch.Generator().manual_seed(seed)  # of the weights, when they are built
         if "action" in self.requires:
-            self.actions = ActionCode(action_space, name, device)
+            self.actions = ActionCode(self.action_space, name, self.device)
 
     def net(self, *widths: int, extra: int = 0) -> Net:
         """A fresh network from whitened rows, and `extra` numbers beside them, through layers of `widths`."""
@@ -225,8 +217,9 @@ class InverseDynamics(Learned):
 
     requires = frozenset({"obs", "action", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         hidden, features = config.hidden, config.features
         self.encoder = self.net(hidden, features)
         self.guess = self.head(2 * features, hidden, self.actions.size)

@@ -13,7 +13,6 @@ weight ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
@@ -38,11 +37,14 @@ class NGU(PseudoCount):
 
     Config = NGUConfig
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         shared = {field.name: getattr(config, field.name) for field in fields(LearnedConfig)}
         shared["learning_rate"] = config.rnd_learning_rate
-        self.rnd = RND(RNDConfig(**shared), *spaces, **{**options, "seed": self.seed + 1})
+        self.rnd = RND(
+            RNDConfig(**shared), self.observation_space, self.action_space, seed=self.seed + 1, device=self.device
+        )
         self.error = RunningMeanStd(window=RECENT)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:

@@ -42,8 +42,9 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
     Config = NovelDConfig
     requires = frozenset({"obs", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
         self.memory = CountMemory(config.capacity)
 

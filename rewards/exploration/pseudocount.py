@@ -54,8 +54,9 @@ class PseudoCount(Episodic, InverseDynamics):
 
     Config = PseudoCountConfig
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
         self.distance = RunningMeanStd(window=RECENT)
         self.distance.mean = np.ones(())

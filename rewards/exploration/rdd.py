@@ -49,8 +49,9 @@ class RDD(RND):
 
     Config = RDDConfig
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.kind = config.target
         if self.kind == "ensemble":
             nets = [self.net(config.hidden, config.features) for _ in range(config.members)]

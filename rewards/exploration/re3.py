@@ -46,8 +46,9 @@ class RE3(Episodic, Learned):
     learns = False
     requires = frozenset({"obs", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
 

@@ -45,8 +45,9 @@ class RIDE(Episodic, InverseDynamics):
 
     Config = RIDEConfig
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
         self.memory = CountMemory(config.capacity)
         self.forward = self.head(config.features + self.actions.size, config.hidden, config.features)

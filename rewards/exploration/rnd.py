@@ -20,7 +20,6 @@ learns everything before the agent has found the task.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,8 +49,9 @@ class RND(Learned):
 
     Config = RNDConfig
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         self.target = self.net(config.hidden, config.features).requires_grad_(False)
         self.predictor = self.net(*[config.hidden] * config.depth, config.features)
         self.train_on(self.predictor)

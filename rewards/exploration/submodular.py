@@ -78,8 +78,9 @@ class Submodular(Episodic, Learned):
     learns = False
     requires = frozenset({"obs", "next_obs"})
 
-    def __init__(self, config: Any, *spaces: Any, **options: Any) -> None:
-        super().__init__(config, *spaces, **options)
+    def build(self) -> None:
+        super().build()
+        config = self.settings
         if config.kind == "cover":
             self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
             self.disc = self._disc(config.radius)

@@ -3,21 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
+from paths import LINE, PLANE, TWO, path, scan_rewards
 
-from rewards.check import check_reward
 from rewards.check.rollout import random_rollout
 from rewards.exploration.deir import DEIR, DEIRConfig, TrajectoryQuotient
 
 
 def make(space=LINE, **options):
     return DEIR(DEIRConfig(**options), space, TWO)
-
-
-@pytest.mark.parametrize("space", SPACES, ids=["box", "discrete", "image", "dict"])
-def test_deir_keeps_the_contract(space):
-    check_reward(make(space), seeds_differ=True)
 
 
 def test_distances_are_squares_of_observations_over_lengths_of_ways():
@@ -71,17 +64,3 @@ def test_episodes_of_one_step_and_a_full_memory_are_finite():
     deir = make(capacity=2)
     assert np.isfinite(scan_rewards(deir, path([0, 1], [1, 1], [1, 2]))).all()
     assert np.isfinite(scan_rewards(deir, path(np.arange(300)))).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "space", "sentence"),
-    [
-        ({"capacity": 0}, PLANE, "capacity=0 is out of range; give a number at least 1"),
-        ({"features": 0}, PLANE, "features=0 is out of range; give a number at least 1"),
-        ({}, spaces.Text(5), "cannot read the observation space Text"),
-    ],
-)
-def test_bad_settings_are_refused_when_it_is_built(options, space, sentence):
-    with pytest.raises(ValueError, match="reward.deir") as error:
-        make(space, **options)
-    assert sentence in str(error.value)

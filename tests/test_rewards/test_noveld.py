@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from paths import LINE, PLANE, SPACES, TWO, path, scan_rewards
+from paths import LINE, PLANE, TWO, path, scan_rewards
 from torch import nn
 
-from rewards.check import check_reward
 from rewards.exploration.noveld import NovelD, NovelDConfig
 
 
@@ -20,11 +19,6 @@ def known(novelty, **options):
     noveld = make(**options)
     noveld.novelty = lambda obs: novelty(np.asarray(obs)[:, 0]).astype(np.float32)
     return noveld
-
-
-@pytest.mark.parametrize("space", SPACES, ids=["box", "discrete", "image", "dict"])
-def test_noveld_keeps_the_contract(space):
-    check_reward(make(space), seeds_differ=True)
 
 
 def test_it_pays_the_rise_of_novelty_above_a_share_of_what_it_was():
@@ -64,8 +58,6 @@ def test_observations_that_never_change_pay_nothing():
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"alpha": 1.5}, PLANE, "alpha=1.5 is out of range; give a number in [0, 1]"),
-        ({"capacity": 0}, PLANE, "capacity=0 is out of range; give a number at least 1"),
         ({"bin": [1.0]}, PLANE, "bin=[1.0] has 1 numbers, the observation has 2"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],

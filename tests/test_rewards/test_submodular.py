@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from paths import LINE, MANY, PLANE, SPACES, TWO, path, scan_rewards
+from paths import LINE, MANY, PLANE, TWO, path, scan_rewards
 
 from rewards.check import check_reward
 from rewards.check.rollout import random_rollout
@@ -14,12 +14,6 @@ ROOM = spaces.Box(0, 9, (2,), np.float32)
 
 def make(space=LINE, **options):
     return Submodular(SubmodularConfig(**options), space, TWO)
-
-
-@pytest.mark.parametrize("kind", ["logdet", "cover"])
-@pytest.mark.parametrize("space", SPACES, ids=["box", "discrete", "image", "dict"])
-def test_submodular_keeps_the_contract(space, kind):
-    check_reward(make(space, kind=kind), seeds_differ=kind == "logdet")
 
 
 def test_discs_keep_the_contract():
@@ -101,12 +95,8 @@ def test_it_learns_nothing_but_the_whitening():
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"kind": "sum"}, PLANE, "kind='sum' is unknown; give one of logdet, cover"),
-        ({"noise": 0.0}, PLANE, "noise=0.0 is out of range; give a number above 0"),
-        ({"radius": -1}, PLANE, "radius=-1 is out of range; give a number at least 0"),
         ({"kind": "cover", "radius": 1}, MANY, "name one short vector in keys, or give radius=0"),
         ({"kind": "cover", "radius": 20}, PLANE, "radius=20 makes no disc of at most 1000 cells"),
-        ({"kind": "cover", "bin": 0}, PLANE, "bin=0 is out of range; give a number above 0"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )

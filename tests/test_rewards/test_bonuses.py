@@ -1,0 +1,62 @@
+"""What holds for every bonus of the table: the contract on each kind of space, and its settings' ranges."""
+
+import math
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import rewards
+from envs.settings import declarations
+from rewards.check import check_reward
+
+BOX, GREY = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Box(0, 255, (2, 36, 36), np.uint8)
+MANY = spaces.Dict(pose=spaces.Box(-1, 1, (2,), np.float32), key=spaces.Discrete(3), bits=spaces.MultiBinary(2))
+OTHERS = [spaces.Discrete(5), GREY, MANY]
+ACTIONS, PUSH = spaces.Discrete(3), spaces.Box(-2, 2, (3,), np.float32)
+BONUSES = [name for name, target in rewards.TABLE.items() if target.startswith("rewards.exploration.")]
+SHORT = {"byol": {"sequence": 4}, "byol_hindsight": {"sequence": 4}}
+VARIANTS = [
+    *[("count", {"kind": kind, "memory": memory}) for kind in ("first", "sqrt") for memory in ("episode", "lifetime")],
+    *[("rdd", {"target": "ensemble", "members": 3}), ("rdd", {"target": "coin_flip", "replay": 16})],
+    *[("rdd", {"replay": 16}), ("hindsight", {"invariance": 0.0}), ("submodular", {"kind": "cover"})],
+    *[("e3b", {"embedding": "random", "sqrt": True}), ("rnd", {"normalize_obs": "bounds"})],
+]
+
+
+def build(name, space, actions, options=None):
+    cls = rewards.get(name)
+    return cls(cls.Config(**SHORT.get(name, {}) | (options or {})), space, actions)
+
+
+def draws(reward):
+    """Whether it draws something when it is built; counts do not."""
+    return hasattr(reward, "optimizer") or hasattr(reward, "encoder") or hasattr(reward, "waves")
+
+
+@pytest.mark.parametrize("name", BONUSES)
+def test_every_bonus_keeps_the_contract(name):
+    place = BONUSES.index(name)  # what spaces become is shared code: the kinds take turns along the table
+    for space, actions in ((BOX, ACTIONS), (OTHERS[place % 3], PUSH)):
+        reward = build(name, space, actions)
+        check_reward(reward, seeds_differ=draws(reward))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), VARIANTS, ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in VARIANTS]
+)
+def test_variants_keep_the_contract(name, options):
+    reward = build(name, MANY, ACTIONS, options)
+    check_reward(reward, seeds_differ=draws(reward))
+
+
+@pytest.mark.parametrize("name", rewards.TABLE)
+def test_values_out_of_a_declared_range_are_refused(name):
+    config = rewards.get(name).Config
+    for field, declared in declarations(config).items():
+        outside = [declared.low - 1] if declared.low is not None else [declared.above]
+        outside += [declared.high + 1] if declared.high is not None else [declared.below]
+        outside = ["no such"] if declared.choices else [value for value in outside if value is not None]
+        for value in [*outside, *[math.nan] * (bool(outside) and not declared.choices)]:
+            with pytest.raises(ValueError, match=rf"^reward\.{name}\.{field}=.* is (out of range|unknown); give"):
+                config(**{field: value})
