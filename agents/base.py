@@ -2,7 +2,7 @@
 
     collect a rollout -> update -> the callbacks see it -> end_rollout (rewards learn, counters roll over) -> log
 
-A subclass gives `collect` and `update`. Callbacks, evaluations and loggers written for Stable-Baselines3 work as they are.
+A subclass gives `collect` and `update`. Callbacks, evaluations and loggers made for Stable-Baselines3 work as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from agents import state as saved_state
-from agents.task_reward import TaskScorer, checked
+from agents.task_reward import TaskScorer
 from envs.types import Array, Obs, StreamScorer, map_obs
 
 WINDOW = 100  # episodes that mean returns look back on
@@ -133,7 +133,12 @@ class BaseAgent(Predictor):
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.check(self.observation_space, self.action_space)
-        self.scorer: Any = TaskScorer(config.gamma) if scorer is None else checked(scorer, self.scorer_type)
+        self.scorer: Any = TaskScorer(config.gamma) if scorer is None else scorer
+        if not isinstance(self.scorer, self.scorer_type) or not self.scorer.streams:
+            raise ValueError(
+                f"scorer={scorer!r} has no streams, or lacks members of envs.types.{self.scorer_type.__name__}; "
+                "give what rewards.make returns, or None for the task's own reward"
+            )
         self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
         self._logger: Any = None

@@ -25,22 +25,27 @@ def get_state(owner: object, places: Mapping[str, str]) -> dict[str, Any]:
         branch = state
         for parent in parents:
             branch = branch.setdefault(parent, {})
-        branch[last] = _taken(operator.attrgetter(name)(owner))
+        branch[last] = state_of(operator.attrgetter(name)(owner))
     return state
 
 
 def set_state(owner: object, places: Mapping[str, str], state: Mapping[str, Any]) -> None:
-    """Restore what `get_state` returned, into objects that are there already where they can load it."""
+    """Restore what `get_state` returned."""
     for path, name in places.items():
         saved: Any = state
         for part in path.split("."):
             saved = saved[part]
-        *parents, last = name.split(".")
-        holder = operator.attrgetter(".".join(parents))(owner) if parents else owner
-        before = getattr(holder, last)
-        after = _loaded(before, saved)
-        if after is not before:
-            setattr(holder, last, after)
+        restore(owner, name, saved)
+
+
+def restore(owner: Any, name: str, saved: Any) -> None:
+    """Load a state into the attribute of that dotted name, or exchange the attribute where it cannot load."""
+    *parents, last = name.split(".")
+    holder = operator.attrgetter(".".join(parents))(owner) if parents else owner
+    before = getattr(holder, last)
+    after = _loaded(before, saved)
+    if after is not before:
+        setattr(holder, last, after)
 
 
 class Stateful:
@@ -54,7 +59,7 @@ class Stateful:
 
     def state_dict(self) -> dict[str, Any]:
         """Every attribute in `saved`."""
-        return {name.lstrip("_"): _taken(getattr(self, name), copy=True) for name in self.saved}
+        return {name.lstrip("_"): state_of(getattr(self, name), copy=True) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -63,18 +68,18 @@ class Stateful:
             setattr(self, name, _loaded(value, state[name.lstrip("_")], getattr(self, "device", None)))
 
 
-def _taken(value: Any, copy: bool = False) -> Any:
+def state_of(value: Any, copy: bool = False) -> Any:
     """What is saved of a value; arrays are copied, because some are written in place, tensors if `copy`."""
     if hasattr(value, "state_dict"):
-        return _taken(value.state_dict(), copy) if copy else value.state_dict()
+        return state_of(value.state_dict(), copy) if copy else value.state_dict()
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, dict):
-        return {key: _taken(part, copy) for key, part in value.items()}
+        return {key: state_of(part, copy) for key, part in value.items()}
     if isinstance(value, list | tuple | deque):
-        return [_taken(part, copy) for part in value]
+        return [state_of(part, copy) for part in value]
     if isinstance(value, Tensor):
         return value.detach().clone() if copy else value
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -101,7 +106,8 @@ def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
             return deque(parts, value.maxlen) if isinstance(value, deque) else tuple(parts)
     elif isinstance(value, Tensor) and saved is not None:
         new = torch.as_tensor(saved, device=value.device)
-        return value.copy_(new) if value.shape == new.shape and value.dtype == new.dtype else new
+        with torch.no_grad():
+            return value.copy_(new) if value.shape == new.shape and value.dtype == new.dtype else new
     else:
         if isinstance(saved, Tensor):
             return saved.to(device, copy=True)

@@ -186,21 +186,3 @@ class ReplayScorer(StreamScorer, Protocol):
 
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
         """The reward an agent receives, float32: scores weighed, scaled and added up."""
-
-
-@runtime_checkable
-class Agent(Protocol):
-    """Stable-Baselines3's four verbs; its algorithms fit as they are."""
-
-    def learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
-        """Act and learn for `total_timesteps` environment steps, summed over environments."""
-
-    def predict(self, observation: Obs, *args: Any, **kwargs: Any) -> tuple[Array, Any]:
-        """Actions for a batch of observations, and the recurrent state (None without one)."""
-
-    def save(self, path: str) -> None:
-        """Write the agent to `path`."""
-
-    @classmethod
-    def load(cls, path: str, *args: Any, **kwargs: Any) -> Any:
-        """Read an agent back from `path`."""

@@ -6,6 +6,7 @@ differ.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -13,18 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 
-# Counters and observations that an algorithm may have; absent ones are skipped.
-_COUNTERS = (
-    "num_timesteps",
-    "_total_timesteps",
-    "_n_updates",
-    "_episode_num",
-    "_n_calls",
-    "exploration_rate",
-    "_current_progress_remaining",
-)
-_ARRAYS = ("_last_obs", "_last_episode_starts", "_last_original_obs")
+from agents.state import restore, state_of
+
+# What an algorithm may have beside modules and variables; absent ones are skipped.
+_ATTRIBUTES = {
+    "counters": (
+        "num_timesteps",
+        "_total_timesteps",
+        "_n_updates",
+        "_episode_num",
+        "_n_calls",
+        "exploration_rate",
+        "_current_progress_remaining",
+    ),
+    "arrays": ("_last_obs", "_last_episode_starts", "_last_original_obs"),
+}
 _WINDOWS = ("ep_info_buffer", "ep_success_buffer")
+_BUFFER_ARRAYS = ("observations", "next_observations", "actions", "dones", "timeouts", "ep_start", "ep_length")
 
 
 def get_state(model: Any) -> dict[str, Any]:
@@ -35,14 +41,12 @@ def get_state(model: Any) -> dict[str, Any]:
     if hasattr(model, "get_state"):
         return model.get_state()
     modules, variables = model._get_torch_save_params()
-    state: dict[str, Any] = {
-        "modules": {name: _attribute(model, name).state_dict() for name in modules},
-        "variables": {name: _attribute(model, name).detach().clone() for name in variables if _has(model, name)},
-        "counters": {name: getattr(model, name) for name in _COUNTERS if hasattr(model, name)},
-        "arrays": {name: getattr(model, name) for name in _ARRAYS if getattr(model, name, None) is not None},
-        "windows": {name: list(getattr(model, name) or []) for name in _WINDOWS},
-        "action_rng": model.action_space.np_random.bit_generator.state,
-    }
+    state: dict[str, Any] = {}
+    for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():
+        values = {name: _attribute(model, name) for name in names}
+        state[group] = {name: state_of(value) for name, value in values.items() if value is not None}
+    state["windows"] = {name: list(getattr(model, name) or []) for name in _WINDOWS}
+    state["action_rng"] = model.action_space.np_random.bit_generator.state
     if getattr(model, "_last_lstm_states", None) is not None:
         state["lstm"] = {"pi": list(model._last_lstm_states.pi), "vf": list(model._last_lstm_states.vf)}
     if getattr(model, "replay_buffer", None) is not None:
@@ -55,15 +59,9 @@ def set_state(model: Any, state: dict[str, Any]) -> None:
     if hasattr(model, "set_state"):
         model.set_state(state)
         return
-    for name, value in state["modules"].items():
-        _attribute(model, name).load_state_dict(value)
-    for name, value in state["variables"].items():
-        with torch.no_grad():
-            _attribute(model, name).copy_(torch.as_tensor(value))
-    for name, value in state["counters"].items():
-        setattr(model, name, value)
-    for name, value in state["arrays"].items():
-        setattr(model, name, value)
+    for group in ("modules", "variables", *_ATTRIBUTES):
+        for name, value in state[group].items():
+            restore(model, name, value)
     for name, value in state["windows"].items():
         setattr(model, name, deque(value, maxlen=model._stats_window_size))
     model.action_space.np_random.bit_generator.state = state["action_rng"]
@@ -75,19 +73,27 @@ def set_state(model: Any, state: dict[str, Any]) -> None:
         _load_buffer(model.replay_buffer, state["replay"])
 
 
-_BUFFER_ARRAYS = ("observations", "next_observations", "actions", "dones", "timeouts", "ep_start", "ep_length")
+def _attribute(model: Any, name: str) -> Any:
+    """None where there is none."""
+    try:
+        return operator.attrgetter(name)(model)
+    except AttributeError:
+        return None
+
+
+def _buffer_arrays(buffer: Any) -> dict[str, Any]:
+    """What is stored; the task's rewards also where reading `buffer.rewards` would score a learned reward."""
+    arrays = {name: getattr(buffer, name) for name in _BUFFER_ARRAYS if hasattr(buffer, name)}
+    return arrays | {"rewards": getattr(buffer, "task_rewards", buffer.rewards)}
 
 
 def _buffer_state(buffer: Any) -> dict[str, Any]:
     filled = buffer.size()
-    state: dict[str, Any] = {"pos": buffer.pos, "full": buffer.full, "arrays": {}}
-    for name in _BUFFER_ARRAYS:
-        if hasattr(buffer, name):
-            value = getattr(buffer, name)
-            state["arrays"][name] = (
-                {k: v[:filled] for k, v in value.items()} if isinstance(value, Mapping) else value[:filled]
-            )
-    state["arrays"]["rewards"] = _task_rewards(buffer)[:filled]
+    arrays = {
+        name: {key: part[:filled] for key, part in value.items()} if isinstance(value, Mapping) else value[:filled]
+        for name, value in _buffer_arrays(buffer).items()
+    }
+    state: dict[str, Any] = {"pos": buffer.pos, "full": buffer.full, "arrays": arrays}
     if hasattr(buffer, "_current_ep_start"):
         state["current_episode"] = buffer._current_ep_start
     if hasattr(buffer, "state_dict"):
@@ -97,30 +103,12 @@ def _buffer_state(buffer: Any) -> dict[str, Any]:
 
 def _load_buffer(buffer: Any, state: dict[str, Any]) -> None:
     buffer.pos, buffer.full = int(state["pos"]), bool(state["full"])
+    arrays = _buffer_arrays(buffer)
     for name, value in state["arrays"].items():
-        target = _task_rewards(buffer) if name == "rewards" else getattr(buffer, name)
-        if isinstance(value, Mapping):
-            for key, part in value.items():
-                target[key][: len(part)] = part
-        else:
-            target[: len(value)] = value
+        for key, part in value.items() if isinstance(value, Mapping) else [(None, value)]:
+            target = arrays[name] if key is None else arrays[name][key]
+            target[: len(part)] = part
     if "current_episode" in state:
         buffer._current_ep_start = np.array(state["current_episode"])
     if "reward" in state:
         buffer.load_state_dict(state["reward"])
-
-
-def _task_rewards(buffer: Any) -> np.ndarray:
-    """The stored array, also where reading `buffer.rewards` would score a learned reward."""
-    return getattr(buffer, "task_rewards", buffer.rewards)
-
-
-def _has(model: Any, name: str) -> bool:
-    return _attribute(model, name) is not None
-
-
-def _attribute(model: Any, dotted: str) -> Any:
-    value = model
-    for part in dotted.split("."):
-        value = getattr(value, part)
-    return value

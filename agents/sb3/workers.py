@@ -4,8 +4,8 @@ Agents get the numbers of a DummyVecEnv. In infos an episode lost with its worke
 `info["lost"] = True` and no return; the drivers of rewards make no transition of it.
 
 Differences from SubprocVecEnv: several environments to a worker, arrays in shared memory, workers that import no torch,
-and nothing that can hang. Of an environment's info only what `envs.vector.in_process` keeps arrives: an episode's return
-and length, success, frames, texts and signals.
+and nothing that can hang. Of an environment's info only what `envs.vector.in_process` keeps arrives: an episode's
+return and length, success, frames, texts and signals.
 """
 
 from __future__ import annotations

@@ -44,5 +44,5 @@ def test_a_scorer_that_cannot_pay_the_past_is_refused_by_agents_with_a_replay():
         total = embed = score = scaled = weights = update = initial_memory
 
     venv = envs.make.make_vec("Pendulum-v1", 1, seed=0)
-    with pytest.raises(ValueError, match=r"has no streams that can be told apart and paid anew"):
+    with pytest.raises(ValueError, match=r"has no streams, or lacks members of envs.types.ReplayScorer"):
         Dyna(venv, DynaConfig(preset="sac"), scorer=Streams())
