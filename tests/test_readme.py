@@ -1,8 +1,9 @@
-"""The README promises only what is there: tags, names, files, numbers."""
+"""README and docs promise only what is there: tags, names, files, commands, numbers."""
 
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -14,55 +15,63 @@ from rewards.check import check_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-FIGURES = {
-    "### Fast PPO": "ppo",
-    "## Agents that dream": "model_based",
-    "## Exploration": "exploration",
-    "## Sentences": "vision",
-    "## Language": "language",
-    "## Experiments": "experiments",
-    "### A bad night": "experiments",
-    "### The page": "experiments",
-    "### What goes wrong": "experiments",
-    "### Its cost": "experiments",
-    "## Numbers": "foundation",
-}  # heading -> results
+PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+ALL = "\n".join([README, *PAGES.values()])
+
+
+def figures_of(text):
+    """The figures that a page may print: it names their file in a comment."""
+    name = re.search(r"<!-- figures: (\w+) -->", text)
+    return json.loads((ROOT / "assets" / "results" / f"{name[1]}.json").read_text())["figures"] if name else {}
+
+
+def test_readme_is_read_in_one_sitting():
+    assert len(README.splitlines()) <= 220
 
 
 def test_every_tag_of_the_glossary_is_explained():
     from runners.run.log import TAGS
 
     for tag, meaning in TAGS.items():
-        assert f"| `{tag}` | {meaning} |" in README
+        assert f"| `{tag}` | {meaning} |" in PAGES["runs"]
 
 
-def test_the_rewards_and_agents_it_names_exist():
-    named = re.findall(r"\breward=\[?([a-z]\w*)", README)
-    own = re.findall(r'`(\w+) = "\w+:\w+"`', README)  # of the section about rewards of one's own
-    assert named and set(named) <= {*rewards.TABLE, *own}
-    agents_named = re.findall(r"\bagent=([a-z]\w*)", README)
-    assert agents_named and set(agents_named) <= set(agents.TABLE)
+def test_only_rewards_and_agents_that_exist_are_named_in_the_tables():
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", README, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"\w+", row)}
+    assert named <= {*rewards.TABLE, *agents.TABLE} and len(named) > 40
 
 
 def test_the_files_it_shows_exist():
-    for path in re.findall(r"(?:assets|envs|rewards|agents|runners|tests)/[\w/.-]+\.\w+", README):
+    for path in re.findall(r"(?:assets|docs|envs|rewards|agents|runners|benchmarks|tests)/[\w/.-]+\.\w+", ALL):
         assert (ROOT / path).exists(), path
 
 
+def test_the_commands_it_shows_exist():
+    from benchmarks.__main__ import TABLE
+
+    for module in {*re.findall(r"python -m ([a-z_.]+)", ALL)}:
+        assert find_spec(module), module
+    for name in {*re.findall(r"python -m benchmarks ([\w-]+)", ALL)} - {"NAME"}:
+        assert name in TABLE, name
+
+
 def test_the_numbers_are_those_of_the_results():
-    rows = [(file, row) for file, text in figured() for row in re.findall(r"`([\w-]+)` \| ([-\d.]+) (?=\|)", text)]
-    assert len(rows) >= 12
-    for file, (key, modalities) in rows:
-        digits = len(modalities.partition(".")[2])
-        assert float(modalities) == pytest.approx(file[key], abs=0.51 * 10**-digits), key
+    rows = [
+        (figures_of(text), row) for text in PAGES.values() for row in re.findall(r"`([\w-]+)` \| ([-\d.]+) (?=\|)", text)
+    ]
+    assert len(rows) > 100
+    for figures, (key, printed) in rows:
+        digits = len(printed.partition(".")[2])
+        assert float(printed) == pytest.approx(figures[key], abs=0.51 * 10**-digits), key
 
 
 def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
-    figures = json.loads((ROOT / "assets" / "results" / "exploration.json").read_text())["figures"]
-    section = README.partition("## Exploration")[2].partition("\n## ")[0]
-    head, _, *rows = re.search(r"^\| paid by \| `keycorridor`.*(?:\n\|.*)+", section, re.MULTILINE)[0].splitlines()
+    page = PAGES["exploration"]
+    figures = figures_of(page)
+    head, _, *rows = re.search(r"^\| [\w ]+ \| `keycorridor`.*(?:\n\|.*)+", page, re.MULTILINE)[0].splitlines()
     tasks = re.findall(r"`(\w+)`", head)
-    modalities = 0
+    checked = 0
     for row in rows:
         arm, *cells = [cell.strip() for cell in row.strip("|").split("|")]
         for task, cell in zip(tasks, cells, strict=True):
@@ -73,21 +82,8 @@ def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
                 if steps:
                     known = f"{figures[key + '_steps'] / 1000:.0f}k" if key + "_steps" in figures else "–"
                     assert steps == known, key
-                modalities += 1
-    assert modalities > 80
-
-
-def figured():
-    """The figures that the text between two headings may print, and the text; different files share some keys."""
-    figures = {}
-    for section in re.split(r"^(?=##)", README, flags=re.MULTILINE):
-        heading = section.partition("\n")[0]
-        path = ROOT / "assets" / "results" / f"{FIGURES.get(heading)}.json"
-        if path.exists():
-            figures = json.loads(path.read_text())["figures"]
-        elif not heading.startswith("###"):  # a section below the one with figures prints some of them
-            figures = {}
-        yield figures, section
+                checked += 1
+    assert checked > 80
 
 
 def test_the_rewards_of_your_own_keep_the_contract(monkeypatch):
