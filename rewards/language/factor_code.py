@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from rewards.llm.client import Chat, Endpoint, JudgeError, in_parallel
-from rewards.llm.judges.base import Judge
+from rewards.llm.client import JudgeError
+from rewards.llm.judges.model import ModelJudge
+from rewards.llm.judges.prompts import FOLDER
 from rewards.llm.sandbox.process import Sandbox
 from rewards.llm.sandbox.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
-from rewards.llm.store import AnswerStore, Label
 
 SHIPPED = Path(__file__).with_name("factors")
-PROMPTS = Path(__file__).resolve().parents[1] / "llm" / "judges" / "prompts" / "factors.txt"
+PROMPTS = FOLDER / "factors.txt"
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -124,26 +124,23 @@ def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **li
 
 
 @dataclass(eq=False)
-class Author(Endpoint, Judge):
+class Author(ModelJudge):
     """A language model that writes factors.
 
     Raises:
         ValueError: for a value out of range.
     """
 
-    answers: str = setting("", "a file of answers (*.sqlite), read first and added to; empty for none")
     candidates: int = setting(5, "answers that are weighed against each other", low=1)
     repairs: int = setting(5, "times that code may be tried", low=1)
-    timeout: float = setting(120.0, "seconds for one attempt at one answer", above=0)
-    max_tokens: int = setting(4096, "length of an answer, tokens", low=1)
+    timeout: float = 120.0
+    max_tokens: int = 4096
     seed: int = setting(0, "of the candidates, which differ by it, and of the waits between attempts")
 
     name = "openai"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.chat = Chat(self)
-        self.store = AnswerStore(self.answers, words=1_000_000)
         self.asked = 0
 
     @property
@@ -190,9 +187,6 @@ class Author(Endpoint, Judge):
         kept = f", answers in {self.answers}" if self.answers else ""
         return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{kept}"]
 
-    def close(self) -> None:
-        self.chat.close()
-
     def _summary(self, asked: str, wording: str) -> str:
         drafts = self._ask([(asked, 1.0, i) for i in range(self.candidates)])
         if len(drafts) == 1:
@@ -208,17 +202,16 @@ class Author(Endpoint, Judge):
         """
 
         def ask(question: tuple[str, float, int]) -> str:
+            self.asked += 1
             text, temperature, number = question
             answer: str = self.chat.ask([text], temperature=temperature, seed=self.seed + number)
-            self.store.put(self.identity, [Label(keys[question], raw=answer)])
             return answer
 
-        keys = {one: json.dumps([one[1], self.seed + one[2], one[0]]) for one in questions}
-        known = self.store.words_of(self.identity, list(keys.values()))
-        new = [one for one in questions if keys[one] not in known]
-        self.asked += len(new)
-        answers = dict(zip(new, in_parallel(ask, new, max(len(new), 1)) if new else []))
-        found = [known.get(keys[one], answers.get(one)) for one in questions]
+        keys = {
+            json.dumps([temperature, self.seed + i, text]): (text, temperature, i) for text, temperature, i in questions
+        }
+        answers = self.ask_kept(keys, ask)
+        found = [answers[key] for key in keys]
         usable = [answer for answer in found if isinstance(answer, str)]
         if not usable:
             raise next(answer for answer in found if isinstance(answer, JudgeError))

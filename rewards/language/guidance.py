@@ -75,7 +75,7 @@ class GuidanceConfig(RewardConfig):
     weight: Any = setting(0.0, "of the rise of comprehension; 0 guides without a reward, as the source does")
     goals: str = setting(
         "rules",
-        "where goals come from: `rules` (written by hand, for Crafter), `openai` (a language model behind a server with "
+        "where goals come from: `rules` (written by hand, for Crafter), `openai` (a language model on a server with "
         "OpenAI's chat completions), `recorded` (the file of `answers`), `none` (the control: no goal ever)",
         choices=("rules", "openai", "recorded", "none"),
     )

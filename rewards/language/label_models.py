@@ -227,7 +227,7 @@ class LabelModel:
 
     def _f(self, items: Sequence[Item]) -> torch.Tensor:
         pairs = not isinstance(items[0], str)
-        texts: Any = [first for first, _ in items] + [second for _, second in items] if pairs else items
+        texts: Any = [text for side in zip(*items) for text in side] if pairs else items
         f = self.net(*(x.to(self.device) for x in self.net.read(texts)))
         if not pairs:
             return f

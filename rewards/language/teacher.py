@@ -31,9 +31,10 @@ import numpy as np
 
 from envs.minigrid.family import HEAD
 from envs.settings import setting
-from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, PausedError, in_parallel
+from rewards.llm.client import PausedError
 from rewards.llm.judges.base import Judge
-from rewards.llm.store import AnswerStore, Label, read_rows
+from rewards.llm.judges.model import ModelJudge
+from rewards.llm.store import read_rows
 
 KINDS = ("", "go to", "pick up", "open")  # "" is no subgoal
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
@@ -42,7 +43,6 @@ STATES = ("open", "closed", "locked")
 EMPTY, WALL, DOOR, KEY, BALL, BOX, GOAL, LAVA = 1, 2, 4, 5, 6, 7, 8, 9
 WIDTH = 6  # numbers of a subgoal
 CACHE = 4096  # levels whose plan is kept at hand
-PATIENCE, PAUSE_S = 3, 60.0  # failures in a row after which a server is not asked, and for how long
 
 Row = tuple[int, int, int, int, int, int]  # kind, x, y, object, colour, state
 
@@ -151,22 +151,20 @@ class RecordedPlans(Teacher):
 
 
 @dataclass(eq=False)
-class ModelTeacher(Endpoint, Teacher):
+class ModelTeacher(ModelJudge, Teacher):
     """A language model on a server reads the level in words and answers with a plan.
 
     Raises:
         ValueError: for a value out of range.
     """
 
-    file: str = setting("", 'file to keep the answers in, and to read known ones from; "" keeps them in memory only')
-    attempts: int = setting(2, "how often a question is tried", low=1)
+    attempts: int = 2
+    failures: int = 3
 
     name = "openai"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.chat, self.breaker = Chat(self), Breaker(PAUSE_S, PATIENCE)
-        self.store = AnswerStore(self.file, words=100_000)
         self.table: dict[str, list[dict[str, Any]]] = {}
         self.asked = self.failed = 0
 
@@ -175,23 +173,18 @@ class ModelTeacher(Endpoint, Teacher):
         return f"teacher {self.model}"
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
-        stored = self.store.words_of(self.identity, [level.key for level in levels if level.key not in self.table])
-        self.table.update((str(key), json.loads(plan)) for key, plan in stored.items())
-        new = [level for level in levels if level.key not in self.table]
-        for level, answer in zip(new, in_parallel(self._one, new, self.concurrency, self.breaker) if new else []):
-            if isinstance(answer, JudgeError):
-                self.asked += not isinstance(answer, PausedError)
-                self.failed += not isinstance(answer, PausedError)
-            else:
-                self.asked += 1
-                self.table[level.key] = answer
+        new = {level.key: level for level in levels if level.key not in self.table}
+        for key, answer in self.ask_kept(new, self._one).items():
+            if isinstance(answer, str):
+                self.table[key] = json.loads(answer)
+            elif not isinstance(answer, PausedError):
+                self.failed += 1
         return [_rows(level, self.table[level.key]) if level.key in self.table else None for level in levels]
 
-    def _one(self, level: Level) -> list[dict[str, Any]]:
+    def _one(self, level: Level) -> str:
+        self.asked += 1
         steps = self.chat.ask([question(level)], schema=_SCHEMA)["subgoals"]
-        plan = [{name: step[name] for name in ("do", "x", "y", "thing")} for step in steps]
-        self.store.put(self.identity, [Label(level.key, raw=json.dumps(plan))])
-        return plan
+        return json.dumps([{name: step[name] for name in ("do", "x", "y", "thing")} for step in steps])
 
     def metrics(self) -> dict[str, float]:
         return {"teacher_asked": float(self.asked), "teacher_failed": float(self.failed)}

@@ -42,7 +42,8 @@ QUOTE = 200  # characters of a server's answer in an error
 IN_A_ROW = 5  # failures that open a breaker
 WINDOW, SHARE, LEAST = 30.0, 0.5, 10  # seconds, share of failures, answers below which a share means nothing
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class JudgeError(RuntimeError):

@@ -4,8 +4,8 @@
 
 `key` is the SHA-256 of the judge's identity (model, version of its prompt and schema, goal), the question's text and
 the second text of a pair. `value` is in [0, 1], NULL for unsure and for answers in words, which stand in `raw`.
-Failures are never stored. Of two answers to one question the first stays. `created` is in seconds since 1970, `latency` in
-seconds. `export`, transcripts and files written by people hold the same columns as JSON lines; `read_rows` reads all.
+Failures are never stored. Of two answers to one question the first stays. `created` is in seconds since 1970,
+`latency` in seconds. `export`, transcripts and files written by people hold the same columns as JSON lines; `read_rows` reads all.
 
 A file that is no database, or a torn one, is moved to FILE.bad and started afresh. A full disk or a read-only file is
 reported once, and the run continues without what could not be kept.
@@ -145,7 +145,8 @@ class AnswerStore:
     @staticmethod
     def _get(connection: sqlite3.Connection, judge: str, items: Sequence[Item], column: str) -> dict[Item, Any]:
         keys = {key_of(judge, item): item for item in items}
-        found, asked = {}, list(keys)
+        found: dict[Item, Any] = {}
+        asked = list(keys)
         for begin in range(0, len(asked), CHUNK):
             chunk = asked[begin : begin + CHUNK]
             query = f"SELECT key, {column} FROM labels WHERE key IN ({','.join('?' * len(chunk))})"

@@ -30,7 +30,7 @@ from envs.driving.vehicle import VEHICLE
 from envs.settings import setting
 from envs.types import Transitions, map_obs
 from rewards.llm.judges.base import SegmentJudge, make_judge
-from rewards.llm.store import AnswerStore, Label, read_rows
+from rewards.llm.store import AnswerStore, Item, Label, read_rows
 from rewards.mix.scale import RunningMeanStd
 
 
@@ -220,7 +220,7 @@ class RecordedPreferences(SegmentJudge):
 
     def __init__(self, path: str, judge: SegmentJudge | None = None) -> None:
         self.path, self.judge = path, judge
-        self.labels: dict[tuple[str, str], float] = {}
+        self.labels: dict[Item, float] = {}
         self.store: AnswerStore | None = None
         if judge is not None:
             self.requires, self.frame_size, self.embedding = judge.requires, judge.frame_size, judge.embedding
@@ -282,7 +282,7 @@ def fingerprint(segments: Transitions) -> list[str]:
     return names
 
 
-def _label(row: Mapping[str, Any]) -> tuple[tuple[str, str], float]:
+def _label(row: Mapping[str, Any]) -> tuple[Item, float]:
     first, second, label = ("text", "other", "value") if "text" in row else ("first", "second", "label")
     value = float(row[label])
     if not 0 <= value <= 1:

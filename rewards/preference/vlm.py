@@ -27,9 +27,9 @@ import numpy as np
 
 from envs.settings import setting
 from envs.types import Transitions
-from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, PausedError, in_parallel
+from rewards.llm.client import JudgeError, PausedError
 from rewards.llm.judges.base import SegmentJudge
-from rewards.llm.store import AnswerStore, Label
+from rewards.llm.judges.model import ModelJudge
 
 VERSION = 1  # of the questions below; answers to others are not read
 LOOK = (
@@ -52,7 +52,7 @@ SCHEMA = {
 
 
 @dataclass(eq=False)
-class VLM(Endpoint, SegmentJudge):
+class VLM(ModelJudge, SegmentJudge):
     """Asks about the last frame of each segment.
 
     Attributes:
@@ -61,10 +61,7 @@ class VLM(Endpoint, SegmentJudge):
     """
 
     goal: str = setting("", 'what a picture should show: "to balance the pole upright"')
-    answers: str = setting("", "a file of answers (*.sqlite), read and added to; empty for none")
-    concurrency: int = setting(4, "questions asked at the same time", low=1, high=64)
-    failures: int = setting(5, "failed questions in a row after which the server is not asked for a while", low=1)
-    pause: float = setting(60.0, "seconds of that while", low=0)
+    concurrency: int = 4
     frame_size: int = setting(224, "height and width of the pictures, pixels", low=1)
 
     name = "vlm"
@@ -75,8 +72,6 @@ class VLM(Endpoint, SegmentJudge):
         self.goal = self.goal.strip()
         if not self.goal:
             raise ValueError('judge vlm: goal is empty; say what is wanted, such as goal="to balance the pole upright"')
-        self.chat, self.breaker = Chat(self), Breaker(self.pause, self.failures)
-        self.store = AnswerStore(self.answers, words=100_000)
         self.counts = dict.fromkeys(("answered", "unsure", "failed", "paused", "known", "same"), 0)
         self._known: dict[str, int] = {}
         self._last_error = ""
@@ -89,20 +84,20 @@ class VLM(Endpoint, SegmentJudge):
         if first.frame is None or second.frame is None:
             raise ValueError(f"the judge vlm reads frames, and these have none; use frame_size={self.frame_size}")
         pairs = [_Pair(self, a, b) for a, b in zip(first.frame[-1], second.frame[-1])]
-        stored = self.store.words_of(self.identity, [p.key for p in pairs if p.key not in self._known])
-        self._known.update((str(key), int(json.loads(raw)["answer"])) for key, raw in stored.items())
         before = set(self._known)
         asked = {pair.key: pair for pair in pairs if not pair.same and pair.key not in before}
-        for pair, answer in zip(
-            asked.values(), in_parallel(self._ask, list(asked.values()), self.concurrency, self.breaker)
-        ):
+        kept = self.store.words_of(self.identity, list(asked))
+        for key, answer in self.ask_kept(asked, self._ask).items():
             if isinstance(answer, JudgeError):
                 paused = isinstance(answer, PausedError)
                 self.counts["paused" if paused else "failed"] += 1
                 self._last_error = self._last_error if paused else str(answer)
+                continue
+            self._known[key] = int(json.loads(answer)["answer"])
+            if key in kept:
+                before.add(key)
             else:
-                self.counts["unsure" if answer == -1 else "answered"] += 1
-                self._known[pair.key] = answer
+                self.counts["unsure" if self._known[key] == -1 else "answered"] += 1
         self.counts["same"] += sum(pair.same for pair in pairs)
         self.counts["known"] += sum(pair.key in before for pair in pairs if not pair.same)
         return np.array([pair.preference(self._known.get(pair.key)) for pair in pairs], np.float32)
@@ -122,13 +117,12 @@ class VLM(Endpoint, SegmentJudge):
         self._known = {key: int(value) for key, value in state["known"].items()}
         self.counts.update(state["counts"])
 
-    def _ask(self, pair: _Pair) -> int:
-        """The model's answer about a pair, which is kept."""
+    def _ask(self, pair: _Pair) -> str:
+        """What the model wrote about a pair and its answer, as JSON."""
         one, two = pair.shown
         said = self.chat.ask(["Image 1:", one, "Image 2:", two, LOOK.format(goal=self.goal)])
-        answer: int = self.chat.ask([DECIDE.format(goal=self.goal, said=said)], SCHEMA)["answer"]
-        self.store.put(self.identity, [Label(pair.key, raw=json.dumps({"answer": answer, "said": said}))])
-        return answer
+        answer = self.chat.ask([DECIDE.format(goal=self.goal, said=said)], SCHEMA)["answer"]
+        return json.dumps({"answer": answer, "said": said})
 
 
 class _Pair:

@@ -82,7 +82,7 @@ def test_the_rate_allows_so_many_questions_per_thousand_steps_and_the_newest_go_
     assert [text for text, _ in annotator.take(2000)] == ["f"]
 
 
-def test_what_the_rate_allowed_and_nobody_asked_for_is_lost():
+def test_what_the_rate_allowed_and_was_not_used_is_lost():
     annotator = by_steps(rate=2)
     for now in range(0, 50_001, 1000):
         annotator.take(now)
@@ -194,7 +194,7 @@ def test_a_replay_needs_no_judge_at_all(tmp_path):
     assert replay.take(10**9) == []
 
 
-def test_a_replay_goes_on_where_it_was(tmp_path):
+def test_a_replay_continues_where_it_was(tmp_path):
     file = str(tmp_path / "transcript.jsonl")
     expected, _ = trace(by_steps(delay=250, rate=15, transcript=file))
     one, other = (Annotator("letters", {}, clock="transcript", transcript=file) for _ in range(2))
@@ -227,7 +227,7 @@ def test_the_transcript_of_an_earlier_run_is_kept(tmp_path, capsys):
     )
 
 
-def test_a_transcript_that_cannot_be_written_is_said_once_and_labels_go_on(tmp_path, capsys):
+def test_a_transcript_that_cannot_be_written_is_reported_once_and_labels_continue(tmp_path, capsys):
     annotator = by_steps(transcript=str(tmp_path))  # a folder
     for now in range(3):
         annotator.offer([f"a{now}"], now)

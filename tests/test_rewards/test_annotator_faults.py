@@ -15,7 +15,7 @@ from rewards.llm.annotation.annotator import Annotator
 server, ask = pytest.fixture(serving), pytest.fixture(asking)
 
 
-def test_labels_come_from_a_server_while_nobody_waits(server, ask):
+def test_labels_come_from_a_server_without_waiting(server, ask):
     annotator = ask(server.url, concurrency=4)
     assert annotator.metrics()["asked"] == 0 and not server.seen
     assert annotator.offer(texts(30), 0) == 30
@@ -95,7 +95,7 @@ def test_a_text_that_has_no_usable_answer_is_given_up_after_three_tries(server, 
     assert annotator.offer(["bad 1", "bad 3"], 1) == 0, "the same text would fail again"
 
 
-def test_training_goes_on_while_the_server_hangs(server, ask):
+def test_training_continues_while_the_server_hangs(server, ask):
     server.plan = [hangs(30)] * 8
     annotator = ask(server.url, {"timeout": 20.0}, concurrency=8, queue=100)
     annotator.offer(texts(20), 0)
@@ -200,9 +200,9 @@ def test_the_key_reaches_the_server_and_nothing_else(server, ask, tmp_path, monk
     command = Path(f"/proc/{annotator.worker_pid}/cmdline").read_text()
     annotator.close()
     assert {headers["Authorization"] for headers, _ in server.seen} == {f"Bearer {key}"}
-    told = capfd.readouterr()
-    modalities = [state, command, repr(annotator), *annotator.notes(), told.out, told.err]
-    assert len(annotator.events) == 2 and not any(key in text for text in modalities)
+    printed = capfd.readouterr()
+    texts_ = [state, command, repr(annotator), *annotator.notes(), printed.out, printed.err]
+    assert len(annotator.events) == 2 and not any(key in text for text in texts_)
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"good 0" in written and key.encode() not in written
 

@@ -116,7 +116,7 @@ def test_torn_pages_are_noticed_when_they_are_read(file, capsys):
     assert "is broken" in sentence and Path(f"{file}.bad").exists()
 
 
-def test_a_cache_that_cannot_be_opened_is_said_once_and_keeps_nothing(tmp_path, capsys):
+def test_a_store_that_cannot_be_opened_is_reported_once_and_keeps_nothing(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     cache = AnswerStore(tmp_path / "file" / "labels.sqlite")
     cache.put("a", [Label("text", 1.0)])
@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_be_opened_is_said_once_and_keeps_nothing(tmp_path, 
         cache.export(tmp_path / "out")
 
 
-def test_a_full_disk_is_said_once_and_what_was_kept_is_still_read(file):
+def test_a_full_disk_is_reported_once_and_what_was_kept_is_still_read(file):
     script = (
         "import resource, sys\n"
         "from rewards.llm.store import Label, AnswerStore\n"

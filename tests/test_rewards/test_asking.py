@@ -19,7 +19,7 @@ from rewards.llm.judges import base as judge
 server, ask = pytest.fixture(serving), pytest.fixture(asking)
 
 
-def test_training_goes_on_while_the_process_of_the_judge_is_stopped(server, ask):
+def test_training_continues_while_the_process_of_the_judge_is_stopped(server, ask):
     annotator = ask(server.url)
     annotator.offer(texts(3), 0)
     got = collect(annotator, 3)
@@ -140,7 +140,7 @@ def test_a_resumed_run_asks_for_what_was_on_its_way(server, ask):
     assert right(got) and sorted(got) == sorted(texts(9))
 
 
-def test_options_that_no_process_can_be_told_are_refused(ask):
+def test_options_that_cannot_reach_a_process_are_refused(ask):
     with pytest.raises(ValueError, match=r"judge_options cannot be written as JSON"):
         ask("http://127.0.0.1:9/v1", {"body": {"top_p": object()}})
 

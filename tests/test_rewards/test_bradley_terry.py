@@ -63,7 +63,7 @@ def test_it_keeps_the_contract_before_and_after_it_has_learnt():
     check_reward(made(spaces=(BOX, spaces.Discrete(3)), members=1, held_out=0.0, normalize_obs="bounds"))
 
 
-def test_it_pays_nothing_before_the_first_fit():
+def test_it_gives_nothing_before_the_first_fit():
     reward = made()
     assert not reward.score(walk().flatten()).any()
     assert reward.update(walk(steps=1)) == {"labels": 0.0}
@@ -208,8 +208,8 @@ def test_a_session_ends_when_enough_labels_are_right_or_those_held_out_get_no_be
     assert metrics["passes"] < 200
 
 
-def test_relabelling_pays_old_transitions_anew_and_frozen_ones_as_they_were():
-    paid = {}
+def test_relabelling_changes_rewards_of_old_transitions_and_frozen_ones_stay():
+    rewarded = {}
     for relabel in (True, False):
         config = BradleyTerryConfig(**{**SMALL, "seed_steps": 50, "every": 1000, "relabel": relabel})
         mix = rewards.make({"bradley_terry": config}, BOX, PUSH)
@@ -223,9 +223,9 @@ def test_relabelling_pays_old_transitions_anew_and_frozen_ones_as_they_were():
             if t == 30:
                 assert not buffer.rewards[first].any()  # nothing has been learnt yet
         assert mix.streams["bradley_terry"].reward.labelled.fits == 1
-        paid[relabel] = buffer.rewards[first]
-    assert paid[True].any()
-    assert not paid[False].any()
+        rewarded[relabel] = buffer.rewards[first]
+    assert rewarded[True].any()
+    assert not rewarded[False].any()
 
 
 def test_labels_from_a_judge_of_frames_reach_a_reward_that_reads_embeddings():
@@ -268,7 +268,7 @@ def test_frames_stay_where_the_judge_reads_them_itself():
     assert reward.segments.pool[0].frame.shape == (2, 64, 64, 3)
 
 
-def test_it_goes_on_where_it_was_saved_with_a_judge_of_its_own():
+def test_it_continues_where_it_was_saved_with_a_judge_of_its_own():
     one, two = made(judge_options={"mistakes": 0.4}), made(seed=5, judge_options={"mistakes": 0.4})
     batch = walk(steps=24)
     one.update(batch[:12])

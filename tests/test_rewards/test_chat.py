@@ -163,7 +163,7 @@ def test_a_server_that_repeats_the_key_does_not_get_it_into_answers_or_errors(se
             asking.ask(["?"], reply=reply)
 
 
-def test_words_and_tokens_are_told_also_where_the_answer_does_not_fit(server):
+def test_words_and_tokens_are_reported_also_where_the_answer_does_not_fit(server):
     def costs(content, usage):
         message = {"choices": [{"message": {"content": content}}], "usage": usage}
         return lambda handler: handler.send(200, json.dumps(message))

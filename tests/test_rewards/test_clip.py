@@ -89,7 +89,7 @@ def test_a_held_out_synonym_and_a_denial_do_not_reverse_the_reward(poses, senten
 
 
 @pytest.mark.parametrize("sentence", ["qwv zzxk blorp", "a humanoid robot kneeling", "stock prices rose sharply"])
-def test_a_sentence_without_meaning_pays_about_the_same_everywhere(poses, sentence):
+def test_a_sentence_without_meaning_gives_about_the_same_everywhere(poses, sentence):
     nonsense, sense = build(goal=sentence).score(batch_of(poses)), build().score(batch_of(poses))
     assert np.ptp(nonsense) < 0.25 * np.ptp(sense)
 
@@ -226,7 +226,7 @@ def test_rewards_that_look_through_the_same_model_share_it():
     assert controls[0].embedding != controls[1].embedding  # untrained, and each in a way of its own
 
 
-def test_a_threshold_pays_one_above_and_minus_one_below(poses):
+def test_a_threshold_gives_one_above_and_minus_one_below(poses):
     plain = build().score(batch_of(poses))
     middle = float(np.sort(plain)[2])
     assert build(threshold=middle).score(batch_of(poses)).tolist() == [1 if r > middle else -1 for r in plain.tolist()]
@@ -311,7 +311,7 @@ def test_a_bare_file_gets_the_preprocessing_of_its_kind():
     assert encoder_module._preprocessing("ViT-B-16-SigLIP", __file__)["mean"] == [0.5, 0.5, 0.5]
 
 
-def test_a_transition_of_a_real_environment_is_paid():
+def test_a_transition_of_a_real_environment_is_rewarded():
     from envs.make import make
 
     env = make("CartPole-v1", frame_size=SIZE)

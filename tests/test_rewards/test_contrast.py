@@ -91,21 +91,21 @@ def test_it_ranks_the_poses_of_the_pole_it_was_taught():
     assert np.ptp(reward.rate(seen)) > 0.5 * np.ptp(alone)
 
 
-def test_nothing_is_paid_before_the_reference_is_seen_and_its_percentiles_pay_zero_and_one_after():
+def test_the_reward_is_zero_before_the_reference_is_seen_and_its_percentiles_are_zero_and_one_after():
     reward, seen = build(reference=100), units(230)
     z = build(**RAW).rate(seen.astype(np.float16).astype(np.float32))
     early = reward.score(batch_of(seen[:60]))
     assert isinstance(early, Scored) and not early.ready.any()
-    assert early.value == pytest.approx(z[:60], abs=1e-6)  # in their right order, for whoever asks
+    assert early.value == pytest.approx(z[:60], abs=1e-6)  # already in their right order
     assert reward.update(batch_of(seen[:60])) == {"blank": 0.0}
     assert isinstance(reward.score(batch_of(seen)), Scored)
     low, high = np.percentile(z[:100], [5, 95])
     metrics = reward.update(batch_of(seen[60:]))
     assert metrics == pytest.approx({"blank": 0.0, "low": low, "high": high}, abs=1e-6)
-    paid = reward.score(batch_of(seen))
-    assert paid == pytest.approx((z - low) / (high - low), abs=1e-4) and paid.min() < 0 and paid.max() > 1
+    rewarded = reward.score(batch_of(seen))
+    assert rewarded == pytest.approx((z - low) / (high - low), abs=1e-4) and rewarded.min() < 0 and rewarded.max() > 1
     reward.update(batch_of(units(500, seed=1)))
-    assert reward.score(batch_of(seen)).tolist() == paid.tolist()  # frozen
+    assert reward.score(batch_of(seen)).tolist() == rewarded.tolist()  # frozen
 
 
 def test_bounded_cuts_off_at_zero_and_one():

@@ -35,14 +35,14 @@ DOES_NOT = {
 
 
 @pytest.mark.parametrize("world", HELPS)
-def test_captions_near_to_good_phrases_are_told_from_those_that_look_alike(world):
+def test_captions_near_to_good_phrases_are_distinguished_from_those_that_look_alike(world):
     judge = make_judge("embedding", world=world)
     assert dict(zip(HELPS[world], judge.label(HELPS[world]).value)) == dict.fromkeys(HELPS[world], 1.0)
     assert dict(zip(DOES_NOT[world], judge.label(DOES_NOT[world]).value)) == dict.fromkeys(DOES_NOT[world], 0.0)
     assert not judge.label(HELPS[world]).failed.any() and judge.label([]).value.shape == (0,)
 
 
-def test_a_goal_chooses_the_phrases_that_it_speaks_of():
+def test_a_goal_chooses_the_phrases_nearest_to_it():
     gold = make_judge("embedding", world="nethack", goal="Find and pick up as much gold as possible.")
     stairs = make_judge("embedding", world="nethack", goal="find the stairs down")
     texts = ["$ - 7 gold pieces.", "You climb down the stairs.", "You kill the newt!"]

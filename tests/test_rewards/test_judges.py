@@ -36,7 +36,7 @@ def segments(rewards=None, signals=None, length=2, pairs=3, seed=0):
 
 
 class Always(SegmentJudge):
-    """Says what it was told to, and counts how often it is asked."""
+    """Gives one answer always, and counts how often it is asked."""
 
     name = "always"
     requires = frozenset({"text"})
@@ -99,7 +99,7 @@ def test_mistakes_skips_and_rationality_happen_as_often_as_they_should():
     assert Scripted(rationality=0.5).compare(first, second).mean() == pytest.approx(chance, abs=0.01)
 
 
-def test_a_teacher_of_the_same_seed_makes_the_same_mistakes_and_goes_on_where_it_was_saved():
+def test_a_teacher_of_the_same_seed_makes_the_same_mistakes_and_continues_where_it_was_saved():
     first, second = segments(np.zeros((1, 50))), segments(np.ones((1, 50)))
     one, two = Scripted(mistakes=0.5, seed=3), Scripted(mistakes=0.5, seed=3)
     assert np.array_equal(one.compare(first, second), two.compare(first, second))

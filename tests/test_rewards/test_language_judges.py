@@ -30,7 +30,7 @@ def test_the_first_rule_found_in_the_text_decides_whatever_its_case(book):
     np.testing.assert_array_equal(judge.label(texts).value, np.array([1, 0, np.nan, 0, 0], np.float32))
 
 
-def test_a_text_is_read_only_until_somebodys_own_words_begin(book):
+def test_a_text_is_read_only_until_the_agents_own_words_begin(book):
     book.write_text('version 1\nuntil called|"\n+ key\ndefault -\n')
     judge = make_judge("rules", rulebook=str(book))
     assert labels(judge, "a key called wall", "a wall Called key", 'it says "key"') == [1, 0, 0]
@@ -42,7 +42,7 @@ def test_pairs_are_compared_by_the_labels_and_unsure_stays_unsure(book):
     np.testing.assert_array_equal(answers.value, np.array([0, 1, 0.5, np.nan], np.float32))
 
 
-def test_a_text_in_which_nothing_is_found_is_worth_what_the_book_says(book):
+def test_a_text_in_which_nothing_is_found_gets_the_default_label(book):
     for sign, value in (("+", 1.0), ("-", 0.0)):
         book.write_text(f"version 1\ndefault {sign}\n")
         assert labels(make_judge("rules", rulebook=str(book)), "anything") == [value]
@@ -256,7 +256,7 @@ TEXTS = [f"you kill newt number {i}" if i % 2 else f"wall {i}" for i in range(10
 TRUTH = np.arange(10_000) % 2
 
 
-def test_a_simulated_judge_is_as_accurate_and_as_unsure_as_it_is_told():
+def test_a_simulated_judge_is_as_accurate_and_as_unsure_as_its_settings():
     value = make_judge("simulated", world="nethack", accuracy=0.9, unsure=0.2).label(TEXTS).value
     sure = ~np.isnan(value)
     assert sure.mean() == pytest.approx(0.8, abs=0.015)

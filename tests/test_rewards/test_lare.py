@@ -29,18 +29,18 @@ def walk(lengths=(20,) * 20, envs=4, seed=0, reward=lambda x, a: x[..., 0] ** 2 
     steps = sum(lengths)
     obs = rng.uniform(-1, 1, (steps, envs, 2)).astype(np.float32)
     action = rng.uniform(-1, 1, (steps, envs, 1)).astype(np.float32)
-    paid = reward(obs, action).astype(np.float32)
+    rewarded = reward(obs, action).astype(np.float32)
     last = np.cumsum(lengths) - 1
     ended = np.zeros((steps, envs), bool)
     ended[last] = True
     if late:
-        sums = np.add.reduceat(paid, np.r_[0, last[:-1] + 1], axis=0)
-        paid = np.zeros_like(paid)
-        paid[last] = sums
+        sums = np.add.reduceat(rewarded, np.r_[0, last[:-1] + 1], axis=0)
+        rewarded = np.zeros_like(rewarded)
+        rewarded[last] = sums
     return Transitions(
         obs=obs,
         action=action,
-        reward=paid,
+        reward=rewarded,
         next_obs=np.zeros_like(obs),
         terminated=ended,
         truncated=np.zeros_like(ended),
@@ -158,7 +158,7 @@ def test_updates_in_pieces_and_rows_that_are_no_transitions_make_the_same_episod
     assert len(totals[0]) == 8
 
 
-def test_it_pays_nothing_before_the_first_whole_episode():
+def test_it_gives_nothing_before_the_first_whole_episode():
     reward, batch = made(), walk((20,))
     assert reward.update(batch[:19]) == {"episodes": 0.0}
     assert not reward.score(batch.flatten()).any()
@@ -170,7 +170,7 @@ LEARNT = {"hidden": 32, "layers": 2, "steps": 200, "subset": 10, "batch_size": 8
 
 
 @pytest.mark.parametrize("per", ["step", "episode"])
-def test_the_reward_of_each_step_is_found_again_from_returns_paid_at_the_end(code, per):
+def test_the_reward_of_each_step_is_found_again_from_returns_rewarded_at_the_end(code, per):
     batch, other = walk((20, 10) * 20), walk((20,), seed=1, late=False).flatten()
     reward = made(**LEARNT, code=code(), per=per)
     first = reward.update(batch)
@@ -195,18 +195,18 @@ def test_factors_that_say_what_counts_find_it_where_raw_ones_do_not(code):
     assert found[1] < 0.5
 
 
-@pytest.mark.parametrize(("per", "worth"), [("step", (1 + 0.25) / 2), ("episode", (4 * 1 + 1600 * 0.25) / 1604)])
-def test_fitting_sums_counts_long_episodes_where_fitting_means_counts_all_alike(per, worth):
+@pytest.mark.parametrize(("per", "expected"), [("step", (1 + 0.25) / 2), ("episode", (4 * 1 + 1600 * 0.25) / 1604)])
+def test_fitting_sums_counts_long_episodes_where_fitting_means_counts_all_alike(per, expected):
     # Episodes of 2 steps earn 2, those of 40 earn 10, and all steps look alike: one number must do for both.
     batch = walk((2, 40) * 5).map(lambda x: np.zeros_like(x) if x.ndim == 3 else x)
     batch = batch.replace(reward=np.where(batch.terminated, np.where(batch.step == 1, 2, 10), 0).astype(np.float32))
     reward = made(**LEARNT, per=per)
     for _ in range(2):
         reward.update(batch)
-    assert reward.score(batch.flatten()) == pytest.approx(np.full(840, worth), abs=0.1)
+    assert reward.score(batch.flatten()) == pytest.approx(np.full(840, expected), abs=0.1)
 
 
-def test_it_goes_on_where_it_was_saved_with_the_code_it_had(code):
+def test_it_continues_where_it_was_saved_with_the_code_it_had(code):
     one = made(code=code())
     two = made(seed=5, code=code("def factors(obs, action):\n    return obs * 3\n"))
     batch = walk((5,) * 8)
@@ -218,7 +218,7 @@ def test_it_goes_on_where_it_was_saved_with_the_code_it_had(code):
     assert np.array_equal(one.score(batch.flatten()), two.score(batch.flatten()))
 
 
-def test_a_factor_that_stands_still_on_real_steps_and_code_that_fails_there_are_told(code):
+def test_a_constant_factor_on_real_steps_and_code_that_fails_there_are_reported(code):
     source = "def factors(obs, action):\n    k = 2 + int(obs.max() > 1.5)\n"
     source += "    return np.stack([np.where(obs[:, 0] > 0.5, 1.0, 0.0), action[:, 0], obs[:, 1]][:k], axis=1)\n"
     reward = made(code=code(source))

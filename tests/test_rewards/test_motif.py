@@ -6,8 +6,8 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
+from caption_rollouts import BAD, GOOD, rewards_of, rollout
 from gymnasium import spaces
-from told import BAD, GOOD, pay, told
 
 from rewards.check import check_reward
 from rewards.language.motif import Motif, MotifConfig, _fitted
@@ -57,26 +57,30 @@ def test_pairs_make_a_reward_for_the_better_half_of_the_captions(pairs):
     texts = [numbered(text, n) for n in NUMBERS for text in GOOD + BAD]
     f = reward.model.predict(texts)
     z = (f - f.mean()) / f.std()  # every caption of the file once
-    np.testing.assert_allclose(pay(reward, texts), np.where(z > np.quantile(z, 0.5), np.maximum(z, 0), 0), rtol=1e-3)
-    paid = np.array(pay(reward, texts)).reshape(len(NUMBERS), -1)
-    assert (paid[:, : len(GOOD)] > 0).all() and not paid[:, len(GOOD) :].any()
+    np.testing.assert_allclose(
+        rewards_of(reward, texts), np.where(z > np.quantile(z, 0.5), np.maximum(z, 0), 0), rtol=1e-3
+    )
+    rewarded = np.array(rewards_of(reward, texts)).reshape(len(NUMBERS), -1)
+    assert (rewarded[:, : len(GOOD)] > 0).all() and not rewarded[:, len(GOOD) :].any()
 
 
 def test_captions_that_are_not_in_the_file_are_rated_all_the_same(pairs):
-    assert pay(make(pairs), [numbered(GOOD[2], 417)])[0] > 0 == pay(make(pairs), [numbered(BAD[1], 417)])[0]
+    assert (
+        rewards_of(make(pairs), [numbered(GOOD[2], 417)])[0] > 0 == rewards_of(make(pairs), [numbered(BAD[1], 417)])[0]
+    )
 
 
-def test_a_higher_quantile_pays_fewer_captions_without_another_fit(pairs):
+def test_a_higher_quantile_gives_fewer_captions_without_another_fit(pairs):
     misses = _fitted.cache_info().misses
     texts = [numbered(text, n) for n in NUMBERS for text in GOOD + BAD]
-    counts = [np.count_nonzero(pay(make(pairs, quantile=q), texts)) for q in (0.1, 0.7, 0.95)]
+    counts = [np.count_nonzero(rewards_of(make(pairs, quantile=q), texts)) for q in (0.1, 0.7, 0.95)]
     assert counts[0] > counts[1] > counts[2] == 4  # 5 % of 70, rounded up
     assert _fitted.cache_info().misses <= misses + 1
 
 
 def test_single_labels_will_do(labels):
     reward = make(labels)
-    assert all(pay(reward, GOOD)) and not any(pay(reward, BAD))
+    assert all(rewards_of(reward, GOOD)) and not any(rewards_of(reward, BAD))
     assert "70 labels of 70 captions" in reward.notes()[0] and "100% of the 14 held out" in reward.notes()[0]
 
 
@@ -91,13 +95,13 @@ def test_a_cache_of_answers_will_do(tmp_path):
         cache.executemany("INSERT INTO labels VALUES (?, ?, '', ?, 'rules', '', 0, 0, 0)", rows)
     cache.close()
     reward = make(path)
-    assert all(pay(reward, GOOD)) and not any(pay(reward, BAD))
+    assert all(rewards_of(reward, GOOD)) and not any(rewards_of(reward, BAD))
 
 
 def test_it_is_frozen(pairs):
     reward = make(pairs)
     before = deepcopy(reward.state_dict())
-    assert reward.update(told(GOOD + BAD)) == {}
+    assert reward.update(rollout(GOOD + BAD)) == {}
     assert pack(reward.state_dict())[0] == pack(before)[0]
     for one, two in zip(*(pack(state)[1].values() for state in (reward.state_dict(), before))):
         np.testing.assert_array_equal(one, two)
@@ -108,19 +112,19 @@ def test_it_is_fitted_once_in_a_process_and_anew_when_the_file_changes(tmp_path)
     path.write_text("".join(line(text, float(text in GOOD)) + "\n" for text in GOOD + BAD))
     _fitted.cache_clear()
     one, two = make(str(path)), make(str(path))
-    assert _fitted.cache_info().misses == 1 and pay(one, GOOD + BAD) == pay(two, GOOD + BAD)
+    assert _fitted.cache_info().misses == 1 and rewards_of(one, GOOD + BAD) == rewards_of(two, GOOD + BAD)
     assert make(str(path), seed=1) and _fitted.cache_info().misses == 2
     path.write_text("".join(line(text, float(text in BAD)) + "\n" for text in GOOD + BAD))
     turned = make(str(path))
     assert _fitted.cache_info().misses == 3
-    assert np.dot(pay(turned, GOOD + BAD), pay(one, GOOD + BAD)) == 0
+    assert np.dot(rewards_of(turned, GOOD + BAD), rewards_of(one, GOOD + BAD)) == 0
 
 
 def test_one_instance_does_not_move_another(pairs):
     one, two = make(pairs), make(pairs)
-    before = pay(two, GOOD)
+    before = rewards_of(two, GOOD)
     one.model.fit(GOOD, np.zeros(3), 5)
-    assert pay(two, GOOD) == before == pay(make(pairs), GOOD)
+    assert rewards_of(two, GOOD) == before == rewards_of(make(pairs), GOOD)
 
 
 @pytest.mark.parametrize(

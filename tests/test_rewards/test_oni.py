@@ -1,4 +1,4 @@
-"""ONI: labels that one can follow by hand, three models and a control, tables that stay small, replay paid anew."""
+"""ONI: labels that one can follow by hand, three models and a control, tables that stay small, relabelled replay."""
 
 import json
 import time
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from caption_rollouts import BAD, GOOD, rewards_of, rollout
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from told import BAD, GOOD, pay, told
 
 from agents.sb3.state import _buffer_state, _load_buffer
 from rewards.adapters.sb3 import relabelling
@@ -47,9 +47,9 @@ def test_the_defaults_keep_the_contract():
     check_reward(ONI)
 
 
-def test_retrieval_pays_the_label_once_it_is_there(make):
+def test_retrieval_gives_the_label_once_it_is_there(make):
     reward = make(delay=4)
-    batch = told(["You open the door.", "You bump into it.", "", "perhaps"])
+    batch = rollout(["You open the door.", "You bump into it.", "", "perhaps"])
     assert reward.update(batch)["labels"] == 0
     scored, _ = reward.score(batch[:, 0], reward.initial_memory(4))
     assert scored.value.tolist() == [0, 0, 0, 0] and scored.ready.tolist() == [False, False, True, False]
@@ -60,84 +60,84 @@ def test_retrieval_pays_the_label_once_it_is_there(make):
     assert (metrics["coverage"], metrics["rewarded"], metrics["met"]) == (1, 0.25, 3)
 
 
-def test_a_label_in_between_pays_in_between(tmp_path):
+def test_a_label_in_between_gives_in_between(tmp_path):
     file = tmp_path / "labels.jsonl"
     file.write_text('{"text": "a coin", "value": 0.3}\n{"text": "a sword", "value": 0.9}\n')
     reward = ONI(ONIConfig(judge="recorded", judge_options={"path": str(file)}), *SPACES)
-    metrics = reward.update(told(["a coin", "a sword", "a dragon"]))
-    assert pay(reward, ["a coin", "a sword", "a dragon"]) == pytest.approx([0.3, 0.9, 0])
+    metrics = reward.update(rollout(["a coin", "a sword", "a dragon"]))
+    assert rewards_of(reward, ["a coin", "a sword", "a dragon"]) == pytest.approx([0.3, 0.9, 0])
     assert metrics["coverage"] == pytest.approx(2 / 3) and metrics["failed"] == 1
 
 
 def test_a_repeated_caption_fades_with_the_power_beta(make):
     reward = make(beta=2.0)
-    reward.update(told(["You open the door."]))
-    paid, _ = reward.scan(told(["You open the door."] * 3), reward.initial_memory(1))
-    np.testing.assert_allclose(paid[:, 0], [1, 1 / 4, 1 / 9])
+    reward.update(rollout(["You open the door."]))
+    rewarded, _ = reward.scan(rollout(["You open the door."] * 3), reward.initial_memory(1))
+    np.testing.assert_allclose(rewarded[:, 0], [1, 1 / 4, 1 / 9])
 
 
 def test_captions_that_differ_in_numbers_alone_fade_together_where_asked_for(make):
     said = ["7 gold pieces (12 moves left).", "7 gold pieces (3 moves left).", "a key (3 moves left)."]
     for alike, expected in (("exact", [1, 1, 1]), ("numbers", [1, 1 / 8, 1])):
-        paid, _ = make(model="count", alike=alike).scan(told(said), make().initial_memory(1))
-        np.testing.assert_allclose(paid[:, 0], expected)
+        rewarded, _ = make(model="count", alike=alike).scan(rollout(said), make().initial_memory(1))
+        np.testing.assert_allclose(rewarded[:, 0], expected)
 
 
-def test_the_control_pays_every_caption_and_asks_nobody(make):
+def test_the_control_rewards_every_caption_and_asks_no_judge(make):
     settings = ONIConfig(model="classification", select="uncertainty", judge="rules", transcript="never written")
     assert ONI(replace(settings, **ONI.control), *SPACES).annotator is None
     reward = make(**ONI.control)
-    assert reward.annotator is None and pay(reward, [*GOOD, *BAD, ""]) == [1] * 7 + [0]
-    assert reward.update(told([*GOOD, ""])) == {"met": 3, "rewarded": 0.75}
+    assert reward.annotator is None and rewards_of(reward, [*GOOD, *BAD, ""]) == [1] * 7 + [0]
+    assert reward.update(rollout([*GOOD, ""])) == {"met": 3, "rewarded": 0.75}
 
 
-def test_classification_pays_nothing_before_it_has_met_both_kinds(make):
+def test_classification_gives_nothing_before_it_has_met_both_kinds(make):
     reward = make("classification", min_labels=2)
-    reward.update(told(GOOD + BAD[:1]))
-    scored, _ = reward.score(told([GOOD])[0], reward.initial_memory(3))
+    reward.update(rollout(GOOD + BAD[:1]))
+    scored, _ = reward.score(rollout([GOOD])[0], reward.initial_memory(3))
     assert not scored.ready.any() and not scored.value.any()
-    reward.update(told(BAD[1:]))
-    assert pay(reward, GOOD + BAD) == [1] * 3 + [0] * 4
+    reward.update(rollout(BAD[1:]))
+    assert rewards_of(reward, GOOD + BAD) == [1] * 3 + [0] * 4
 
 
-def test_classification_pays_for_captions_that_nobody_labelled(make):
+def test_classification_rewards_captions_without_a_label(make):
     reward = make("classification", budget=30)
     numbered = [f"{text[:-1]} ({number} moves left)." for number in range(100, 120) for text in GOOD + BAD]
     for start in range(0, len(numbered), 14):
-        metrics = reward.update(told(numbered[start : start + 14]))
+        metrics = reward.update(rollout(numbered[start : start + 14]))
     assert metrics["labels"] == 30 and metrics["met"] == 140
     unseen = [f"{text[:-1]} (417 moves left)." for text in GOOD + BAD]
-    assert pay(reward, unseen) == [1] * 3 + [0] * 4
+    assert rewards_of(reward, unseen) == [1] * 3 + [0] * 4
 
 
-def test_a_higher_eta_pays_less_often(make):
+def test_a_higher_eta_gives_less_often(make):
     texts = GOOD + BAD
-    paid = []
+    rewarded = []
     for eta in (0.01, 0.5, 0.999):
         reward = make("classification", eta=eta, steps=4)
-        reward.update(told(texts))
+        reward.update(rollout(texts))
         p = chance(reward.model.predict(texts))
-        assert pay(reward, texts) == (p > eta).astype(float).tolist()
-        paid.append(sum(pay(reward, texts)))
-    assert paid[0] > paid[1] > paid[2] == 0
+        assert rewards_of(reward, texts) == (p > eta).astype(float).tolist()
+        rewarded.append(sum(rewards_of(reward, texts)))
+    assert rewarded[0] > rewarded[1] > rewarded[2] == 0
 
 
-def test_ranking_pays_the_better_captions_normalised_and_never_below_zero(make):
+def test_ranking_gives_the_better_captions_normalised_and_never_below_zero(make):
     reward = make("ranking", pairs=40, quantile=0.5)
-    metrics = reward.update(told(GOOD + BAD))
+    metrics = reward.update(rollout(GOOD + BAD))
     assert 7 < metrics["labels"] <= 21  # pairs of seven captions
     f = reward.model.predict(GOOD + BAD)
     assert f[:3].min() > f[3:].max()
     z = (f - f.mean()) / f.std()
     expected = np.where(z > np.median(z), np.maximum(z, 0), 0)
-    np.testing.assert_allclose(pay(reward, GOOD + BAD), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(rewards_of(reward, GOOD + BAD), expected, rtol=1e-4, atol=1e-6)
     assert (expected > 0).sum() == 3
 
 
 def test_no_pair_is_asked_twice_and_none_is_of_one_caption(make):
     reward = make("ranking", pairs=30)
     for _ in range(5):
-        metrics = reward.update(told(GOOD))
+        metrics = reward.update(rollout(GOOD))
     pairs = list(reward.labels.values)
     assert {frozenset(pair) for pair in pairs} == {frozenset((GOOD[i], GOOD[j])) for i, j in ((0, 1), (0, 2), (1, 2))}
     assert len(pairs) == metrics["asked"] == 3
@@ -147,34 +147,34 @@ def test_no_pair_is_asked_twice_and_none_is_of_one_caption(make):
 @pytest.mark.parametrize(("select", "first"), [("novelty", "You open b."), ("frequency", "You open a.")])
 def test_who_is_asked_first_is_chosen(make, select, first):
     reward = make(select=select, budget=1)
-    reward.update(told(["You open a.", "You open a.", "You open b."]))
+    reward.update(rollout(["You open a.", "You open a.", "You open b."]))
     assert list(reward.labels.values) == [first]
 
 
 def test_uncertainty_asks_where_the_model_is_least_sure(make):
     reward = make("classification", select="uncertainty", budget=8, steps=8)
-    reward.update(told(GOOD + BAD))
+    reward.update(rollout(GOOD + BAD))
     candidates = ["You reach the wall.", *(f"{text} Again." for text in GOOD + BAD)]
     distance = np.abs(chance(reward.model.predict(candidates)) - 0.5)
-    reward.update(told(candidates))
+    reward.update(rollout(candidates))
     assert list(reward.labels.values)[-1] == candidates[int(distance.argmin())]
 
 
 def test_pairs_are_chosen_by_frequency_and_by_uncertainty(make):
     reward = make("ranking", select="frequency", pairs=9, budget=1)
-    reward.update(told([GOOD[0]] * 5 + [BAD[0]] * 5 + [GOOD[1], BAD[1]]))
+    reward.update(rollout([GOOD[0]] * 5 + [BAD[0]] * 5 + [GOOD[1], BAD[1]]))
     assert set(next(iter(reward.labels.values))) == {GOOD[0], BAD[0]}
     reward = make("ranking", select="uncertainty", pairs=2, min_labels=1)
     for _ in range(6):
-        metrics = reward.update(told(GOOD + BAD))
+        metrics = reward.update(rollout(GOOD + BAD))
     assert metrics["asked"] <= 12 and reward.model.steps > 0
 
 
 def test_some_labels_are_held_out_to_measure_with(make):
     reward = make("classification")
     numbered = [f"{text[:-1]}, {number}." for number in range(60) for text in GOOD + BAD]
-    reward.update(told(numbered[:140]))
-    metrics = reward.update(told(numbered[140:]))
+    reward.update(rollout(numbered[:140]))
+    metrics = reward.update(rollout(numbered[140:]))
     held, labels = reward.labels.sure(held=True)
     assert 10 < len(held) < 80 and not set(held) & set(reward.labels.sure()[0])
     assert metrics["accuracy"] == reward.model.accuracy(held, labels) == 1
@@ -182,7 +182,7 @@ def test_some_labels_are_held_out_to_measure_with(make):
 
 def test_ties_do_not_count_in_the_accuracy_of_pairs(make):
     reward = make("ranking", pairs=40)
-    reward.update(told(GOOD + BAD))
+    reward.update(rollout(GOOD + BAD))
     pairs = [(BAD[0], GOOD[0]), (GOOD[1], BAD[1]), (GOOD[1], GOOD[2])]
     assert reward.model.accuracy(pairs, np.array([1.0, 1.0, 0.5])) == 0.5
     assert reward.model.accuracy(pairs[2:], np.array([0.5])) is None
@@ -190,22 +190,22 @@ def test_ties_do_not_count_in_the_accuracy_of_pairs(make):
 
 def test_the_table_of_captions_stays_small_and_labels_outlive_it(make):
     reward = make(capacity=10)
-    reward.update(told(["You open the door."]))
-    metrics = reward.update(told([f"picture {i}" for i in range(50)]))
+    reward.update(rollout(["You open the door."]))
+    metrics = reward.update(rollout([f"picture {i}" for i in range(50)]))
     assert metrics["met"] == 10 and metrics["labels"] == 51
-    assert pay(reward, ["You open the door."]) == [1]
+    assert rewards_of(reward, ["You open the door."]) == [1]
 
 
 def test_rows_that_are_no_transitions_and_empty_captions_are_not_asked_about(make):
     reward = make()
-    metrics = reward.update(told(["You open it.", "You reach it.", ""], valid=[[True], [False], [True]]))
+    metrics = reward.update(rollout(["You open it.", "You reach it.", ""], valid=[[True], [False], [True]]))
     assert metrics["asked"] == 1 and reward.met.now == 2
-    assert reward.update(told(["You reach it."], valid=[[False]])) == {}
+    assert reward.update(rollout(["You reach it."], valid=[[False]])) == {}
 
 
 @pytest.mark.parametrize("model", ["retrieval", "classification", "ranking"])
-def test_a_run_that_was_saved_goes_on_equally(make, model):
-    rounds = [told([f"{text[:-1]} {number}." for text in GOOD + BAD]) for number in range(6)]
+def test_a_run_that_was_saved_continues_equally(make, model):
+    rounds = [rollout([f"{text[:-1]} {number}." for text in GOOD + BAD]) for number in range(6)]
     reward = make(model, delay=7, rate=300)
     for batch in rounds[:3]:
         reward.update(batch)
@@ -215,42 +215,42 @@ def test_a_run_that_was_saved_goes_on_equally(make, model):
     for batch in rounds[3:]:
         one, two = reward.update(batch), copy.update(batch)
         assert one == two
-        assert pay(reward, batch.text[:, 0].tolist()) == pay(copy, batch.text[:, 0].tolist())
+        assert rewards_of(reward, batch.text[:, 0].tolist()) == rewards_of(copy, batch.text[:, 0].tolist())
     assert reward.labels.values.keys() == copy.labels.values.keys() and one["labels"] > 3
 
 
 @pytest.mark.parametrize("model", ["retrieval", "classification", "ranking"])
 def test_a_recorded_run_is_replayed_without_a_judge(make, tmp_path, model):
     file = str(tmp_path / "said.jsonl")
-    rounds = [told([f"{text[:-1]} {number}." for text in GOOD + BAD]) for number in range(4)]
+    rounds = [rollout([f"{text[:-1]} {number}." for text in GOOD + BAD]) for number in range(4)]
     reward = make(model, delay=9, transcript=file)
     texts = [text for batch in rounds for text in batch.text[:, 0]]
-    paid = []
+    rewarded = []
     for batch in rounds:
         reward.update(batch)
-        paid.append(pay(reward, texts))
+        rewarded.append(rewards_of(reward, texts))
     reward.close()
     replay = make(model, judge="auto", clock="transcript", transcript=file)
-    for batch, before in zip(rounds, paid):
+    for batch, before in zip(rounds, rewarded):
         assert replay.update(batch)["asked"] == 0
-        assert pay(replay, texts) == before
-    assert not any(paid[0]) and any(map(any, paid))
+        assert rewards_of(replay, texts) == before
+    assert not any(rewarded[0]) and any(map(any, rewarded))
 
 
 STORY = [["You open it.", "perhaps"], ["You open it.", ""], ["a wall", "You open it."], ["You open it.", "b"]]
-PAID = [[1, 0], [1 / 8, 0], [0, 1], [1 / 27, 0]]  # the second environment's episode ends after the third row
+REWARDED = [[1, 0], [1 / 8, 0], [0, 1], [1 / 27, 0]]  # the second environment's episode ends after the third row
 
 
 def replay_of(reward):
-    """A buffer of ten rows in two environments, and what its first rows are paid."""
+    """A buffer of ten rows in two environments, and the rewards of its first rows."""
     mix = Mix([Stream("oni", reward, gamma=0.9)])
     assert mix.relabelable
     buffer = relabelling(ReplayBuffer)(20, *SPACES, device="cpu", n_envs=2, mix=mix, update_every=4)
 
-    def paid(rows):
+    def rewarded(rows):
         return buffer.rewards[np.broadcast_arrays(np.arange(rows)[:, None], np.arange(2))[0], np.arange(2)]
 
-    return buffer, paid
+    return buffer, rewarded
 
 
 def add(buffer, pair, ends=(0, 0)):
@@ -259,48 +259,48 @@ def add(buffer, pair, ends=(0, 0)):
     buffer.add(zeros, zeros, np.zeros((2, 1)), np.zeros(2), np.array(ends), infos)
 
 
-def test_old_transitions_are_paid_by_labels_that_came_later(make):
-    buffer, paid = replay_of(make(delay=6, weight=1.0))
+def test_old_transitions_are_relabelled_with_labels_that_came_later(make):
+    buffer, rewarded = replay_of(make(delay=6, weight=1.0))
     for t, pair in enumerate(STORY):
         add(buffer, pair, ends=(0, t == 2))
         if t == 1:
-            assert not paid(2).any()  # asked at 4 transitions, answered at 10
+            assert not rewarded(2).any()  # asked at 4 transitions, answered at 10
     for _ in range(2):
         add(buffer, ["", ""])
-    np.testing.assert_allclose(paid(4), PAID, rtol=1e-6)
+    np.testing.assert_allclose(rewarded(4), REWARDED, rtol=1e-6)
     assert buffer.columns["caption_visits"][:4].tolist() == [[1, 1], [2, 0], [1, 1], [3, 1]]
 
 
 def test_a_saved_replay_buffer_counts_on(make):
-    buffer, paid = replay_of(make(weight=1.0))
+    buffer, rewarded = replay_of(make(weight=1.0))
     for pair in STORY[:2]:
         add(buffer, pair)
     tree, arrays = pack({"buffer": _buffer_state(buffer), "mix": buffer.mix.state_dict()})
     state = unpack(json.loads(json.dumps(tree)), arrays)
-    copy, paid = replay_of(make(weight=1.0))
+    copy, rewarded = replay_of(make(weight=1.0))
     copy.mix.load_state_dict(state["mix"])
     _load_buffer(copy, state["buffer"])
     for t, pair in enumerate(STORY[2:]):
         add(copy, pair, ends=(0, t == 0))
-    np.testing.assert_allclose(paid(4), PAID, rtol=1e-6)
+    np.testing.assert_allclose(rewarded(4), REWARDED, rtol=1e-6)
 
 
-def test_a_judge_in_a_process_of_its_own_labels_while_training_goes_on(make):
+def test_a_judge_in_a_process_of_its_own_labels_while_training_continues(make):
     reward = make(clock="wall")
-    batch = told(GOOD + BAD + [""])
+    batch = rollout(GOOD + BAD + [""])
     try:
         deadline = time.monotonic() + 120
         while (metrics := reward.update(batch))["labels"] < 7 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert pay(reward, GOOD + BAD) == [1] * 3 + [0] * 4
+        assert rewards_of(reward, GOOD + BAD) == [1] * 3 + [0] * 4
         assert metrics["asked"] == metrics["answered"] == 7
     finally:
         reward.close()
 
 
-def test_without_a_goal_or_a_world_nobody_is_asked_and_the_note_says_so(make):
+def test_without_a_goal_or_a_world_no_judge_is_asked_and_the_note_says_so(make):
     reward = make(judge="auto")
-    assert reward.annotator is None and reward.update(told(GOOD)) == {"met": 3, "rewarded": 0}
+    assert reward.annotator is None and reward.update(rollout(GOOD)) == {"met": 3, "rewarded": 0}
     assert "no judge labels the captions" in reward.notes()[0]
     assert "without a judge" in make("count").notes()[0]
 

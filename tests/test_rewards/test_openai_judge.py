@@ -51,7 +51,7 @@ def test_helpful_is_one_neutral_and_harmful_are_zero_and_unsure_is_no_failure(se
     assert json.loads(answers.raw[0]) == {"reason": "so", "label": "helpful"}
 
 
-def test_pairs_are_worth_which_of_the_two_is_better_and_equal_texts_are_not_asked_about(server):
+def test_pairs_are_labelled_by_the_better_text_and_equal_texts_are_not_asked_about(server):
     answers = judge(server).compare(
         ["key", "wall", "wall", "fog", "key"],
         ["wall", "key", "lava", "key", "key\x00"],  # the last two look alike
@@ -126,7 +126,7 @@ def test_questions_are_put_side_by_side_and_answers_stay_in_order(server):
     assert 2 <= server.most <= 4
 
 
-def test_several_threads_may_ask_one_judge_and_each_is_told_its_own_cost(server):
+def test_several_threads_may_ask_one_judge_and_each_gets_its_own_cost(server):
     server.plan = [_bills] * 16
     asking, costs = judge(server), {}
 
@@ -149,7 +149,7 @@ def _bills(handler):
     handler.send(200, json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}))
 
 
-def test_one_failure_fails_one_text_and_is_told_in_one_sentence(server):
+def test_one_failure_fails_one_text_and_is_reported_in_one_sentence(server):
     server.plan = [status(500)] * 2
     answers = judge(server, concurrency=1).label(["a key", "a wall", "a key"])
     np.testing.assert_array_equal(answers.value, np.array([np.nan, 0, 1], np.float32))

@@ -47,7 +47,7 @@ class Told:
         return hop_between(first, now), np.clip(back + self.lies, -1, 1), hop_between(last, now)
 
 
-def told(reward, lies=0.0, **config):
+def known_hops(reward, lies=0.0, **config):
     """The reward with perfect hops."""
     copied = copy.copy(reward)
     copied.config = ProgressConfig(demos="given", of="obs", **config)
@@ -82,7 +82,7 @@ def test_reconstructed_progress_never_leaves_0_to_1():
 @pytest.mark.parametrize("view", ["gated", "mean", "forward", "backward", "incremental"])
 def test_with_perfect_hops_every_view_tells_the_truth(learnt, view):
     walk = [0, 0.1, 0.4, 0.3, 0.9, 1.0]
-    np.testing.assert_allclose(phi(told(learnt, view=view), walk), walk[1:], atol=1e-5)
+    np.testing.assert_allclose(phi(known_hops(learnt, view=view), walk), walk[1:], atol=1e-5)
 
 
 def test_the_gate_closes_where_forward_and_backward_disagree(learnt):
@@ -90,16 +90,16 @@ def test_the_gate_closes_where_forward_and_backward_disagree(learnt):
     for gate in (0.0, 1.0, 5.0):
         w = np.exp(-gate * (0.4 / 0.3) ** 2)
         expected = 0 + w / 2 * (0.3 - 0 + 0.5)
-        assert phi(told(learnt, lies=-0.4, gate=gate), [0, 0.5])[0] == pytest.approx(expected, rel=1e-4)
-    assert phi(told(learnt, lies=-0.4, gate=1000.0), [0, 0.5])[0] == 0  # and progress stands still
+        assert phi(known_hops(learnt, lies=-0.4, gate=gate), [0, 0.5])[0] == pytest.approx(expected, rel=1e-4)
+    assert phi(known_hops(learnt, lies=-0.4, gate=1000.0), [0, 0.5])[0] == 0  # and progress stands still
 
 
 def test_an_episode_is_measured_from_its_own_first_state(learnt):
-    forward = told(learnt, view="forward")
+    forward = known_hops(learnt, view="forward")
     np.testing.assert_allclose(phi(forward, [0.5, 0.75, 1.0], [0, 0.5, 0.25]), [0.5, 1, 0.5, 0.25], atol=1e-6)
 
 
-def test_progress_is_paid_as_a_potential_that_telescopes(demos):
+def test_progress_is_used_as_a_potential_that_telescopes(demos):
     config = {"progress": ProgressConfig(demos=demos, of="obs", steps=50)}
     mix = rewards.make(config, LINE, TWO, gamma=0.9)
     batch = path(np.linspace(0, LENGTH, 11), [3, 5, 6], [0, 0])

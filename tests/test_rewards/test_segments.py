@@ -107,7 +107,7 @@ def test_another_number_of_environments_starts_afresh():
     assert seen(segments) == [[1, 2]]
 
 
-def test_only_what_somebody_looks_at_is_kept():
+def test_only_fields_that_are_read_are_kept():
     frames = np.zeros((2, 1, 4, 4, 3), np.uint8)
     texts = np.full((2, 1), "word", object)
     extras = {"clip": np.ones((2, 1, 3), np.float16), "other": np.ones((2, 1, 3))}
@@ -119,7 +119,7 @@ def test_only_what_somebody_looks_at_is_kept():
     assert list(kept.extras) == ["clip"]
 
 
-def test_a_saved_pool_goes_on_where_it_was():
+def test_a_saved_pool_continues_where_it_was():
     one, two = (Segments(2, 10, frozenset({"text"})) for _ in range(2))
     one.add(rollout([[0, 0], [1, 1], [2, 2]], text=np.full((3, 2), "word", object)))
     two.load_state_dict(one.state_dict())

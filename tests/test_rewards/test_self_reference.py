@@ -30,7 +30,7 @@ WAY = np.linspace(0, 9, 10)  # 9 steps; its end is followed by the beginning of 
 EPISODES = (WAY, [0, 0])
 
 
-def test_nothing_is_paid_before_the_first_success():
+def test_the_reward_is_zero_before_the_first_success():
     reward = made()
     assert reward.update(won(path(*EPISODES), last=0)) == {"successes": 0, "success": 0}
     assert reward.score(at(1, 5, 9)).tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Subgoals: what is paid and told, by hand and on real MiniGrids; plans that hold when they are carried out."""
+"""Subgoals: rewards and observations, hand-derived and on real MiniGrids; plans that hold when they are carried out."""
 
 import itertools
 import json
@@ -56,14 +56,14 @@ def transition(before, now, step):
 
 
 def walk(subject, *states):
-    """What an episode through these signals pays; and what was told before its first step and after each."""
+    """Rewards of an episode through these signals; and observations before its first step and after each."""
     memory = subject.begin(subject.initial_memory(1), {"signals": states[0][None]}, np.ones(1, bool))
-    paid, told = [], [subject.guide(memory)[0]]
+    rewarded, observed = [], [subject.guide(memory)[0]]
     for step, (before, now) in enumerate(itertools.pairwise(states)):
         value, memory = subject.score(transition(before, now, step), memory)
-        paid.append(float(value[0]))
-        told.append(subject.guide(memory)[0])
-    return paid, np.array(told)
+        rewarded.append(float(value[0]))
+        observed.append(subject.guide(memory)[0])
+    return rewarded, np.array(observed)
 
 
 TAKEN = (1, 2, (EMPTY, 0, 0))
@@ -80,44 +80,44 @@ EPISODE = (  # waits, takes the key, opens the door, walks through it, stands on
 )
 
 
-def test_a_subgoal_pays_less_the_longer_it_took_and_only_once():
-    paid, _ = walk(reward(), *EPISODE)
-    np.testing.assert_allclose(paid, [0, 0.98, 0, 0.98, 0, 0.98, 0], rtol=1e-6)
+def test_a_subgoal_gives_less_the_longer_it_took_and_only_once():
+    rewarded, _ = walk(reward(), *EPISODE)
+    np.testing.assert_allclose(rewarded, [0, 0.98, 0, 0.98, 0, 0.98, 0], rtol=1e-6)
 
 
 def test_subgoals_count_in_their_order_only():
     door_first = (drawn(), drawn(changes=[OPENED]), drawn(changes=[OPENED, TAKEN]), drawn(changes=[OPENED, TAKEN]))
-    paid, told = walk(reward(form="object"), *door_first)
-    np.testing.assert_allclose(paid, [0, 0.98, 0], rtol=1e-6)
-    np.testing.assert_allclose(told[0], told[1])  # still the key
-    np.testing.assert_allclose(told[2], told[3])  # the door, which is open and will not change by itself
+    rewarded, observed = walk(reward(form="object"), *door_first)
+    np.testing.assert_allclose(rewarded, [0, 0.98, 0], rtol=1e-6)
+    np.testing.assert_allclose(observed[0], observed[1])  # still the key
+    np.testing.assert_allclose(observed[2], observed[3])  # the door, which is open and will not change by itself
 
 
-def test_a_position_is_told_relative_to_the_agent_in_sides_of_the_grid():
-    _, told = walk(reward(), *EPISODE)
-    np.testing.assert_allclose(told[0], np.array([0, 1]) / 7, rtol=1e-6)  # the key is one cell below
-    np.testing.assert_allclose(told[3], np.array([1, 0]) / 7, rtol=1e-6)  # the door is one to the right of (2, 2)
-    np.testing.assert_allclose(told[5], np.array([2, 1]) / 7, rtol=1e-6)
-    np.testing.assert_allclose(told[6:], 0)  # nothing left
+def test_a_position_is_observed_relative_to_the_agent_in_sides_of_the_grid():
+    _, observed = walk(reward(), *EPISODE)
+    np.testing.assert_allclose(observed[0], np.array([0, 1]) / 7, rtol=1e-6)  # the key is one cell below
+    np.testing.assert_allclose(observed[3], np.array([1, 0]) / 7, rtol=1e-6)  # the door is one to the right of (2, 2)
+    np.testing.assert_allclose(observed[5], np.array([2, 1]) / 7, rtol=1e-6)
+    np.testing.assert_allclose(observed[6:], 0)  # nothing left
 
 
-def test_an_object_is_told_by_what_colour_and_state_and_none_is_minus_one():
-    _, told = walk(reward(form="object"), *EPISODE)
+def test_an_object_is_encoded_by_kind_colour_and_state_and_none_is_minus_one():
+    _, observed = walk(reward(form="object"), *EPISODE)
     expected = [[0.5, 0.8, 0]] * 2 + [[0.4, 0.8, 1]] * 2 + [[0.8, 0.2, 0]] * 2 + [[-1, -1, -1]] * 2
-    np.testing.assert_allclose(told, expected, rtol=1e-6)
+    np.testing.assert_allclose(observed, expected, rtol=1e-6)
 
 
-def test_a_sentence_is_told_as_its_embedding():
+def test_a_sentence_is_observed_as_its_embedding():
     subject = reward(form="sentence")
     assert subject.guides == 384
-    _, told = walk(subject, *EPISODE)
+    _, observed = walk(subject, *EPISODE)
     plan = ["pick up the yellow key", "open the yellow door", "go to the green goal"]
-    np.testing.assert_allclose(told[[0, 2, 4]], encode(plan), atol=1e-5)
-    assert not told[6:].any()
-    assert told[0] @ encode(["take the yellow key"])[0] > 0.9 > told[0] @ told[4]
+    np.testing.assert_allclose(observed[[0, 2, 4]], encode(plan), atol=1e-5)
+    assert not observed[6:].any()
+    assert observed[0] @ encode(["take the yellow key"])[0] > 0.9 > observed[0] @ observed[4]
 
 
-def test_a_subgoal_that_took_the_whole_episode_pays_nothing():
+def test_a_subgoal_that_took_the_whole_episode_gives_nothing():
     late = [drawn(max_steps=3)] * 3 + [drawn(changes=[TAKEN], max_steps=3)]
     assert walk(reward(), *late)[0] == [0, 0, 0]
     assert walk(reward(), *[drawn(max_steps=3)] * 5, drawn(changes=[TAKEN], max_steps=3))[0][-1] == 0  # never below 0
@@ -233,13 +233,13 @@ def test_plans_of_real_levels_end_where_the_mission_does(env_id, ending):
 
 
 @pytest.mark.parametrize(("form", "accuracy"), [("object", 0.9), ("position", 0.9), ("object", 0.0), ("position", 0.5)])
-def test_a_simulated_teacher_is_right_as_often_as_it_is_told(form, accuracy):
+def test_a_simulated_teacher_is_as_accurate_as_its_settings(form, accuracy):
     options = {"form": form, "accuracy": accuracy, "error": (1.0, 0.0), "seed": 3}
     levels = [level_of(drawn(max_steps=steps)) for steps in range(1, 301)]  # the same grid, other keys
-    truth, told = solve(levels[0]), NoisyPlanner(**options).ask(levels)
-    assert NoisyPlanner(**options).ask(levels[20::-1]) == told[20::-1]  # a level's plan depends on nothing else
-    assert all(len(plan) == 3 for plan in told)
-    right = np.mean([one == other for plan in told for one, other in zip(plan, truth)])
+    truth, observed = solve(levels[0]), NoisyPlanner(**options).ask(levels)
+    assert NoisyPlanner(**options).ask(levels[20::-1]) == observed[20::-1]  # a level's plan depends on nothing else
+    assert all(len(plan) == 3 for plan in observed)
+    right = np.mean([one == other for plan in observed for one, other in zip(plan, truth)])
     assert abs(right - accuracy) < 3 * np.sqrt(accuracy * (1 - accuracy) / 900) + 1e-9
 
 
@@ -247,9 +247,9 @@ def test_a_wrong_position_is_as_far_off_as_its_error_says():
     level, teacher = level_of(drawn()), NoisyPlanner(form="position", accuracy=0.0, error=(2.0, 0.0))
     for seed in range(20):
         teacher.seed = seed
-        for row, told in zip(solve(level), teacher.ask([level])[0]):
-            assert abs(row[1] - told[1]) + abs(row[2] - told[2]) == 2
-            assert level.grid[told[2], told[1], 0] != WALL
+        for row, observed in zip(solve(level), teacher.ask([level])[0]):
+            assert abs(row[1] - observed[1]) + abs(row[2] - observed[2]) == 2
+            assert level.grid[observed[2], observed[1], 0] != WALL
 
 
 def test_the_published_accuracies_are_the_authors():
@@ -294,7 +294,7 @@ def test_a_recorded_plan_belongs_to_its_level_whatever_the_seed(tmp_path):
     file.write_text("\n".join(json.dumps({"level": level_of(drawn()).key, "plan": plan}) for plan in (ODD, PLAN)))
     subject = reward(teacher="recorded", teacher_options={"file": str(file)})
     np.testing.assert_allclose(walk(subject, *EPISODE)[0], [0, 0.98, 0, 0.98, 0, 0.98, 0], rtol=1e-6)
-    elsewhere = walk(subject, *[drawn(agent=(2, 3)) for _ in range(3)])  # another level: nobody planned it
+    elsewhere = walk(subject, *[drawn(agent=(2, 3)) for _ in range(3)])  # another level, without a plan
     assert elsewhere[0] == [0, 0] and not elsewhere[1].any()
     assert "1 levels" in subject.notes()[0]
 
@@ -312,19 +312,19 @@ def test_a_bad_line_of_a_recording_is_named(tmp_path, line):
 
 
 def test_a_model_is_asked_once_a_level_and_its_answer_is_kept(tmp_path):
-    options = {"model": "m", "file": str(tmp_path / "plans.sqlite"), "attempts": 1, "timeout": 5}
+    options = {"model": "m", "answers": str(tmp_path / "plans.sqlite"), "attempts": 1, "timeout": 5}
     with ModelServer(lambda text, images: json.dumps({"subgoals": ODD + PLAN})) as server:
         subject = reward(teacher="openai", teacher_options={**options, "url": server.url})
-        paid, _ = walk(subject, *EPISODE)
+        rewarded, _ = walk(subject, *EPISODE)
         walk(subject, *EPISODE)
         assert len(server.seen) == 1
         assert subject.update(transition(drawn(), drawn(), 0)) == {"teacher_asked": 1, "teacher_failed": 0}
         asked = json.dumps(server.seen[0][1]["messages"])
     assert json.dumps(question(level_of(drawn())))[1:-1] in asked
     assert "(3, 2): locked yellow door" in asked and "The agent stands at (1, 1)." in asked and "#..#..#" in asked
-    np.testing.assert_allclose(paid, [0, 0.98, 0, 0.98, 0, 0.98, 0], rtol=1e-6)  # what makes no sense was left out
-    offline = reward(teacher="recorded", teacher_options={"file": options["file"]})
-    assert walk(offline, *EPISODE)[0] == paid
+    np.testing.assert_allclose(rewarded, [0, 0.98, 0, 0.98, 0, 0.98, 0], rtol=1e-6)  # what makes no sense was left out
+    offline = reward(teacher="recorded", teacher_options={"file": options["answers"]})
+    assert walk(offline, *EPISODE)[0] == rewarded
 
 
 def test_a_server_that_fails_leaves_no_subgoal_and_is_asked_again_later_but_not_at_once():

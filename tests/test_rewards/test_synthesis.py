@@ -44,7 +44,7 @@ def units(n):
 
 def test_on_a_clear_road_each_factor_falls_in_a_straight_line():
     reward = build(**CONSTANT, target_speed=20)
-    paid = reward.score(
+    rewarded = reward.score(
         batch_of(
             car(speed=20),
             car(speed=15),  # 1 - 5 / 20
@@ -55,22 +55,22 @@ def test_on_a_clear_road_each_factor_falls_in_a_straight_line():
             car(speed=20, lane_offset=3.5),
         )
     )
-    assert paid.dtype == np.float32
-    assert paid.tolist() == pytest.approx([1, 0.75, 0, 0.5, 2 / 3, 0.125, 0])
+    assert rewarded.dtype == np.float32
+    assert rewarded.tolist() == pytest.approx([1, 0.75, 0, 0.5, 2 / 3, 0.125, 0])
 
 
 def test_the_road_sets_the_target_where_no_speed_is_given():
-    paid = build(**CONSTANT).score(batch_of(car(speed=15, speed_limit=30), car(speed=15, speed_limit=20)))
-    assert paid.tolist() == pytest.approx([0.5, 0.75])
+    rewarded = build(**CONSTANT).score(batch_of(car(speed=15, speed_limit=30), car(speed=15, speed_limit=20)))
+    assert rewarded.tolist() == pytest.approx([0.5, 0.75])
     assert np.isfinite(build(**CONSTANT).score(batch_of(car(speed_limit=0)))).all()
 
 
 def test_a_crash_and_leaving_the_road_pay_the_penalty_alone():
-    paid = build(**CONSTANT, penalty=-7).score(batch_of(car(crashed=1), car(on_road=0), car()))
-    assert paid.tolist() == [-7, -7, 1]
+    rewarded = build(**CONSTANT, penalty=-7).score(batch_of(car(crashed=1), car(on_road=0), car()))
+    assert rewarded.tolist() == [-7, -7, 1]
 
 
-def test_danger_lowers_the_speed_that_is_paid_best():
+def test_danger_lowers_the_speed_of_the_highest_reward():
     """r = 0.25 of 20 m/s: 5 m/s is right, 20 is wrong by 15."""
     options = {**SENTENCES, "history": 0, "target_speed": 20.0, "low": -1.0, "high": 1.0}
     reward = build(**options)
@@ -96,8 +96,8 @@ def test_other_semantics_set_the_speed_in_the_same_way(semantics):
     share = np.clip(part, 0, 1)
     assert np.ptp(share) > 0.1
     reward = build(**SENTENCES, semantics=semantics, history=0, threshold=0.05, low=-0.2, high=0.2, target_speed=25)
-    paid = reward.score(batch_of(*(car(speed=10) for _ in seen), seen=seen))
-    assert paid == pytest.approx(1 - np.abs(10 - share * 25) / 25, abs=1e-5)
+    rewarded = reward.score(batch_of(*(car(speed=10) for _ in seen), seen=seen))
+    assert rewarded == pytest.approx(1 - np.abs(10 - share * 25) / 25, abs=1e-5)
 
 
 def test_steadiness_is_the_deviation_of_the_latest_offsets():
@@ -105,9 +105,9 @@ def test_steadiness_is_the_deviation_of_the_latest_offsets():
     memory = reward.initial_memory(2)
     offsets = np.array([[0.1, 0.0], [0.5, 0.0], [-0.2, 0.3], [0.3, 0.3], [0.0, 0.6]], np.float32)
     for t, row in enumerate(offsets):
-        paid, memory = reward.score(batch_of(*(car(lane_offset=x) for x in row)), memory)
+        rewarded, memory = reward.score(batch_of(*(car(lane_offset=x) for x in row)), memory)
         deviation = offsets[max(0, t - 2) : t + 1].std(axis=0)
-        assert paid == pytest.approx((1 - deviation / 0.4) * (1 - np.abs(row) / 1000), abs=1e-5)
+        assert rewarded == pytest.approx((1 - deviation / 0.4) * (1 - np.abs(row) / 1000), abs=1e-5)
 
 
 def test_a_memory_keeps_replay_from_computing_it_again_and_none_does_not():
@@ -132,8 +132,8 @@ def test_nothing_is_ready_before_the_contrast_is():
     assert isinstance(early, Scored) and not early.ready.any()
     metrics = reward.update(batch)
     assert metrics["failed"] == pytest.approx(1 / 30) and 0 < metrics["advised"] < 1 and metrics["blank"] == 0
-    paid = reward.score(batch)
-    assert paid[3] == -10 and np.ptp(np.delete(paid, 3)) > 0.1
+    rewarded = reward.score(batch)
+    assert rewarded[3] == -10 and np.ptp(np.delete(rewarded, 3)) > 0.1
 
 
 @pytest.mark.parametrize(

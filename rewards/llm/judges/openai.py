@@ -60,9 +60,9 @@ class TextModel(Endpoint, TextJudge):
     world: str = setting("", "family of the texts, whose background stands in the question if there is a file of it")
     reworded: bool = setting(False, "whether the second wording of the question is used, to compare with the first")
     both_orders: bool = setting(False, "whether pairs are asked about in both orders")
-    timeout: float = setting(20.0, "seconds for one attempt from question to answer", above=0)
-    connect: float = setting(2.0, "seconds until a connection must stand", above=0)
-    max_tokens: int = setting(256, "length of an answer, tokens", low=1)
+    timeout: float = 20.0
+    connect: float = 2.0
+    max_tokens: int = 256
 
     name = "openai"
 

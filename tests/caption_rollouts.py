@@ -1,4 +1,4 @@
-"""Rollouts of which nothing is known but what their captions say."""
+"""Rollouts whose only content is captions."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ GOOD = ["You pick up the yellow key.", "You open the yellow door.", "You reach t
 BAD = ["You bump into the wall.", "The door is locked.", "You drop the yellow key.", "Nothing happens."]
 
 
-def told(texts, ended=None, valid=None):
+def rollout(texts, ended=None, valid=None):
     """A rollout (T, N) whose states have these captions; (T,) is that of one environment."""
     text = np.array(texts, object)
     text = text[:, None] if text.ndim == 1 else text
@@ -26,6 +26,6 @@ def told(texts, ended=None, valid=None):
     )
 
 
-def pay(reward, texts):
-    """What captions pay, each in an episode of its own."""
-    return reward.scan(told([texts]), reward.initial_memory(len(texts)))[0][0].tolist()
+def rewards_of(reward, texts):
+    """Rewards of captions, each in an episode of its own."""
+    return reward.scan(rollout([texts]), reward.initial_memory(len(texts)))[0][0].tolist()
