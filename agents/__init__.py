@@ -1,22 +1,11 @@
-"""The table of agents: a name on the command line -> the class behind it. Importing it is cheap.
+"""The table of agents: a name on the command line -> its class. Importing it is cheap.
 
-ppo.py                     on-policy, a value for every stream: ppo_config.py (settings), collector.py and device.py
-(rollouts), advantages.py, learner.py and fused.py (the update, in torch and by hand), nets.py, glyphs.py
-dyna.py                    learns from what a model imagines: dyna_config.py (the variants), imagination.py (its side
-of the model), svg.py (gradients through the model), dreams.py (what was imagined)
-world_model.py             the same in a latent: world_config.py (the variants), latent/
-sqirl.py                   a few steps of look-ahead on random play; effective_horizon.py, how many a task needs
-iql.py                     from recordings; sb3.py, Stable-Baselines3's
-soft.py deep_q.py          SAC and DQN as learners without an environment: critics.py, fused_soft.py (by hand),
-stacked.py (networks side by side), heads.py (how a value is said)
-dynamics/                  models of the world
-replay.py                  what happened, paid anew: sampling.py, images.py; stale.py, the control that is not
-rollout.py                 the one place where anything is imagined; pay.py (what it is paid), penalties.py,
-discriminator.py, planners.py (CEM, MPPI, UP-MPC)
-codec.py steps.py          spaces as vectors; environments, a step at a time
-task.py verbs.py state.py weights.py captured.py
-the reward of an agent that was given none; Stable-Baselines3's verbs; exact resume;
-files; whole updates as CUDA graphs
+ppo/           on-policy, with a value for every reward stream
+dyna/          learns from transitions that a model imagines; world_model/  the same in a latent space
+sqirl, iql     look-ahead on random play; learning from recordings (effective_horizon: how much look-ahead a task needs)
+sb3/           Stable-Baselines3's algorithms
+base           the loop, state and files that our own agents share (env_stepper, task_reward, state)
+off_policy/    SAC and DQN without an environment; dynamics/, networks/, replay/  what several agents use
 """
 
 from __future__ import annotations

@@ -103,8 +103,7 @@ class IQL(Predictor):
         device: str = "cpu",
     ) -> None:
         self.config, self.observation_space, self.action_space = config, observation_space, action_space
-        self.inputs = Inputs(observation_space)
-        if self.inputs.images:
+        if Inputs(observation_space).images:
             raise ValueError(f"IQL cannot read images, and {observation_space} has some; record embeddings or states")
         self.discrete = isinstance(action_space, spaces.Discrete)
         if not self.discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):
@@ -114,10 +113,9 @@ class IQL(Predictor):
         self.encoding = SpaceEncoding(observation_space, action_space)
         self.device = torch.device(device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
-        actions = int(action_space.n) if self.discrete else int(np.prod(action_space.shape or ()))  # type: ignore[attr-defined]
         with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
             torch.default_generator.manual_seed(seed)
-            self.net = _Networks(self.inputs.size, actions, config.net_arch, self.discrete).to(self.device)
+            self.net = _Networks(self.encoding, config.net_arch).to(self.device)
         self.policy = self.net
         self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
         self._target = self._copied()
@@ -147,7 +145,7 @@ class IQL(Predictor):
         return super().predict(observation, None, episode_start, deterministic)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
-        vector = self.net.whitened(torch.as_tensor(self.inputs.vector(obs), device=self.device))
+        vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
         unused = vector.new_zeros(len(vector), self.net.log_std.shape[0])
         outputs = _run(self.net.layers(PI), self.net.inputs(vector, unused, PI))[0]
         chosen = self._chosen(self.net.policy(outputs), deterministic).cpu().numpy()
@@ -170,7 +168,7 @@ class IQL(Predictor):
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         """One minibatch: equations 5, 6 and 7, each with the networks of the step before."""
-        config, net, width = self.config, self.net, self.inputs.size
+        config, net, width = self.config, self.net, self.encoding.obs_size
         obs, next_obs, action, reward, continues = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
         inputs = net.inputs(obs, action)
         with torch.no_grad():
@@ -209,7 +207,7 @@ class IQL(Predictor):
         if not keep.any():
             raise ValueError("the data has no valid transition; give a recording")
         worth, data = worth[keep], data[keep]
-        obs, next_obs = (torch.tensor(self.inputs.vector(x)) for x in (data.obs, data.next_obs))
+        obs, next_obs = (torch.tensor(self.encoding.vector(x)) for x in (data.obs, data.next_obs))
         everything = torch.cat([obs, next_obs])
         self.net.mean.copy_(everything.mean(0))
         self.net.std.copy_(everything.std(0).clamp(min=1e-3))
@@ -246,15 +244,15 @@ class _Networks(nn.Module):
     std: Tensor
     reads: Tensor
 
-    def __init__(self, width: int, actions: int, net_arch: list[int], discrete: bool) -> None:
+    def __init__(self, encoding: SpaceEncoding, net_arch: list[int]) -> None:
         super().__init__()
-        self.discrete = discrete
-        sizes = [width + (0 if discrete else actions), *net_arch, actions]
+        self.discrete, width, actions = encoding.discrete, encoding.obs_size, encoding.action_size
+        sizes = [width + (0 if self.discrete else actions), *net_arch, actions]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for inputs, outputs in itertools.pairwise(sizes):
             for store, shape in ((self.weights, (4, inputs, outputs)), (self.biases, (4, 1, outputs))):
                 store.append(nn.Parameter(torch.empty(shape).uniform_(-1, 1) / math.sqrt(inputs)))
-        self.log_std = nn.Parameter(torch.zeros(actions), requires_grad=not discrete)
+        self.log_std = nn.Parameter(torch.zeros(actions), requires_grad=not self.discrete)
         reads = torch.ones(4, 1, sizes[0])
         reads[2:, :, width:] = 0
         self.register_buffer("reads", reads, persistent=False)

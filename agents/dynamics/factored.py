@@ -174,8 +174,8 @@ class Entries(nn.Module):
         bits: list[int] = []
         hots: dict[int, list[list[int]]] = {}  # how many values -> the columns of every one-hot with so many
         begin = 0
-        for key, (kind, sizes, length) in encoding.inputs.flat.items():
-            space = encoding.observation_space if encoding.inputs.bare else encoding.observation_space[key]
+        for key, (kind, sizes, length) in encoding.flat.items():
+            space = encoding.observation_space if encoding.bare else encoding.observation_space[key]
             if kind == "one-hot":
                 for size, end in zip(sizes.tolist(), (begin + np.cumsum(sizes)).tolist()):
                     hots.setdefault(size, []).append(list(range(end - size, end)))

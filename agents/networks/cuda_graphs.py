@@ -1,14 +1,12 @@
 """A whole update as one launch on a GPU, which otherwise waits for Python between hundreds of small kernels.
 
-step = captured(learner.update, device=device, generators=[learner.generator])
-step(rows)      what learner.update(rows) does and returns
+    step = captured(learner.update, device=device, generators=[learner.generator])
+    step(rows)      what learner.update(rows) does and returns
 
 The first calls run as they are, on a stream of their own; then the kernels of one call are recorded as a CUDA graph,
 and every later call copies its inputs into the graph's memory and replays it. No call is made twice or left out, so
-weights are those of the plain function up to rounding. On a CPU, and with mode="off", it is the plain function.
-
-Differences from torch.compile(mode="reduce-overhead"): nothing is compiled, so it starts at once and runs the same
-kernels; it records calls that change weights in place.
+weights are those of the plain function up to rounding. Unlike torch.compile(mode="reduce-overhead") it compiles
+nothing, so it starts at once, and it records calls that change weights in place.
 
 When it fails: a function that looks at values (`item`, `if tensor`), or allocates outside; numbers such as a learning
 rate are those of the call that was recorded. A function that cannot be recorded is called plainly from then on.
@@ -26,7 +24,7 @@ from torch import Tensor
 WARM_UP = 3  # plain calls before the recording, in which libraries allocate what they need
 MODES = ("auto", "off")
 
-Update = Callable[[Any], Any]  # a named tuple of tensors in, a dict of tensors out
+Update = Callable[[Any], Any]  # a named tuple (or tuple) of tensors in, a dict of tensors out
 
 
 def captured(
@@ -36,13 +34,9 @@ def captured(
     mode: str = "auto",
     generators: Iterable[torch.Generator] = (),
 ) -> Update:
-    """`function`, replayed as a CUDA graph where there is a GPU.
+    """`function`, replayed as a CUDA graph where there is a GPU and `mode` is "auto"; itself where not, or "off".
 
-    Args:
-        function: takes a named tuple (or tuple) of tensors, returns a dict of tensors; changes what it owns in place.
-        device: where it computes.
-        mode: "auto" or "off".
-        generators: all that it draws from, other than torch's global one.
+    `generators` are all that it draws from, other than torch's global one.
 
     Raises:
         ValueError: for another mode.
@@ -70,14 +64,14 @@ class Captured:
         self._outputs: dict[str, Tensor] = {}  # memory that it writes
 
     def __call__(self, inputs: Any) -> dict[str, Tensor]:
-        if self.reason is not None:
-            return self.function(inputs)
-        if self._calls < WARM_UP:
+        if self.reason is None and self._calls < WARM_UP:
             self._calls += 1
             return self._warm(inputs)
-        if self._graph is None:
+        if self.reason is None and self._graph is None:
             self._record(inputs)
-        if self.reason is not None or not self._fits(inputs):
+        if self.reason is not None or any(
+            a.shape != b.shape or a.dtype != b.dtype for a, b in zip(self._inputs, inputs)
+        ):
             return self.function(inputs)
         for mine, value in zip(self._inputs, inputs):
             mine.copy_(value)
@@ -113,6 +107,3 @@ class Captured:
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-    def _fits(self, inputs: Any) -> bool:
-        return all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(self._inputs, inputs))

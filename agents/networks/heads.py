@@ -1,4 +1,4 @@
-"""What a network says of a number: the number itself, or a distribution over bins whose mean it is.
+"""How a network represents a number: the number itself, or a distribution over bins whose mean it is.
 
     head = HLGauss(bins=101, low=-10, high=10)
     out = network(x)                (..., head.outputs)
@@ -14,7 +14,7 @@ equations 8 to 10.
 
 Differences from the sources:
   - HL-Gauss has three bins beyond each end, so that targets near an end keep their mean;
-  - its range may follow the targets: they are divided by a scale that only grows. What the network says grows with it,
+  - its range may follow the targets: they are divided by a scale that only grows. The network's values grow with it,
     and the next steps correct that;
   - DreamerV3's later releases space the bins of its two-hot exponentially; here the mean is taken in symlog's space.
 
@@ -59,7 +59,7 @@ class Mse(nn.Module):
         return 0.5 * (out.squeeze(-1) - target).square()
 
     def watch(self, target: Tensor) -> None:
-        """Nothing to adapt."""
+        """There is no range to adapt."""
 
 
 class _Bins(nn.Module):
@@ -67,7 +67,7 @@ class _Bins(nn.Module):
 
     Args:
         bins: how many.
-        low: the smallest target that can be said exactly, in that space.
+        low: the smallest target that can be represented exactly, in that space.
         high: the largest one.
         support: "fixed", "symlog", or "running": a scale that grows as targets do, to hold those that `watch` sees.
         pad: bins beyond low and high, so that a target there is spread to both sides as well.
@@ -114,7 +114,7 @@ class _Bins(nn.Module):
 
     def spread(self, target: Tensor) -> Tensor:
         """Targets (...), cut to the range, as probabilities (..., bins)."""
-        return self._spread(self.inside(target).clamp(self.low, self.high)[..., None])
+        return self._histogram(self.inside(target).clamp(self.low, self.high)[..., None])
 
     @torch.no_grad()
     def watch(self, target: Tensor) -> None:
@@ -127,7 +127,7 @@ class _Bins(nn.Module):
         outside = (inside < self.low - slack) | (inside > self.high + slack)
         self.frac_clipped.lerp_(outside.float().mean(), 0.01)
 
-    def _spread(self, inside: Tensor) -> Tensor:
+    def _histogram(self, inside: Tensor) -> Tensor:
         """(..., 1) -> (..., bins)."""
         raise NotImplementedError
 
@@ -141,18 +141,18 @@ class HLGauss(_Bins):
         self.edges: Tensor
         self.register_buffer("edges", edges, persistent=False)
 
-    def _spread(self, inside: Tensor) -> Tensor:
+    def _histogram(self, inside: Tensor) -> Tensor:
         below = torch.erf((self.edges - inside) / (math.sqrt(2) * 0.75 * self.width))
         return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
 
 
 class TwoHot(_Bins):
-    """Targets as weights of the two nearest centres; low and high are in symlog's space unless said otherwise."""
+    """Targets as weights of the two nearest centres; low and high are in symlog's space by default."""
 
     def __init__(self, bins: int = 101, low: float = -20.0, high: float = 20.0, support: str = "symlog") -> None:
         super().__init__(bins, low, high, support, pad=0)
 
-    def _spread(self, inside: Tensor) -> Tensor:
+    def _histogram(self, inside: Tensor) -> Tensor:
         return (1 - (inside - self.centres).abs() / self.width).clamp(min=0)
 
 

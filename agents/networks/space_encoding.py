@@ -1,10 +1,10 @@
 """Spaces as numbers: observations and actions as flat vectors for networks that predict them, and back.
 
-codec = Codec(observation_space, action_space)
-codec.vector(obs)            (N, D)   boxes ravelled, Discrete and MultiDiscrete one-hot; images apart, `pixels`
-codec.obs(vector, pixels)    the observation again, as the environment gives it
-codec.encode(action)         (N, A)   a Box scaled to [-1, 1], Discrete one-hot
-codec.decode(vector)         the action again, as the environment takes it
+encoding = SpaceEncoding(observation_space, action_space)
+encoding.vector(obs)            (N, D)   boxes ravelled, Discrete and MultiDiscrete one-hot; images apart, `pixels`
+encoding.obs(vector, pixels)    the observation again, as the environment gives it
+encoding.encode(action)         (N, A)   a Box scaled to [-1, 1], Discrete one-hot
+encoding.decode(vector)         the action again, as the environment takes it
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from agents.networks.actor_critic import Inputs
 from envs.types import Obs
 
 
-class SpaceEncoding:
-    """How an agent that predicts sees its environment.
+class SpaceEncoding(Inputs):
+    """`Inputs` and actions, in both directions.
 
     Attributes:
-        inputs: the observation space, as `agents.networks.actor_critic.Inputs` reads it.
         obs_size: D, length of an observation's flat part.
-        images: key -> (C, H, W) of its uint8 images; empty for an observation of numbers.
         discrete: whether one of A actions is chosen; else an action is A numbers in [-1, 1].
         action_size: A.
 
@@ -37,8 +35,8 @@ class SpaceEncoding:
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         self.observation_space: Any = observation_space
         self.action_space: Any = action_space
-        self.inputs = Inputs(observation_space)
-        self.obs_size, self.images = self.inputs.size, self.inputs.images
+        super().__init__(observation_space)
+        self.obs_size = self.size
         space: Any = action_space
         self.discrete = isinstance(space, spaces.Discrete)
         if self.discrete:
@@ -52,14 +50,6 @@ class SpaceEncoding:
         self.action_size = int(np.prod(space.shape))
         self._low, self._high = (np.asarray(b, np.float32).ravel() for b in (space.low, space.high))
 
-    def vector(self, obs: Obs, leading: int = 1) -> np.ndarray:
-        """The flat part, float32 (*leading axes, D)."""
-        return self.inputs.vector(obs, leading)
-
-    def pixels(self, obs: Obs) -> dict[str, np.ndarray]:
-        """The images, uint8 (*leading axes, C, H, W)."""
-        return self.inputs.pixels(obs)
-
     def obs(self, vector: np.ndarray, pixels: dict[str, np.ndarray] | None = None) -> Obs:
         """The observation whose `vector` (*leading axes, D) and `pixels` these are.
 
@@ -68,19 +58,19 @@ class SpaceEncoding:
         leading = vector.shape[:-1]
         parts: dict[str, np.ndarray] = dict(pixels or {})
         begin = 0
-        for key, (kind, sizes, length) in self.inputs.flat.items():
-            space = self.observation_space if self.inputs.bare else self.observation_space[key]
+        for key, (kind, sizes, length) in self.flat.items():
+            space = self.observation_space if self.bare else self.observation_space[key]
             value = vector[..., begin : begin + length]
             begin += length
             if kind == "one-hot":
                 ends = np.cumsum(sizes)
                 chosen = [value[..., end - n : end].argmax(-1) for n, end in zip(sizes, ends)]
-                value = np.stack(chosen, -1) + self.inputs.starts[key]
+                value = np.stack(chosen, -1) + self.starts[key]
             elif np.issubdtype(space.dtype, np.integer):  # a model's guess lies between whole numbers, and outside
                 low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (0, 1)
                 value = np.clip(np.rint(value), np.ravel(low), np.ravel(high))
             parts[key] = value.reshape(*leading, *space.shape).astype(space.dtype, copy=False)
-        return parts[""] if self.inputs.bare else {key: parts[key] for key in self.observation_space.spaces}
+        return parts[""] if self.bare else {key: parts[key] for key in self.observation_space.spaces}
 
     def encode(self, action: Any) -> np.ndarray:
         """Actions (*leading axes, *shape) as float32 (*leading axes, A)."""

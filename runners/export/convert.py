@@ -121,22 +121,22 @@ def _dyna(model: Any) -> Policy:
         raise NoForm(f"agent=dyna with agent.planner={model.config.planner} acts by looking ahead in its model")
     encoding, learner = model.encoding, model.learner
     whitening = _normalised(learner.mean, learner.scale, CLIP)
-    parts, layers = _own_parts(encoding.inputs, whitening)
+    parts, layers = _own_parts(encoding, whitening)
     if encoding.discrete:
         layers += [*_stacked(learner.critic, learner.config.activation), *_values(learner), Mean(0)]
         return Policy(
-            _inputs(encoding.observation_space), parts, _chain(*layers), _choice(encoding), encoding.inputs.bare
+            _inputs(encoding.observation_space), parts, _chain(*layers), _choice(encoding), encoding.bare
         )
     layers += [*_stacked(learner.actor, learner.config.activation, outputs=encoding.action_size), Mean(0), nn.Tanh()]
     decision = _bounded("rescale", encoding.action_space)
-    return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), decision, encoding.inputs.bare)
+    return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), decision, encoding.bare)
 
 
 def _iql(model: Any) -> Policy:
     net = model.net
-    parts, layers = _own_parts(model.inputs, _normalised(net.mean, 1 / net.std, CLIP))
+    parts, layers = _own_parts(model.encoding, _normalised(net.mean, 1 / net.std, CLIP))
     rows = [(weight[-1], bias[-1, 0]) for weight, bias in net.layers()]
-    rows[0] = (rows[0][0][: model.inputs.size], rows[0][1])  # what follows is an action, zero for the policy
+    rows[0] = (rows[0][0][: model.encoding.size], rows[0][1])  # what follows is an action, zero for the policy
     for number, (weight, bias) in enumerate(rows):
         layers += [_linear(weight, bias), *([nn.ReLU()] if number < len(rows) - 1 else [])]
     if model.discrete:
@@ -144,7 +144,7 @@ def _iql(model: Any) -> Policy:
     else:
         layers.append(nn.Tanh())
         decision = _bounded("rescale", model.action_space)
-    return Policy(_inputs(model.observation_space), parts, _chain(*layers), decision, model.inputs.bare)
+    return Policy(_inputs(model.observation_space), parts, _chain(*layers), decision, model.encoding.bare)
 
 
 def _own_parts(inputs: Inputs, whitening: list[nn.Module]) -> tuple[list[Part], list[nn.Module]]:
