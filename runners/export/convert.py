@@ -124,9 +124,7 @@ def _dyna(model: Any) -> Policy:
     parts, layers = _own_parts(encoding, whitening)
     if encoding.discrete:
         layers += [*_stacked(learner.critic, learner.config.activation), *_values(learner), Mean(0)]
-        return Policy(
-            _inputs(encoding.observation_space), parts, _chain(*layers), _choice(encoding), encoding.bare
-        )
+        return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), _choice(encoding), encoding.bare)
     layers += [*_stacked(learner.actor, learner.config.activation, outputs=encoding.action_size), Mean(0), nn.Tanh()]
     decision = _bounded("rescale", encoding.action_space)
     return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), decision, encoding.bare)
