@@ -1,7 +1,7 @@
 """The contract of a reward.
 
 A reward says how good a transition is. It never receives an environment, never weighs or scales itself, never logs:
-`rewards.mix.mix` weighs, scales and keeps the books; `rewards.adapters.gym` and `rewards.adapters.sb3` feed it.
+`rewards.mix.mix` does; `rewards.adapters` feed it transitions.
 
 What you write, in one file:
 
@@ -15,15 +15,15 @@ Rules that `rewards.check.check_reward` enforces:
     1. `score` is pure: the same input gives the same output, and `state_dict()` stays as it was.
     2. A row's score does not depend on the other rows of the batch, nor on their order.
     3. `update` is the only place that learns. Rows with `valid == False` are not to be learnt from.
-    4. The score of row t speaks about `next_obs`, `frame`, `text`: what the action led to.
+    4. The score of row t is about `next_obs`, `frame`, `text`: what the action led to.
     5. `state_dict()` holds everything; a fresh instance that loads it gives equal scores.
 
 A reward with a memory of the episode (counts, nearest neighbours) defines `initial_memory(n)`, takes `score(batch,
 memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it,
 hands it back at the next step and resets the rows whose episode ended. `score` must not write into the memory it was
-given. Where a whole rollout can be scored faster than step by step, `scan` says how. A score that depends on the
+given. Where a whole rollout can be scored faster than step by step, override `scan`. A score that depends on the
 episode can be a potential only if all episodes start at the same one, whatever their first state: `starts_at` names it.
-Where one number a row can stand for the memory, `recalls` names it and `recall` tells it: replay pays that reward anew.
+Where one number a row can stand for the memory, `recalls` names it and `recall` computes it: replay relabels with it.
 
 A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
 `embedding` and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
@@ -31,8 +31,8 @@ A reward that needs frames and reduces them to an embedding which never changes 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,7 +47,7 @@ class Scored(NamedTuple):
     """What `score` may return instead of a bare array when some rows have no answer yet (annotators)."""
 
     value: np.ndarray  # float32 (N,)
-    ready: np.ndarray  # bool (N,); a row that is not ready pays 0 and may be asked again later
+    ready: np.ndarray  # bool (N,); a row that is not ready gets 0 and may be asked again later
 
 
 @dataclass
@@ -89,37 +89,6 @@ class RewardConfig(Settings):
     def prefix(self) -> str:
         return f"reward.{self.name}." if self.name != "reward" else "reward."
 
-    def positive(self, *names: str) -> None:
-        """Raise ValueError unless each field is above 0 and finite."""
-        for name in names:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be above 0 and finite")
-
-    def at_least(self, low: float, *names: str) -> None:
-        """Raise ValueError unless each field is a finite number of at least `low`."""
-        for name in names:
-            if not low <= getattr(self, name) < math.inf:
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} must be at least {low}, and finite")
-
-    def share(self, *names: str, above: float | None = None) -> None:
-        """Raise ValueError unless each field is a share: in [0, 1], or above `above` and at most 1."""
-        for name in names:
-            value = getattr(self, name)
-            if not (value >= 0 if above is None else above < value) or value > 1:
-                wanted = "[0, 1]" if above is None else f"({above}, 1]"
-                raise ValueError(f"reward {self.name}: {name}={value} is no share; give a number in {wanted}")
-
-    def within(self, low: float, high: float, *names: str) -> None:
-        """Raise ValueError unless each field lies strictly between the bounds."""
-        for name in names:
-            if not low < getattr(self, name) < high:
-                raise ValueError(f"reward {self.name}: {name}={getattr(self, name)} is outside ({low}, {high})")
-
-    def one_of(self, name: str, *known: str) -> None:
-        """Raise ValueError unless the field is one of `known`."""
-        if getattr(self, name) not in known:
-            raise ValueError(f"reward {self.name}: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-
 
 class Reward(ABC):
     """Base class of every reward; the module's docstring is the contract."""
@@ -134,9 +103,7 @@ class Reward(ABC):
     keeps_frames: bool = False  # must the frames stay beside the embedding?
     recalls: ClassVar[str] = ""  # with a memory: the extra, one number a row, that can stand for it (see `recall`)
     starts_at: ClassVar[float | None] = None  # with a memory: what every episode's first state scores, if one constant
-    control: ClassVar[dict[str, Any] | None] = (
-        None  # config changes that make the reward meaningless, for the control run
-    )
+    control: ClassVar[dict[str, Any] | None] = None  # config changes that make it meaningless, for the control run
 
     def __init__(
         self,
@@ -147,7 +114,7 @@ class Reward(ABC):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.config = config
+        self.config: Any = config  # of the class's own Config
         self.observation_space = observation_space
         self.action_space = action_space
         self.seed = seed
@@ -199,10 +166,10 @@ class Reward(ABC):
         return raw, memory
 
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """What the memory knew at each row, float32 (T, N), and the memory after; only for rewards that name `recalls`.
+        """What `recalls` names, at each row, float32 (T, N), and the memory after; only for rewards that name one.
 
         A replay buffer keeps it, in time order; `score` and `scan` read `batch.extras[recalls]` where it is there and
-        leave the memory alone. So a transition out of the buffer is paid by what the reward has learnt since.
+        leave the memory alone. So a transition from the buffer is scored with what the reward has learnt since.
         """
         raise TypeError(f"{type(self).__name__} names no extra in recalls, so its memory stands for itself")
 
@@ -215,11 +182,15 @@ class Reward(ABC):
         return []
 
     def close(self) -> None:  # noqa: B027 - most rewards hold nothing open
-        """Give back what the reward holds beside memory: processes, connections, files."""
+        """Release what the reward holds besides: processes, connections, files."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that moves, nested: modules, optimisers, statistics, random generators, arrays under `_state`."""
-        return {name: _get_state(value) for name, value in vars(self).items() if _has_state(value)}
+        """Everything that changes, nested: modules, optimisers, statistics, random generators, arrays under `_state`."""
+        return {
+            name: value.bit_generator.state if isinstance(value, np.random.Generator) else value.state_dict()
+            for name, value in vars(self).items()
+            if _has_state(value)
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -234,7 +205,11 @@ class Reward(ABC):
                 "was it saved with another reward or version?"
             )
         for name in own:
-            _set_state(getattr(self, name), state[name])
+            value = getattr(self, name)
+            if isinstance(value, np.random.Generator):
+                value.bit_generator.state = state[name]
+            else:
+                value.load_state_dict(state[name])
 
 
 def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
@@ -246,6 +221,21 @@ def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
     return merged
 
 
+def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Values for each row's `obs`, given those for its `next_obs`: along a rollout they are the previous row's.
+
+    `ask(missing)` returns them for the rows of the mask `missing`: where an episode begins or there is no row before.
+    """
+    before = np.empty_like(at_next)
+    missing = np.ones(batch.shape, bool)
+    if len(batch.shape) == 2:
+        before[1:] = at_next[:-1]
+        missing[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
+    if missing.any():
+        before[missing] = ask(missing)
+    return before
+
+
 def values_of(scored: Any) -> np.ndarray:
     """The float32 array inside whatever `score` returned; rows that are not ready are 0."""
     if isinstance(scored, Scored):
@@ -254,17 +244,5 @@ def values_of(scored: Any) -> np.ndarray:
 
 
 def _has_state(value: Any) -> bool:
-    return isinstance(value, np.random.Generator) or (
-        hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    )
-
-
-def _get_state(value: Any) -> Any:
-    return value.bit_generator.state if isinstance(value, np.random.Generator) else value.state_dict()
-
-
-def _set_state(value: Any, state: Any) -> None:
-    if isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
-    else:
-        value.load_state_dict(state)
+    stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return stateful or isinstance(value, np.random.Generator)

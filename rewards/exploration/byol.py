@@ -58,7 +58,7 @@ class BYOL(Episodic, Learned):
 
     def build(self) -> None:
         Learned.build(self)  # by name: a subclass may inherit other networks as well
-        config = self.settings
+        config = self.config
         self.width = config.features
         self.encoder = self.net(config.hidden, self.width)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
@@ -67,14 +67,14 @@ class BYOL(Episodic, Learned):
 
     def build_networks(self) -> None:
         """Make the predictor and the optimiser."""
-        self.predictor = self.head(self.width, self.settings.hidden, self.width)
+        self.predictor = self.head(self.width, self.config.hidden, self.width)
         self.train_on(self.encoder, self.loops, self.predictor)
 
     def initial_memory(self, n: int) -> Memory:
         return {
             "belief": np.zeros((n, self.width), np.float32),  # of the observation before
             "action": np.zeros((n, self.actions.size), np.float32),  # that followed it
-            "open": np.zeros((n, self.settings.horizon - 1, self.width), np.float32),  # loops 1..K-1 steps long
+            "open": np.zeros((n, self.config.horizon - 1, self.width), np.float32),  # loops 1..K-1 steps long
             "held": np.zeros(n, np.int64),  # how many of these there are
         }
 
@@ -120,7 +120,7 @@ class BYOL(Episodic, Learned):
             whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid and ended bool (M, L), and the
             belief (M, D) and action (M, A) that come before.
         """
-        length = min(self.settings.sequence, batch.shape[0])
+        length = min(self.config.sequence, batch.shape[0])
         batch = _fill_up(batch, length)
         flat = batch.flatten()
         x, action, after = self.inputs(flat.obs), self.actions(flat.action), self.inputs(flat.next_obs)
@@ -151,7 +151,7 @@ class BYOL(Episodic, Learned):
         super().descend(loss)
         with torch.no_grad():
             for slow, quick in zip(self.target.parameters(), self.encoder.parameters()):
-                slow.lerp_(quick, 1 - self.settings.decay)
+                slow.lerp_(quick, 1 - self.config.decay)
 
 
 class Links:

@@ -81,7 +81,7 @@ class Count(Episodic):
     Config = CountConfig
 
     def build(self) -> None:
-        config: Any = self.config
+        config = self.config
         self.kind = config.kind
         self.lifetime = config.memory == "lifetime"
         # what an episode has seen does not follow from a transition drawn out of a replay buffer

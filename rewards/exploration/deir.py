@@ -64,7 +64,7 @@ class DEIR(Episodic, Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         size = config.features
         self.memory = TrajectoryQuotient(config.capacity, 2 * size, 1)
         self.encoder = self.net(config.hidden, size)
@@ -75,7 +75,7 @@ class DEIR(Episodic, Learned):
         self.train_on(self.encoder, self.trajectory, self.judge)
 
     def initial_memory(self, n: int) -> Memory:
-        return {**super().initial_memory(n), "way": np.zeros((n, self.settings.features), np.float32)}
+        return {**super().initial_memory(n), "way": np.zeros((n, self.config.features), np.float32)}
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         visits = Visits(batch)
@@ -88,8 +88,8 @@ class DEIR(Episodic, Learned):
     def update(self, batch: Transitions) -> dict[str, float]:
         column = batch if len(batch.shape) == 2 else batch.map(lambda x: x[None])
         visits = Visits(column)
-        x, _ = self._walk(visits, np.zeros((column.shape[1], self.settings.features), np.float32))
-        way = x[visits.rows, :, self.settings.features :]
+        x, _ = self._walk(visits, np.zeros((column.shape[1], self.config.features), np.float32))
+        way = x[visits.rows, :, self.config.features :]
         return super().update(column.replace(extras={"way": way}))
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:

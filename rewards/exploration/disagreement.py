@@ -42,7 +42,7 @@ class Disagreement(Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         sizes = (config.features + self.actions.size, config.hidden, config.features)
         self.ensemble = StackedHeads([self.head(sizes[0], *sizes[1:]) for _ in range(config.members)])
@@ -59,7 +59,7 @@ class Disagreement(Learned):
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         inputs, target = columns
-        members, share = self.settings.members, self.settings.bootstrap
+        members, share = self.config.members, self.config.bootstrap
         if share < 1:
             drawn = self.rng.random((members, len(inputs)), dtype=np.float32).argsort(axis=1)
             rows = torch.from_numpy(drawn[:, : math.ceil(share * len(inputs))]).to(inputs.device)

@@ -61,11 +61,11 @@ class E3B(Episodic, InverseDynamics):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.learns = config.embedding == "inverse"
         self.memory = EllipticalMemory(config.features, config.ridge)
         self.train_on(self.encoder, self.guess)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         bonus, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))
-        return (np.sqrt(bonus) if self.settings.sqrt else bonus).astype(np.float32), memory
+        return (np.sqrt(bonus) if self.config.sqrt else bonus).astype(np.float32), memory

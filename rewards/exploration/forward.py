@@ -35,7 +35,7 @@ class Forward(Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         images = bool(self.layout.images)
         self.features = self.net(config.hidden, config.features).requires_grad_(False) if images else None
         self.width = config.features if images else self.layout.size  # of what stands for an observation
@@ -43,7 +43,7 @@ class Forward(Learned):
 
     def build_networks(self) -> None:
         """Make the networks and their optimiser."""
-        hidden = self.settings.hidden
+        hidden = self.config.hidden
         self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width, gain=0.1)
         self.train_on(self.model)
 

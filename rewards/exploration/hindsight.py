@@ -54,7 +54,7 @@ class Hindsight(Forward):
     Config = HindsightConfig
 
     def build_networks(self) -> None:
-        config, given = self.settings, self.width + self.actions.size
+        config, given = self.config, self.width + self.actions.size
         hidden = config.hidden
         self.generator_net = self.head(given + self.width + config.noise, hidden, hidden, config.chance, gain=0.1)
         self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width, gain=0.1)
@@ -66,13 +66,13 @@ class Hindsight(Forward):
     def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         given = torch.cat([x, action], dim=1)
         z = self.chance(given, after, None)
-        reward = self.reconstruction(given, z, after) / self.settings.temper
-        weight, bank = self.settings.invariance, self.negatives.newest(x.device)
+        reward = self.reconstruction(given, z, after) / self.config.temper
+        weight, bank = self.config.invariance, self.negatives.newest(x.device)
         return reward + weight * self.information(given, z, bank) if weight and bank is not None else reward
 
     def chance(self, given: torch.Tensor, after: torch.Tensor, noise: np.ndarray | None) -> torch.Tensor:
         """z (N, chance) of what happened; without noise, its middle."""
-        epsilon = given.new_zeros(len(given), self.settings.noise) if noise is None else torch.from_numpy(noise)
+        epsilon = given.new_zeros(len(given), self.config.noise) if noise is None else torch.from_numpy(noise)
         return torch.tanh(self.generator_net(torch.cat([given, after, epsilon.to(given.device)], dim=1)))
 
     def reconstruction(self, given: torch.Tensor, z: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ class Hindsight(Forward):
 
         log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance).
         """
-        scale = 1 / math.sqrt(self.settings.hidden)
+        scale = 1 / math.sqrt(self.config.hidden)
         left, right = self.critic[0](given) * scale, self.critic[1](z)
         own = (left * right).sum(dim=1, keepdim=True)
         every = torch.cat([own, left @ self.critic[1](others).T], dim=1)
@@ -95,23 +95,23 @@ class Hindsight(Forward):
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         x, action, after = columns
         given = torch.cat([x, action], dim=1)
-        noise = self.rng.standard_normal((len(x), self.settings.noise), dtype=np.float32)
+        noise = self.rng.standard_normal((len(x), self.config.noise), dtype=np.float32)
         z = self.chance(given, after, noise)
         self.negatives.add(z.detach())
-        reconstruction = self.reconstruction(given, z, after).mean() / self.settings.temper
-        if not self.settings.invariance:
+        reconstruction = self.reconstruction(given, z, after).mean() / self.config.temper
+        if not self.config.invariance:
             return {"reconstruction_loss": reconstruction}
-        for _ in range(self.settings.critic_steps):
+        for _ in range(self.config.critic_steps):
             information = self.batch_information(given, z.detach())
             self.critic_optimizer.zero_grad()
             (-information).backward()
             self.critic_optimizer.step()
         information = self.batch_information(given, z)  # its gradient reaches the critic too, which zero_grad forgets
-        return {"reconstruction_loss": reconstruction, "information": self.settings.invariance * information}
+        return {"reconstruction_loss": reconstruction, "information": self.config.invariance * information}
 
     def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """The mean of `information` over a minibatch whose other rows are the negatives."""
-        scale = 1 / math.sqrt(self.settings.hidden)
+        scale = 1 / math.sqrt(self.config.hidden)
         pairs = self.critic[0](given) * scale @ self.critic[1](z).T
         return (pairs.diagonal() - torch.logsumexp(pairs, dim=1)).mean() + math.log(len(z))
 

@@ -43,7 +43,7 @@ class ICM(InverseDynamics):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.forward_model = self.head(config.features + self.actions.size, config.hidden, config.features)
         self.train_on(self.encoder, self.guess, self.forward_model)
 
@@ -52,7 +52,7 @@ class ICM(InverseDynamics):
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         error, one, two = self.error(*columns)
-        share = self.settings.forward_share
+        share = self.config.forward_share
         inverse = self.inverse_loss(one, two, columns[1])
         return {"forward_loss": share * error.mean(), "inverse_loss": (1 - share) * inverse}
 

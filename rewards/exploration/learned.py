@@ -77,10 +77,8 @@ class Learned(Reward):
     learns = True  # False where only the whitening moves
 
     def build(self) -> None:
-        config: Any = self.config
-        self.settings = config
-        name, seed, observation_space = config.name, self.seed, self.observation_space
-        self.layout = Layout(observation_space, config.keys, name, channels=config.channels, smallest_image=IMAGE)
+        config, name, seed = self.config, self.config.name, self.seed
+        self.layout = Layout(self.observation_space, config.keys, name, channels=config.channels, smallest_image=IMAGE)
         self.statistics = RunningMeanStd((self.layout.size,))
         self.statistics.mean, self.statistics.var = self.layout.prior()
         self.rng = np.random.default_rng(seed)  # of the minibatches; the global generators stay untouched
@@ -102,7 +100,7 @@ class Learned(Reward):
     def train_on(self, *modules: nn.Module, learning_rate: float | None = None) -> None:
         """Make the optimiser of everything that `loss` moves."""
         self.trained = [parameter for module in modules for parameter in module.parameters()]
-        rate = learning_rate or self.settings.learning_rate
+        rate = learning_rate or self.config.learning_rate
         self.optimizer = torch.optim.Adam(self.trained, lr=rate, fused=True)
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -124,7 +122,7 @@ class Learned(Reward):
 
     def watch(self, batch: Transitions) -> None:
         """Let the statistics move, once for each transition."""
-        if self.settings.normalize_obs == "running":
+        if self.config.normalize_obs == "running":
             if "obs" in self.requires and self.layout.vector:  # bytes are always finite
                 self.rows(batch.obs)  # raises before anything has moved, and so does the next
             if "action" in self.requires:
@@ -135,10 +133,10 @@ class Learned(Reward):
 
     def fit(self, columns: tuple[torch.Tensor, ...]) -> dict[str, float]:
         """Passes over minibatches; the mean of each loss."""
-        size, share = self.settings.batch_size, self.settings.update_proportion
+        size, share = self.config.batch_size, self.config.update_proportion
         sums: dict[str, torch.Tensor] = {}
         count = 0
-        for _ in range(self.settings.epochs):
+        for _ in range(self.config.epochs):
             taken = self.epoch(columns)
             order = self.rng.permutation(len(taken[0]))
             for i in range(0, len(order), size):
@@ -161,7 +159,7 @@ class Learned(Reward):
         """One step of the optimiser; none on a loss that is NaN or infinite, which would spoil every weight."""
         self.optimizer.zero_grad()
         loss.backward()
-        if bool(nn.utils.clip_grad_norm_(self.trained, self.settings.max_grad_norm).isfinite()):
+        if bool(nn.utils.clip_grad_norm_(self.trained, self.config.max_grad_norm).isfinite()):
             self.optimizer.step()
 
     def rows(self, obs: Obs) -> np.ndarray:
@@ -174,7 +172,7 @@ class Learned(Reward):
         if not math.isfinite(x.sum()) and not np.isfinite(x).all():
             row, column = np.argwhere(~np.isfinite(x))[0]
             raise FloatingPointError(
-                f"reward {self.settings.name} was given an observation with {x[row, column]} at place {column} "
+                f"reward {self.config.name} was given an observation with {x[row, column]} at place {column} "
                 f"(row {row} of the batch); nothing has been learnt from it, fix the environment"
             )
         return x
@@ -185,7 +183,7 @@ class Learned(Reward):
 
     def whiten(self, rows: np.ndarray) -> torch.Tensor:
         """Rows (N, size) -> what networks see of them."""
-        if self.settings.normalize_obs == "none":
+        if self.config.normalize_obs == "none":
             return torch.from_numpy(rows).to(self.device)
         x = rows - self.statistics.mean.astype(np.float32)
         x *= (1 / self.statistics.std).astype(np.float32)
@@ -219,7 +217,7 @@ class InverseDynamics(Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         hidden, features = config.hidden, config.features
         self.encoder = self.net(hidden, features)
         self.guess = self.head(2 * features, hidden, self.actions.size)

@@ -24,7 +24,7 @@ import torch
 from torch.linalg import solve_triangular
 
 from envs.types import Memory, Obs, Transitions, map_obs
-from rewards.base import Reward
+from rewards.base import Reward, values_at_obs
 
 PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
@@ -97,19 +97,10 @@ class Visits:
 
 
 def both(function: Callable[[Obs], np.ndarray], batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
-    """`function` of `obs` and of `next_obs`, (T, N, ...) each, from one that takes and returns rows (M, ...).
-
-    Within an episode `obs` is the `next_obs` of the row before, so it is asked for only where that is missing.
-    """
+    """`function` of `obs` and of `next_obs`, (T, N, ...) each, from one that takes and returns rows (M, ...)."""
     after = function(batch.flatten().next_obs)
     after = after.reshape(*batch.shape, *after.shape[1:])
-    missing = np.ones(batch.shape, bool)
-    missing[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
-    before = np.empty_like(after)
-    before[1:] = after[:-1]
-    if missing.any():
-        before[missing] = function(map_obs(lambda x: x[missing], batch.obs))
-    return before, after
+    return values_at_obs(batch, after, lambda rows: function(map_obs(lambda x: x[rows], batch.obs))), after
 
 
 class CountMemory:

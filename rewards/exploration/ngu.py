@@ -39,7 +39,7 @@ class NGU(PseudoCount):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         shared = {field.name: getattr(config, field.name) for field in fields(LearnedConfig)}
         shared["learning_rate"] = config.rnd_learning_rate
         self.rnd = RND(
@@ -63,4 +63,4 @@ class NGU(PseudoCount):
         if self.error.count == 0:
             return np.ones_like(error)
         alpha = 1 + (error - self.error.mean) / self.error.std
-        return np.clip(alpha, 1, self.settings.max_factor).astype(np.float32)
+        return np.clip(alpha, 1, self.config.max_factor).astype(np.float32)

@@ -44,14 +44,14 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
         self.memory = CountMemory(config.capacity)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         before, after = both(self.novelty, batch)
         n, memory = self.walk(batch, memory, self.hash)
-        rise = np.maximum(after - np.float32(self.settings.alpha) * before, 0)
+        rise = np.maximum(after - np.float32(self.config.alpha) * before, 0)
         return np.where(n == 1, rise, np.float32(0)), memory
 
     def novelty(self, obs: Obs) -> np.ndarray:

@@ -56,7 +56,7 @@ class PseudoCount(Episodic, InverseDynamics):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
         self.distance = RunningMeanStd(window=RECENT)
         self.distance.mean = np.ones(())
@@ -79,7 +79,7 @@ class PseudoCount(Episodic, InverseDynamics):
 
     def bonus(self, squares: np.ndarray) -> np.ndarray:
         """Squared distances (..., k), infinite where there is no neighbour -> rewards float32 (...)."""
-        settings = self.settings
+        settings = self.config
         share = np.where(np.isfinite(squares), squares / max(float(self.distance.mean), EPSILON), 1)
         kernel = settings.kernel / (np.maximum(share - settings.cluster, 0) + settings.kernel)
         root = np.sqrt(kernel.sum(axis=-1)) + settings.constant

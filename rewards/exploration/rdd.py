@@ -51,7 +51,7 @@ class RDD(RND):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.kind = config.target
         if self.kind == "ensemble":
             nets = [self.net(config.hidden, config.features) for _ in range(config.members)]
@@ -62,22 +62,22 @@ class RDD(RND):
         rows = self.rows(batch.next_obs)
         x = self.whiten(rows)
         draws = self.draw(x)
-        if self.settings.replay:
+        if self.config.replay:
             self.replay.add(self.rng, rows, draws.cpu().numpy())
         return x, draws
 
     def epoch(self, columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        if not self.settings.replay:
+        if not self.config.replay:
             return columns
         rows, draws = self.replay.sample(self.rng, 2 * len(columns[0]))  # the new visits are among them
         return self.whiten(rows), torch.from_numpy(draws).to(self.device)
 
     def draw(self, x: torch.Tensor) -> torch.Tensor:
         """One target (N, D) for each whitened row (N, size)."""
-        n, features = len(x), self.settings.features
+        n, features = len(x), self.config.features
         match self.kind:
             case "gaussian":
-                noise = self.rng.standard_normal((n, features), dtype=np.float32) * np.float32(self.settings.sigma)
+                noise = self.rng.standard_normal((n, features), dtype=np.float32) * np.float32(self.config.sigma)
                 return self.in_pieces(self.target, x) + torch.from_numpy(noise).to(self.device)
             case "ensemble":
                 which = torch.from_numpy(self.rng.integers(len(self.targets), size=n)).to(self.device)
@@ -97,7 +97,7 @@ class RDD(RND):
         mean, moment, guess = every.mean(dim=0), every.square().mean(dim=0), self.predictor(x)
         ratio = (guess.square() - mean.square()).abs() / (moment - mean.square()).clamp(min=1e-6)
         first, second = (guess - mean).square().sum(dim=1), ratio.clamp(1e-6, 1).sqrt().mean(dim=1)
-        return self.settings.alpha * first + (1 - self.settings.alpha) * second
+        return self.config.alpha * first + (1 - self.config.alpha) * second
 
 
 class VisitReplay:

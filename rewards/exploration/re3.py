@@ -48,7 +48,7 @@ class RE3(Episodic, Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
 

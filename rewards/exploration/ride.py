@@ -47,7 +47,7 @@ class RIDE(Episodic, InverseDynamics):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
         self.memory = CountMemory(config.capacity)
         self.forward = self.head(config.features + self.actions.size, config.hidden, config.features)
@@ -64,6 +64,6 @@ class RIDE(Episodic, InverseDynamics):
         one, two = self.encode(x, after)
         ahead = self.forward(torch.cat([one, action], dim=1))
         return {
-            "inverse_loss": self.settings.inverse_weight * self.inverse_loss(one, two, action),
-            "forward_loss": self.settings.forward_weight * (ahead - two).square().mean(),
+            "inverse_loss": self.config.inverse_weight * self.inverse_loss(one, two, action),
+            "forward_loss": self.config.forward_weight * (ahead - two).square().mean(),
         }

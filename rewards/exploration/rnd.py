@@ -51,7 +51,7 @@ class RND(Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         self.target = self.net(config.hidden, config.features).requires_grad_(False)
         self.predictor = self.net(*[config.hidden] * config.depth, config.features)
         self.train_on(self.predictor)

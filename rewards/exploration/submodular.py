@@ -80,7 +80,7 @@ class Submodular(Episodic, Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.settings
+        config = self.config
         if config.kind == "cover":
             self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
             self.disc = self._disc(config.radius)
@@ -90,7 +90,7 @@ class Submodular(Episodic, Learned):
             self.memory = EllipticalMemory(config.features, config.noise)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        if self.settings.kind == "logdet":
+        if self.config.kind == "logdet":
             bonus, memory = self.walk(batch, memory, self._phi)
             return np.log1p(bonus).astype(np.float32), memory
         visits = Visits(batch)
@@ -114,7 +114,7 @@ class Submodular(Episodic, Learned):
 
     def _phi(self, obs: Obs) -> np.ndarray:
         """Fourier features (M, D) of observations, of a length near 1."""
-        return self.values(lambda x: self.waves(x).cos() * math.sqrt(2 / self.settings.features), obs)
+        return self.values(lambda x: self.waves(x).cos() * math.sqrt(2 / self.config.features), obs)
 
     def _disc(self, radius: float) -> np.ndarray:
         """Places (M, D) of the cells of a disc around the cell 0; only that cell for any other kind of observation."""

@@ -124,7 +124,7 @@ class LaRe(Learned):
 
     def _factors(self) -> Sandbox:
         """The sandbox with the code that was given, or that the model writes."""
-        config = self.settings
+        config = self.config
         rollout = random_rollout(self.observation_space, self.action_space, steps=16, seed=self.seed).flatten()
         rows = np.clip(self.rows(rollout.obs), -EXTREME, EXTREME), self.numbers(rollout.action)
         batches = [(rows[0][:count], rows[1][:count]) for count in (2, len(rollout.step))]
@@ -160,7 +160,7 @@ class LaRe(Learned):
         column = np.broadcast_to(np.arange(envs), batch.shape).ravel()[valid]
         flat = batch.flatten() if valid.all() else batch.flatten()[valid]
         rows, actions = self.seen(flat)
-        if self.phi is not None or self.settings.normalize_obs == "running":
+        if self.phi is not None or self.config.normalize_obs == "running":
             self.statistics.update(rows)
         fresh = self.episodes.add(
             envs,
@@ -205,7 +205,7 @@ class LaRe(Learned):
 
     def _fit(self) -> dict[str, float]:
         """Gradient steps on subsets of the episodes."""
-        config, kept = self.settings, self.episodes.kept
+        config, kept = self.config, self.episodes.kept
         if not kept:
             return {}
         x, actions = self.prepared(*(np.concatenate([one[i] for one in kept]) for i in (0, 1)))
@@ -236,9 +236,9 @@ class LaRe(Learned):
             lines.append(f"{self.episodes.dropped} episodes were longer than {LONGEST:,} steps and were left out")
         if self.phi is None:
             return ["no code for factors: plain return decomposition of obs and action", *lines]
-        if self.settings.code:
-            by_hand = " (written by hand)" if self.settings.code in factor_code.shipped() else ""
-            lines.append(f"factors are those of {self.settings.code}{by_hand}")
+        if self.config.code:
+            by_hand = " (written by hand)" if self.config.code in factor_code.shipped() else ""
+            lines.append(f"factors are those of {self.config.code}{by_hand}")
         lines += self.phi.notes()
         still = np.flatnonzero(self.statistics.std < STILL).tolist()
         if self.statistics.count > 1 and still:

@@ -20,7 +20,7 @@ import numpy as np
 
 from envs.finite import OnNan
 from envs.types import MODALITIES, Memory, Transitions
-from rewards.base import Reward, merge_memory
+from rewards.base import Reward, values_at_obs
 from rewards.mix.stream import Stream
 from rewards.task import Task
 
@@ -78,11 +78,6 @@ class Mix:
     def initial_memory(self, n: int) -> Memory:
         """Memories of the streams that have one, for `n` fresh episodes."""
         return {name: s.initial_memory(n) for name, s in self.streams.items() if s.has_memory}
-
-    def reset_memory(self, memory: Memory, mask: np.ndarray) -> Memory:
-        """The memory with the rows of `mask` (N,) as at the start of an episode."""
-        fresh = self.initial_memory(len(mask))
-        return {name: merge_memory(memory[name], fresh[name], mask) for name in memory}
 
     def embed(self, batch: Transitions) -> Transitions:
         """Replace frames by the embeddings that stand for them; a batch without frames is returned as it is."""
@@ -257,16 +252,13 @@ def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:
 
 
 def _embed_obs(reward: Reward, batch: Transitions, embedded: np.ndarray) -> np.ndarray:
-    """Embeddings of `obs_frame`: along a rollout the previous row's, so only first rows are encoded."""
-    before = np.empty_like(embedded)
-    fresh = np.ones(batch.shape, bool)
-    if len(batch.shape) == 2:
-        before[1:] = embedded[:-1]
-        fresh[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
-    if fresh.any():
-        rows = batch[fresh]
-        before[fresh] = reward.embed(rows.replace(frame=rows.obs_frame))
-    return before
+    """Embeddings of `obs_frame`; only frames that are no previous row's are encoded."""
+
+    def ask(missing: np.ndarray) -> np.ndarray:
+        rows = batch[missing]
+        return reward.embed(rows.replace(frame=rows.obs_frame))
+
+    return values_at_obs(batch, embedded, ask)
 
 
 class MixMetrics:

@@ -11,7 +11,7 @@ import torch
 
 from envs.finite import NotFinite, OnNan, is_finite
 from envs.types import MODALITIES, Memory, Transitions, map_obs
-from rewards.base import Reward, RewardConfig, values_of
+from rewards.base import Reward, RewardConfig, values_at_obs, values_of
 from rewards.mix.scale import make_scale
 from rewards.mix.shaping import clip, delta, potential, sigmoid
 
@@ -87,7 +87,7 @@ class Stream:
                 before, last = self._last_scores(batch, raw, given[LAST])
                 memory = {**memory, LAST: last}
             else:
-                before = self._score_obs(batch, raw)
+                before = values_at_obs(batch, raw, lambda rows: values_of(self.reward.score(batch[rows].at_obs())))
             if self.shape == "delta":
                 raw = delta(before, raw)
             else:
@@ -129,17 +129,6 @@ class Stream:
             before[t] = last
             last = np.where(ended, np.float32(self.reward.starts_at or 0), np.where(valid, score[t], last))
         return before, last
-
-    def _score_obs(self, batch: Transitions, next_score: np.ndarray) -> np.ndarray:
-        """The score of `obs`: along a rollout it is the previous row's, so only first rows are scored."""
-        before = np.empty_like(next_score)
-        fresh = np.ones(batch.shape, bool)
-        if len(batch.shape) == 2:
-            before[1:] = next_score[:-1]
-            fresh[1:] = (batch.step[1:] == 0) | ~batch.valid[:-1]
-        if fresh.any():
-            before[fresh] = values_of(self.reward.score(batch[fresh].at_obs()))
-        return before
 
     def scaled(self, raw: np.ndarray) -> np.ndarray:
         """raw / scale; zero while a scaled stream warms up."""

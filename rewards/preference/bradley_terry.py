@@ -157,7 +157,7 @@ class BradleyTerry(Learned):
         self.segments.add(batch)
         self.labelled.seen += fresh
         metrics: dict[str, float] = {}
-        config = self.settings
+        config = self.config
         if self.labelled.seen >= self.labelled.due and len(self.labelled) < config.budget and len(self.segments) > 1:
             self.labelled.due += config.every * ((self.labelled.seen - self.labelled.due) // config.every + 1)
             metrics = self.session(min(config.queries, config.budget - len(self.labelled)))
@@ -182,7 +182,7 @@ class BradleyTerry(Learned):
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """Places in the pool of the first and the second segment of each pair, never the same one."""
         count = len(self.segments)
-        chosen = self.settings.draw == "disagreement" and self.labelled.fits > 0
+        chosen = self.config.draw == "disagreement" and self.labelled.fits > 0
         drawn = 10 * queries if chosen else queries
         one = self.rng.integers(count, size=drawn)
         two = (one + 1 + self.rng.integers(count - 1, size=drawn)) % count
@@ -217,9 +217,9 @@ class BradleyTerry(Learned):
             np.stack([part.reshape(*first.shape, part.shape[1]) for part in parts]).transpose(2, 0, 1, 3)
             for parts in zip(*sides)
         )
-        if self.settings.normalize_obs == "running":
+        if self.config.normalize_obs == "running":
             self.statistics.update(rows.reshape(-1, rows.shape[-1]))
-        self.labelled.add(rows, actions, label, self.rng.random(len(label)) < self.settings.held_out)
+        self.labelled.add(rows, actions, label, self.rng.random(len(label)) < self.config.held_out)
         gap = np.sum(second.reward - first.reward, axis=0)
         decided = label != 0.5
         metrics = {"ties": 1 - float(decided.mean())}
@@ -237,7 +237,7 @@ class BradleyTerry(Learned):
 
     def fit_labels(self) -> dict[str, float]:
         """Passes over all labels until enough are right, those held out get no better, or `epochs` are over."""
-        config, pairs = self.settings, self.labelled
+        config, pairs = self.config, self.labelled
         x = torch.cat([self.whiten(pairs.rows), torch.from_numpy(pairs.actions).to(self.device)], dim=-1)
         y = torch.from_numpy(pairs.label).to(self.device)
         learnt, kept = np.flatnonzero(~pairs.held), np.flatnonzero(pairs.held)
@@ -258,7 +258,7 @@ class BradleyTerry(Learned):
 
     def _one_pass(self, x: torch.Tensor, y: torch.Tensor, learnt: np.ndarray) -> tuple[float, float]:
         """Every member once through the labels, in its own order; share of right answers, and loss of a member."""
-        config = self.settings
+        config = self.config
         order = self.rng.permuted(np.tile(learnt, (config.members, 1)), axis=1)
         share = math.ceil(config.update_proportion * order.shape[1])
         results = []
@@ -284,7 +284,7 @@ class BradleyTerry(Learned):
 
     def _loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of labels under (1 - mistakes) sigmoid(logits) + mistakes / 2, element by element."""
-        eps = self.settings.mistakes
+        eps = self.config.mistakes
         if eps == 0:
             return -y * logsigmoid(logits) - (1 - y) * logsigmoid(-logits)
         second = (1 - eps) * torch.sigmoid(logits) + eps / 2

@@ -56,7 +56,7 @@ def by_hand(byol, batch):
                 row = batch[t : t + 1, n]
                 action = byol.actions(row.action)
                 belief = byol.loops.closed(torch.cat([byol.encoder(byol.inputs(row.obs)), last], 1), belief)
-                loops = [byol.loops.open(action, state) for state in [belief, *loops][: byol.settings.horizon]]
+                loops = [byol.loops.open(action, state) for state in [belief, *loops][: byol.config.horizon]]
                 code = normalize(byol.target(byol.inputs(row.next_obs)))
                 errors = [(normalize(byol.predictor(state)) - code).square().sum() for state in loops]
                 scores[t, n], guesses[t, n] = np.mean(errors), len(errors)

@@ -36,7 +36,7 @@ def test_the_reward_is_reconstruction_over_lambda_and_information_against_the_ba
         torch.testing.assert_close(hindsight.error(before, action, ahead, target), off)  # the bank is empty
         hindsight.negatives.add(z[:40])
         left, right = (net(x) for net, x in zip(hindsight.critic, (given, z)))
-        pairs = left @ right.T / np.sqrt(hindsight.settings.hidden)
+        pairs = left @ right.T / np.sqrt(hindsight.config.hidden)
         own = pairs.diagonal()
         mean = (own.exp() + pairs[:, :40].exp().sum(dim=1)) / 41
         torch.testing.assert_close(hindsight.error(before, action, ahead, target), off + own - mean.log())

@@ -78,7 +78,7 @@ def test_members_begin_apart_and_each_learns_from_rows_of_its_own():
     gradient = reward.ensemble.weights[1].grad
     assert not torch.allclose(gradient[0], gradient[1])
     reward.ensemble.zero_grad()
-    reward.settings.bootstrap = 1.0
+    reward.config.bootstrap = 1.0
     reward.loss(*columns)["loss"].backward()
     gradient = reward.ensemble.weights[1].grad
     torch.testing.assert_close(gradient[0], gradient[1])
@@ -93,7 +93,7 @@ def test_a_member_learns_from_its_share_rounded_up_no_row_twice_and_its_loss_kee
     inputs = torch.arange(10.0)[:, None].expand(10, 3 + 4)
     # every row is off by 2 in each feature: squared 4 for each of two members, whichever rows are drawn
     for share in (0.25, 1.0):
-        reward.settings.bootstrap = share
+        reward.config.bootstrap = share
         assert float(reward.loss(inputs, torch.full((10, 3), 2.0))["loss"].detach()) == pytest.approx(2 * 4)
     drawn, whole = seen
     assert drawn.shape == (2, 3, 7)

@@ -194,7 +194,7 @@ def test_an_observation_that_is_not_finite_is_named_and_nothing_is_learnt_from_i
         with pytest.raises(FloatingPointError) as error:
             call(poisoned(field, value))
         assert str(error.value) == (
-            f"reward {reward.settings.name} was given an observation with {value} at place 1 (row 3 of the batch); "
+            f"reward {reward.config.name} was given an observation with {value} at place 1 (row 3 of the batch); "
             "nothing has been learnt from it, fix the environment"
         )
         assert equal(before, reward.state_dict())

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 import rewards
 from envs.types import Scorer, Transitions
-from rewards.base import Reward, RewardConfig, Scored
+from rewards.base import Reward, RewardConfig, Scored, merge_memory
 from rewards.mix.mix import Mix, Stream
 from rewards.mix.stream import Schedule
 
@@ -187,7 +187,8 @@ def test_a_potential_of_the_history_is_paid_step_by_step_as_in_a_rollout(shape):
     for t in range(len(CLIMB)):
         raw, memory = stream.score(batch[t], memory)
         paid.append(raw["height"])
-        memory = stream.reset_memory(memory, batch.ended[t])
+        fresh, ended = stream.initial_memory(len(batch.ended[t])), batch.ended[t]
+        memory = {name: merge_memory(kept, fresh[name], ended) for name, kept in memory.items()}
     np.testing.assert_array_equal(np.stack(paid), stream.score(batch)[0]["height"])
     first, memory = stream.score(batch[:2])
     rest, _ = stream.score(batch[2:], memory)
