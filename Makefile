@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export SDL_VIDEODRIVER ?= dummy
 export SDL_AUDIODRIVER ?= dummy
 
-.PHONY: train test lint type check newcomer clean
+.PHONY: train test lint type check nightly newcomer clean
 
 train: $(STAMP)
 	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip $(ARGS)
@@ -22,6 +22,11 @@ type: $(STAMP)
 	$(PY) -m mypy
 
 check: lint type test
+
+# Every night: real faults, whose matrix goes to assets/results, and the long tests.
+nightly: $(STAMP)
+	$(PY) -m tests.faults
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m nightly --timeout=1200 $(TESTS)
 
 # Every night: all of it again in an empty folder, as a user who never ran it; TESTS= and STEPS= make it shorter.
 newcomer:
