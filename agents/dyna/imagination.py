@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 import envs.make
-from agents.dyna.config import HorizonSchedule
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig
 from agents.dyna.penalties import PENALTIES
 from agents.dyna.svg import Svg
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.dynamics.factored import Factored, FactoredConfig
 from agents.dynamics.planners import CEM, MPPI, UPMPC
-from agents.dynamics.rollout import Adaptive, Ends, Imagined, RewardFunction, RewardSource, imagine
+from agents.dynamics.rollout import Adaptive, Ends, HorizonSchedule, Imagined, RewardFunction, RewardSource, imagine
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.cuda_graphs import captured

@@ -39,6 +39,7 @@ from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from agents.state import Stateful
 from envs.settings import Settings, setting
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
@@ -116,7 +117,7 @@ def split(rows: int, turn: int = 0, device: Any = "cpu") -> tuple[Tensor, Tensor
     return index[~held], places[:: -(-len(places) // HELD)]
 
 
-class DynamicsEnsemble:
+class DynamicsEnsemble(Stateful):
     """A `Dynamics`: next_obs = obs + mean + scale * f_k(whitened obs and action).
 
     Attributes:
@@ -125,6 +126,7 @@ class DynamicsEnsemble:
     """
 
     differentiable = True
+    saved = ("net", "_flat", "elites", "_scaled_at", "_scalings", "failures", "generator")
 
     def __init__(self, encoding: SpaceEncoding, config: EnsembleConfig, *, seed: int = 0, device: str = "cpu") -> None:
         self.config, self.members, self.device = config, config.members, torch.device(device)
@@ -186,22 +188,10 @@ class DynamicsEnsemble:
             "model_failures": float(self.failures),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, scalers, Adam's moments, the elites, counters and the generator."""
-        return {
-            "net": self.net.state_dict(),
-            "adam": self._flat.state_dict(),
-            "elites": self.elites,
-            "counters": [self._scaled_at, self._scalings, self.failures],
-            "generator": self.generator.get_state(),
-        }
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self._flat.load_state_dict(state["adam"])
-        self._scaled_at, self._scalings, self.failures = map(int, state["counters"])
-        self.generator.set_state(state["generator"])
-        self._elect(state["elites"])
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._elect(self.elites)
 
     def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
         return _Members(encoding.obs_size, encoding.action_size, self.config, seed)

@@ -26,6 +26,7 @@ that depends on what happened earlier in the episode, or on something no observa
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,39 @@ def disagreement(predicted: Predicted) -> Tensor:
             "this model has no member predictions to compare; use an ensemble (model=ensemble, members >= 2)"
         )
     return predicted.means.std(0, correction=0).mean(-1)
+
+
+class HorizonSchedule:
+    """Steps of a rollout, as they grow over training: a number, or `linear:FROM:TO:BEGIN:END`.
+
+    horizon(t) = FROM + (TO - FROM) * clip((t - BEGIN) / (END - BEGIN), 0, 1), rounded down.
+
+    Raises:
+        ValueError: for anything else, and for horizons below 1.
+    """
+
+    def __init__(self, spec: Any) -> None:
+        try:
+            if isinstance(spec, str) and spec.startswith("linear:"):
+                numbers = [float(x) for x in spec.split(":")[1:]]
+            else:
+                numbers = [float(spec)] * 2 + [0.0, 1.0]
+            self.start, self.stop, self.begin, self.end = numbers
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"agent.horizon={spec!r} is no horizon; give a number of steps, or linear:FROM:TO:BEGIN:END in "
+                "environment steps, such as linear:1:15:20000:150000"
+            ) from None
+        if not (min(self.start, self.stop) >= 1 and max(numbers) < math.inf and self.begin < self.end):
+            raise ValueError(f"agent.horizon={spec!r} is out of range; give steps of 1 or more, and BEGIN before END")
+
+    def __call__(self, timesteps: int) -> int:
+        share = min(max((timesteps - self.begin) / (self.end - self.begin), 0.0), 1.0)
+        return int(self.start + (self.stop - self.start) * share)
+
+    @property
+    def longest(self) -> int:
+        return int(max(self.start, self.stop))
 
 
 class Adaptive(Stateful):

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class Critics(Stateful):
         device: of all tensors.
     """
 
-    saved = (
+    saved: ClassVar[tuple[str, ...]] = (
         *("critic", "critic_flat", "target_flat", "head", "mean", "scale", "whitened", "low", "high", "watched"),
         *("vectors", "generator"),
     )

@@ -253,7 +253,7 @@ class WorldLearner(nn.Module):
         ValueError: for a behaviour that cannot choose such actions.
     """
 
-    def __init__(self, config: Any, encoding: SpaceEncoding, *, seed: int, device: torch.device) -> None:
+    def __init__(self, config: WorldModelConfig, encoding: SpaceEncoding, *, seed: int, device: torch.device) -> None:
         super().__init__()
         self.config = config
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -269,17 +269,17 @@ class WorldLearner(nn.Module):
         self.counts: dict[str, int] = {}
 
     def _behaviour(self, encoding: SpaceEncoding, seed: int) -> Any:
-        config, features, discrete = self.config, self.world.cell.size, encoding.discrete
-        if config.behaviour == "imag_ac":
-            return ImagActorCritic(config, features, encoding.action_size, discrete, self.generator)
-        if config.behaviour == "td3":
-            return LatentTD3(config, features, encoding.action_size, discrete, self.generator, seed)
-        if discrete:
+        shape = (self.config, encoding, self.world.cell.size, self.generator)
+        if self.config.behaviour == "imag_ac":
+            return ImagActorCritic(*shape)
+        if self.config.behaviour == "td3":
+            return LatentTD3(*shape, seed)
+        if encoding.discrete:
             raise ValueError(
                 f'agent.behaviour="mppi" plans continuous actions, not {encoding.action_space}; give '
                 "agent.preset=mrq or agent.preset=r2dreamer"
             )
-        return LatentMPC(config, encoding, features, self.generator, seed)
+        return LatentMPC(*shape, seed)
 
     def initial(self, n: int) -> State:
         """The states of N environments before their episodes: parts (N, ...)."""

@@ -23,7 +23,7 @@ not exist.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from torch import Tensor, nn
 from agents.dynamics.cells import State, layer
 from agents.networks.actor_critic import Flat, linear
 from agents.networks.heads import TwoHot
+from agents.networks.space_encoding import SpaceEncoding
+from agents.world_model.config import WorldModelConfig
 
 UNIFORM = 0.01  # share of a discrete policy that is uniform, so that no action dies out
 STD = (0.1, 1.0)  # range of a continuous policy's deviations
@@ -129,33 +131,57 @@ class Replayed(NamedTuple):
     valid: Tensor  # bool (L, B)
 
 
-class ImagActorCritic(nn.Module):
-    """The actor, the critic, and the imagined rollouts that both learn from; actions are one-hot if `discrete`."""
+class Behaviour(nn.Module):
+    """Base of what learns to act in a latent model with features (F).
 
+    Attributes:
+        joint: whether its losses shape the latent.
+        updates: how many it has taken, where that matters.
+        networks: name -> the attribute with a network that is trained as a vector, or follows one.
+    """
+
+    joint: ClassVar[bool] = False
     updates = 0
-    joint = False  # whether this behaviour's losses shape the latent
+    networks: ClassVar[dict[str, str]]
 
-    def __init__(
-        self, config: Any, features: int, action_size: int, discrete: bool, generator: torch.Generator
-    ) -> None:
+    def __init__(self, config: WorldModelConfig, encoding: SpaceEncoding, generator: torch.Generator) -> None:
         super().__init__()
         self.config, self.generator = config, generator
-        self.policy = LatentPolicy(features, action_size, discrete, config.hidden)
+        self.action_size, self.discrete = encoding.action_size, encoding.discrete
+
+    def flats(self) -> dict[str, Flat]:
+        """Parameters as vectors by name, once they are on their device."""
+        self._flats = {name: Flat.over(list(getattr(self, net).parameters())) for name, net in self.networks.items()}
+        return self._flats
+
+    def descend(self, loss: Tensor, *names: str) -> None:
+        """A gradient step of these networks."""
+        for name in names:
+            self._flats[name].grad.zero_()
+        loss.backward()
+        for name in names:
+            rate: float = getattr(self.config, f"{name}_learning_rate")
+            self._flats[name].step(rate, self.config.max_grad_norm)
+
+    def initial(self, n: int) -> State:
+        """Memory of acting beside the latent, parts (N, ...): none."""
+        return {}
+
+
+class ImagActorCritic(Behaviour):
+    """The actor, the critic, and the imagined rollouts that both learn from."""
+
+    networks: ClassVar[dict[str, str]] = {"actor": "policy", "critic": "critic", "slow": "slow"}
+
+    def __init__(
+        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator
+    ) -> None:
+        super().__init__(config, encoding, generator)
+        self.policy = LatentPolicy(features, self.action_size, self.discrete, config.hidden)
         self.head = TwoHot(low=-10.0, high=10.0)
         self.critic, self.slow = (value_net(features, config.hidden, self.head.outputs) for _ in range(2))
         self.slow.load_state_dict(self.critic.state_dict())
         self.scale = ReturnRange()
-
-    def flats(self) -> dict[str, Flat]:
-        """Parameters as vectors by name, once they are on their device."""
-        self.actor_flat, self.critic_flat, self.slow_flat = (
-            Flat.over(list(net.parameters())) for net in (self.policy, self.critic, self.slow)
-        )
-        return {"actor": self.actor_flat, "critic": self.critic_flat, "slow": self.slow_flat}
-
-    def initial(self, n: int) -> State:
-        """Memory of acting beside the latent: none."""
-        return {}
 
     def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """Actions (N, A) in states (N, ...), and the memory as it was."""
@@ -193,12 +219,8 @@ class ImagActorCritic(nn.Module):
         loss = actor + critic
         if config.replay_value:
             loss = loss + config.replay_value * self._replay_loss(replayed)
-        self.actor_flat.grad.zero_()
-        self.critic_flat.grad.zero_()
-        loss.backward()
-        self.actor_flat.step(config.actor_learning_rate, config.max_grad_norm)
-        self.critic_flat.step(config.critic_learning_rate, config.max_grad_norm)
-        self.slow_flat.value.lerp_(self.critic_flat.value, config.tau)
+        self.descend(loss, "actor", "critic")
+        self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
         metrics = {"actor_loss": actor, "critic_loss": critic, "entropy": entropy.mean(), "imagined": reward.mean()}
         metrics |= {"return": returns.mean(), "return_scale": self.scale(), "value": value.mean()}
         return {name: x.detach() for name, x in metrics.items()}

@@ -51,6 +51,7 @@ from agents.networks.glyphs import Glyphs
 from agents.networks.heads import TwoHot, symlog
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
+from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import Replayed, value_net
 
 DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
@@ -67,7 +68,7 @@ class LatentModel(nn.Module):
         metrics: detached losses of the last `loss`.
     """
 
-    def __init__(self, encoding: SpaceEncoding, config: Any, generator: torch.Generator) -> None:
+    def __init__(self, encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoding, self.config = encoding, config
         self.encoder = ObservationEncoder(encoding, config.embed, (config.hidden,), config.net)
@@ -239,7 +240,7 @@ def _mean(value: Tensor, weight: Tensor) -> Tensor:
     return (value * weight).sum() / weight.sum().clamp(min=1e-6)
 
 
-def _cell(encoding: SpaceEncoding, config: Any, generator: torch.Generator) -> Cell:
+def _cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Generator) -> Cell:
     sizes: dict[str, Any] = {"hidden": config.hidden, "generator": generator}
     if config.cell == "simnorm":
         return SimNorm(config.embed, encoding.action_size, latent=config.latent, **sizes)

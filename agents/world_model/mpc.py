@@ -21,22 +21,22 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agents.dynamics import Predicted
 from agents.dynamics.cells import State
 from agents.dynamics.planners import MPPI
 from agents.dynamics.rollout import imagine
-from agents.networks.actor_critic import Flat
 from agents.networks.heads import TwoHot
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.state import Stateful
-from agents.world_model.imag_ac import LatentPolicy, Replayed, ReturnRange
+from agents.world_model.config import WorldModelConfig
+from agents.world_model.imag_ac import Behaviour, LatentPolicy, Replayed, ReturnRange
 
 DECAY = 0.5  # weight of each further step
 SUBSET = 2  # of the critics, drawn each time
@@ -61,30 +61,24 @@ class LatentDynamics(Stateful):
         return Predicted(next_obs, world.reward(obs, action), 1 - world.continues(obs, action))
 
 
-class LatentMPC(nn.Module):
+class LatentMPC(Behaviour):
     """The critics, the policy and the planner, for continuous actions."""
 
-    updates = 0
     joint = True
+    networks: ClassVar[dict[str, str]] = {"actor": "policy", "critic": "q", "slow": "slow_q"}
 
     def __init__(
-        self, config: Any, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int = 0
+        self,
+        config: WorldModelConfig,
+        encoding: SpaceEncoding,
+        features: int,
+        generator: torch.Generator,
+        seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.config, self.generator, self.action_size = config, generator, encoding.action_size
+        super().__init__(config, encoding, generator)
         self.head = TwoHot(low=-10.0, high=10.0)
-        hidden = [config.hidden, config.hidden]
-        self.q = Stacked(
-            config.critics,
-            features + self.action_size,
-            hidden,
-            self.head.outputs,
-            activation="mish",
-            norm="layer",
-            dropout=0.01,
-            last=0.0,
-            seed=seed,
-        )
+        sizes = (config.critics, features + self.action_size, [config.hidden, config.hidden], self.head.outputs)
+        self.q = Stacked(*sizes, activation="mish", norm="layer", dropout=0.01, last=0.0, seed=seed)
         self.slow_q = copy.deepcopy(self.q)
         self.policy = LatentPolicy(features, self.action_size, False, config.hidden)
         self.scale = ReturnRange()
@@ -99,14 +93,6 @@ class LatentMPC(nn.Module):
             device=generator.device,
         )
         self.planner.generator = generator
-
-    def flats(self) -> dict[str, Flat]:
-        """Parameters as vectors by name, once they are on their device."""
-        self._flats = {
-            name: Flat.over(list(net.parameters()))
-            for name, net in (("actor", self.policy), ("critic", self.q), ("slow", self.slow_q))
-        }
-        return self._flats
 
     def initial(self, n: int) -> State:
         """Memory of acting beside the latent: the last plan, (N, H, A)."""
@@ -155,9 +141,7 @@ class LatentMPC(nn.Module):
         value = self.head.value(self._subset(self.q, torch.cat([z, action], -1))).mean(0)
         self.scale.update(value[0].detach())
         loss = -((value / self.scale() + config.entropy_weight * entropy) * weight).sum() / weight.sum().clamp(min=1e-6)
-        self._flats["actor"].grad.zero_()
-        loss.backward()
-        self._flats["actor"].step(config.actor_learning_rate, config.max_grad_norm)
+        self.descend(loss, "actor")
         self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
         metrics = {"actor_loss": loss, "entropy": entropy.mean(), "value": value.mean(), "return_scale": self.scale()}
         return {name: x.detach() for name, x in metrics.items()}

@@ -22,7 +22,7 @@ When it fails: partial observation (there is no memory); sparse rewards that act
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +30,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from agents.dynamics.cells import State, layer
-from agents.networks.actor_critic import Flat, linear
+from agents.networks.actor_critic import linear
+from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.imag_ac import Replayed
+from agents.world_model.config import WorldModelConfig
+from agents.world_model.imag_ac import Behaviour, Replayed
 
 SMOOTHING = (0.2, 0.3)  # deviation of the noise on target actions, and where it is cut
 CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient from vanishing
@@ -67,46 +69,43 @@ def n_step(
     return total, discount, count, taken[0]
 
 
-class LatentTD3(nn.Module):
+class LatentTD3(Behaviour):
     """Values on a `SimNorm` model's hidden (z, a), and for continuous actions a policy on z.
 
     Attributes:
         errors: rows of the replay and the largest error of any critic there, (B,) each, of the last update.
     """
 
-    joint = False
+    networks: ClassVar[dict[str, str]] = {
+        "critic": "q",
+        "slow": "slow_q",
+        "actor": "policy",
+        "slow_actor": "slow_policy",
+    }
+    scale: Tensor
+    slow_scale: Tensor
 
     def __init__(
-        self, config: Any, features: int, action_size: int, discrete: bool, generator: torch.Generator, seed: int = 0
+        self,
+        config: WorldModelConfig,
+        encoding: SpaceEncoding,
+        features: int,
+        generator: torch.Generator,
+        seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.config, self.discrete, self.action_size, self.generator = config, discrete, action_size, generator
-        self.hidden = config.hidden
-        sizes = (config.critics, self.hidden, [self.hidden, self.hidden], 1)
+        super().__init__(config, encoding, generator)
+        hidden = config.hidden
+        sizes = (config.critics, hidden, [hidden, hidden], 1)
         self.q = Stacked(*sizes, activation="elu", norm="layer", last=0.1, seed=seed)  # near 0, and no ties
         self.slow_q = copy.deepcopy(self.q)
         # nothing to learn where actions are enumerated, but a module has parameters
         self.policy = nn.Sequential(
-            layer(features, self.hidden), layer(self.hidden, self.hidden), linear(self.hidden, action_size, 0.01)
+            layer(features, hidden), layer(hidden, hidden), linear(hidden, self.action_size, 0.01)
         )
         self.slow_policy = copy.deepcopy(self.policy)
-        self.scale: Tensor
-        self.slow_scale: Tensor
-        self.count: Tensor
         self.register_buffer("scale", torch.ones(()))  # what rewards are divided by
         self.register_buffer("slow_scale", torch.ones(()))
-        self.updates = 0
         self.errors: tuple[Tensor, Tensor] | None = None
-
-    def flats(self) -> dict[str, Flat]:
-        """Parameters as vectors by name, once they are on their device."""
-        nets = {"critic": self.q, "slow": self.slow_q, "actor": self.policy, "slow_actor": self.slow_policy}
-        self._flats = {name: Flat.over(list(net.parameters())) for name, net in nets.items()}
-        return self._flats
-
-    def initial(self, n: int) -> State:
-        """Memory of acting beside the latent: none."""
-        return {}
 
     def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """Actions (N, A), and the memory as it was."""
@@ -151,9 +150,7 @@ class LatentTD3(nn.Module):
         q = self.q(zsa).squeeze(-1)
         gap = (q - target).abs()
         loss = (F.smooth_l1_loss(q, target.expand_as(q), reduction="none") * known).sum() / known.sum().clamp(min=1)
-        self._flats["critic"].grad.zero_()
-        loss.backward()
-        self._flats["critic"].step(config.critic_learning_rate, config.max_grad_norm)
+        self.descend(loss, "critic")
         self.errors = (seq.index[0], torch.where(known, gap.detach().amax(0), 0.0))
         metrics = {"critic_loss": loss, "value": q.mean() * self.scale, "reward_scale": self.scale}
         if not self.discrete:
@@ -167,9 +164,7 @@ class LatentTD3(nn.Module):
         zsa = joint(cell, z, torch.tanh(raw), frozen=True)
         value = self.q(zsa, [p.detach() for p in self.q.weights()]).mean(0).squeeze(-1)
         loss = ((CALM * raw.square().mean(-1) - value) * known).sum() / known.sum().clamp(min=1)
-        self._flats["actor"].grad.zero_()
-        loss.backward()
-        self._flats["actor"].step(self.config.actor_learning_rate, self.config.max_grad_norm)
+        self.descend(loss, "actor")
         return loss
 
     def _next_value(self, cell: Any, z: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
 from agents.dyna.agent import Dyna
-from agents.dyna.config import PRESETS, DynaConfig, HorizonSchedule
+from agents.dyna.config import PRESETS, DynaConfig
+from agents.dynamics.rollout import HorizonSchedule
 from agents.off_policy.dqn import DeepQ
 from agents.task_reward import TaskScorer
 

@@ -125,7 +125,7 @@ def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_are_a
     by_member = obs + model.net.outputs.mean[:2] + predicted.means * model.net.outputs.scale[:2]
     for outcome in (predicted, model.step(obs, action)):
         gap = (outcome.next_obs - by_member).abs().amax(-1)
-        assert set(gap.argmin(0).tolist()) == set(model.elites.tolist()) and gap.amin(0).max() < 1e-5
+        assert set(gap.argmin(0).tolist()) == set(model.elites.tolist()) and gap.amin(0).max() < 1e-4
     mean = model.step(obs, action, sample=False).next_obs
     torch.testing.assert_close(mean, by_member[model.elites].mean(0))
     memory = [weight.data_ptr() for weight in (model.elites, *model._elite)]

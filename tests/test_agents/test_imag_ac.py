@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
+from agents.networks.space_encoding import SpaceEncoding
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import (
     STD,
@@ -156,7 +158,7 @@ def replayed(world, batch=40):
     return Replayed({"z": z}, z, torch.zeros(2, batch, 2), zeros, zeros, no, ~no)
 
 
-def dreamer(**changes):
+def behaviour_of(**changes):
     config = WorldModelConfig(
         hidden=32,
         horizon=8,
@@ -169,13 +171,13 @@ def dreamer(**changes):
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        behaviour = ImagActorCritic(config, 5, 2, True, random())
+        behaviour = ImagActorCritic(config, SpaceEncoding(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)), 5, random())
     behaviour.flats()
     return behaviour
 
 
 def test_it_dreams_its_way_to_the_end_of_a_corridor_and_knows_what_that_is_worth():
-    world, behaviour = Corridor(), dreamer()
+    world, behaviour = Corridor(), behaviour_of()
     data = replayed(world)
     for _ in range(150):
         metrics = behaviour.update(world, None, data)
@@ -188,7 +190,7 @@ def test_it_dreams_its_way_to_the_end_of_a_corridor_and_knows_what_that_is_worth
 
 
 def test_dreams_start_where_they_are_told_and_weigh_what_comes_after_an_end_by_nothing():
-    world, behaviour = Corridor(), dreamer()
+    world, behaviour = Corridor(), behaviour_of()
     with torch.no_grad():
         behaviour.policy.net[-1].bias[1] = 50.0  # always to the right, but for the uniform share
     start = torch.eye(5)[[3]]
@@ -199,7 +201,8 @@ def test_dreams_start_where_they_are_told_and_weigh_what_comes_after_an_end_by_n
 
 
 def test_the_replayed_value_learns_from_what_happened_and_stops_where_the_successor_is_unknown():
-    behaviour = dreamer()
+    behaviour = behaviour_of()
+    flats = behaviour._flats
     z = torch.eye(5)[[0, 1, 2, 3]][:, None]
     no = torch.zeros(4, 1, dtype=torch.bool)
     paid = column(0.0, 0.0, 1.0, 0.0)
@@ -209,10 +212,10 @@ def test_the_replayed_value_learns_from_what_happened_and_stops_where_the_succes
     data = Replayed({"z": z}, z, torch.zeros(4, 1, 2), paid, ended, first, ~no)
     for _ in range(150):
         loss = behaviour._replay_loss(data)
-        behaviour.critic_flat.grad.zero_()
+        flats["critic"].grad.zero_()
         loss.backward()
-        behaviour.critic_flat.step(3e-3, 100)
-        behaviour.slow_flat.value.lerp_(behaviour.critic_flat.value, 0.1)
+        flats["critic"].step(3e-3, 100)
+        flats["slow"].value.lerp_(flats["critic"].value, 0.1)
     got = behaviour.value(z[:3, 0])
     torch.testing.assert_close(got, torch.tensor([0.81, 0.9, 1.0]), atol=0.12, rtol=0)
     cut = data._replace(terminated=torch.zeros(4, 1))  # the same, but time ran out: row 2 teaches nothing
