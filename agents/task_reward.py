@@ -32,7 +32,7 @@ class TaskScorer:
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
         return {}, memory
 
-    def again(self, batch: Transitions) -> dict[str, Array]:
+    def relabel(self, batch: Transitions) -> dict[str, Array]:
         return self.score(batch)[0]
 
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:

@@ -1,4 +1,4 @@
-"""The words that every other file speaks: one batch type, the axis letters, and two protocols.
+"""What every other file shares: one batch type, the axis letters, and the protocols of rewards and agents.
 
 Axis letters, used in shape comments everywhere:
     N transitions (or environments)   T steps in time   B minibatch   K ensemble members   D features   H horizon
@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 Array = Any  # numpy.ndarray, or torch.Tensor inside a model-based agent
-MODALITIES = ("frame", "text", "signals")  # what an environment shows beside its observations, in its info
+MODALITIES = ("frame", "text", "signals")  # what an environment may add to its observations, in its info
 Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
 Memory = Any  # a dict of arrays with leading axis N, or None
 EnvReset = tuple[Any, dict[str, Any]]  # obs, info
@@ -91,7 +91,7 @@ class Transitions:
         return replace(self, **changes)
 
     def at_obs(self) -> Transitions:
-        """The batch that asks a reward about `obs` instead of `next_obs`: what a potential needs for phi(s).
+        """The batch with `obs` in place of `next_obs`: what a potential needs for phi(s).
 
         An extra named `obs_X` stands in for `X`.
         """
@@ -131,9 +131,12 @@ def _join(batches: list[Transitions], function: Callable[[list[Array]], Array]) 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What an agent knows of a reward: how to ask for it, and whether it may ask about the past or the imagined.
+    """What an agent sees of a reward; `rewards.mix.mix.Mix` is one.
 
-    `rewards.mix.mix.Mix` is one; anything with these members is.
+    Attributes:
+        requires: which fields of `Transitions` it reads.
+        relabelable: whether it may score stored or imagined transitions.
+        differentiable: whether gradients flow through its scores.
     """
 
     requires: frozenset[str]
@@ -149,20 +152,19 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class StreamScorer(Scorer, Protocol):
-    """A scorer whose rewards are told apart: for an agent with a value, a discount and an end for each of them."""
+    """A scorer with separate streams: for an agent with a value, a discount and an end for each of them."""
 
-    streams: Mapping[
-        str, Any
-    ]  # name -> something with `gamma`, and `episodic`: whether its return ends with the episode
+    # name -> something with `gamma`, and `episodic`: whether its return ends with the episode
+    streams: Mapping[str, Any]
 
     def embed(self, batch: Transitions) -> Transitions:
-        """The batch with frames reduced to what will be read of them."""
+        """The batch with frames replaced by their embeddings."""
 
     def score(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
         """Raw scores by stream, leading shape of the batch."""
 
     def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
-        """The rewards that each stream's value is about."""
+        """The rewards that each stream's value predicts."""
 
     def weights(self, timesteps: Any) -> dict[str, Any]:
         """How much each stream's advantage counts after `timesteps` environment steps."""
@@ -173,16 +175,16 @@ class StreamScorer(Scorer, Protocol):
 
 @runtime_checkable
 class ReplayScorer(StreamScorer, Protocol):
-    """A scorer that pays transitions of the past anew, and imagined ones: for an agent with a replay."""
+    """A scorer of stored and imagined transitions: for an agent with a replay."""
 
-    is_task: bool  # whether it pays the task's own reward as it is, and nothing else
-    keeps: bool  # whether `keep` has anything to say
+    is_task: bool  # whether it is the task's own reward as it is, and nothing else
+    keeps: bool  # whether `keep` returns any columns
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
-        """Columns that a replay stores beside transitions (T, N) in time order, so that `again` can pay them later."""
+        """Columns that a replay stores beside transitions (T, N) in time order, so that `relabel` can score them later."""
 
-    def again(self, batch: Transitions) -> dict[str, Array]:
-        """Raw scores by stream, as the rewards stand now, of stored transitions with their columns, in any order."""
+    def relabel(self, batch: Transitions) -> dict[str, Array]:
+        """Raw scores by stream, by the rewards as they are now, of stored transitions with their columns, in any order."""
 
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
-        """The reward an agent receives, float32: scores weighed, scaled and added up."""
+        """The reward an agent receives, float32: scores weighted, scaled and added up."""

@@ -449,7 +449,7 @@ class RewardSource(Stateful):
             valid=np.ones(len(obs), bool),
             step=arrays[5],
         )
-        reward = self.scorer.combine(self.scorer.again(batch), self.timesteps)
+        reward = self.scorer.combine(self.scorer.relabel(batch), self.timesteps)
         return torch.from_numpy(reward).to(self.device)
 
     def fit(self, replay: Any, steps: int) -> dict[str, Any]:

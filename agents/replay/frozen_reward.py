@@ -33,10 +33,10 @@ class FrozenReward:
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
         """The rewards of (T, N) transitions as a column, beside those that the scorer learns from."""
         columns, memory = self.scorer.keep(batch, memory)
-        reward = self.scorer.combine(self.scorer.again(_with(batch, columns)), self.timesteps)
+        reward = self.scorer.combine(self.scorer.relabel(_with(batch, columns)), self.timesteps)
         return {**columns, STORED: reward}, memory
 
-    def again(self, batch: Transitions) -> dict[str, Any]:
+    def relabel(self, batch: Transitions) -> dict[str, Any]:
         """The stored rewards."""
         return {STORED: batch.extras[STORED]}
 
@@ -46,7 +46,7 @@ class FrozenReward:
 
     def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any) -> dict[str, float]:
         """The scorer learns from its current scores."""
-        return self.scorer.update(batch, self.scorer.again(batch), timesteps)
+        return self.scorer.update(batch, self.scorer.relabel(batch), timesteps)
 
 
 def _with(batch: Transitions, columns: dict[str, Any]) -> Transitions:

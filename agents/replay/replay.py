@@ -175,7 +175,7 @@ class Replay:
         times = (self._pos - self._unlearned + np.arange(self._unlearned)) % self.length
         index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
         batch = self.transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
-        self.metrics = self.scorer.update(batch, self.scorer.again(batch), self.timesteps)
+        self.metrics = self.scorer.update(batch, self.scorer.relabel(batch), self.timesteps)
         self._unlearned = 0
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
@@ -304,7 +304,7 @@ class Replay:
         if self.scorer.is_task:
             return rows[:, self._task]
         batch = self.transitions(index, rows)
-        return torch.from_numpy(self.scorer.combine(self.scorer.again(batch), self.timesteps)).to(self.device)
+        return torch.from_numpy(self.scorer.combine(self.scorer.relabel(batch), self.timesteps)).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, the filled part only; big arrays as views, to be written before the next `add`.

@@ -145,7 +145,7 @@ class _Relabelling:
 
     def relabel(self, batch: Transitions) -> np.ndarray:
         """The mix's reward of entries of this buffer, already flushed, as it stands now."""
-        return self.mix.combine(self.mix.again(batch), self.timesteps)
+        return self.mix.combine(self.mix.relabel(batch), self.timesteps)
 
     def _learn(self) -> None:
         """Update the rewards with the rows that came since the last update."""
@@ -153,7 +153,7 @@ class _Relabelling:
         rows = (self.pos - self._fresh + np.arange(self._fresh)) % self.buffer_size  # type: ignore[attr-defined]
         rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))  # type: ignore[attr-defined]
         batch = from_replay(self, rows, columns)
-        self.metrics = self.mix.update(batch, self.mix.again(batch), self.timesteps)
+        self.metrics = self.mix.update(batch, self.mix.relabel(batch), self.timesteps)
         self._fresh = 0
 
     def _get_virtual_samples(self, batch_indices: np.ndarray, env_indices: np.ndarray, env: Any = None) -> Any:

@@ -3,7 +3,7 @@
     score    each stream's shaped scores of the transitions                    pure
     combine  sum of weight(t) * score / scale                                  pure
     update   the rewards learn, scales and metrics move                        the only place where anything moves
-    keep     what a replay has to store so that it can score `again`           pure
+    keep     what a replay has to store so that it can score `relabel`           pure
 
 Scores are divided by the statistics of the last update, so a stream that has a scale gives 0 until it has seen `warmup`
 transitions: that is what makes wrapper, rollout and replay give equal rewards.
@@ -121,7 +121,7 @@ class Mix:
         return raw, after
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
-        """What a replay keeps beside transitions, so that `again` can score them later and in any order.
+        """What a replay keeps beside transitions, so that `relabel` can score them later and in any order.
 
         Embeddings of frames, and those frames, texts and signals that are read themselves. A reward with a memory of the
         episode cannot be computed from a transition alone: its score is kept, to be weighted and scaled later; or, where
@@ -150,7 +150,7 @@ class Mix:
                     memory[stream.name] = after
         return columns, memory
 
-    def again(self, batch: Transitions) -> dict[str, np.ndarray]:
+    def relabel(self, batch: Transitions) -> dict[str, np.ndarray]:
         """Raw scores by stream, as the rewards stand now, of transitions that lie in a replay; pure.
 
         Args:

@@ -58,7 +58,7 @@ class Flip(TaskScorer):
 
     is_task, keeps, sign = False, False, 1.0
 
-    def again(self, batch):
+    def relabel(self, batch):
         return {"task": np.float32(self.sign) * batch.reward}
 
     def score(self, batch, memory=None):
@@ -76,7 +76,7 @@ class Bright(TaskScorer):
     def keep(self, batch, memory):
         return {"frame": batch.frame}, memory
 
-    def again(self, batch):
+    def relabel(self, batch):
         return {"task": batch.frame.mean((-3, -2, -1), dtype=np.float32) / 255}
 
 

@@ -282,7 +282,7 @@ def test_a_reward_that_has_learnt_pays_otherwise_at_once():
     before = replay.rows(index).reward
     assert torch.equal(before, replay.rows(index).reward)
     batch = replay.transitions(torch.arange(90)).map(lambda x: x.reshape(30, 3, *x.shape[1:]))
-    mix.update(batch, mix.again(batch), 0)
+    mix.update(batch, mix.relabel(batch), 0)
     after = replay.rows(index).reward
     assert not torch.equal(before, after)
     np.testing.assert_allclose(after, mix.total(replay.transitions(index), None, replay.timesteps)[0], rtol=1e-6)

@@ -147,7 +147,7 @@ class Turning(TaskScorer):
         raw, memory = super().score(batch, memory)
         return {"task": self.sign * raw["task"]}, memory
 
-    def again(self, batch):
+    def relabel(self, batch):
         return self.score(batch)[0]
 
     def combine(self, raw, timesteps):
