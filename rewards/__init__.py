@@ -6,7 +6,7 @@ A new reward is one file and one line here. A reward of your own needs neither: 
     novelty = "novelty:Novelty"
 
 or, in a script, call `rewards.register("novelty", Novelty)`. Importing this package is cheap: a reward's file is read
-only when the reward is asked for.
+only when the reward is used.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _plugins() -> dict[str, EntryPoint]:
 
 
 def names() -> list[str]:
-    """Every reward that can be asked for: ours, registered ones, entry points."""
+    """Every reward that can be named: ours, registered ones, entry points."""
     return list(dict.fromkeys([*TABLE, *_registered, *_plugins()]))
 
 

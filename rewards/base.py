@@ -1,6 +1,6 @@
 """The contract of a reward.
 
-A reward says how good a transition is. It never receives an environment, never weighs or scales itself, never logs:
+A reward rates transitions. It never receives an environment, never weighs or scales itself, never logs:
 `rewards.mix.mix` does; `rewards.adapters` feed it transitions.
 
 What you write, in one file:
@@ -145,7 +145,7 @@ class Reward(ABC):
         return None
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Score a rollout (T, N) along time; only asked of rewards with a memory.
+        """Score a rollout (T, N) along time; only for rewards with a memory.
 
         Memory of an ended episode starts afresh, rows that are no transitions leave it alone. Override it where a
         whole rollout can be scored at once; the answer must be the one that `score` gives step by step.

@@ -1,10 +1,10 @@
-"""How far apart two rewards are, told without training anything.
+"""Distances between two rewards, without training anything.
 
     pearson, spearman   do they rise and fall together?                               [-1, 1], 0 where one is constant
     auroc               does the reward put goal states above the others?             [0, 1], 0.5 is chance
     epic                Pearson as a distance, blind to potential shaping and scale   [0, 1]
     starc               distance that bounds regret from both sides                   [0, 1]
-    interval            what resampling the rows makes of any of them
+    interval            bootstrap interval of any of them, over rows
 
 Sources:
     EPIC    Gleave et al. 2021, "Quantifying Differences in Reward Functions" (arXiv 2006.13900), definitions 4.1, 4.6.
@@ -17,12 +17,12 @@ Differences from them:
     on average.
   - STARC's metric is halved, so that it lies in [0, 1] and the worst is 1, as for EPIC.
   - `starc_on_distribution` fits the values by least squares on the batch and takes one sample of S' for each (s, a): it
-    is exact where the values lie in the span of the features and the world is deterministic, else an estimate on the
+    is exact where the values lie in the span of the features and the environment is deterministic, else an estimate on the
     batch's own distribution, without the guarantees of the source. Rows that do not follow each other make the fit
     ill-posed as the discount nears 1: at 0.99 we saw 0.2 between rewards that have nothing in common; take 0.9.
 
-When it fails: all of it speaks about the distribution of the rows. A policy that goes elsewhere meets another reward.
-EPIC asks about transitions that cannot happen; two rewards that order all policies alike may be far apart in it.
+When it fails: all of it holds for the distribution of the rows. A policy that goes elsewhere meets another reward.
+EPIC uses transitions that cannot happen; two rewards that order all policies alike may be far apart in it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def epic_canonical(
 
 
 def _joined(start: Array, batch: Transitions, state: Array, action: Array, after: Array) -> Transitions:
-    """Transitions that nobody made: from `start[state]`, by the action of row `action`, to row `after`'s successor."""
+    """Recombined transitions: from `start[state]`, by the action of row `action`, to row `after`'s successor."""
     made = batch[after]
     return made.replace(obs=map_obs(lambda x: x[state], start), action=batch.action[action])
 
@@ -121,7 +121,7 @@ def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float)
     """VAL: c(R)(s, a) = E[R(s, a, S') + gamma V(S') - V(s)], V the uniform policy's value.
 
     Args:
-        reward: (S, A, S); rows of an absorbing end must pay 0.
+        reward: (S, A, S); rows of an absorbing end must be 0.
         transition: probabilities (S, A, S), each (s, a) sums to 1.
         gamma: discount in [0, 1).
 
@@ -137,9 +137,9 @@ def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float)
         )
     if not 0 <= gamma < 1:
         raise ValueError(f"gamma={gamma} leaves values without end; give a discount in [0, 1)")
-    paid = (transition * reward).sum(-1)
-    value = np.linalg.solve(np.eye(len(paid)) - gamma * transition.mean(1), paid.mean(1))
-    return paid + gamma * transition @ value - value[:, None]
+    expected = (transition * reward).sum(-1)
+    value = np.linalg.solve(np.eye(len(expected)) - gamma * transition.mean(1), expected.mean(1))
+    return expected + gamma * transition @ value - value[:, None]
 
 
 def starc_distance(first: Array, second: Array) -> float:
@@ -153,7 +153,7 @@ def starc_distance(first: Array, second: Array) -> float:
 
 
 def starc(first: np.ndarray, second: np.ndarray, transition: np.ndarray, *, gamma: float) -> float:
-    """STARC distance of two tables of rewards (S, A, S) in a known world, exactly."""
+    """STARC distance of two tables of rewards (S, A, S) in a known environment, exactly."""
     return starc_distance(*(starc_canonical(reward, transition, gamma=gamma) for reward in (first, second)))
 
 

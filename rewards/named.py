@@ -1,4 +1,4 @@
-"""Things that are asked for by name with options, such as judges: unknown names and options get one sentence."""
+"""Objects built by name with options, such as judges: unknown names and options get one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def make_named(what: str, table: Mapping[str, str], name: str, /, **options: Any) -> Any:
-    """Import and build `table[name]`, "module:Class"; `seed` and `device` are handed on only to classes that know them.
+    """Import and build `table[name]`, "module:Class"; `seed` and `device` are passed only to classes that take them.
 
     Raises:
         ValueError: for an unknown name or option, with the nearest, or a missing one.

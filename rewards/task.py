@@ -19,11 +19,11 @@ class TaskConfig(RewardConfig):
 
 
 class Task(Reward):
-    """r(s, a, s') = the reward that the environment paid."""
+    """r(s, a, s') = the environment's reward."""
 
     Config = TaskConfig
     requires = frozenset({"reward"})
-    role = "goal"  # it stands alone: nothing is added to it unless asked for
+    role = "goal"  # it stands alone: nothing is added to it by default
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return np.array(batch.reward, dtype=np.float32)

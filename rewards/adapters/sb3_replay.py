@@ -49,10 +49,10 @@ class _Rewards:
 class _Relabelling:
     """What `relabelling` adds: embeddings and episodic scores as columns, rewards computed when they are read.
 
-    Frames are embedded in batches, before the next sample or update; what else is kept, `Mix.keep` says.
+    Frames are embedded in batches, before the next sample or update; `Mix.keep` lists what else is kept.
     """
 
-    PENDING = 256  # steps after which frames are embedded even if nobody samples
+    PENDING = 256  # steps after which frames are embedded even without a sample
 
     def __init__(self, *args: Any, mix: Mix, update_every: int = 1024, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The contract of `rewards.base`, as a test that anyone can run on a reward of their own.
+"""The contract of `rewards.base`, as a test to run on a reward of your own.
 
     from rewards.check import check_reward
     check_reward(Mine)                                    # on random transitions

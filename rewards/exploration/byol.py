@@ -87,7 +87,7 @@ class BYOL(Episodic, Learned):
             paths, after = self.loops(seen, action, Links(batch.valid, batch.ended), self.tensors(memory))
         errors = np.zeros(paths.exist.shape, np.float32)
         if paths.exist.any():  # a step may be nothing but resets
-            errors[paths.exist] = self.in_pieces(self.error, *paths.guesses(action, target)).cpu().numpy()
+            errors[paths.exist] = self.in_pieces(self.error, *paths.predictions(action, target)).cpu().numpy()
         mean = errors.sum(axis=0) / np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
         return mean.reshape(batch.shape), {name: value.cpu().numpy() for name, value in after.items()}
 
@@ -101,9 +101,9 @@ class BYOL(Episodic, Learned):
         """Reward (R,) of predictions from the states `before` and `ahead` of an action, against the slow code."""
         return distance(self.predictor(ahead), target)
 
-    def costs(self, *guesses: torch.Tensor) -> dict[str, torch.Tensor]:
+    def costs(self, *predictions: torch.Tensor) -> dict[str, torch.Tensor]:
         """Losses of predictions, which are the arguments of `error`."""
-        return {"loss": self.error(*guesses).mean()}
+        return {"loss": self.error(*predictions).mean()}
 
     def update(self, batch: Transitions) -> dict[str, float]:
         if len(batch.shape) == 1:
@@ -145,7 +145,7 @@ class BYOL(Episodic, Learned):
         with torch.no_grad():
             target = self.target(after)
         paths, _ = self.loops(self.encoder(x), action, Links(valid, ended), memory)
-        return self.costs(*paths.guesses(action, target))
+        return self.costs(*paths.predictions(action, target))
 
     def descend(self, loss: Any) -> None:
         super().descend(loss)
@@ -188,7 +188,7 @@ class Paths(NamedTuple):
     ahead: list[torch.Tensor]  # K times (R, D), the state after it
     exist: np.ndarray  # bool (K, R); not where the loop would begin before the episode, or the row is no transition
 
-    def guesses(self, action: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def predictions(self, action: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One row for each loop that exists: states before and after an action, the action and the slow code.
 
         Args:
@@ -265,9 +265,9 @@ class Loops(nn.Module):
         return torch.cat(beliefs), torch.stack(entering), actions
 
 
-def distance(guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def distance(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Squared distance (R,) of directions (R, D), in [0, 4]."""
-    return (normalize(guess, eps=1e-6) - normalize(target, eps=1e-6)).square().sum(dim=1)
+    return (normalize(prediction, eps=1e-6) - normalize(target, eps=1e-6)).square().sum(dim=1)
 
 
 def _cell(inputs: int, size: int, generator: torch.Generator) -> nn.GRUCell:

@@ -23,7 +23,7 @@ from envs.settings import setting
 from rewards.exploration.byol import BYOL, BYOLConfig, distance
 from rewards.exploration.hindsight import Hindsight, HindsightConfig
 
-PIECE = 256  # guesses that the critic compares, every one with every one
+PIECE = 256  # predictions that the critic compares, every one with every one
 
 
 @dataclass
@@ -49,8 +49,8 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
     ) -> torch.Tensor:
         return Hindsight.error(self, before, action, target)
 
-    def costs(self, *guesses: torch.Tensor) -> dict[str, torch.Tensor]:
-        before, action, _, target = guesses
+    def costs(self, *predictions: torch.Tensor) -> dict[str, torch.Tensor]:
+        before, action, _, target = predictions
         return Hindsight.loss(self, before, action, target)
 
     def reconstruction(self, given: torch.Tensor, z: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
         return super().chance(given.detach(), after, noise)
 
     def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        pieces = zip(given.detach().split(PIECE), z.split(PIECE))  # guesses come in the order of their k
+        pieces = zip(given.detach().split(PIECE), z.split(PIECE))  # predictions come in the order of their k
         return torch.stack(
             [len(p[1]) / len(z) * super(BYOLHindsight, self).batch_information(*p) for p in pieces]
         ).sum()

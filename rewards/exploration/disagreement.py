@@ -68,8 +68,8 @@ class Disagreement(Learned):
 
     def variance(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """Whitened rows (N, size) and actions (N, A) -> variance over members, mean over features (N,)."""
-        guesses = self.ensemble(torch.cat([self.encoder(x), action], dim=1))
-        return (guesses - guesses.mean(dim=0)).square().mean(dim=(0, 2))  # torch's own var is many times slower
+        predictions = self.ensemble(torch.cat([self.encoder(x), action], dim=1))
+        return (predictions - predictions.mean(dim=0)).square().mean(dim=(0, 2))  # torch's own var is many times slower
 
 
 class StackedHeads(nn.Module):

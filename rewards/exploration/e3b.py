@@ -64,7 +64,7 @@ class E3B(Episodic, InverseDynamics):
         config = self.config
         self.learns = config.embedding == "inverse"
         self.memory = EllipticalMemory(config.features, config.ridge)
-        self.train_on(self.encoder, self.guess)
+        self.train_on(self.encoder, self.prediction)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         bonus, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))

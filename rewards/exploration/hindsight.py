@@ -80,9 +80,7 @@ class Hindsight(Forward):
         return (self.reconstructor(torch.cat([given, z], dim=1)) - after).square().sum(dim=1)
 
     def information(self, given: torch.Tensor, z: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """What z tells of state and action (N,), nats, at most log(1 + K).
-
-        The critic raises it, the generator lowers it.
+        """Information of z about state and action (N,), nats, at most log(1 + K); raised by the critic, lowered by the generator.
 
         log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance).
         """
@@ -106,7 +104,7 @@ class Hindsight(Forward):
             self.critic_optimizer.zero_grad()
             (-information).backward()
             self.critic_optimizer.step()
-        information = self.batch_information(given, z)  # its gradient reaches the critic too, which zero_grad forgets
+        information = self.batch_information(given, z)  # its gradient reaches the critic too; zero_grad clears it
         return {"reconstruction_loss": reconstruction, "information": self.config.invariance * information}
 
     def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

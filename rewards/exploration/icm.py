@@ -45,7 +45,7 @@ class ICM(InverseDynamics):
         super().build()
         config = self.config
         self.forward_model = self.head(config.features + self.actions.size, config.hidden, config.features)
-        self.train_on(self.encoder, self.guess, self.forward_model)
+        self.train_on(self.encoder, self.prediction, self.forward_model)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.in_pieces(lambda *columns: self.error(*columns)[0], *self.columns(batch)).cpu().numpy()
@@ -59,5 +59,5 @@ class ICM(InverseDynamics):
     def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Half the squared error of the forward model (N,), and the two embeddings (N, D)."""
         one, two = self.encode(x, after)
-        guess = self.forward_model(torch.cat([one, action], dim=1))
-        return 0.5 * (guess - two).square().sum(dim=1), one, two
+        prediction = self.forward_model(torch.cat([one, action], dim=1))
+        return 0.5 * (prediction - two).square().sum(dim=1), one, two

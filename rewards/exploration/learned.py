@@ -220,7 +220,7 @@ class InverseDynamics(Learned):
         config = self.config
         hidden, features = config.hidden, config.features
         self.encoder = self.net(hidden, features)
-        self.guess = self.head(2 * features, hidden, self.actions.size)
+        self.prediction = self.head(2 * features, hidden, self.actions.size)
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
         return self.inputs(batch.obs), self.actions(batch.action), self.inputs(batch.next_obs)
@@ -237,7 +237,7 @@ class InverseDynamics(Learned):
 
     def inverse_loss(self, one: torch.Tensor, two: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """Loss of predicting the action between embeddings `one` and `two`."""
-        return self.actions.loss(self.guess(torch.cat([one, two], dim=1)), action)
+        return self.actions.loss(self.prediction(torch.cat([one, two], dim=1)), action)
 
 
 class Net(nn.Module):
@@ -353,9 +353,9 @@ class ActionCode:
             np.put_along_axis(code, choice + self._offsets, 1.0, axis=1)
         return torch.from_numpy(code).to(self.device)
 
-    def loss(self, guess: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
+    def loss(self, prediction: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
         """Predictions (N, size) against codes (N, size): mean over rows, sum over blocks."""
         if not self.blocks:
-            return (guess - code).square().mean()
-        guesses, codes = guess.split(self.blocks, dim=1), code.split(self.blocks, dim=1)
-        return cast(torch.Tensor, sum(cross_entropy(g, c.argmax(dim=1)) for g, c in zip(guesses, codes)))
+            return (prediction - code).square().mean()
+        predictions, codes = prediction.split(self.blocks, dim=1), code.split(self.blocks, dim=1)
+        return cast(torch.Tensor, sum(cross_entropy(g, c.argmax(dim=1)) for g, c in zip(predictions, codes)))

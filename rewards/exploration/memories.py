@@ -30,7 +30,7 @@ PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with
 
 
 class EpisodeMemory(Protocol):
-    """What the memories of this file have in common; the module says more."""
+    """What the memories of this file have in common; see the module."""
 
     def initial(self, n: int) -> dict[str, np.ndarray]: ...
 
@@ -160,7 +160,7 @@ class _InPieces:
 
 
 def _episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number of each row's episode (N, T), 0 for the one that memory speaks of; and of the one that follows, (N,)."""
+    """Number of each row's episode (N, T), 0 for the one that the memory is of; and of the one that follows, (N,)."""
     through = np.cumsum(ended, axis=1)
     return through - ended, through[:, -1]
 
@@ -193,7 +193,7 @@ class EllipticalMemory(_InPieces):
         kernel[:, places, places] += 1
         lower = np.linalg.cholesky(kernel)
         answers = np.maximum(lower[:, places, places] ** 2 - 1, 0)
-        # Woodbury: what the rows of the episode that goes on take away from the inverse at its start
+        # Woodbury: what the rows of the continuing episode take away from the inverse at its start
         spread[episode != last[:, None]] = 0
         taken = solve_triangular(torch.from_numpy(lower), torch.from_numpy(spread), upper=False).numpy()
         inverse = inverse.copy()

@@ -60,7 +60,7 @@ class PseudoCount(Episodic, InverseDynamics):
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
         self.distance = RunningMeanStd(window=RECENT)
         self.distance.mean = np.ones(())
-        self.train_on(self.encoder, self.guess)
+        self.train_on(self.encoder, self.prediction)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         squares, memory = self.walk(batch, memory, self._phi)

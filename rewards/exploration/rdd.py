@@ -94,9 +94,9 @@ class RDD(RND):
             case "coin_flip":
                 return self.predictor(x).square().mean(dim=1).sqrt()
         every = torch.stack([net(x) for net in self.targets])
-        mean, moment, guess = every.mean(dim=0), every.square().mean(dim=0), self.predictor(x)
-        ratio = (guess.square() - mean.square()).abs() / (moment - mean.square()).clamp(min=1e-6)
-        first, second = (guess - mean).square().sum(dim=1), ratio.clamp(1e-6, 1).sqrt().mean(dim=1)
+        mean, moment, prediction = every.mean(dim=0), every.square().mean(dim=0), self.predictor(x)
+        ratio = (prediction.square() - mean.square()).abs() / (moment - mean.square()).clamp(min=1e-6)
+        first, second = (prediction - mean).square().sum(dim=1), ratio.clamp(1e-6, 1).sqrt().mean(dim=1)
         return self.config.alpha * first + (1 - self.config.alpha) * second
 
 

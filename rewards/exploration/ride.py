@@ -51,7 +51,7 @@ class RIDE(Episodic, InverseDynamics):
         self.hash = Hash(self.observation_space, config.keys, config.bin, config.name)
         self.memory = CountMemory(config.capacity)
         self.forward = self.head(config.features + self.actions.size, config.hidden, config.features)
-        self.train_on(self.encoder, self.guess, self.forward)
+        self.train_on(self.encoder, self.prediction, self.forward)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         before, after = both(lambda obs: self.values(self.encoder, obs), batch)

@@ -1,4 +1,4 @@
-"""Which parts of an observation a bonus looks at, and which observation spaces it understands."""
+"""The parts of an observation that a bonus reads, and the observation spaces it can read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.S
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
         keys: entries of a Dict to look at; empty looks at all.
-        reward: name of the reward that asks, for the error.
+        reward: name of the reward, for the error.
 
     Raises:
         ValueError: for any other space, and for a key that the space does not have.

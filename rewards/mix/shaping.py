@@ -1,8 +1,8 @@
 """Ways to turn a score into a reward that an agent cannot farm.
 
-A score that says "this looks good" and is paid at every step makes staying there the best plan: an optimal policy
+A positive score as the reward of every step makes staying there the best plan: an optimal policy
 then never finishes a task that ends. `potential`, `delta` and `clip` remove the reason to stay; a sigmoid, though
-bounded, does not. `clip` can still make the way dear: a large weight keeps an agent from crossing a valley of the
+bounded, does not. `clip` can still make the way costly: a large weight keeps an agent from crossing a valley of the
 score. `benchmarks shaping_grid` shows all of this on a grid whose optimal policies are known.
 
 Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al. 2024,

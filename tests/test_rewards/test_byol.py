@@ -45,7 +45,7 @@ def cycle(points, steps=16, envs=16, seed=0):
 def by_hand(byol, batch):
     """Scores (T, N) from one list of loops for each environment, one row at a time; and the guesses of each row."""
     steps, envs = batch.shape
-    scores, guesses = np.zeros((steps, envs)), np.zeros((steps, envs), int)
+    scores, predictions = np.zeros((steps, envs)), np.zeros((steps, envs), int)
     blank = torch.zeros(1, byol.width), torch.zeros(1, byol.actions.size)
     with torch.no_grad():
         for n in range(envs):
@@ -59,11 +59,11 @@ def by_hand(byol, batch):
                 loops = [byol.loops.open(action, state) for state in [belief, *loops][: byol.config.horizon]]
                 code = normalize(byol.target(byol.inputs(row.next_obs)))
                 errors = [(normalize(byol.predictor(state)) - code).square().sum() for state in loops]
-                scores[t, n], guesses[t, n] = np.mean(errors), len(errors)
+                scores[t, n], predictions[t, n] = np.mean(errors), len(errors)
                 last = action
                 if batch.ended[t, n]:
                     (belief, last), loops = blank, []
-    return scores, guesses
+    return scores, predictions
 
 
 def test_one_step_ahead_from_an_empty_memory_is_two_gates_and_two_layers_by_hand():
@@ -83,9 +83,9 @@ def test_one_step_ahead_from_an_empty_memory_is_two_gates_and_two_layers_by_hand
         return (1 - update) * np.tanh(mine[:, 10:] + reset * past[:, 10:]) + update * h
 
     seen = np.concatenate([dense(byol.encoder.dense, batch.obs), np.zeros((4, 2))], axis=1)
-    guess = dense(byol.predictor, gru("open", batch.action, gru("closed", seen, np.zeros((4, 5)))))
+    prediction = dense(byol.predictor, gru("open", batch.action, gru("closed", seen, np.zeros((4, 5)))))
     code = dense(byol.target.dense, batch.next_obs)
-    cosine = (guess * code).sum(axis=1) / np.linalg.norm(guess, axis=1) / np.linalg.norm(code, axis=1)
+    cosine = (prediction * code).sum(axis=1) / np.linalg.norm(prediction, axis=1) / np.linalg.norm(code, axis=1)
     score, memory = byol.score(batch, byol.initial_memory(4))
     np.testing.assert_allclose(score, 2 - 2 * cosine, rtol=1e-4)
     assert memory["open"].shape == (4, 0, 5)
@@ -96,12 +96,12 @@ def test_one_step_ahead_from_an_empty_memory_is_two_gates_and_two_layers_by_hand
 def test_a_rollout_pays_the_mean_of_the_loops_that_land_on_each_row(horizon):
     byol, batch = make(horizon=horizon), rollout()
     byol.update(batch)
-    scores, guesses = by_hand(byol, batch)
+    scores, predictions = by_hand(byol, batch)
     raw, memory = byol.scan(batch, byol.initial_memory(3))
     np.testing.assert_allclose(raw[batch.valid], scores[batch.valid], rtol=1e-3, atol=1e-5)
-    assert guesses.max() == horizon
+    assert predictions.max() == horizon
     continues = ~batch.ended[-1]
-    assert (memory["held"][continues] == np.minimum(guesses[-1], horizon - 1)[continues]).all()
+    assert (memory["held"][continues] == np.minimum(predictions[-1], horizon - 1)[continues]).all()
     assert all((value[~continues] == 0).all() for value in memory.values())
 
 
@@ -121,9 +121,9 @@ def test_a_rollout_at_once_is_its_rows_one_by_one_and_two_halves():
 @pytest.mark.parametrize(("horizon", "sequence"), [(1, 13), (1, 5), (1, 1), (3, 13), (3, 100)])
 def test_the_loss_is_the_mean_of_what_the_rollout_pays_for_its_guesses(horizon, sequence):
     byol, batch = make(horizon=horizon, sequence=sequence, batch_size=99, normalize_obs="none"), rollout()
-    scores, guesses = by_hand(byol, batch)
+    scores, predictions = by_hand(byol, batch)
     loss = byol.update(batch)["loss"]
-    np.testing.assert_allclose(loss, (scores * guesses).sum() / guesses.sum(), rtol=1e-4)
+    np.testing.assert_allclose(loss, (scores * predictions).sum() / predictions.sum(), rtol=1e-4)
 
 
 def test_open_loops_do_not_reach_over_the_sequence_they_learn_in():

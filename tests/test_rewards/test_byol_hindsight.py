@@ -19,7 +19,7 @@ def make(space=BOX, seed=0, **options):
     return BYOLHindsight(BYOLHindsightConfig(**options), space, ACTIONS, seed=seed)
 
 
-def guesses(hindsight, rows=64, seed=0):
+def predictions(hindsight, rows=64, seed=0):
     """Made-up arguments of `error`."""
     generator = torch.Generator().manual_seed(seed)
     sizes = hindsight.width, hindsight.actions.size, hindsight.width, hindsight.width
@@ -28,7 +28,7 @@ def guesses(hindsight, rows=64, seed=0):
 
 def test_the_reward_is_reconstruction_over_lambda_and_information_against_the_bank():
     hindsight = make(temper=0.5, bank=40)
-    before, action, ahead, target = guesses(hindsight)
+    before, action, ahead, target = predictions(hindsight)
     given = torch.cat([before, action], dim=1)
     with torch.no_grad():
         z = hindsight.chance(given, target, None)
@@ -47,9 +47,9 @@ def critic_hears(make_z, steps=150):
     hindsight = make(temper=1e6, learning_rate=3e-3)  # reconstruction costs nothing
     hindsight.chance = lambda given, after, noise: make_z(given)
     for seed in range(steps):
-        hindsight.costs(*guesses(hindsight, 128, seed))  # the critic steps within
+        hindsight.costs(*predictions(hindsight, 128, seed))  # the critic steps within
     with torch.no_grad():
-        return float(hindsight.error(*guesses(hindsight, 500, seed=10_000)).mean())
+        return float(hindsight.error(*predictions(hindsight, 500, seed=10_000)).mean())
 
 
 def test_the_critic_finds_nothing_in_a_z_that_is_independent_and_much_in_one_that_copies():
@@ -60,7 +60,7 @@ def test_the_critic_finds_nothing_in_a_z_that_is_independent_and_much_in_one_tha
 
 def test_information_teaches_the_generator_and_neither_encoder_nor_loops():
     hindsight = make(temper=1e6)
-    before, action, ahead, target = guesses(hindsight)
+    before, action, ahead, target = predictions(hindsight)
     before.requires_grad_()
     hindsight.costs(before, action, ahead, target)["information"].backward()
     assert before.grad is None
@@ -71,7 +71,7 @@ def test_information_teaches_the_generator_and_neither_encoder_nor_loops():
 
 def test_pieces_of_guesses_are_each_others_negatives(monkeypatch):
     hindsight = make()
-    before, action, _, target = guesses(hindsight, 50)
+    before, action, _, target = predictions(hindsight, 50)
     given = torch.cat([before, action], dim=1)
     z = hindsight.chance(given, target, None)
     whole = [Hindsight.batch_information(hindsight, given[i : i + 20], z[i : i + 20]) for i in (0, 20, 40)]

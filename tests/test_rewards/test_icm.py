@@ -40,7 +40,7 @@ def by_hand():
     icm = make(spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2), features=2, forward_share=0.3)
     icm.encoder.dense = linear([[1.0, 0.0], [0.0, 2.0]])
     icm.forward_model = linear([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]])
-    icm.guess = linear([[0.0] * 4] * 2, [0.0, 1.0])
+    icm.prediction = linear([[0.0] * 4] * 2, [0.0, 1.0])
     return icm
 
 
@@ -65,7 +65,7 @@ def test_beta_splits_the_losses_of_the_two_models():
     assert float(losses["inverse_loss"].detach()) == pytest.approx(0.7 * -np.log(chances).mean(), rel=1e-6)
 
 
-@pytest.mark.parametrize(("share", "still"), [(0.0, "forward_model"), (1.0, "guess")])
+@pytest.mark.parametrize(("share", "still"), [(0.0, "forward_model"), (1.0, "prediction")])
 def test_at_its_ends_beta_leaves_one_model_out(share, still):
     icm = make(forward_share=share)
     before = [parameter.clone() for parameter in getattr(icm, still).parameters()]
@@ -86,7 +86,7 @@ def test_the_inverse_model_tells_actions_apart_and_the_embedding_leaves_noise_ou
     icm, fresh, batch = trained(), make(features=16), walks(1000, 99)
     with torch.no_grad():
         one, two = icm.encode(icm.inputs(batch.obs), icm.inputs(batch.next_obs))
-        guessed = icm.guess(torch.cat([one, two], dim=1)).argmax(dim=1).numpy()
+        guessed = icm.prediction(torch.cat([one, two], dim=1)).argmax(dim=1).numpy()
     assert np.mean(guessed == batch.action) > 0.95
     moved, noisy = batch.next_obs.copy(), batch.next_obs.copy()
     moved[:, :2] += 0.5 * batch.next_obs[:, :2].std(axis=0)

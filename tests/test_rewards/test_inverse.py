@@ -16,7 +16,7 @@ class Steps(InverseDynamics):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.train_on(self.encoder, self.guess)
+        self.train_on(self.encoder, self.prediction)
 
     def score(self, batch, memory=None):
         return (embedded(self, batch.next_obs) - embedded(self, batch.obs)).norm(dim=1).numpy()
@@ -44,8 +44,8 @@ def test_the_loss_is_the_cross_entropy_of_the_guess_and_reaches_encoder_and_gues
     steps, batch = make(), random_rollout(BOX, ACTIONS).flatten()
     x, action, after = steps.columns(batch)
     loss = steps.loss(x, action, after)["inverse_loss"]
-    guess = steps.guess(torch.cat([embedded(steps, batch.obs), embedded(steps, batch.next_obs)], dim=1))
-    chances = torch.softmax(guess, dim=1).detach().numpy()
+    prediction = steps.prediction(torch.cat([embedded(steps, batch.obs), embedded(steps, batch.next_obs)], dim=1))
+    chances = torch.softmax(prediction, dim=1).detach().numpy()
     expected = -np.log(chances[np.arange(24), batch.action]).mean()
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
     loss.backward()

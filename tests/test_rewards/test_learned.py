@@ -315,8 +315,8 @@ def test_a_step_of_nothing_but_resets_is_scored_and_learnt_from_without_complain
 
 def test_a_guess_costs_cross_entropy_summed_over_blocks_or_squared_error():
     many = ActionCode(spaces.MultiDiscrete([2, 3]), "x")
-    guess = torch.log(torch.tensor([[0.25, 0.75, 0.2, 0.3, 0.5], [0.5, 0.5, 0.1, 0.1, 0.8]]))
-    loss = many.loss(guess, many(np.array([[1, 2], [0, 0]])))
+    prediction = torch.log(torch.tensor([[0.25, 0.75, 0.2, 0.3, 0.5], [0.5, 0.5, 0.1, 0.1, 0.8]]))
+    loss = many.loss(prediction, many(np.array([[1, 2], [0, 0]])))
     assert float(loss) == pytest.approx(-np.log([0.75, 0.5, 0.5, 0.1]).sum() / 2, rel=1e-6)
     box = ActionCode(spaces.Box(-1, 1, (2,)), "x")
     assert float(box.loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]]))) == pytest.approx((1 + 9) / 2)
