@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = 1
+FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
 ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
 _LIBRARIES = ("torch", "stable-baselines3", "gymnasium", "numpy")
 
@@ -143,8 +143,8 @@ def read(path: Path) -> tuple[Any, int]:
         version, files = manifest["format"], dict(manifest["files"])
         if version != FORMAT:
             raise VersionError(
-                f"checkpoint {path} has format {version}, this version reads format {FORMAT}; "
-                "use the version of lodestar-rl that wrote it, or start over with resume=never"
+                f"checkpoint {path} has format {version}, this version reads format {FORMAT}; use the version of "
+                f"lodestar-rl that wrote it ({manifest['versions']['lodestar-rl']}), or start over with resume=never"
             )
         for name in (ARRAYS, STATE):
             if files[name] != _fingerprint(path / name):

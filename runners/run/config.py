@@ -119,7 +119,10 @@ class TrainConfig(Settings):
 
 
 # What a key of 0.1.0 is called now; agents' and rewards' with their prefix, as on the command line.
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    "agent.dreams_per_step": "agent.rollouts_per_step",
+    "agent.reward_in_dreams": "agent.reward_source",
+}
 
 # Where a run is kept and what it reports does not change what it learns.
 _MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
@@ -150,11 +153,19 @@ def from_dict(values: dict[str, Any]) -> TrainConfig:
     try:
         options = dict(values["agent"])
         name = options.pop("name")
-        made = {key: rewards.get(key).Config(**value) for key, value in values["reward"].items()}
-        rest = {key: value for key, value in values.items() if key not in ("agent", "reward")}
-        return TrainConfig(agent_name=name, agent=agents.get(name).Config(**options), reward=made, **rest)
+        made = {
+            key: rewards.get(key).Config(**_renamed(f"reward.{key}.", value)) for key, value in values["reward"].items()
+        }
+        rest = {key: value for key, value in _renamed("", values).items() if key not in ("agent", "reward")}
+        agent = agents.get(name).Config(**_renamed("agent.", options))
+        return TrainConfig(agent_name=name, agent=agent, reward=made, **rest)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the saved configuration does not fit this version of lodestar-rl ({error})") from None
+
+
+def _renamed(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options saved by an earlier version, by the names of this one."""
+    return {RENAMED.get(prefix + key, key).rpartition(".")[2]: value for key, value in options.items()}
 
 
 def save(config: TrainConfig, path: Path) -> None:

@@ -172,7 +172,7 @@ def test_another_format_is_refused_with_the_fix(tmp_path):
     manifest["format"] = 7
     manifest["sha256"] = checkpoint._digest(manifest)
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(VersionError, match="has format 7, this version reads format 1; use the version"):
+    with pytest.raises(VersionError, match="has format 7, this version reads format 2; use the version"):
         load(tmp_path)
 
 

@@ -9,7 +9,7 @@ import rewards
 from envs.make import goals
 from runners.cli import presets
 from runners.cli.compose import compose, fill_goals
-from runners.run.config import TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
+from runners.run.config import RENAMED, TrainConfig, UsageError, from_dict, load, nearest, save, to_dict
 
 ROOT = Path(__file__).parents[2]
 CARTPOLE = "env=CartPole-v1"
@@ -369,3 +369,24 @@ def test_a_preset_in_an_agents_place_is_told_whose_it_is():
 def test_the_simulator_as_a_model_is_a_word_not_a_truth():
     config, _ = compose(["env=Pendulum-v1", "agent=dyna", "agent.model=true"])
     assert config.agent.model == "true"
+
+
+RUN_0_1_0 = Path(__file__).parent / "run_of_0_1_0"
+
+
+def test_a_run_of_version_0_1_0_is_understood_and_its_checkpoint_refused_in_one_sentence(capsys):
+    from runners.evaluate import main
+
+    config = load(RUN_0_1_0 / "config.yaml")
+    assert (config.agent_name, config.agent.rollouts_per_step, config.agent.reward_source) == ("dyna", 4, "auto")
+    assert main([f"run={RUN_0_1_0}"]) == 2
+    error = capsys.readouterr().err
+    assert "has format 1, this version reads format 2; use the version of lodestar-rl that wrote it (0.1.0)" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_key_that_was_renamed_is_answered_with_its_new_name(old, new):
+    agent = ["agent=dyna"] if old.startswith("agent.") else []
+    with pytest.raises(UsageError, match=f"{old} is now called {new}"):
+        compose([CARTPOLE, *agent, f"{old}=1"])
