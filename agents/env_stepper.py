@@ -15,9 +15,8 @@ from torch import Tensor
 
 from agents.base import Episodes
 from agents.networks.space_encoding import SpaceEncoding
-from envs.finite import OnNan, refuse
 from envs.transitions import Cursor, from_vector_step, modalities_of
-from envs.types import Obs, Transitions, map_obs
+from envs.types import Obs, OnNan, Transitions, map_obs, refuse
 
 
 class Steps:

@@ -33,8 +33,7 @@ from agents.ppo.config import PPOConfig
 from agents.ppo.device import DeviceCollector
 from agents.ppo.update import NumpyUpdate, TorchUpdate
 from agents.task_reward import TaskScorer
-from envs.finite import NotFinite, is_finite
-from envs.types import Obs
+from envs.types import NotFinite, Obs, is_finite
 
 MEASURED = 8  # minibatches of the last epoch whose losses are logged
 

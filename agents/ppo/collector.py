@@ -16,9 +16,8 @@ import torch
 
 from agents.base import Episodes
 from agents.ppo.update import Batch
-from envs.finite import OnNan, refuse
 from envs.transitions import OneGroup, Rollout
-from envs.types import MODALITIES, map_obs, put
+from envs.types import MODALITIES, OnNan, map_obs, put, refuse
 
 
 class Collector:

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.finite import OnNan
-from envs.types import MODALITIES, Memory, Transitions
+from envs.types import MODALITIES, Memory, OnNan, Transitions
 from rewards.base import Reward, values_at_obs
 from rewards.mix.stream import Stream
 from rewards.task import Task

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.finite import NotFinite, OnNan, is_finite
-from envs.types import MODALITIES, Memory, Transitions, map_obs
+from envs.types import MODALITIES, Memory, NotFinite, OnNan, Transitions, is_finite, map_obs
 from rewards.base import Reward, RewardConfig, values_at_obs, values_of
 from rewards.mix.scale import make_scale
 from rewards.mix.shaping import clip, delta, potential, sigmoid

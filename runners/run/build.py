@@ -40,8 +40,8 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     from stable_baselines3.common.utils import set_random_seed
 
     import agents
-    from envs.finite import OnNan
     from envs.make import make
+    from envs.types import OnNan
     from rewards.adapters.guided import make_mix
 
     torch.set_num_threads(config.num_threads)

@@ -20,7 +20,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.sb3.state import get_state, set_state
-from envs.finite import NotFinite, is_finite
+from envs.types import NotFinite, is_finite
 from envs.vector.watchdog import WorkerError
 from rewards.mix.mix import Mix
 from runners.run import checkpoint

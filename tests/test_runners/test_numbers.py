@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import rewards
-from envs.finite import NotFinite, OnNan, is_finite, refuse
+from envs.types import NotFinite, OnNan, is_finite, refuse
 from rewards.exploration.rnd import RND, RNDConfig
 from rewards.mix.stream import GuardedUpdates
 from tests.faults import numbers
