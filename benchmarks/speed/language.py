@@ -44,7 +44,7 @@ def run(folder: Path) -> dict[str, float]:
             variants[name] = _doorkey({"model": "retrieval", "judge": "openai", "judge_options": options})
         rates = interleave(path, "doorkey", ROUNDS, variants)["wall"]
     figures = {f"fps_ratio_{name}": ratio(rates, name, "without") for name in variants if name != "without"}
-    read = {"model": "retrieval", "judge": "rules", "world": "nethack", "clock": "steps"}
+    read = {"model": "retrieval", "judge": "rules", "family": "nethack", "clock": "steps"}
     rates = interleave(path, "nethack", ROUNDS, {"alone": _nethack(None), "oni": _nethack(read)})["wall"]
     _OPEN.pop().close()
     return {**figures, "fps_ratio_nle": ratio(rates, "oni", "alone")}

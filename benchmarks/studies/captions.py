@@ -134,7 +134,7 @@ def train(task: str, arm: str, sweep: str, value: str, seed: int, steps: int = 0
     if reward:
         common: dict[str, Any] = {"weight": WEIGHT}
         if reads:
-            common |= {"judge": "rules", "world": "minigrid", "alike": "numbers" if task == "varied" else "exact"}
+            common |= {"judge": "rules", "family": "minigrid", "alike": "numbers" if task == "varied" else "exact"}
         options = {**common, **options, **(SWEEPS[sweep][value] if sweep else {})}
         configs[reward] = rewards.get(reward).Config(**options)
     config = PPOConfig(**SETTINGS)

@@ -91,7 +91,7 @@ def train(task: str, arm: str, seed: int, frames: int = FRAMES, episodes: int = 
         envs = make_vec(TASKS[task], N_ENVS, seed=1000 * seed, backend="batched", text=reads)
         configs: dict[str, Any] = {"task": rewards.get("task").Config(weight=TASK_WEIGHT)}
         if reward:
-            known: dict[str, Any] = {"world": "nethack", "goal": aim(TASKS[task])} if reads else {}
+            known: dict[str, Any] = {"family": "nethack", "goal": aim(TASKS[task])} if reads else {}
             configs[reward] = rewards.get(reward).Config(**{"weight": WEIGHT, **known, **options})
         config = PPOConfig(**SETTINGS)
         spaces = envs.single_observation_space, envs.single_action_space

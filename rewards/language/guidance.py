@@ -80,7 +80,7 @@ class GuidanceConfig(RewardConfig):
         choices=("rules", "openai", "recorded", "none"),
     )
     goal: str = setting("", "what counts in the whole task, for the model; by default the environment's own sentence")
-    world: str = setting("", "the family of environments, such as `crafter`")
+    family: str = setting("", "the family of environments, such as `crafter`")
     every: int = setting(100, "steps of an episode between two goals", low=1)
     features: int = setting(
         32,
@@ -114,9 +114,9 @@ class Guidance(Reward):
 
     def build(self) -> None:
         config = self.config
-        if config.goals == "rules" and config.world not in ("", "crafter"):
+        if config.goals == "rules" and config.family not in ("", "crafter"):
             raise ValueError(
-                f"reward.guidance.goals=rules are written for Crafter, not for {config.world}; give goals=openai or "
+                f"reward.guidance.goals=rules are written for Crafter, not for {config.family}; give goals=openai or "
                 "recorded"
             )
         self.guides, self.every = config.features, config.every

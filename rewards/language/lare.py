@@ -120,7 +120,7 @@ class LaRe(Learned):
             self.statistics = RunningMeanStd((inputs,))
         self.psi = self.head(inputs, *[config.hidden] * config.layers, 1, gain=0.01)
         self.train_on(self.psi)
-        self.episodes = Episodes(config.episodes)
+        self.episodes = WholeEpisodes(config.episodes)
 
     def _factors(self) -> Sandbox:
         """The sandbox with the code that was given, or that the model writes."""
@@ -294,7 +294,7 @@ def decomposition_loss(
 Episode = tuple[np.ndarray, np.ndarray, float]  # rows (T, D), actions (T, A), return
 
 
-class Episodes:
+class WholeEpisodes:
     """The newest whole episodes, and the beginnings of those that have not ended.
 
     Attributes:

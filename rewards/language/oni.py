@@ -56,13 +56,13 @@ class ONIConfig(CaptionedConfig):
     weight: Any = 0.1  # the source: 0.4 or 0.1, beside a task reward of weight 0.1 or 10
     model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
     judge: str = setting(
-        "auto", "one of the judges of texts; auto takes `embedding` once a goal or a world is known [a language model]"
+        "auto", "one of the judges of texts; auto takes `embedding` once a goal or a family is known [a language model]"
     )
     judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
     goal: str = setting(
         "", "what is good, a sentence for the judge; runners fill in what the environment's family says"
     )
-    world: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
+    family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
     encoder: str = setting(
         "ngrams", "ngrams or charcnn, which reads the text for classification and ranking [charcnn]", choices=ENCODERS
     )
@@ -242,10 +242,10 @@ def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
     """The annotator of these settings; None where there is no judge to ask."""
     judge, clock = config.judge, config.clock
     if judge == "auto":
-        if not (config.goal or config.world or config.judge_options) and clock != "transcript":
+        if not (config.goal or config.family or config.judge_options) and clock != "transcript":
             return None
         judge = "embedding"
-    options = {"goal": config.goal, "world": config.world, **config.judge_options}
+    options = {"goal": config.goal, "family": config.family, **config.judge_options}
     if clock == "auto":
         local = check_judge(judge, **options).local
         clock = "steps" if local and not config.cache else "wall"

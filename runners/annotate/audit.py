@@ -49,8 +49,8 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
         other = asked(config.judge, {**options, "reworded": not options.get("reworded", False)}, texts)
         findings |= agreement("reworded", first, other)
     if config.against:
-        world = {key: options[key] for key in ("goal", "world")}
-        other = asked(config.against, {**world, **config.against_options}, texts)
+        family = {key: options[key] for key in ("goal", "family")}
+        other = asked(config.against, {**family, **config.against_options}, texts)
         findings |= agreement("against", first, other) | {"against": config.against}
     if config.audit.endswith(".jsonl"):
         recorded = {row["text"]: row["value"] for row in labels(config.audit) if row.get("other") is None}

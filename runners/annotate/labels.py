@@ -38,7 +38,7 @@ class AnnotateConfig(Settings):
     judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.url=http://localhost:8000/v1")
     out: str = setting("", "the file to write: labels *.jsonl, or the findings of an audit *.json")
     goal: str = setting("", "what counts as progress, a sentence; the environment's own")
-    world: str = setting("", "family of environments, such as nethack; the recording's")
+    family: str = setting("", "family of environments, such as nethack; the recording's")
     pairs: int = setting(
         0, "ask which of two captions is better, so many random pairs; 0 asks about single ones", low=0
     )
@@ -61,8 +61,8 @@ class AnnotateConfig(Settings):
             raise UsageError("out= is missing; name the file to write, as in out=labels.jsonl")
 
     def options(self, known: Texts) -> dict[str, Any]:
-        """Options of the judge: the goal and the world that were given, or those of the file."""
-        return {"goal": self.goal or known.goal, "world": self.world or known.world, **self.judge_options}
+        """Options of the judge: the goal and the family that were given, or those of the file."""
+        return {"goal": self.goal or known.goal, "family": self.family or known.family, **self.judge_options}
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Texts:
 
     texts: list[str]
     goal: str = ""
-    world: str = ""
+    family: str = ""
 
 
 def read(path: str) -> Texts:
@@ -98,7 +98,7 @@ def read(path: str) -> Texts:
         found = [text for text in batch.text.tolist() if text]
         if meta.get("env"):
             spec = spec_of(meta["env"])
-            known.goal, known.world = family_of(spec).aim(spec), family_of(spec).name
+            known.goal, known.family = family_of(spec).aim(spec), family_of(spec).name
     known.texts = list(dict.fromkeys(found))
     if not known.texts:
         raise UsageError(f"{path} holds no text but empty ones; there is nothing to ask about")
@@ -245,10 +245,10 @@ def characters(options: dict[str, Any], item: Item) -> int:
     """Length of the question that a language model gets about an item."""
     from rewards.llm.judges import prompts
 
-    world = prompts.background(options["world"])
+    family = prompts.background(options["family"])
     wording = "_reworded" if options.get("reworded") else ""
     template = prompts.question(("label" if isinstance(item, str) else "compare") + wording)[1]
-    given = [options["goal"] or world.goal, world.knowledge, *([item] if isinstance(item, str) else item)]
+    given = [options["goal"] or family.goal, family.knowledge, *([item] if isinstance(item, str) else item)]
     return len(template) + sum(map(len, given))
 
 

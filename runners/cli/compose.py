@@ -176,7 +176,7 @@ def _unknown_key(key: str, value: Any, kinds: dict[str, Any], names: list[str]) 
 def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     """Give a reward that wants a goal the one that the environment's family knows, and the model that was taught it.
 
-    A reward that reads captions gets the family's aim, and the family's name as its `world`; one that sees gets the
+    A reward that reads captions gets the family's aim, and the family's name as its `family`; one that sees gets the
     first goal's sentences, which go together: beside a goal of the user's own nothing is filled in.
 
     Args:
@@ -194,11 +194,11 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
         if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
             continue
         chosen = f"reward.{name}.goal" in given or options.goal
-        if hasattr(options, "world"):
+        if hasattr(options, "family"):
             spec = spec_of(config.env)
             family = family_of(spec)
             options.goal = options.goal if chosen else family.aim(spec)
-            options.world = options.world if f"reward.{name}.world" in given else options.world or family.name
+            options.family = options.family if f"reward.{name}.family" in given else options.family or family.name
             continue
         if chosen:
             continue

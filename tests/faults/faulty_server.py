@@ -39,12 +39,12 @@ class FaultyServer:
     """The process; it runs between `with` and its end.
 
     Args:
-        world: whose rulebook answers.
+        family: whose rulebook answers.
         delay: seconds until it does.
     """
 
-    def __init__(self, world: str = "nethack", delay: float = 0.0) -> None:
-        self.words, self.port = (world, str(delay)), 0
+    def __init__(self, family: str = "nethack", delay: float = 0.0) -> None:
+        self.words, self.port = (family, str(delay)), 0
 
     def __enter__(self) -> FaultyServer:
         self.start()
@@ -174,8 +174,8 @@ FAULTS: dict[str, Callable[[Handler, str], None]] = {
 if __name__ == "__main__":
     from rewards.llm.judges.base import make_judge
 
-    world, delay, port = sys.argv[1:]
-    Handler.judge, Handler.delay = make_judge("rules", world=world), float(delay)
+    family, delay, port = sys.argv[1:]
+    Handler.judge, Handler.delay = make_judge("rules", family=family), float(delay)
     listening = ThreadingHTTPServer(("127.0.0.1", int(port)), Handler)
     listening.daemon_threads = True
     print(listening.server_address[1], flush=True)

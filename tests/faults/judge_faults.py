@@ -54,7 +54,7 @@ def run(folder: Path) -> dict[str, float]:
 def judge(url: str, timeout: float) -> TextJudge:
     """A judge that gives up after two attempts of so many seconds."""
     waits = {"attempts": 2, "timeout": timeout, "backoff": 0.01}
-    return make_judge("openai", model="any", url=url, world="nethack", key="FAULTS_KEY", **waits)
+    return make_judge("openai", model="any", url=url, family="nethack", key="FAULTS_KEY", **waits)
 
 
 def fault(name: str, url: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_a_short_run_tells_what_became_of_its_captions(arm, labelled, paid):
 def test_every_sweep_makes_a_reward():
     for values in captions.SWEEPS.values():
         for options in values.values():
-            ONIConfig(**{**captions.ASKED, "judge": "rules", "world": "minigrid", **options})
+            ONIConfig(**{**captions.ASKED, "judge": "rules", "family": "minigrid", **options})
 
 
 def test_nethack_is_told_by_score_depth_and_coverage():
@@ -91,6 +91,6 @@ def test_a_killed_server_comes_back_on_its_port():
 def test_rewards_of_language_are_filled_with_the_aim_of_the_family():
     from runners.cli.compose import fill_goals
 
-    options = SimpleNamespace(goal="", world="")
+    options = SimpleNamespace(goal="", family="")
     fill_goals(SimpleNamespace(env="MiniGrid-DoorKey-8x8-v0", reward={"oni": options}))
-    assert options.world == "minigrid" and "goal" in options.goal
+    assert options.family == "minigrid" and "goal" in options.goal

@@ -16,7 +16,7 @@ class Letters(TextJudge):
     name = "letters"
     local = True
 
-    def __init__(self, goal="", world="", tokens=0):
+    def __init__(self, goal="", family="", tokens=0):
         self.tokens, self.asked = tokens, []
 
     def label(self, texts):

@@ -146,7 +146,7 @@ def test_options_that_cannot_reach_a_process_are_refused(ask):
 
 
 def test_a_judge_that_is_local_works_in_its_process_too(server, ask):
-    annotator = Annotator("rules", {"world": "nethack"})
+    annotator = Annotator("rules", {"family": "nethack"})
     annotator.offer(["You kill the newt!", "It's solid stone."], 0)
     got = collect(annotator, 2)
     annotator.close()

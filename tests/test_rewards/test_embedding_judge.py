@@ -34,26 +34,26 @@ DOES_NOT = {
 }
 
 
-@pytest.mark.parametrize("world", HELPS)
-def test_captions_near_to_good_phrases_are_distinguished_from_those_that_look_alike(world):
-    judge = make_judge("embedding", world=world)
-    assert dict(zip(HELPS[world], judge.label(HELPS[world]).value)) == dict.fromkeys(HELPS[world], 1.0)
-    assert dict(zip(DOES_NOT[world], judge.label(DOES_NOT[world]).value)) == dict.fromkeys(DOES_NOT[world], 0.0)
-    assert not judge.label(HELPS[world]).failed.any() and judge.label([]).value.shape == (0,)
+@pytest.mark.parametrize("family", HELPS)
+def test_captions_near_to_good_phrases_are_distinguished_from_those_that_look_alike(family):
+    judge = make_judge("embedding", family=family)
+    assert dict(zip(HELPS[family], judge.label(HELPS[family]).value)) == dict.fromkeys(HELPS[family], 1.0)
+    assert dict(zip(DOES_NOT[family], judge.label(DOES_NOT[family]).value)) == dict.fromkeys(DOES_NOT[family], 0.0)
+    assert not judge.label(HELPS[family]).failed.any() and judge.label([]).value.shape == (0,)
 
 
 def test_a_goal_chooses_the_phrases_nearest_to_it():
-    gold = make_judge("embedding", world="nethack", goal="Find and pick up as much gold as possible.")
-    stairs = make_judge("embedding", world="nethack", goal="find the stairs down")
+    gold = make_judge("embedding", family="nethack", goal="Find and pick up as much gold as possible.")
+    stairs = make_judge("embedding", family="nethack", goal="find the stairs down")
     texts = ["$ - 7 gold pieces.", "You climb down the stairs.", "You kill the newt!"]
     assert gold.label(texts).value.tolist() == [1, 0, 0] and stairs.label(texts).value.tolist() == [0, 1, 0]
     assert gold.good == ["$ - 20 gold pieces."] and gold.identity != stairs.identity
-    assert make_judge("embedding", world="nethack", goal="bake a large cake").good == ["bake a large cake"]
-    assert make_judge("embedding", goal="win").good == ["win"]  # a world of which nothing is known
+    assert make_judge("embedding", family="nethack", goal="bake a large cake").good == ["bake a large cake"]
+    assert make_judge("embedding", goal="win").good == ["win"]  # a family of which nothing is known
 
 
 def test_goals_of_ones_own_are_taken_as_they_are():
-    judge = make_judge("embedding", world="nethack", goals="the altar glows; ", goal="not read")
+    judge = make_judge("embedding", family="nethack", goals="the altar glows; ", goal="not read")
     assert judge.good == make_judge("embedding", goals=["the altar glows"]).good == ["the altar glows"]
     assert judge.label(["The altar glows brightly.", "You kill the newt!"]).value.tolist() == [1, 0]
     assert judge.notes() == [
@@ -70,5 +70,5 @@ def test_of_two_captions_the_nearer_is_better_and_a_small_difference_is_none():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"nothing is known of world='chess'; say what is good in goals="):
-        make_judge("embedding", world="chess")
+    with pytest.raises(ValueError, match=r"nothing is known of family='chess'; say what is good in goals="):
+        make_judge("embedding", family="chess")

@@ -166,7 +166,7 @@ def test_a_policy_in_crafter_reads_its_goal_behind_what_it_sees():
 
 def test_rules_know_every_achievement_by_the_words_that_crafter_uses():
     assert list(CRAFTER) == sorted(EVENTS.values(), key=list(CRAFTER).index)
-    assert Rules(world="crafter").label([*CRAFTER, "was hurt", "fell asleep"]).value.tolist() == [1] * 22 + [0, 0]
+    assert Rules(family="crafter").label([*CRAFTER, "was hurt", "fell asleep"]).value.tolist() == [1] * 22 + [0, 0]
 
 
 # answers in a file
@@ -288,7 +288,7 @@ def test_a_caption_cannot_leave_its_quotation():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"world": "nethack"}, r"goals=rules are written for Crafter, not for nethack; give goals=openai"),
+        ({"family": "nethack"}, r"goals=rules are written for Crafter, not for nethack; give goals=openai"),
         ({"goals": "openai"}, r"goals=openai needs model="),
         ({"goals": "recorded", "answers": "nowhere"}, r"answers='nowhere' is no file"),
     ],

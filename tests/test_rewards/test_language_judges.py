@@ -75,10 +75,12 @@ def test_a_line_that_is_no_rule_is_named(book, text, words):
         make_judge("rules", rulebook=str(book))
 
 
-def test_a_world_without_a_book_and_a_file_that_is_not_there_are_one_sentence():
-    with pytest.raises(ValueError, match=r"world='chess' has no rulebook, classic, .*nethack have; give rulebook=PATH"):
-        make_judge("rules", world="chess")
-    with pytest.raises(ValueError, match=r"world='' has no rulebook"):
+def test_a_family_without_a_rulebook_and_a_file_that_is_not_there_are_one_sentence():
+    with pytest.raises(
+        ValueError, match=r"family='chess' has no rulebook, classic, .*nethack have; give rulebook=PATH"
+    ):
+        make_judge("rules", family="chess")
+    with pytest.raises(ValueError, match=r"family='' has no rulebook"):
         make_judge("rules")
     with pytest.raises(ValueError, match=r"rulebook='nowhere.txt' is no file"):
         make_judge("rules", rulebook="nowhere.txt")
@@ -151,10 +153,10 @@ DOES_NOT = {
 }
 
 
-@pytest.mark.parametrize("world", HELPS)
-def test_the_shipped_books_tell_what_helps_from_what_does_not(world):
-    judge = make_judge("rules", world=world, goal="anything")
-    helps, does_not = HELPS[world], DOES_NOT.get(world, [])
+@pytest.mark.parametrize("family", HELPS)
+def test_the_shipped_books_tell_what_helps_from_what_does_not(family):
+    judge = make_judge("rules", family=family, goal="anything")
+    helps, does_not = HELPS[family], DOES_NOT.get(family, [])
     assert dict(zip(helps, labels(judge, *helps))) == dict.fromkeys(helps, 1.0)
     assert dict(zip(does_not, judge.label(does_not).value.tolist())) == dict.fromkeys(does_not, 0.0)
 
@@ -257,7 +259,7 @@ TRUTH = np.arange(10_000) % 2
 
 
 def test_a_simulated_judge_is_as_accurate_and_as_unsure_as_its_settings():
-    value = make_judge("simulated", world="nethack", accuracy=0.9, unsure=0.2).label(TEXTS).value
+    value = make_judge("simulated", family="nethack", accuracy=0.9, unsure=0.2).label(TEXTS).value
     sure = ~np.isnan(value)
     assert sure.mean() == pytest.approx(0.8, abs=0.015)
     for truth in (0, 1):  # both kinds of answers are turned round alike
@@ -265,7 +267,7 @@ def test_a_simulated_judge_is_as_accurate_and_as_unsure_as_its_settings():
 
 
 def test_a_simulated_judge_always_says_the_same_of_a_text_and_another_seed_errs_elsewhere():
-    judge, again, other = (make_judge("simulated", world="nethack", accuracy=0.7, seed=seed) for seed in (1, 1, 2))
+    judge, again, other = (make_judge("simulated", family="nethack", accuracy=0.7, seed=seed) for seed in (1, 1, 2))
     value = judge.label(TEXTS[:500]).value
     np.testing.assert_array_equal(again.label(TEXTS[:500][::-1]).value[::-1], value)
     wrong, wrong_too = value != TRUTH[:500], other.label(TEXTS[:500]).value != TRUTH[:500]
@@ -274,13 +276,13 @@ def test_a_simulated_judge_always_says_the_same_of_a_text_and_another_seed_errs_
 
 
 def test_a_perfect_simulation_is_the_judge_itself_and_one_of_accuracy_zero_its_opposite():
-    rules = make_judge("rules", world="nethack").label(TEXTS).value
-    np.testing.assert_array_equal(make_judge("simulated", world="nethack").label(TEXTS).value, rules)
-    np.testing.assert_array_equal(make_judge("simulated", world="nethack", accuracy=0.0).label(TEXTS).value, 1 - rules)
+    rules = make_judge("rules", family="nethack").label(TEXTS).value
+    np.testing.assert_array_equal(make_judge("simulated", family="nethack").label(TEXTS).value, rules)
+    np.testing.assert_array_equal(make_judge("simulated", family="nethack", accuracy=0.0).label(TEXTS).value, 1 - rules)
 
 
 def test_simulated_pairs_err_as_often_and_alike_in_both_orders():
-    judge = make_judge("simulated", world="nethack", accuracy=0.8)
+    judge = make_judge("simulated", family="nethack", accuracy=0.8)
     first, second = TEXTS[0::2], TEXTS[1::2]  # a wall and a kill: the second is better
     value = judge.compare(first, second).value
     assert value.mean() == pytest.approx(0.8, abs=0.02)
@@ -306,7 +308,7 @@ def test_what_the_other_judge_did_not_answer_stays_unanswered(transcript):
 
 
 def test_no_simulation_passes_for_the_judge_it_simulates():
-    judge = make_judge("simulated", world="nethack", accuracy=0.9)
+    judge = make_judge("simulated", family="nethack", accuracy=0.9)
     assert judge.notes()[0] == "a share of 0.1 of the labels is wrong on purpose, of 0 unsure"
     assert judge.notes()[1].endswith("(nethack.txt), no model gives them")
     assert "a control without meaning" in make_judge("simulated", shuffle=True).notes()[0]

@@ -12,7 +12,7 @@ from model_server import ModelServer
 from envs.types import Transitions, concatenate
 from rewards.check import check_reward
 from rewards.language import factor_code
-from rewards.language.lare import Episodes, LaRe, LaReConfig, decomposition_loss, draw
+from rewards.language.lare import LaRe, LaReConfig, WholeEpisodes, decomposition_loss, draw
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = {"hidden": 16, "layers": 1, "steps": 3, "subset": 4, "batch_size": 16}
@@ -121,7 +121,7 @@ def columns(env, step, ended, reward):
 
 
 def test_episodes_are_put_together_across_updates_environment_by_environment():
-    kept = Episodes(10)
+    kept = WholeEpisodes(10)
     # Environment 0 is joined at step 5; environment 1 begins.
     assert kept.add(2, **columns([0, 1, 0, 1], [5, 0, 6, 1], [0, 0, 1, 0], [9, 1, 9, 2])) == []
     found = kept.add(2, **columns([0, 1, 0, 1, 0, 1], [0, 2, 1, 0, 2, 1], [0, 1, 0, 0, 1, 0], [1, 3, 2, 5, 4, 6]))
@@ -133,7 +133,7 @@ def test_episodes_are_put_together_across_updates_environment_by_environment():
 
 
 def test_an_episode_with_a_gap_and_one_of_other_environments_are_dropped():
-    kept = Episodes(10)
+    kept = WholeEpisodes(10)
     kept.add(1, **columns([0, 0], [0, 1], [0, 0], [1, 1]))
     assert kept.add(1, **columns([0], [3], [1], [1])) == []
     kept.add(1, **columns([0], [0], [0], [1]))
@@ -141,7 +141,7 @@ def test_an_episode_with_a_gap_and_one_of_other_environments_are_dropped():
 
 
 def test_the_newest_episodes_are_kept():
-    kept = Episodes(2)
+    kept = WholeEpisodes(2)
     kept.add(1, **columns([0] * 3, [0] * 3, [1] * 3, [1, 2, 3]))
     assert [total for _, _, total in kept.kept] == [2, 3]
 
@@ -197,7 +197,7 @@ def test_factors_that_say_what_counts_find_it_where_raw_ones_do_not(code):
 
 @pytest.mark.parametrize(("per", "expected"), [("step", (1 + 0.25) / 2), ("episode", (4 * 1 + 1600 * 0.25) / 1604)])
 def test_fitting_sums_counts_long_episodes_where_fitting_means_counts_all_alike(per, expected):
-    # Episodes of 2 steps earn 2, those of 40 earn 10, and all steps look alike: one number must do for both.
+    # WholeEpisodes of 2 steps earn 2, those of 40 earn 10, and all steps look alike: one number must do for both.
     batch = walk((2, 40) * 5).map(lambda x: np.zeros_like(x) if x.ndim == 3 else x)
     batch = batch.replace(reward=np.where(batch.terminated, np.where(batch.step == 1, 2, 10), 0).astype(np.float32))
     reward = made(**LEARNT, per=per)

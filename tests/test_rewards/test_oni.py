@@ -298,7 +298,7 @@ def test_a_judge_in_a_process_of_its_own_labels_while_training_continues(make):
         reward.close()
 
 
-def test_without_a_goal_or_a_world_no_judge_is_asked_and_the_note_says_so(make):
+def test_without_a_goal_or_a_family_no_judge_is_asked_and_the_note_says_so(make):
     reward = make(judge="auto")
     assert reward.annotator is None and reward.update(rollout(GOOD)) == {"met": 3, "rewarded": 0}
     assert "no judge labels the captions" in reward.notes()[0]

@@ -74,7 +74,7 @@ def test_a_judge_that_prefers_a_position_is_unsure_when_it_is_asked_in_both_orde
 
 
 def test_the_question_holds_the_goal_the_knowledge_and_the_caption_last(server):
-    judge(server, world="minigrid").label(["picked up the yellow key"])
+    judge(server, family="minigrid").label(["picked up the yellow key"])
     (text,) = asked(server)
     fixed, _, last = text.rpartition("Message: ")
     assert last.splitlines()[0] == '"picked up the yellow key"'
@@ -87,11 +87,11 @@ def test_the_question_holds_the_goal_the_knowledge_and_the_caption_last(server):
     assert schema["properties"]["label"]["enum"] == ["helpful", "neutral", "harmful", "unsure"]
 
 
-def test_without_a_goal_the_worlds_own_is_asked_for_and_nothing_known_is_refused(server):
-    judge(server, world="nethack", goal="").label(["a key"])
+def test_without_a_goal_the_familys_own_is_asked_for_and_nothing_known_is_refused(server):
+    judge(server, family="nethack", goal="").label(["a key"])
     assert "to go down the dungeon, win fights, grow stronger" in asked(server)[0]
-    with pytest.raises(ValueError, match=r"nothing is known of world='chess'; say what is wanted in goal"):
-        judge(server, world="chess", goal=" ")
+    with pytest.raises(ValueError, match=r"nothing is known of family='chess'; say what is wanted in goal"):
+        judge(server, family="chess", goal=" ")
 
 
 def test_the_second_wording_is_another_text_with_the_same_places(server):
@@ -104,7 +104,7 @@ def test_the_second_wording_is_another_text_with_the_same_places(server):
 
 
 def test_the_identity_changes_with_whatever_may_change_an_answer(server):
-    changes = [{}, {"goal": "to win"}, {"world": "minigrid"}, {"reworded": True}, {"both_orders": True}]
+    changes = [{}, {"goal": "to win"}, {"family": "minigrid"}, {"reworded": True}, {"both_orders": True}]
     changes += [{"max_tokens": 99}, {"body": {"seed": 1}}]
     names = [judge(server, **change).identity for change in changes]
     assert len(set(names)) == len(names) and names[0] == judge(server, attempts=9).identity
@@ -188,7 +188,7 @@ def test_no_part_of_a_question_can_hold_the_place_of_another():
 @pytest.mark.parametrize("reworded", [False, True])
 def test_a_caption_cannot_break_out_of_its_quotation(server, reworded):
     server.think = lambda text, images: '{"reason": "", "label": "neutral", "better": "equal"}'
-    asking = judge(server, world="nethack", reworded=reworded, concurrency=1)
+    asking = judge(server, family="nethack", reworded=reworded, concurrency=1)
     asking.label(["nothing", *INJECTIONS])
     modalities = [clean(text) for text in INJECTIONS if clean(text)]
     assert [quotations(text) for text in asked(server)] == [["nothing"], *([text] for text in modalities)]
@@ -215,11 +215,11 @@ def test_values_out_of_range_are_refused(server):
 
 
 def test_every_world_says_what_is_wanted_and_labels_four_examples():
-    names = sorted(path.stem for path in (prompts.FOLDER / "worlds").glob("*.txt"))
+    names = sorted(path.stem for path in (prompts.FOLDER / "families").glob("*.txt"))
     assert {"nethack", "minigrid", "driving", "classic", "mujoco", "exploration"} <= set(names)
     for name in names:
-        world = prompts.background(name)
-        assert world.goal.startswith("to ") and world.good and world.knowledge.count('" is ') == 4, name
+        family = prompts.background(name)
+        assert family.goal.startswith("to ") and family.good and family.knowledge.count('" is ') == 4, name
     assert (
         prompts.background("carla") == prompts.background("driving")
         and prompts.background("chess") == prompts.Background()

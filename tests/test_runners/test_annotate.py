@@ -23,9 +23,9 @@ from tests.faults.faulty_server import quotations
 WORDS = {1.0: "helpful", 0.0: "harmful"}
 
 
-def by_rules(world):
-    """A server's answers: what the rules of a world say of the caption in the question."""
-    rules = Rules(world=world)
+def by_rules(family):
+    """A server's answers: what the rules of a family say of the caption in the question."""
+    rules = Rules(family=family)
 
     def think(text, images):
         values = rules.label(quotations(text)).value
@@ -63,7 +63,7 @@ def test_a_model_labels_a_minigrid_recording_from_start_to_finish(play, capsys):
         assert main(arguments) == 0
         texts = read(play).texts
         rows = labels("labels.jsonl")
-        expected = dict(zip(texts, Rules(world="minigrid").label(texts).value.tolist()))
+        expected = dict(zip(texts, Rules(family="minigrid").label(texts).value.tolist()))
         got = {row["text"]: float("nan") if row["value"] is None else row["value"] for row in rows}
         np.testing.assert_equal(got, expected)
         assert all(row["other"] is None and row["judge"].startswith("openai m") for row in rows)
@@ -82,13 +82,13 @@ def test_a_model_labels_a_minigrid_recording_from_start_to_finish(play, capsys):
 def test_a_model_compares_pairs_of_a_nethack_recording():
     record(RecordConfig(env="NetHackScore-v0", steps=300, text=True, out="nethack.safetensors"))
     known = read("nethack.safetensors")
-    assert known.world == "nethack" and len(known.texts) > 5
+    assert known.family == "nethack" and len(known.texts) > 5
     with ModelServer(by_rules("nethack")) as server:
         config = AnnotateConfig(record="nethack.safetensors", out="pairs.jsonl", pairs=20, cache="", **openai(server))
         assert annotate(config)["labels"] == 20
     rows = labels("pairs.jsonl")
     one, two = [row["text"] for row in rows], [row["other"] for row in rows]
-    value = Rules(world="nethack").label([*one, *two]).value
+    value = Rules(family="nethack").label([*one, *two]).value
     expected = np.nan_to_num(np.sign(value[20:] - value[:20]) / 2 + 0.5, nan=0.5)
     answered = np.array([row["value"] for row in rows], float)
     sure = ~np.isnan(value[20:] - value[:20])
@@ -136,7 +136,7 @@ def test_after_kill_9_nothing_is_asked_again(tmp_path):
         return rules(text, images)
 
     with ModelServer(slowly) as server:
-        arguments = ["record=texts.jsonl", "out=labels.jsonl", "goal=to open doors", "world=minigrid", "concurrency=1"]
+        arguments = ["record=texts.jsonl", "out=labels.jsonl", "goal=to open doors", "family=minigrid", "concurrency=1"]
         arguments += ["judge=openai", "judge.model=m", f"judge.url={server.url}"]
         command = [sys.executable, "-m", "runners.annotate", *arguments]
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -24,7 +24,7 @@ def own_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def file(tmp_path):
     """The rules' labels of five texts."""
-    values = Rules(world="minigrid").label(TEXTS).value.tolist()
+    values = Rules(family="minigrid").label(TEXTS).value.tolist()
     rows = [{"text": text, "value": value} for text, value in zip(TEXTS, values)]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return "labels.jsonl"
@@ -49,7 +49,7 @@ def test_an_audit_of_a_model_that_follows_the_rules_finds_nothing(file, capsys):
             "judge=openai",
             "judge.model=m",
             "against=rules",
-            "world=minigrid",
+            "family=minigrid",
             "out=audit.json",
         ]
         assert main([f"audit={file}", "n=5", *options]) == 0
@@ -71,7 +71,7 @@ def test_an_audit_finds_a_judge_that_prefers_the_first_place_and_one_that_change
         return json.dumps({"reason": "so", "label": "helpful" if len(turns) % 2 else "neutral"})
 
     with ModelServer(first_place) as server:
-        config = AnnotateConfig(audit=file, world="minigrid", out="audit.json", n=3, **openai(server))
+        config = AnnotateConfig(audit=file, family="minigrid", out="audit.json", n=3, **openai(server))
         config.judge_options["concurrency"] = 1
         found = audit(config)
     assert found["order swapped: same"] == 0 and found["asked twice: same"] == 0  # three texts: an odd number of turns
@@ -80,6 +80,6 @@ def test_an_audit_finds_a_judge_that_prefers_the_first_place_and_one_that_change
 
 def test_an_audit_of_a_file_of_labels_compares_with_it(file):
     wrong = {"judge": "simulated", "judge_options": {"accuracy": 0.0}}
-    found = audit(AnnotateConfig(audit=file, world="minigrid", out="audit.json", **wrong))
+    found = audit(AnnotateConfig(audit=file, family="minigrid", out="audit.json", **wrong))
     assert found["file: same"] == 0 and found["asked twice: same"] == 1
     assert not any(name.startswith(("reworded", "against")) for name in found)

@@ -116,7 +116,7 @@ class Answers:
 
 
 class TextJudge(Judge):
-    """Rates captions. Options `goal` (a sentence: what is good) and `world` (the family of environments that the texts
+    """Rates captions. Options `goal` (a sentence: what is good) and `family` (the family of environments that the texts
     come from, such as "nethack"; "" for none in particular) are known to all of them; runners fill both in."""
 
     @abstractmethod

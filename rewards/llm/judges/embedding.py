@@ -6,7 +6,7 @@
 
 Source: Du et al. 2023, "Guiding Pretraining in Reinforcement Learning with Large Language Models" (ELLM), arXiv
 2302.06692: captions are rewarded by the similarity of their sentence embedding with a goal's, above a threshold.
-Differences: goals are phrases of a world's file, and not what a language model proposes at each step; the phrases of
+Differences: goals are phrases of a family's file, and not what a language model proposes at each step; the phrases of
 no interest are ours, since "the door is locked" is near to "the door opens"; the answer is a label and not the cosine.
 
 Threshold and phrases of NetHack were chosen on the 529 different messages of 30,000 random steps, of which the rulebook
@@ -14,7 +14,7 @@ calls 48 good: it finds 85 % of these, and 1.7 % of the others. On 375 messages 
 72 % and 2 %. Goals without phrases of no interest found 57 % and 2.1 % of the first.
 
 When it fails: sentences about a whole task are near to no caption of one event, so a goal is cut into its parts and
-each stands for the world's phrase that is nearest; numbers and negations have little effect; it knows no environment.
+each stands for the family's phrase that is nearest; numbers and negations have little effect; it knows no environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.judges.sentences import encode
 
-NEAR = 0.4  # cosine from which on a world's phrase is what a part of a goal means
+NEAR = 0.4  # cosine from which on a family's phrase is what a part of a goal means
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 _PARTS = re.compile(r"[,;:.]|\band\b|\bor\b")
 
@@ -47,12 +47,12 @@ class EmbeddingJudge(TextJudge):
 
     goal: str = setting(
         "",
-        "a sentence: of the world's good phrases those count that its parts are nearest to, and the parts themselves "
+        "a sentence: of the family's good phrases those count that its parts are nearest to, and the parts themselves "
         "where none is near",
     )
-    world: str = setting("", "the family whose phrases are used; one without a file has none")
+    family: str = setting("", "the family whose phrases are used; one without a file has none")
     goals: str | Sequence[str] = setting(
-        "", 'good phrases of your own, in place of the world\'s: a list, or one text with ";" between them'
+        "", 'good phrases of your own, in place of the family\'s: a list, or one text with ";" between them'
     )
     threshold: float = setting(0.45, "cosine above which a caption is good", low=0, high=1)
     margin: float = setting(0.1, "two captions are equal if they differ by no more, in cosines", low=0)
@@ -61,12 +61,12 @@ class EmbeddingJudge(TextJudge):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = prompts.background(self.world)
+        known = prompts.background(self.family)
         own = self.goals.split(";") if isinstance(self.goals, str) else self.goals
         self.good = [phrase.strip() for phrase in own if phrase.strip()] or _meant(self.goal, known.good)
         if not self.good:
             raise ValueError(
-                f"judge embedding: nothing is known of world={self.world!r}; say what is good in "
+                f"judge embedding: nothing is known of family={self.family!r}; say what is good in "
                 'goals="the door opens; ..."'
             )
         self._phrases = encode([*self.good, *known.other])

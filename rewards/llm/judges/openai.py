@@ -56,8 +56,10 @@ class TextModel(Endpoint, TextJudge):
         ValueError: for a value out of range, or no goal at all.
     """
 
-    goal: str = setting("", 'what is wanted; "" for what the world\'s file says')
-    world: str = setting("", "family of the texts, whose background stands in the question if there is a file of it")
+    goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
+    family: str = setting(
+        "", "environment family of the texts, whose background stands in the question if there is a file of it"
+    )
     reworded: bool = setting(False, "whether the second wording of the question is used, to compare with the first")
     both_orders: bool = setting(False, "whether pairs are asked about in both orders")
     timeout: float = 20.0
@@ -68,11 +70,11 @@ class TextModel(Endpoint, TextJudge):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = prompts.background(self.world)
+        known = prompts.background(self.family)
         goal = self.goal.strip() or known.goal
         if not goal:
             raise ValueError(
-                f'judge openai: nothing is known of world={self.world!r}; say what is wanted in goal="..."'
+                f'judge openai: nothing is known of family={self.family!r}; say what is wanted in goal="..."'
             )
         self.chat = Chat(self)
         self._told = {"goal": goal, "knowledge": known.knowledge}

@@ -1,7 +1,7 @@
 """Prompts of a language model that judges captions: questions, and background of each environment family, as files.
 
 `prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
-text first, so that servers with a prefix cache read it once. `prompts/worlds/*.txt` tell of a family of environments:
+text first, so that servers with a prefix cache read it once. `prompts/families/*.txt` tell of a family of environments:
 `goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins with its version.
 
 A caption is untrusted data: the agent may have written it. It is put in as one JSON string of ASCII on one line,
@@ -45,7 +45,7 @@ class Background:
 @functools.cache
 def background(name: str) -> Background:
     """What is known of the family called `name`; nothing, if there is no file."""
-    path = FOLDER / "worlds" / f"{SAME.get(name, name)}.txt"
+    path = FOLDER / "families" / f"{SAME.get(name, name)}.txt"
     if not name or not path.is_file():
         return Background()
     found: dict[str, list[str]] = {"goal": [], "good": [], "other": []}

@@ -35,7 +35,7 @@ class RecordedLabels(TextJudge):
 
     path: str = setting(help="the file, JSON lines or SQLite")
     goal: str = setting("", "not read; the labels have a goal of their own")
-    world: str = setting("", "not read")
+    family: str = setting("", "not read")
 
     name = "recorded"
     local = True

@@ -40,18 +40,18 @@ class Rules(TextJudge):
     """Looks each text up in a rulebook.
 
     Raises:
-        ValueError: for a world without a rulebook, or a line that is no rule.
+        ValueError: for a family without a rulebook, or a line that is no rule.
     """
 
     goal: str = setting("", "not read; a rulebook has a goal of its own")
-    world: str = setting("", "the family whose rulebook is meant, when no other is given")
+    family: str = setting("", "the family whose rulebook is meant, when no other is given")
     rulebook: str = setting("", "path of a rulebook of your own")
 
     name = "rules"
     local = True
 
     def __post_init__(self) -> None:
-        self.path = Path(self.rulebook) if self.rulebook else book(self.world)
+        self.path = Path(self.rulebook) if self.rulebook else book(self.family)
         if not self.path.is_file():
             raise ValueError(f"judge rules: rulebook={self.rulebook!r} is no file; give the path of one, as text")
         text = self.path.read_text(encoding="utf-8")
@@ -74,16 +74,18 @@ class Rules(TextJudge):
         return next((value for pattern, value in self.rules if pattern.search(text)), self.default)
 
 
-def book(world: str) -> Path:
+def book(family: str) -> Path:
     """Where the rulebook of a family is.
 
     Raises:
         ValueError: if it has none.
     """
-    path = FOLDER / f"{SAME.get(world, world)}.txt"
-    if not world or not path.is_file():
+    path = FOLDER / f"{SAME.get(family, family)}.txt"
+    if not family or not path.is_file():
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
-        raise ValueError(f"judge rules: world={world!r} has no rulebook, {known} have; give rulebook=PATH of your own")
+        raise ValueError(
+            f"judge rules: family={family!r} has no rulebook, {known} have; give rulebook=PATH of your own"
+        )
     return path
 
 

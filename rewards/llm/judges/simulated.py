@@ -33,7 +33,7 @@ class NoisyJudge(TextJudge):
     """
 
     goal: str = setting("", "of the other judge")
-    world: str = setting("", "of the other judge")
+    family: str = setting("", "of the other judge")
     of: str = setting("rules", "the other judge's name; it must be one that answers in this process")
     of_options: dict[str, Any] | None = setting(None, "its options")
     accuracy: float = setting(1.0, "share of the answers that are left as they are", low=0, high=1)
@@ -49,7 +49,7 @@ class NoisyJudge(TextJudge):
         super().__post_init__()
         self.other: TextJudge | None = None
         if not self.shuffle:
-            self.other = make_judge(self.of, **{"goal": self.goal, "world": self.world, **(self.of_options or {})})
+            self.other = make_judge(self.of, **{"goal": self.goal, "family": self.family, **(self.of_options or {})})
             if not self.other.local:
                 raise ValueError(
                     f"judge simulated: of={self.of!r} is asked outside this process; give a local one, such as rules"
