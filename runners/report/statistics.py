@@ -46,33 +46,27 @@ def iqm(values: Any, axis: int = -1) -> Any:
     return ordered.take(range(cut, n - cut), axis).mean(axis)
 
 
-def aggregate(scores: Strata, *, level: float = LEVEL, seed: int = 0) -> Estimate:
-    """IQM of all runs of all tasks together.
-
-    Args:
-        scores: (R_k,) for each task, in a common unit if there are several.
-        level: of the interval, in (0, 1).
-        seed: of the resampling.
-    """
-    return interval(scores, lambda parts: iqm(np.concatenate(parts, 1)), level=level, seed=seed)
+def aggregate(scores: Strata) -> Estimate:
+    """IQM of all runs of all tasks together; scores are (R_k,) for each task, in a common unit if there are several."""
+    return interval(scores, lambda parts: iqm(np.concatenate(parts, 1)))
 
 
-def curve(values: np.ndarray, *, level: float = LEVEL, seed: int = 0) -> Estimate:
+def curve(values: np.ndarray) -> Estimate:
     """IQM over runs at each of P points: (R, P) -> arrays (P,). The band holds at each point, not for all at once."""
-    return interval([np.asarray(values, np.float64)], lambda parts: iqm(parts[0], 1), level=level, seed=seed)
+    return interval([np.asarray(values, np.float64)], lambda parts: iqm(parts[0], 1))
 
 
-def profile(scores: Strata, thresholds: np.ndarray, *, level: float = LEVEL, seed: int = 0) -> Estimate:
+def profile(scores: Strata, thresholds: np.ndarray) -> Estimate:
     """Performance profile: the share of runs above each of K thresholds, mean over tasks; arrays (K,)."""
     limits = np.asarray(thresholds, np.float64)
 
     def shares(parts: list[np.ndarray]) -> np.ndarray:
         return np.mean([(part[:, :, None] > limits).mean(1) for part in parts], 0)
 
-    return _within(interval(scores, shares, level=level, seed=seed), 0, 1)
+    return _within(interval(scores, shares), 0, 1)
 
 
-def probability_of_improvement(x: Strata, y: Strata, *, level: float = LEVEL, seed: int = 0) -> Estimate:
+def probability_of_improvement(x: Strata, y: Strata) -> Estimate:
     """How often a run of x beats one of y on the same task, ties by half, mean over tasks; in [0, 1].
 
     Where every run of x beats every one of y, all resamples agree, and the interval is a point.
@@ -86,10 +80,10 @@ def probability_of_improvement(x: Strata, y: Strata, *, level: float = LEVEL, se
             each.append(0.5 + 0.5 * sign.mean((1, 2)))
         return np.mean(each, 0)
 
-    return _within(interval([*x, *y], wins, level=level, seed=seed), 0, 1)
+    return _within(interval([*x, *y], wins), 0, 1)
 
 
-def paired_difference(x: Strata, y: Strata, *, level: float = LEVEL, seed: int = 0) -> Estimate:
+def paired_difference(x: Strata, y: Strata) -> Estimate:
     """IQM of x - y, run by run: the i-th runs of a task share a seed.
 
     Raises:
@@ -99,9 +93,7 @@ def paired_difference(x: Strata, y: Strata, *, level: float = LEVEL, seed: int =
     for one, other in zip(x, y):
         if len(one) != len(other):
             raise ValueError(f"{len(one)} and {len(other)} runs cannot be paired; give the seeds that both have")
-    return aggregate(
-        [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(x, y)], level=level, seed=seed
-    )
+    return aggregate([np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(x, y)])
 
 
 def steps_to_threshold(steps: np.ndarray, values: np.ndarray, threshold: float) -> float:
@@ -119,14 +111,12 @@ def steps_to_threshold(steps: np.ndarray, values: np.ndarray, threshold: float) 
     return float(steps[i - 1] + rise * (steps[i] - steps[i - 1]))
 
 
-def interval(strata: Strata, statistic: Statistic, *, level: float = LEVEL, seed: int = 0) -> Estimate:
+def interval(strata: Strata, statistic: Statistic) -> Estimate:
     """A statistic and its stretched bootstrap interval; see the head of this file.
 
     Args:
         strata: (R_k, ...) each, resampled on their own along the first axis.
         statistic: takes arrays (B, R_k, ...) and gives (B, ...).
-        level: of the interval, in (0, 1).
-        seed: of the resampling; the same numbers give the same interval.
 
     Returns:
         value, low and high; low and high are nan if a stratum has one run only.
@@ -139,40 +129,36 @@ def interval(strata: Strata, statistic: Statistic, *, level: float = LEVEL, seed
         raise ValueError("a task without runs has no score; leave it out, or run it")
     if not all(np.isfinite(part).all() for part in parts):
         raise ValueError("a score is nan or infinite; leave the run out and name it")
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} is out of range; give more than 0 and less than 1, such as 0.95")
     value = statistic([part[None] for part in parts])[0]
     if min(map(len, parts)) == 1:
         return Estimate(value, np.full_like(value, np.nan)[()], np.full_like(value, np.nan)[()])
-    low, high = percentiles(parts, statistic, level=level, seed=seed)
-    stretch = _stretch(parts, statistic, level)
+    low, high = percentiles(parts, statistic)
+    stretch = _stretch(parts, statistic)
     return Estimate(value, (value + (low - value) * stretch)[()], (value + (high - value) * stretch)[()])
 
 
-def percentiles(
-    strata: Strata, statistic: Statistic, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[Any, Any]:
+def percentiles(strata: Strata, statistic: Statistic, *, resamples: int = RESAMPLES) -> tuple[Any, Any]:
     """The plain percentile interval of the stratified bootstrap."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)  # the same numbers give the same interval
     drawn = [part[generator.integers(len(part), size=(resamples, len(part)))] for part in strata]
-    low, high = np.quantile(statistic(drawn), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(statistic(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return low, high
 
 
-def _stretch(parts: list[np.ndarray], statistic: Statistic, level: float) -> Any:
+def _stretch(parts: list[np.ndarray], statistic: Statistic) -> Any:
     """The factor for both arms, of the statistic's shape."""
     from scipy.stats import norm, t
 
     runs = np.array([len(part) for part in parts], np.float64)
     if len(parts) == 1:
-        return float(np.sqrt(runs[0] / (runs[0] - 1)) * t.ppf((1 + level) / 2, runs[0] - 1) / norm.ppf((1 + level) / 2))
+        return float(np.sqrt(runs[0] / (runs[0] - 1)) * t.ppf((1 + LEVEL) / 2, runs[0] - 1) / norm.ppf((1 + LEVEL) / 2))
     variance = np.stack([_jackknife(parts, k, statistic) for k in range(len(parts))], -1)  # (..., K)
     total = variance.sum(-1)
     known = total > 0
     share = np.where(known[..., None], variance / np.where(known, total, 1)[..., None], 1 / len(parts))
     shrunk = (share * (runs - 1) / runs).sum(-1)
     freedom = 1 / (share**2 / (runs - 1)).sum(-1)
-    return np.sqrt(1 / shrunk) * t.ppf((1 + level) / 2, freedom) / norm.ppf((1 + level) / 2)
+    return np.sqrt(1 / shrunk) * t.ppf((1 + LEVEL) / 2, freedom) / norm.ppf((1 + LEVEL) / 2)
 
 
 def _jackknife(parts: list[np.ndarray], k: int, statistic: Statistic) -> np.ndarray:

@@ -1,7 +1,7 @@
 """From folders of runs to numbers, tables and figures: what `python -m runners.report` writes, and studies build on.
 
-    rows, figures = summarize(Path("runs/sweeps/study"))      # for NAME.csv and NAME.json of a study
-    Report.read([Path("runs/sweeps/study")]).picture(Path("study.png"))
+    rows, figures = summarize("runs/sweeps/study")            # for NAME.csv and NAME.json of a study
+    Report(ReportConfig(rest=["runs/sweeps/study"])).picture(Path("study.png"))
 
 rows: a dict a run: task, arm, seed, state, step, task_return (the run's score), success. figures: "final/ENV/ARM" and
 the like -> value, with "/low" and "/high" behind it where there is an interval; `numbers.Row` lists the names.
@@ -13,15 +13,17 @@ curves.csv (a line a point of the common grid): task, arm, step, runs, of, iqm, 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from envs.settings import Settings, declarations, setting
 from runners.report.comparison import Comparison, score
-from runners.report.curves import Band, bands
+from runners.report.curves import bands
 from runners.report.numbers import Numbers
 from runners.report.published import published
 from runners.report.read import find, sweep_command
@@ -29,36 +31,59 @@ from runners.run.config import UsageError, unknown
 
 
 @dataclass
+class ReportConfig(Settings):
+    """One report."""
+
+    out: str = setting("", "folder of the four files; the first folder given")
+    threshold: str = setting("", "task return for the steps-to-threshold table, or one a task: A-v1:475,B-v1:-100")
+    reference: str = setting("", "the arm that scores 1 on every task; else the task-only baseline, or the best arm")
+    points: int = setting(200, "of each curve", low=2, high=10_000)
+    label: str = setting("", "names for the PATHs, in their order and behind commas; a CSV's is its arm's name")
+    title: str = setting("", "of the page")
+    rest: list[str] = setting([], "the PATHs: folders with runs below them, and CSVs of published curves")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for path in self.rest:
+            key, equals, _ = path.partition("=")
+            if not Path(path).exists() and equals and key.isidentifier():
+                raise UsageError(unknown("key", key, [name for name in declarations(ReportConfig) if name != "rest"]))
+            if not Path(path).exists():
+                raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
+        if not self.rest:
+            raise UsageError("there is no PATH; give a folder with runs below it, such as runs/sweeps/x, or a CSV")
+        self.paths = list(map(Path, self.rest))
+        self.labels = self.label.split(",") if self.label else [""] * len(self.rest)
+        if len(self.labels) != len(self.rest):
+            count = f"{len(self.labels)} names; give one for each PATH: {len(self.rest)}"
+            raise UsageError(f"label={self.label} has {count}")
+        folder = next((path for path in self.paths if path.is_dir()), self.paths[0].parent)
+        self.folder = Path(self.out or folder)
+        self.title = self.title or f"Report on {folder.resolve().name}"
+        self.thresholds = dict(map(self._threshold, filter(None, self.threshold.split(","))))
+
+    def _threshold(self, text: str) -> tuple[str, float]:
+        """475 -> ("", 475); A:1 -> ("A", 1)."""
+        task, _, value = text.rpartition(":")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise UsageError(f"threshold={self.threshold} is no task return; give a number, or TASK:NUMBER,TASK:NUMBER")
+        return task, number
+
+
 class Report:
-    """Numbers and learning curves of runs; `read` makes one."""
+    """Numbers and learning curves of runs.
 
-    numbers: Numbers
-    curves: dict[tuple[str, str], Band]
-    points: int
+    Raises:
+        UsageError: if there is nothing to report on.
+    """
 
-    @classmethod
-    def read(
-        cls,
-        paths: Sequence[Path],
-        labels: Sequence[str] = (),
-        *,
-        reference: str = "",
-        threshold: dict[str, float] | None = None,
-        points: int = 200,
-    ) -> Report:
-        """Read and compute.
-
-        Args:
-            paths: folders with runs below them, and CSVs of published curves.
-            labels: names for the paths, put before their arms' names; may be empty.
-            reference: the arm that scores 1 on every task; "" takes the baseline, or the best arm.
-            threshold: task -> task return for the steps-to-threshold numbers; the key "" means every task.
-            points: of each curve.
-
-        Raises:
-            UsageError: if there is nothing to report on.
-        """
-        named = list(zip(paths, labels or [""] * len(paths)))
+    def __init__(self, config: ReportConfig) -> None:
+        self.config = config
+        named = list(zip(config.paths, config.labels))
         folders = [(path, label) for path, label in named if path.is_dir()]
         runs, problems = find([path for path, _ in folders], [label for _, label in folders])
         tasks = sorted({run.config["env"] for run in runs})
@@ -68,15 +93,16 @@ class Report:
                 runs, problems = runs + more, problems + missing
         if not runs:
             wrong = f" ({'; '.join(problems[:3])})" if problems else ""
-            listed = " ".join(map(str, paths))
+            listed = " ".join(config.rest)
             raise UsageError(f"{listed} has no run that can be read{wrong}; give a folder with runs below it")
-        data = Comparison(runs, problems, [line for path in paths for line in sweep_command(path)])
+        data = Comparison(runs, problems, [line for path in config.paths for line in sweep_command(path)])
         arms = [arm.name for arm in data.arms]
-        if reference and reference not in arms:
-            raise UsageError(unknown("reference", reference, arms))
-        return cls(Numbers(data, reference, threshold), bands(data, points), points)
+        if config.reference and config.reference not in arms:
+            raise UsageError(unknown("reference", config.reference, arms))
+        self.numbers = Numbers(data, config.reference, config.thresholds)
+        self.curves = bands(data, config.points)
 
-    def write(self, folder: Path, title: str) -> Path:
+    def write(self) -> Path:
         """report.csv, curves.csv, report.png and report.html, which is returned.
 
         Raises:
@@ -84,11 +110,12 @@ class Report:
         """
         from runners.report import page
 
+        folder = self.config.folder
         folder.mkdir(parents=True, exist_ok=True)
         _csv(folder / "report.csv", self._number_rows())
         _csv(folder / "curves.csv", self._curve_rows())
         self.picture(folder / "report.png")
-        page.write(folder / "report.html", self.numbers, self.curves, title, self.points)
+        page.write(folder / "report.html", self.numbers, self.curves, self.config.title, self.config.points)
         return folder / "report.html"
 
     def picture(self, path: Path) -> None:
@@ -134,9 +161,9 @@ class Report:
                 yield [task, arm, round(float(band.steps[i])), int(band.runs[i]), band.of, *ends]
 
 
-def summarize(*folders: Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """A study's runs as rows and figures; options are those of `Report.read`."""
-    return Report.read(folders, **options).summary()
+def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """A study's runs as rows and figures; options are those of `ReportConfig`."""
+    return Report(ReportConfig(rest=[str(folder) for folder in folders], **options)).summary()
 
 
 def _cell(value: float) -> str:

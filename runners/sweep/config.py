@@ -20,11 +20,7 @@ from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError, unknown
 from runners.sweep.job import Job, Launcher
 
-LAUNCHERS = {
-    "local": "runners.sweep.local:Local",
-    "ray": "runners.sweep.ray:Ray",
-    "slurm": "runners.sweep.slurm:Slurm",
-}
+LAUNCHERS = {"local": "runners.sweep.local:Local", "ray": "runners.sweep.ray:Ray", "slurm": "runners.sweep.slurm:Slurm"}
 
 
 @dataclass

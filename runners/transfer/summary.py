@@ -101,8 +101,7 @@ def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarr
     image = left.imshow(np.array([rows[source].mean(axis=0) for source in sources]), aspect="auto")
     figure.colorbar(image, ax=left, label="task return")
     left.set_yticks(
-        range(len(sources)),
-        [f"{place[labels[s]]}. {labels[s]}" if labels[s] in place else labels[s] for s in sources],
+        range(len(sources)), [f"{place[labels[s]]}. {labels[s]}" if labels[s] in place else labels[s] for s in sources]
     )
     left.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     left.scatter(sources, range(len(sources)), marker="s", facecolors="none", edgecolors="white")  # at home

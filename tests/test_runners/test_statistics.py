@@ -135,11 +135,6 @@ def test_what_is_no_score_is_refused(scores, sentence):
         statistics.aggregate(scores)
 
 
-def test_a_level_outside_of_0_and_1_is_refused():
-    with pytest.raises(ValueError, match=r"level=95 is out of range"):
-        statistics.aggregate([np.arange(3.0)], level=95)
-
-
 def test_intervals_of_normal_scores_cover_the_truth_where_percentiles_do_not():
     rates = coverage.rates("normal", tasks=4, seeds=3, experiments=200, generator=np.random.default_rng(0))
     assert rates["ours"] >= 0.91
