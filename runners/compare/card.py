@@ -408,7 +408,7 @@ def effective_horizon(
     config: RewardConfig | None = None,
     options: dict[str, Any] | None = None,
 ) -> EffectiveHorizon:
-    """How far ahead one must look to solve `env` under a reward as a run uses it: a bonus beside the task, a goal alone.
+    """The look-ahead needed to solve `env` under a reward as a run uses it: a bonus beside the task, a goal alone.
 
     Args:
         env: the environment; discrete actions, a state that can be copied.

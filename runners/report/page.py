@@ -1,4 +1,4 @@
-"""What the report's page says: sentences about what was compared and how strong the evidence is, tables, figures, videos.
+"""The content of the report's page: what was compared, how strong the evidence is, tables, figures, videos.
 
 Text from files is escaped by the template; videos are checked by their first bytes before they are embedded.
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +23,9 @@ from runners.report.read import TASK_RETURN, Run, number
 from runners.run.config import UsageError
 
 STEPS = ("global_step", "step", "steps", "timesteps", "total_timesteps", "env_steps", "time/total_timesteps", "frame")
-RETURNS = (
-    "charts/episodic_return",
-    "episodic_return",
-    "rollout/ep_rew_mean",
-    "eval/mean_reward",
-    "episode_return",
-    "episode_reward",
-    "ep_rew_mean",
-    "mean_reward",
-    "return",
-    "returns",
-    "reward",
-    "score",
-    "value",
-)
+RETURNS: tuple[str, ...] = ("charts/episodic_return", "episodic_return", "rollout/ep_rew_mean", "eval/mean_reward")
+RETURNS += ("episode_return", "episode_reward", "ep_rew_mean", "mean_reward", "return", "returns")
+RETURNS += ("reward", "score", "value")
 SEEDS = ("seed",)
 NAMES = ("exp_name", "algo", "algorithm", "agent", "method", "run", "run_name", "name")
 TASKS = ("env_id", "env", "environment", "task", "game")
@@ -120,41 +108,36 @@ def _fill(run: Run, pairs: np.ndarray) -> None:
 
 def _long(header: list[str], rows: list[list[str]]) -> Points:
     step, value = _column(header, STEPS), _column(header, RETURNS)
+    name, task, seed = (_column(header, names) for names in (NAMES, TASKS, SEEDS))
     if step is None or value is None:
         return {}
-    name, task, seed = (_column(header, names) for names in (NAMES, TASKS, SEEDS))
     found: Points = defaultdict(list)
     for row in rows:
-        point = (number(row[step]), number(row[value]))
-        if np.isfinite(point).all():
-            given = [row[i].strip() if i is not None else "" for i in (name, task, seed)]
-            parts = _cleanrl(given[0])
-            given[0] = parts[0] if parts[1] else given[0]
-            found[given[0] or parts[0], given[1] or parts[1], given[2] or parts[2]].append(point)
+        given = [row[i].strip() if i is not None else "" for i in (name, task, seed)]
+        parts = _cleanrl(given[0])
+        given[0] = parts[0] if parts[1] else given[0]
+        _add(found, (given[0] or parts[0], given[1] or parts[1], given[2] or parts[2]), row[step], row[value])
     return found
 
 
 def _wide(header: list[str], rows: list[list[str]]) -> Points:
+    """A column for each run of a chart; a run without a seed in its name is one of its own."""
     step = _column(header, STEPS)
     if step is None:
         return {}
     found: Points = defaultdict(list)
-    for i, name, task, seed in _wide_columns(header):
-        for row in rows:
-            point = (number(row[step]), number(row[i]))
-            if np.isfinite(point).all():
-                found[name, task, seed].append(point)
+    for i, title in enumerate(header):
+        run, dash, metric = title.rpartition(" - ")
+        if dash and not metric.endswith(EXTREMES) and metric.lower() in RETURNS:
+            for row in rows:
+                _add(found, _cleanrl(run), row[step], row[i])
     return found
 
 
-def _wide_columns(header: list[str]) -> Iterator[tuple[int, str, str, str]]:
-    """Column, name, task and seed of each run of a chart; a run without a seed in its name is one of its own."""
-    for i, title in enumerate(header):
-        run, dash, metric = title.rpartition(" - ")
-        if not dash or metric.endswith(EXTREMES) or metric.lower() not in RETURNS:
-            continue
-        name, task, seed = _cleanrl(run)
-        yield i, name, task, seed
+def _add(found: Points, run: tuple[str, str, str], step: str, value: str) -> None:
+    point = (number(step), number(value))
+    if np.isfinite(point).all():
+        found[run].append(point)
 
 
 def _cleanrl(run: str) -> tuple[str, str, str]:

@@ -6,7 +6,7 @@ come from the stratified bootstrap of
     Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv 2108.13264
 
 with one difference. Resampling R runs shrinks their variance by (R - 1) / R and takes no account of how badly so few
-runs estimate it, so that with five seeds a percentile interval meant to be of 95 % covers the truth 86 to 93 times of 100
+runs estimate it, so that with five seeds a percentile interval meant to be of 95 % covers the truth in 86 to 93 %
 (`python -m benchmarks coverage`). Both arms of the interval are therefore stretched by
 
     sqrt(R / (R - 1)) * t / z        t: Student's quantile, its degrees of freedom Welch and Satterthwaite's over strata

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from envs.settings import Settings
 from runners.run.folder import read_status
 
 LOG = "log.txt"  # what a job prints, in its folder
+WAIT_S = 1.0  # after which a launcher that waits notices a signal
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Outcome:
     """How an attempt at a job ended.
 
     Attributes:
-        code: exit code, 0 if finished; `runners.run.exits` has the others. -N: killed by signal N. None: unknown, as its
-            machine was lost.
+        code: exit code, 0 if finished; `runners.run.exits` has the others. -N: killed by signal N. None: unknown,
+            as its machine was lost.
         seconds: that the attempt took, by the monotonic clock of the machine that ran it.
         where: host:pid, and the node or the batch job where there is one.
         error: one sentence; empty if finished.
@@ -65,6 +67,10 @@ class Launcher(Settings):
 
     slots: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._ended: list[tuple[Job, Outcome]] = []  # since the last `wait`
+
     @property
     def prefix(self) -> str:
         """Before its settings on the command line."""
@@ -74,9 +80,18 @@ class Launcher(Settings):
     def submit(self, job: Job) -> str:
         """Start a job, without waiting; returns where, as far as is known."""
 
-    @abstractmethod
     def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
         """What ended since the last call; waits up to `timeout` seconds for the first."""
+        end = time.monotonic() + timeout
+        self._collect(0.0)
+        while not self._ended and (left := end - time.monotonic()) > 0:
+            self._collect(min(left, WAIT_S))
+        ended, self._ended = self._ended, []
+        return ended
+
+    @abstractmethod
+    def _collect(self, timeout: float) -> None:
+        """Add what ended to `_ended`; may wait up to `timeout` seconds for the first."""
 
     @abstractmethod
     def cancel(self, name: str) -> None:

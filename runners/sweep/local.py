@@ -60,7 +60,6 @@ class Local(Launcher):
         self._free = list(range(self.slots))
         self._queue: list[Job] = []  # submitted, but no GPU has room
         self._running: dict[Any, _JobProcess] = {}  # by what becomes ready when its process ends
-        self._ended: list[tuple[Job, Outcome]] = []  # since the last `wait`
         self._gpus: dict[str, float] | None = None  # name -> its free share, once a job has asked for one
 
     def submit(self, job: Job) -> str:
@@ -77,14 +76,6 @@ class Local(Launcher):
         self._start()
         found = [run.process.pid for run in self._running.values() if run.job is job]
         return f"{HOST}:{found[0]}" if found else HOST
-
-    def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
-        """What ended since the last call; a process that ends is noticed at once."""
-        ready = connection.wait(list(self._running), 0 if self._ended else timeout)
-        self._ended += [self._collect(sentinel) for sentinel in ready]
-        self._start()
-        ended, self._ended = self._ended, []
-        return ended
 
     def cancel(self, name: str) -> None:
         """Ask a job to save and exit."""
@@ -107,7 +98,7 @@ class Local(Launcher):
                 for run in self._running.values():
                     _kill(run.process)
                 ready = connection.wait(list(self._running), 10)
-            self._ended += [self._collect(sentinel) for sentinel in ready]
+            self._ended += map(self._outcome, ready)
 
     def _start(self) -> None:
         """Start what is submitted, as far as there is room."""
@@ -122,7 +113,11 @@ class Local(Launcher):
             process.start()
             self._running[process.sentinel] = _JobProcess(job, process, slot, gpus, time.monotonic())
 
-    def _collect(self, sentinel: Any) -> tuple[Job, Outcome]:
+    def _collect(self, timeout: float) -> None:
+        self._ended += map(self._outcome, connection.wait(list(self._running), timeout))
+        self._start()
+
+    def _outcome(self, sentinel: Any) -> tuple[Job, Outcome]:
         """The outcome of a process that ended; its slot and GPUs are free again."""
         run = self._running.pop(sentinel)
         run.process.join()

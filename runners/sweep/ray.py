@@ -47,8 +47,8 @@ class Ray(Launcher):
 
     address: str = setting(
         "auto",
-        "auto (the cluster that RAY_ADDRESS names, or that runs on this machine, or else a local one), local (start one "
-        "that listens on this machine only) or host:port",
+        "auto (the cluster that RAY_ADDRESS names, or that runs on this machine, else a local one), local (start one that "
+        "listens on this machine only) or host:port",
     )
     slots: int = setting(None, "jobs at once; null is as many as the cluster has CPUs at the time", low=1)
 
@@ -69,7 +69,6 @@ class Ray(Launcher):
         self._token: tuple[Path, str] | None = None
         self._running: dict[Any, Job] = {}
         self._asked: set[Any] = set()
-        self._ended: list[tuple[Job, Outcome]] = []
         self._count()
 
     def submit(self, job: Job) -> str:
@@ -82,21 +81,6 @@ class Ray(Launcher):
         task = self._ray.remote(num_cpus=1, num_gpus=job.gpus, max_retries=0, max_calls=1)(_attempt)
         self._running[task.remote(job.argv, job.folder, self._home, self._token, versions())] = job
         return "ray"
-
-    def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
-        """What ended since the last call; waits up to `timeout` seconds for the first."""
-        self._count()
-        end = time.monotonic() + timeout
-        while not self._ended:  # in steps of a second, so that a signal is noticed
-            left = max(end - time.monotonic(), 0.0)
-            if self._running:
-                self._collect(min(left, 1.0))
-            else:
-                time.sleep(min(left, 1.0))
-            if left <= 1.0:
-                break
-        ended, self._ended = self._ended, []
-        return ended
 
     def cancel(self, name: str) -> None:
         """Ask a job to save and exit; one that waits for a CPU ends at once."""
@@ -140,7 +124,10 @@ class Ray(Launcher):
             self.slots = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
 
     def _collect(self, timeout: float) -> None:
-        """Wait for the first that ends, and take all that have."""
+        if not self._running:
+            time.sleep(timeout)
+            return
+        self._count()
         if self._ray.wait([*self._running], timeout=timeout)[0]:
             ready, _ = self._ray.wait([*self._running], num_returns=len(self._running), timeout=0)
             self._ended += [(self._running.pop(ref), self._outcome(ref)) for ref in ready]

@@ -72,7 +72,6 @@ class Slurm(Launcher):
         self._folder: Path | None = None
         self._waiting: list[Job] = []
         self._running: dict[str, _BatchJob] = {}
-        self._ended: list[tuple[Job, Outcome]] = []
         self._asked_at = time.monotonic()
 
     def submit(self, job: Job) -> str:
@@ -89,19 +88,6 @@ class Slurm(Launcher):
         self._waiting.append(job)
         return self.executor
 
-    def wait(self, timeout: float) -> list[tuple[Job, Outcome]]:
-        """What ended since the last call; waits up to `timeout` seconds for the first."""
-        self._flush()
-        end = time.monotonic() + timeout
-        while True:
-            self._collect()
-            left = end - time.monotonic()
-            if self._ended or left <= 0:
-                break
-            time.sleep(min(POLL_S, left))
-        ended, self._ended = self._ended, []
-        return ended
-
     def cancel(self, name: str) -> None:
         """Ask a job to save and exit; one that is still queued ends at once."""
         for job in [job for job in self._waiting if job.name == name]:
@@ -113,12 +99,11 @@ class Slurm(Launcher):
     def close(self) -> None:
         """Ask all jobs to save and exit, and cancel what does not; `wait(0)` still returns how they ended."""
         with suppress(Exception):
-            for name in [job.name for job in self._waiting] + [*self._running]:
+            for name in [*(job.name for job in self._waiting), *self._running]:
                 self.cancel(name)
             end = time.monotonic() + SAVE_S + RESULT_S
             while self._running and time.monotonic() < end:
-                self._collect()
-                time.sleep(POLL_S)
+                self._collect(POLL_S)
         for running in self._running.values():
             with suppress(Exception):
                 running.kill()
@@ -139,7 +124,9 @@ class Slurm(Launcher):
             ids = self._ids() | {name: running.handle.job_id for name, running in self._running.items()}
             write_atomically(self._folder / IDS, json.dumps(ids, indent=1) + "\n")
 
-    def _collect(self) -> None:
+    def _collect(self, timeout: float) -> None:
+        self._flush()
+        time.sleep(min(timeout, POLL_S))
         if time.monotonic() - self._asked_at > ASK_S and self._running:
             self._asked_at = time.monotonic()
             next(iter(self._running.values())).handle.done(force_check=True)  # one question for all of them

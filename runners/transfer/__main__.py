@@ -2,9 +2,9 @@
 
     python -m runners.transfer env=Pendulum-v1 over=env.g=[2,15,12] budget=5 agent=sac total_timesteps=8000
 
-over= names an option of the environment and its range, [low,high,how many]; give it twice for a grid of two. After every
-source its policy is evaluated on all tasks, which decides where to train next (see `runners.transfer.mbtl`). The same
-command continues where it was stopped, or killed.
+over= names an option of the environment and its range, [low,high,how many]; give it twice for a grid of two. After
+every source its policy is evaluated on all tasks, which decides where to train next (see `runners.transfer.mbtl`). The
+same command continues where it was stopped, or killed.
 """
 
 from __future__ import annotations

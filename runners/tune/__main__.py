@@ -4,8 +4,8 @@
 
 Optuna proposes settings from the ranges that are declared beside every option (`python -m runners.list NAME` prints
 them); each is trained with several tuning seeds and judged by the task's return, never the learned one. At the end the
-best setting and the default run on test seeds that nothing was chosen by: only these numbers are final. The same command
-continues where the search was stopped, or killed.
+best setting and the default run on test seeds that nothing was chosen by: only these numbers are final. The same
+command continues where the search was stopped, or killed.
 
 tune= names the keys to try; by default all that have a range and that the command does not set. tune.<key>= gives a
 range of your own.

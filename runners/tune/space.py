@@ -154,12 +154,8 @@ def _kinds(config: TrainConfig) -> dict[str, Any]:
 
 def _declared(config: TrainConfig) -> dict[str, tuple[Any, ...]]:
     """Every field with a range of its own -> the range."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for prefix, options in parts(config).items():
-        found |= {prefix + name: declared.tune or () for name, declared in declarations(type(options)).items()}
-        for cls in reversed(type(options).__mro__):
-            found |= {prefix + name: given for name, given in vars(cls).get("search", {}).items()}
-    return {key: given for key, given in found.items() if given}
+    each = [(prefix, declarations(type(options))) for prefix, options in parts(config).items()]
+    return {prefix + name: one.tune for prefix, declared in each for name, one in declared.items() if one.tune}
 
 
 def _idle(config: TrainConfig, key: str) -> bool:
