@@ -8,7 +8,7 @@ Source: Machado, Bellemare, Talvitie, Veness, Hausknecht, Bowling 2018, "Revisit
     1808.04355, section 5): a part of the observation is noise, which a curious agent may watch for ever.
     Jarrett et al. 2023, "Curiosity in Hindsight" (arXiv 2211.10515): noise that depends on the action or does not.
     Ren et al. 2022, "Learning Long-Term Reward Redistribution via Randomized Return Decomposition" (arXiv 2111.13485):
-    an episode's reward is paid in one sum at its end (`EpisodicReward`, to be put around what `make` returns).
+    an episode's reward is paid in one sum at its end (`EpisodicReward`).
 
 Differences: the sources' televisions show pictures; ours shows uniform noise, in every kind of observation.
 
@@ -35,13 +35,16 @@ from envs.wrappers import Step
 MODES = ("always", "on_demand")
 
 
-def disturb(env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None = None) -> gym.Env:
+def disturb(
+    env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None = None, episodic_reward: bool = False
+) -> gym.Env:
     """Wrap an environment into what is asked for; the television is outside, its button never sticks.
 
     Args:
         env: with adapted observations, unless no television is asked for.
         sticky: probability in [0, 1) that the previous action is repeated; the usual value is 0.25. None for never.
         noisy_tv: "always" or "on_demand", see `NoisyTV`; None for no television.
+        episodic_reward: whether an episode's reward comes in one sum at its end, see `EpisodicReward`.
 
     Raises:
         ValueError: if a value is out of range, or the environment's spaces do not suit the television.
@@ -50,7 +53,8 @@ def disturb(env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None =
         if not 0 <= sticky < 1:
             raise ValueError(f"sticky={sticky} is out of range; give a probability of 0 or more and less than 1")
         env = StickyAction(env, sticky)
-    return env if noisy_tv is None else NoisyTV(env, mode=noisy_tv)
+    env = env if noisy_tv is None else NoisyTV(env, mode=noisy_tv)
+    return EpisodicReward(env) if episodic_reward else env
 
 
 class NoisyTV(gym.Wrapper, RecordConstructorArgs):

@@ -45,6 +45,7 @@ def make(
     adapt: bool = True,
     sticky: float | None = None,
     noisy_tv: str | None = None,
+    episodic_reward: bool = False,
     **kwargs: Any,
 ) -> gym.Env:
     """Make one environment.
@@ -60,6 +61,7 @@ def make(
         adapt: whether observations are adapted to Stable-Baselines3.
         sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.disturb`.
         noisy_tv: "always" or "on_demand", noise in the observation; see `envs.disturb`.
+        episodic_reward: whether an episode's reward comes in one sum at its end; see `envs.disturb`.
         **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
 
     Raises:
@@ -90,7 +92,7 @@ def make(
     env = family.repair(env)
     if adapt:
         env = family.adapt(env, **options)
-    env = disturb(env, sticky=sticky, noisy_tv=noisy_tv)
+    env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
     env = Journal(EpisodeStatistics(env))
     if frame_size is not None or text or signals:
         env = Observer(env, frame_size, text, signals)
@@ -137,7 +139,7 @@ def make_vec(
     if backend not in BACKENDS:
         known = ", ".join(f'"{name}"' for name in BACKENDS)
         raise ValueError(f"backend={backend!r} is unknown; give one of {known}")
-    off = (("text", False), ("signals", False))
+    off = (("text", False), ("signals", False), ("episodic_reward", False))
     kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in off}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
     if backend == "auto":

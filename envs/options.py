@@ -1,6 +1,6 @@
 """What may be set of an environment: the arguments of its constructor, of its adapter, and what disturbs it.
 
-    options("lodestar/DeepSea-v0")   size, stochastic, mapping_seed, sticky, noisy_tv
+    options("lodestar/DeepSea-v0")   size, stochastic, mapping_seed, sticky, noisy_tv, episodic_reward
 
 Each may be handed to `envs.make.make` as a keyword argument. Nothing is made to find out; signatures are read.
 
@@ -19,7 +19,7 @@ from gymnasium.envs.registration import load_env_creator
 from envs.family import family_of
 from envs.make import make, make_vec, spec_of
 
-DISTURBANCES = ("sticky", "noisy_tv")
+DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward")
 
 
 def options(env_id: str) -> dict[str, inspect.Parameter]:

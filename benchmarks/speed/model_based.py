@@ -140,17 +140,22 @@ def _sindy(share: float) -> Measure:
         from agents.dynamics.rollout import imagine
 
         envs = gym.vector.SyncVectorEnv([lambda: gym.make("Pendulum-v1")])
-        agent = Dyna.build(DynaConfig(preset="sindy", learning_starts=STARTS), envs, seed=0, device="cpu")
+        agent = Dyna.build(DynaConfig(preset="sindy", learning_starts=STARTS), envs, seed=0, device="cpu", scorer=None)
         agent.learn(STARTS + 1, log_interval=None)
-        dreaming, count, horizon = agent.imagination, max(int(1000 * share), 10), 100
-        assert dreaming is not None
+        imagination, count, horizon = agent.imagination, max(int(1000 * share), 10), 100
+        assert imagination is not None
         obs, _ = agent.replay.starts(count)
         actions = 2 * torch.rand(horizon, count, 1, generator=torch.Generator().manual_seed(0)) - 1
 
         def work() -> None:
             with torch.no_grad():
                 imagine(
-                    dreaming.model, lambda x, t: (actions[t], None), dreaming.reward_source, dreaming.ends, obs, horizon
+                    imagination.model,
+                    lambda x, t: (actions[t], None),
+                    imagination.reward_source,
+                    imagination.ends,
+                    obs,
+                    horizon,
                 )
 
         return count * horizon, work

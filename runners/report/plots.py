@@ -217,6 +217,18 @@ def aggregate(numbers: Numbers) -> Any:
     return figure
 
 
+def finals(numbers: Numbers) -> Any:
+    """Final scores of every arm, one panel a task: where there are more arms than curves can be told apart."""
+    data = numbers.data
+    rows = {task: numbers.find("final", task=task) for task in data.tasks}
+    high = 0.2 * max(map(len, rows.values())) + 0.8
+    figure, axes = grid(len(rows), (PANEL[0], max(PANEL[1], high)))
+    for axis, (task, found) in zip(axes, rows.items()):
+        _dots(axis, data, found, "task return, IQM and 95 % interval")
+        axis.set_title(_cut(task, 44))
+    return figure
+
+
 def _dots(axis: Any, data: Comparison, rows: Sequence[Row], caption: str) -> None:
     """A dot and its interval for each arm, from top to bottom."""
     seen = looks(data)

@@ -59,7 +59,7 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
         config = dataclasses.replace(config, seed=number)
         extra = {"seed": str(number)} if "seed" in map(_key, argv) else {}
         extra |= {} if number == min(numbers) or "video" in given else {"video": "false"}
-        jobs.append(_job(f"{name}/s{number}", given | extra, config, folder, gpus))
+        jobs.append(make_job(f"{name}/s{number}", given | extra, config, folder, gpus))
     return jobs
 
 
@@ -197,7 +197,7 @@ def _digest(config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
-def _job(name: str, given: dict[str, str], config: TrainConfig, folder: Path, gpus: float) -> Job:
+def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path, gpus: float) -> Job:
     """The job, if its folder has no other run in it."""
     place = folder.absolute() / JOBS / name
     status = read_status(place)

@@ -8,7 +8,7 @@ import torch
 
 from agents.dynamics.true import TrueModel
 from agents.networks.space_encoding import SpaceEncoding
-from benchmarks.studies import oracle
+from benchmarks.checks import oracle
 from envs.make import make
 from runners.report import results
 

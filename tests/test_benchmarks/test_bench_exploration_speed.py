@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rewards
-from benchmarks.__main__ import TABLE
+from benchmarks.__main__ import CODE
 from benchmarks.peers import peers
 from benchmarks.speed import exploration as exploration_speed
 from runners.report import results
@@ -217,4 +217,4 @@ def test_ours_that_does_not_run_is_an_error(tmp_path, monkeypatch):
 
 
 def test_the_figures_are_collected_with_those_of_exploration():
-    assert TABLE["exploration-speed"][1] == "exploration"
+    assert CODE["exploration-speed"][1] == "exploration"

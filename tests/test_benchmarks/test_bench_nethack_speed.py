@@ -2,9 +2,12 @@
 
 import csv
 
+import pytest
+
 from benchmarks.speed import nethack as nethack_speed
 
 
+@pytest.mark.nightly
 def test_each_ratio_is_the_median_over_rounds_of_what_the_rows_say(tmp_path):
     figures = nethack_speed.run(tmp_path, rounds=1, share=0.02)
     with open(tmp_path / "nethack-speed.csv") as file:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from runners.sweep.job_log import NAME, JobLog
 from tests.faults import night
 
@@ -30,6 +32,7 @@ def test_runs_with_other_returns_are_counted(tmp_path):
     assert night.differing(tmp_path / "one", tmp_path / "other") == 2
 
 
+@pytest.mark.nightly
 def test_a_sweep_killed_twice_ends_with_every_job_finished_once(tmp_path, monkeypatch):
     monkeypatch.setattr(night, "ROOT", tmp_path)
     monkeypatch.setattr(night, "GRID", SMALL)

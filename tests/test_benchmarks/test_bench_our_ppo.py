@@ -1,14 +1,8 @@
 """The benches of our PPO count what they say they count."""
 
-import numpy as np
 import pytest
 
 from benchmarks.speed import ppo as bench_ppo
-from benchmarks.studies import ppo_learning as bench_ppo_learning
-from benchmarks.studies.ppo_learning import ARMS, Task
-from runners.report import results
-
-TINY = Task("CartPole-v1", 512, 2, {"n_steps": 64, "n_epochs": 1, "ent_coef": 0.01}, batched=True, seeds=2)
 
 
 @pytest.mark.parametrize("agent", ["ours", "sb3"])
@@ -29,29 +23,3 @@ def test_the_bound_is_less_than_the_time_of_a_real_run():
     _, work = bench_ppo._ours("CartPole-v1", 8, 4096, "gym", shares=(shares := []))()
     work()
     assert 0 < bench_ppo._bound("CartPole-v1", 8) < shares[0]["seconds"] / 4096
-
-
-def test_the_learning_study_runs_each_arm_once_and_judges_by_the_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_ppo_learning, "TASKS", {"tiny": TINY})
-    figures = bench_ppo_learning.learning(tmp_path := tmp_path / "results")
-    rows = results.read_rows(tmp_path / "ppo_learning.csv")
-    assert [(row["arm"], row["seed"]) for row in rows] == [(a, s) for s in "01" for a in ("ours", "batched", "sb3")]
-    assert {row["steps"] for row in rows} == {"512"}
-    keys = ("return_tiny_ours", "return_tiny_batched", "return_tiny_sb3")
-    assert set(figures) == {key + end for key in keys for end in ("", "_low", "_high")}
-    assert all(figures[f"{key}_low"] <= figures[key] <= figures[f"{key}_high"] for key in keys)
-    assert (tmp_path.parent / "figures" / "ppo_learning.png").stat().st_size > 1000
-    for arm in ("ours", "batched", "sb3"):
-        returns = [float(row["return"]) for row in rows if row["arm"] == arm]
-        assert figures[f"return_tiny_{arm}"] == pytest.approx(np.mean(returns))
-    assert bench_ppo_learning.learning(tmp_path) == figures  # nothing is run twice
-    assert results.read_rows(tmp_path / "ppo_learning.csv") == rows
-
-
-def test_the_arms_of_the_streams_study_differ_in_the_bonus_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_ppo_learning, "BONUS", {"tiny": (TINY, {"warmup": 0})})
-    monkeypatch.setattr(bench_ppo_learning, "SEEDS", 1)
-    figures = bench_ppo_learning.streams(tmp_path)
-    assert set(figures) == {f"streams_tiny_{arm}{end}" for arm in ARMS for end in ("", "_low", "_high")}
-    rows = results.read_rows(tmp_path / "ppo_streams.csv")
-    assert [row["arm"] for row in rows] == list(ARMS)

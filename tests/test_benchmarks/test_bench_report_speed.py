@@ -1,6 +1,7 @@
 """The report's benchmark writes folders of the real form, and measures a report of them."""
 
 import numpy as np
+import pytest
 
 from benchmarks.speed import report as report_speed
 from runners.report import results
@@ -18,6 +19,7 @@ def test_the_folders_are_of_the_real_form(tmp_path):
     assert {TASK_RETURN, LEARNED_RETURN, "reward/rnd_share"} <= set(rows[0])
 
 
+@pytest.mark.nightly
 def test_a_report_of_them_is_measured_in_a_process_of_its_own(tmp_path):
     held = np.ones(2**27)  # this process's own GiB is not the report's
     figures = report_speed.run(tmp_path, seeds=1, rows=5)

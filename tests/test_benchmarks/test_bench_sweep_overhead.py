@@ -7,6 +7,7 @@ from benchmarks.speed.sweep import measure
 from runners.report import results
 
 
+@pytest.mark.nightly
 def test_a_small_sweep_is_accounted_for(tmp_path):
     figures = measure(tmp_path, jobs=3, slots=2, seconds=0.5, pairs=1)
     assert figures.keys() == {"sweep_overhead", "sweep_wall_s", "job_start_s", "job_training_s", "plain_training_s"}

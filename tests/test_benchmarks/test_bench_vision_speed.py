@@ -66,6 +66,7 @@ def peer(tmp_path, monkeypatch, factor):
     (folder / "reward_model.py").write_text(VLMRM.replace("FACTOR", str(factor)))
 
 
+@pytest.mark.nightly
 def test_it_writes_a_row_for_every_measurement_and_a_ratio_for_every_pair(tmp_path, small, monkeypatch):
     peer(tmp_path, monkeypatch, 1.0)
     figures = vision_speed.run(tmp_path, models=["lodestar"], home=tmp_path)

@@ -13,6 +13,7 @@ def small(monkeypatch) -> None:
     monkeypatch.setattr(watchdog, "WORLDS", {"cartpole": ("CartPole-v1", 40), "busy": (watchdog.BUSY, 5)})
 
 
+@pytest.mark.nightly
 def test_the_bench_gives_a_ratio_for_each_world_and_the_least_of_them(small, tmp_path) -> None:
     figures = watchdog.run(tmp_path, rounds=1)
     worlds = [f"vec_ratio_{world}{way}" for world in ("cartpole", "busy") for way in ("", "_several")]
@@ -50,6 +51,7 @@ def test_every_fault_of_a_worker_has_its_row() -> None:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["worker-crash-loop", "worker-parent-killed"])
 def test_a_crash_loop_ends_with_a_checkpoint_and_a_killed_parent_leaves_no_orphans(name: str, tmp_path) -> None:
     fault = next(fault for fault in FAULTS if fault.name == name)

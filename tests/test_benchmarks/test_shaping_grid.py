@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.studies import shaping_grid
-from benchmarks.studies.shaping_grid import GOAL, SIZE, WEIGHTS, best_policy, reached, score, walk, world
+from benchmarks.checks import shaping_grid
+from benchmarks.checks.shaping_grid import GOAL, SIZE, WEIGHTS, best_policy, reached, score, walk, world
 from runners.report.results import read_rows
 
 KNOWN = {  # share of cells whose best policy reaches the goal, at weights 0.05, 0.2 and 1

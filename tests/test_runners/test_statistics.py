@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.studies import coverage
+from benchmarks.checks import coverage
 from runners.report import statistics
 
 

@@ -1,10 +1,10 @@
-"""Does imagination say what the world says, where the model is the world itself?
+"""Do imagined rollouts return what the environment does, where the model is the simulator itself?
 
-Episodes are played in the environment, and again in imagination (`agents.dynamics.rollout`) with the simulator as the model
+Episodes are played in the environment, and imagined (`agents.dynamics.rollout`) with the simulator as the model
 (`agents.dynamics.true`), from the same first observation with the same actions, or the same policy where one is needed
 to keep a pole up. The error is the difference of returns over the sum of the absolute rewards. Of robots, whose float32
 observations do not hold the whole state, every real step is imagined from where it began, and rollouts are short; the
-rest goes on for 100 steps or to the end of the episode. Any fault in how rewards, ends, masks, actions or steps are put
+others last 100 steps or to the end of the episode. Any fault in how rewards, ends, masks, actions or steps are put
 together shows here.
 """
 
@@ -110,7 +110,7 @@ def _errors(env_id: str, model: Any, encoding: Any, pieces: list[Episode], typic
         return torch.as_tensor(encoding.encode(np.stack([policy(row) for row in state.numpy()]))), None
 
     with torch.no_grad():
-        dream = imagine(
+        rollout = imagine(
             model,
             act,
             lambda obs, action, next_obs, task, terminated, step: task,
@@ -120,12 +120,12 @@ def _errors(env_id: str, model: Any, encoding: Any, pieces: list[Episode], typic
             lengths=torch.as_tensor(lengths),
         )
     scale = np.maximum(np.abs(rewards).sum(0), typical * lengths)
-    alive, ended = dream.alive.numpy(), np.array([bool(piece[3][-1]) for piece in pieces])
+    alive, ended = rollout.alive.numpy(), np.array([bool(piece[3][-1]) for piece in pieces])
     width = np.abs(obs).max((0, 1)) + 1e-9
     return {
-        "error": float((np.abs(dream.reward.sum(0).numpy() - rewards.sum(0)) / scale).max()),
-        "state_error": float((np.abs(dream.obs.numpy() - obs) / width)[there & alive].max()),
-        "ends": bool(np.array_equal(alive, there) and np.array_equal(dream.terminated.any(0).numpy(), ended)),
+        "error": float((np.abs(rollout.reward.sum(0).numpy() - rewards.sum(0)) / scale).max()),
+        "state_error": float((np.abs(rollout.obs.numpy() - obs) / width)[there & alive].max()),
+        "ends": bool(np.array_equal(alive, there) and np.array_equal(rollout.terminated.any(0).numpy(), ended)),
     }
 
 

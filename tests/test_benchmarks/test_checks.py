@@ -1,0 +1,80 @@
+"""Claims measured without training runs: figures by hand, and what is asked of whom."""
+
+import numpy as np
+import pytest
+
+from benchmarks.checks import bad_prompts, offline, pseudo_counts
+from runners.report import results
+
+
+def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path, monkeypatch):
+    rows = [
+        {"seed": seed, "preferences": -300 + seed, "true": -200, "cloning": -600, "random": -1200, "data": -700}
+        | {"agreement": 0.9, "accuracy": 0.8, "correlation": 0.95}
+        for seed in (0, 1, 2)
+    ]
+    results.append_rows(tmp_path / "offline.csv", rows[:1])  # of an interrupted study
+    asked = []
+    monkeypatch.setattr(offline, "SEEDS", 3)
+    monkeypatch.setattr(offline, "compare", lambda seed: asked.append(seed) or {**rows[seed], "seed": seed})
+    figures = offline.run(tmp_path)
+    assert figures["offline_preferences"] == -299 and figures["offline_true"] == -200
+    assert figures["offline_preferences_ratio"] == pytest.approx((1200 - 299) / (1200 - 200))
+    assert asked == [1, 2] and len(results.read_rows(tmp_path / "offline.csv")) == 3
+
+
+def test_there_are_six_good_sentences_and_ten_bad_ones_over_three_worlds():
+    assert len(bad_prompts.GOOD) == 6 and len(bad_prompts.BAD) == 10
+    assert len({env for env, _ in bad_prompts.GOOD}) == len({env for env, _ in bad_prompts.BAD}) == 3
+    assert not set(bad_prompts.GOOD) & set(bad_prompts.BAD)
+
+
+def test_figures_are_shares_of_stopped_sentences(tmp_path, monkeypatch):
+    verdicts = iter(["usable"] * 5 + ["weak"] + ["do not train with this"] * 7 + ["weak"] * 2 + ["usable"])
+
+    def one(env, sentence, kind, frames):
+        return {"env": env, "kind": kind, "sentence": sentence, "verdict": next(verdicts)}
+
+    monkeypatch.setattr(bad_prompts, "one", one)
+    figures = bad_prompts.run(tmp_path)
+    assert figures == {"stop_bad_prompt": 0.9, "stop_bad_prompt_outright": 0.7, "stop_good_prompt": 1 / 6}
+    assert len(results.read_rows(tmp_path / "bad-prompts.csv")) == 16
+
+
+def test_a_row_tells_the_verdict_and_its_reasons(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env, sentence = bad_prompts.BAD[0]
+    row = bad_prompts.one(env, sentence, "bad", 60)
+    assert row["verdict"] == "do not train with this" and row["auroc"] < 0.5 and "Spearman" in row["reasons"]
+
+
+def test_a_rank_correlation_by_hand_shares_ranks_between_ties():
+    rank = pseudo_counts.rank_correlation
+    assert rank(np.array([1.0, 4.0, 9.0]), np.array([1, 2, 30])) == pytest.approx(1)
+    assert rank(np.array([3.0, 2.0, 1.0]), np.array([1, 2, 3])) == pytest.approx(-1)
+    # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4: 4.5 / sqrt(4.5 * 5).
+    assert rank(np.array([0.0, 5.0, 5.0, 6.0]), np.array([1, 2, 3, 4])) == pytest.approx(0.9**0.5)
+    assert rank(np.array([0.0, 0.0, 1.0, 1.0]), np.array([0, 1, 0, 1])) == pytest.approx(0)
+
+
+def test_a_bonus_is_scored_at_the_cells_that_were_visited(monkeypatch):
+    monkeypatch.setattr(pseudo_counts, "EPISODES", 100)  # two cells of the second row: 50 visits each
+    row = pseudo_counts.measure("rnd", 0)
+    assert list(row) == ["rank_correlation", "times_count", "cells"]
+    assert 10 <= row["cells"] <= 55 - 1  # the first cell is never reached
+    assert -1 <= row["rank_correlation"] <= 1 and row["times_count"] >= 0
+    batch = pseudo_counts._standing_on(np.array([2, 0]), 3)
+    assert batch.next_obs.tolist() == [[0, 0, 1], [1, 0, 0]] and batch.valid.all() and not batch.terminated.any()
+
+
+def test_figures_of_the_counts_are_means_of_the_middle_half(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        pseudo_counts,
+        "measure",
+        lambda arm, seed: {"rank_correlation": (-1, 0.2, 0.5, 0.8, 1)[seed], "times_count": len(arm), "cells": 55},
+    )
+    results.append_rows(tmp_path / "pseudo_counts.csv", [{"arm": "rdd", "seed": 0}])  # of an older run
+    figures = pseudo_counts.run(tmp_path)
+    assert len(results.read_rows(tmp_path / "pseudo_counts.csv")) == 5 * 4
+    assert set(figures) == {f"{a}_{c}" for a in pseudo_counts.ARMS for c in ("rank_correlation", "times_count")}
+    assert figures["rnd_rank_correlation"] == pytest.approx(0.5) and figures["coin_flip_times_count"] == 9
