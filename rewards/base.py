@@ -185,7 +185,7 @@ class Reward(ABC):
         """Release what the reward holds besides: processes, connections, files."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, nested: modules, optimisers, statistics, random generators, arrays under `_state`."""
+        """Everything that changes, nested: modules, optimisers, statistics, random generators."""
         return {
             name: value.bit_generator.state if isinstance(value, np.random.Generator) else value.state_dict()
             for name, value in vars(self).items()

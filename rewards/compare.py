@@ -17,8 +17,8 @@ Differences from them:
     on average.
   - STARC's metric is halved, so that it lies in [0, 1] and the worst is 1, as for EPIC.
   - `starc_on_distribution` fits the values by least squares on the batch and takes one sample of S' for each (s, a): it
-    is exact where the values lie in the span of the features and the environment is deterministic, else an estimate on the
-    batch's own distribution, without the guarantees of the source. Rows that do not follow each other make the fit
+    is exact where the values lie in the span of the features and the environment is deterministic, else an estimate on
+    the batch's own distribution, without the guarantees of the source. Rows that do not follow each other make the fit
     ill-posed as the discount nears 1: at 0.99 we saw 0.2 between rewards that have nothing in common; take 0.9.
 
 When it fails: all of it holds for the distribution of the rows. A policy that goes elsewhere meets another reward.

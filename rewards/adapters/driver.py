@@ -1,4 +1,4 @@
-"""What every adapter does: follow episodes, keep the rewards' memories of them, score steps and let the rewards learn."""
+"""What every adapter does: follow episodes, keep the rewards' memories of them, score steps, update the rewards."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def guide_modalities(mix: Mix) -> dict[str, bool]:
 
 
 def guided(env: Any, mix: Mix) -> Any:
-    """The environment, or vector of them, with guide vectors appended to its observations; itself if no reward guides."""
+    """The environment, or vector of them, with guide vectors appended to its observations; itself without a guide."""
     if not guides(mix):
         return env
     return Guided(env, mix) if isinstance(env, VectorEnv) else GuidedEnv(env, mix)
@@ -154,7 +154,7 @@ class GuidedEnv(gym.Wrapper):
 class Guided(VectorWrapper):
     """A vector of environments with guide vectors appended to the observations, and the memories in its snapshots.
 
-    As with `envs.vector.in_process`, the observations returned hold until the next step; SAME_STEP and NEXT_STEP resets.
+    As with `envs.vector.in_process`, the observations returned hold until the next step. SAME_STEP and NEXT_STEP only.
     """
 
     def __init__(self, env: VectorEnv, mix: Mix) -> None:

@@ -6,10 +6,11 @@ whatever they read from `self.rewards[rows, columns]` is scored on the way out.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -45,7 +46,13 @@ class _Rewards:
         return self.task.nbytes
 
 
-class _Relabelling:
+if TYPE_CHECKING:  # the class that `relabelling` is given comes behind it
+    _Base = ReplayBuffer
+else:
+    _Base = object
+
+
+class _Relabelling(_Base):
     """What `relabelling` adds: embeddings and episodic scores as columns, rewards computed when they are read.
 
     Frames are embedded in batches, before the next sample or update; `Mix.keep` lists what else is kept.
@@ -58,15 +65,15 @@ class _Relabelling:
         if getattr(self, "optimize_memory_usage", False):
             raise ValueError("optimize_memory_usage=True drops the true successors; a relabelling buffer needs False")
         self.mix = mix
-        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]
-        self.task_rewards: np.ndarray = self.rewards  # type: ignore
+        shape = (self.buffer_size, self.n_envs)
+        self.task_rewards: np.ndarray = self.rewards
         self.rewards: Any = _Rewards(self, self.task_rewards)
         self.steps = np.zeros(shape, np.int64)
         self.columns: dict[str, np.ndarray] = {}
-        self.tracker = EpisodeTracker(mix.streams, self.n_envs, mix.frame_size)  # type: ignore[attr-defined]
+        self.tracker = EpisodeTracker(mix.streams, self.n_envs, mix.frame_size)
         self.timesteps = 0
         self.metrics: dict[str, float] = {}
-        self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)  # type: ignore[attr-defined]
+        self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)
         self._fresh = 0  # rows since the last update
         self._pending: list[tuple[int, Transitions]] = []
         self._modality_names = any(name in mix.requires for name in MODALITIES)
@@ -79,24 +86,22 @@ class _Relabelling:
 
     def environment_action(self, action: np.ndarray) -> np.ndarray:
         """Stored actions (..., A) in the environment's range and shape: SB3 stores Box actions scaled to [-1, 1]."""
-        space = self.action_space  # type: ignore[attr-defined]
-        if hasattr(space, "low") and hasattr(space, "high"):
-            action = space.low + 0.5 * (action.reshape(*action.shape[:-1], *space.shape) + 1.0) * (
-                space.high - space.low
-            )
-            return action.astype(space.dtype)
-        return action.reshape(*action.shape[:-1], *space.shape)
+        space: Any = self.action_space
+        action = action.reshape(*action.shape[:-1], *space.shape)
+        if isinstance(space, spaces.Box):
+            action = (space.low + 0.5 * (action + 1.0) * (space.high - space.low)).astype(space.dtype)
+        return action
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        pos, cursor, first = self.pos, self.tracker.cursor, self.pos == 0 and not self.full  # type: ignore
+        pos, cursor, first = self.pos, self.tracker.cursor, self.pos == 0 and not self.full
         reward = self.mix.on_nan(np.asarray(reward))
         kept = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs}
         refuse({"action": action, "reward": reward, "observation": next_obs}, cursor.step, kept)
         lost = lost_in(infos)
         self.steps[pos] = cursor.step
-        super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
+        super().add(obs, next_obs, action, reward, done, infos)
         if self.mix.keeps:
-            rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)  # type: ignore[attr-defined]
+            rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)
             batch = from_replay(self, rows, columns).replace(
                 valid=~lost, extras={}, frame=None, text=None, signals=None
             )
@@ -113,19 +118,19 @@ class _Relabelling:
         if lost.any() and not first:
             self._repeat(pos, lost)
         cursor.step = np.where(np.asarray(done, bool), 0, self.steps[pos] + 1)
-        self.timesteps += self.n_envs  # type: ignore[attr-defined]
+        self.timesteps += self.n_envs
         self._fresh += 1
         if self._fresh >= self._update_rows:
             self._learn()
 
     def _repeat(self, pos: int, lost: np.ndarray) -> None:
         """A row in which episodes were lost with their worker holds the transitions before once more, as their ends."""
-        before = (pos - 1) % self.buffer_size  # type: ignore[attr-defined]
-        continues = lost & (self.dones[before] == 0)  # type: ignore
-        self.dones[before, continues] = self.timeouts[before, continues] = 1  # type: ignore
-        kept: Any = (self.observations, self.next_observations)  # type: ignore
+        before = (pos - 1) % self.buffer_size
+        continues = lost & (self.dones[before] == 0)
+        self.dones[before, continues] = self.timeouts[before, continues] = 1
+        kept: Any = (self.observations, self.next_observations)
         arrays = [array for one in kept for array in (one.values() if isinstance(one, dict) else [one])]
-        arrays += [self.actions, self.task_rewards, self.dones, self.timeouts, self.steps]  # type: ignore
+        arrays += [self.actions, self.task_rewards, self.dones, self.timeouts, self.steps]
         for array in (*arrays, *self.columns.values()):
             array[pos, lost] = array[before, lost]
 
@@ -139,7 +144,7 @@ class _Relabelling:
         self._pending = []
         for key, value in new.items():
             if key not in self.columns:
-                self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)  # type: ignore[attr-defined]
+                self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)
             self.columns[key][positions] = value
 
     def relabel(self, batch: Transitions) -> np.ndarray:
@@ -149,8 +154,8 @@ class _Relabelling:
     def _learn(self) -> None:
         """Update the rewards with the rows that came since the last update."""
         self.flush()
-        rows = (self.pos - self._fresh + np.arange(self._fresh)) % self.buffer_size  # type: ignore[attr-defined]
-        rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))  # type: ignore[attr-defined]
+        rows = (self.pos - self._fresh + np.arange(self._fresh)) % self.buffer_size
+        rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))
         batch = from_replay(self, rows, columns)
         self.metrics = self.mix.update(batch, self.mix.relabel(batch), self.timesteps)
         self._fresh = 0
@@ -174,7 +179,7 @@ class _Relabelling:
         saved at another moment with it.
         """
         pending = [batch for _, batch in self._pending]
-        filled = self.buffer_size if self.full else self.pos  # type: ignore[attr-defined]
+        filled = self.buffer_size if self.full else self.pos
         return {
             "steps": self.steps[:filled],
             "columns": {key: value[:filled] for key, value in self.columns.items()},
@@ -189,7 +194,7 @@ class _Relabelling:
         self.steps[:filled] = state["steps"]
         self.columns = {}
         for key, value in state["columns"].items():
-            self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)  # type: ignore[attr-defined]
+            self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)
             self.columns[key][:filled] = value
         self.tracker.load_state_dict(state)
         self.timesteps, self._fresh = int(state["timesteps"]), int(state["fresh"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -66,7 +66,8 @@ class _Check:
         self.rollout = transitions or random_rollout(
             self.observation_space, self.action_space, self.reward.requires, self.reward.frame_size or 64
         )
-        self.that(len(self.rollout.shape) == 2, f"transitions have shape {self.rollout.shape}; give a rollout (T, N)")
+        if len(self.rollout.shape) != 2:
+            self.fail(f"transitions have shape {self.rollout.shape}; give a rollout (T, N)")
         self.rollout = self._embed(self.rollout)
         self.flat = self.rollout.flatten()
         self.has_memory = self.reward.initial_memory(1) is not None
@@ -88,9 +89,8 @@ class _Check:
         self.check_constant_input()
         self.check_space()
 
-    def that(self, holds: bool, sentence: str) -> None:
-        if not holds:
-            raise RewardCheckError(f"{self.kind.__name__} breaks the contract: {sentence}")
+    def fail(self, sentence: str) -> NoReturn:
+        raise RewardCheckError(f"{self.kind.__name__} breaks the contract: {sentence}")
 
     def build(self, *, seed: int, observation_space: gym.Space | None = None) -> Reward:
         space = observation_space or self.observation_space
@@ -105,23 +105,19 @@ class _Check:
             scored: Any = reward.score(batch)
         else:
             answer = reward.score(batch, memory or reward.initial_memory(batch.shape[0]))
-            self.that(
-                isinstance(answer, tuple) and len(answer) == 2 and not isinstance(answer, Scored),
-                f"initial_memory returns a memory, so score must return (scores, memory); it returned a "
-                f"{type(answer).__name__}",
-            )
+            if not (isinstance(answer, tuple) and len(answer) == 2 and not isinstance(answer, Scored)):
+                self.fail(
+                    "initial_memory returns a memory, so score must return (scores, memory); "
+                    f"it returned a {type(answer).__name__}"
+                )
             scored, memory = answer
         if isinstance(scored, Scored):
             ready = np.asarray(scored.ready)
-            self.that(
-                ready.dtype == bool and ready.shape == batch.shape,
-                f"score marks rows as ready with {ready.dtype} {ready.shape}; it must be bool {batch.shape}",
-            )
+            if ready.dtype != bool or ready.shape != batch.shape:
+                self.fail(f"score marks rows as ready with {ready.dtype} {ready.shape}; it must be bool {batch.shape}")
             scored = scored.value
-        self.that(
-            isinstance(scored, np.ndarray),
-            f"score returned a {type(scored).__name__}; it must be a NumPy array of float32",
-        )
+        if not isinstance(scored, np.ndarray):
+            self.fail(f"score returned a {type(scored).__name__}; it must be a NumPy array of float32")
         return scored, memory
 
     def _embed(self, rollout: Transitions) -> Transitions:
@@ -133,89 +129,74 @@ class _Check:
         for name, frame in ((key, rollout.frame), (f"obs_{key}", rollout.obs_frame)):
             if frame is not None:
                 embedded = np.asarray(self.reward.embed(rollout.replace(frame=frame).flatten()))
-                self.that(
-                    len(embedded) == rollout.shape[0] * rollout.shape[1],
-                    f"embed returned {embedded.shape} for {rollout.shape[0] * rollout.shape[1]} frames; give one row "
-                    "each",
-                )
+                if len(embedded) != rollout.shape[0] * rollout.shape[1]:
+                    frames = rollout.shape[0] * rollout.shape[1]
+                    self.fail(f"embed returned {embedded.shape} for {frames} frames; give one row each")
                 extras[name] = embedded.reshape(*rollout.shape, *embedded.shape[1:])
         return rollout.replace(extras=extras, frame=None, obs_frame=None)
 
     def _check_class(self, built: Reward | None) -> RewardConfig:
         config: Any = self.kind.Config
-        self.that(
-            isinstance(config, type) and issubclass(config, RewardConfig) and dataclasses.is_dataclass(config),
-            f"Config must be a dataclass that extends RewardConfig; it is {config!r}",
-        )
-        self.that(
-            not config.__dataclass_params__.frozen,
-            f"{config.__name__} is frozen; leave it mutable, for the command line, and check values in __post_init__",
-        )
+        if not (isinstance(config, type) and issubclass(config, RewardConfig) and dataclasses.is_dataclass(config)):
+            self.fail(f"Config must be a dataclass that extends RewardConfig; it is {config!r}")
+        if config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            self.fail(
+                f"{config.__name__} is frozen; leave it mutable for the command line, and check values in __post_init__"
+            )
         unknown = sorted(set(self.kind.requires) - FIELDS)
-        self.that(
-            not unknown,
-            f"requires names {', '.join(unknown)}, which Transitions does not have; choose among {sorted(FIELDS)}",
-        )
-        self.that(
-            self.kind.role in ("bonus", "goal"),
-            f"role is {self.kind.role!r}; it must be 'bonus' (added to the task's reward) or 'goal' (replaces it)",
-        )
+        if unknown:
+            self.fail(
+                f"requires names {', '.join(unknown)}, which Transitions does not have; choose among {sorted(FIELDS)}"
+            )
+        if self.kind.role not in ("bonus", "goal"):
+            self.fail(
+                f"role is {self.kind.role!r}; it must be 'bonus' (added to the task's reward) or 'goal' (replaces it)"
+            )
         return built.config if built else config()
 
     def check_memory_form(self) -> None:
         memory = self.reward.initial_memory(3)
-        self.that(
-            memory is None or (isinstance(memory, Mapping) and all(len(value) == 3 for value in memory.values())),
-            "initial_memory(3) must be None or a dict of arrays with leading axis 3",
-        )
+        if memory is not None and not (
+            isinstance(memory, Mapping) and all(len(value) == 3 for value in memory.values())
+        ):
+            self.fail("initial_memory(3) must be None or a dict of arrays with leading axis 3")
 
     def check_output(self) -> None:
         for batch in (self.flat, self.flat[:1]):
             given = copy.deepcopy(batch)
             score = self.score(self.reward, batch)
-            self.that(equal(vars(given), vars(batch)), "score wrote into the batch it was given")
-            self.that(
-                score.dtype == np.float32 and score.shape == batch.shape,
-                f"score returned {score.dtype} {score.shape} for {batch.shape[0]} transitions; it must be float32 "
-                f"{batch.shape}",
-            )
-            self.that(
-                bool(np.isfinite(score).all()),
-                f"score returned {score[~np.isfinite(score)][:1]}; every score must be finite",
-            )
+            if not equal(vars(given), vars(batch)):
+                self.fail("score wrote into the batch it was given")
+            if score.dtype != np.float32 or score.shape != batch.shape:
+                self.fail(
+                    f"score returned {score.dtype} {score.shape} for {batch.shape[0]} transitions; it must be float32 "
+                    f"{batch.shape}"
+                )
+            if not np.isfinite(score).all():
+                self.fail(f"score returned {score[~np.isfinite(score)][:1]}; every score must be finite")
 
     def check_purity(self) -> None:
         before = copy.deepcopy(self.reward.state_dict())
         drawn_from = global_rng.states()
         first = self.score(self.reward, self.flat)
-        self.that(
-            equal(global_rng.states(), drawn_from),
-            "score drew from a global random generator; a score must not be random",
-        )
+        if not equal(global_rng.states(), drawn_from):
+            self.fail("score drew from a global random generator; a score must not be random")
         second = self.score(self.reward, self.flat)
-        self.that(
-            np.array_equal(first, second),
-            f"score is not pure: two calls with the same batch differ by {np.abs(first - second).max():.3g}",
-        )
-        self.that(
-            equal(before, self.reward.state_dict()),
-            "score changed state_dict(); only update may move weights and statistics",
-        )
+        if not np.array_equal(first, second):
+            self.fail(f"score is not pure: two calls with the same batch differ by {np.abs(first - second).max():.3g}")
+        if not equal(before, self.reward.state_dict()):
+            self.fail("score changed state_dict(); only update may move weights and statistics")
 
     def check_independence(self) -> None:
         whole = self.score(self.reward, self.flat)
         order = np.random.default_rng(0).permutation(len(whole))
-        self.that(
-            np.allclose(self.score(self.reward, self.flat[order]), whole[order], RTOL, ATOL),
-            "score depends on the order of the rows: permuting the batch does not permute the scores",
-        )
+        if not np.allclose(self.score(self.reward, self.flat[order]), whole[order], RTOL, ATOL):
+            self.fail("score depends on the order of the rows: permuting the batch does not permute the scores")
         half = len(whole) // 2
         pieces = [self.score(self.reward, self.flat[:1]), self.score(self.reward, self.flat[1:half])]
         pieces.append(self.score(self.reward, self.flat[half:]))
-        self.that(
-            np.allclose(np.concatenate(pieces), whole, RTOL, ATOL),
-            "score of a row depends on the other rows: a batch scored in pieces differs from the whole",
-        )
+        if not np.allclose(np.concatenate(pieces), whole, RTOL, ATOL):
+            self.fail("score of a row depends on the other rows: a batch scored in pieces differs from the whole")
 
     def check_requires(self) -> None:
         whole = self.score(self.reward, self.flat)
@@ -223,10 +204,8 @@ class _Check:
             if field in self.reward.requires or getattr(self.flat, field) is None:
                 continue
             blank = self.flat.replace(**{field: map_obs(_blank, getattr(self.flat, field))})
-            self.that(
-                np.allclose(self.score(self.reward, blank), whole, RTOL, ATOL),
-                f"score reads {field}, which requires does not name; drivers may leave it out",
-            )
+            if not np.allclose(self.score(self.reward, blank), whole, RTOL, ATOL):
+                self.fail(f"score reads {field}, which requires does not name; drivers may leave it out")
 
     def check_memory(self) -> None:
         if not self.has_memory:
@@ -238,39 +217,39 @@ class _Check:
         for t in range(self.rollout.shape[0]):
             given = copy.deepcopy(memory)
             score, after = self.score_and_memory(self.reward, self.rollout[t], memory)
-            self.that(equal(given, memory), "score wrote into the memory it was given; return a changed copy instead")
-            self.that(
-                set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory),
-                "score returned a memory of another form than initial_memory's",
-            )
+            if not equal(given, memory):
+                self.fail("score wrote into the memory it was given; return a changed copy instead")
+            if not (set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory)):
+                self.fail("score returned a memory of another form than initial_memory's")
             other, swapped = self.score_and_memory(self.reward, self.rollout[t][rows], swapped)
-            self.that(
+            if not (
                 np.allclose(other, score[rows], RTOL, ATOL)
-                and equal({key: value[rows] for key, value in after.items()}, swapped),
-                "score mixes the memories of environments: exchanging two of them does not exchange their scores",
-            )
+                and equal({key: value[rows] for key, value in after.items()}, swapped)
+            ):
+                self.fail(
+                    "score mixes the memories of environments: exchanging two of them does not exchange their scores"
+                )
             memory = after
         given = self.reward.initial_memory(envs)
         kept = copy.deepcopy(given)
         whole, end = self.reward.scan(self.rollout, given)
-        self.that(equal(given, kept), "scan wrote into the memory it was given; return a changed copy instead")
+        if not equal(given, kept):
+            self.fail("scan wrote into the memory it was given; return a changed copy instead")
         plain, plain_end = Reward.scan(self.reward, self.rollout, given)
-        self.that(
-            whole.dtype == np.float32 and np.allclose(whole, plain, RTOL, ATOL),
-            "scan of a rollout differs from score step by step, with the memory of ended episodes made afresh",
-        )
-        self.that(
-            all(np.allclose(end[key], plain_end[key], RTOL, ATOL) for key in plain_end),
-            "scan leaves another memory behind than score step by step",
-        )
+        if not (whole.dtype == np.float32 and np.allclose(whole, plain, RTOL, ATOL)):
+            self.fail(
+                "scan of a rollout differs from score step by step, with the memory of ended episodes made afresh"
+            )
+        if not all(np.allclose(end[key], plain_end[key], RTOL, ATOL) for key in plain_end):
+            self.fail("scan leaves another memory behind than score step by step")
 
     def check_update(self) -> None:
         for batch in (self.rollout, self.flat, self.flat[:1]):
             metrics = self.build(seed=0).update(batch)
-            self.that(
-                isinstance(metrics, dict) and all(_is_scalar(value) for value in metrics.values()),
-                f"update returned {metrics!r}; it must be a dict of finite numbers, empty if there is nothing to log",
-            )
+            if not (isinstance(metrics, dict) and all(_is_scalar(value) for value in metrics.values())):
+                self.fail(
+                    f"update returned {metrics!r}; it must be a dict of finite numbers, empty if nothing is logged"
+                )
 
     def check_invalid_rows(self) -> None:
         valid = np.ones(self.rollout.shape, bool)
@@ -280,24 +259,23 @@ class _Check:
         last = concatenate([self.rollout[:-1], other[:1]])
         one.update(self.rollout.replace(valid=valid, truncated=self.rollout.truncated & valid))
         two.update(last.replace(valid=valid, truncated=last.truncated & valid))
-        self.that(
-            equal(one.state_dict(), two.state_dict()),
-            "update learns from rows with valid == False; they are no transitions",
-        )
+        if not equal(one.state_dict(), two.state_dict()):
+            self.fail("update learns from rows with valid == False; they are no transitions")
         before = copy.deepcopy(one.state_dict())
         none = np.zeros_like(valid)
         one.update(self.rollout.replace(valid=none, truncated=none))
-        self.that(equal(before, one.state_dict()), "update moves its state on a batch without a valid row")
+        if not equal(before, one.state_dict()):
+            self.fail("update moves its state on a batch without a valid row")
 
     def check_state(self) -> None:
         learned, fresh = self.build(seed=0), self.build(seed=1)
         learned.update(self.rollout)
         fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
         for when in ("", " after an update", " after two updates"):
-            self.that(
-                np.array_equal(self.score(learned, self.flat), self.score(fresh, self.flat)),
-                f"a fresh instance that loads state_dict() scores differently{when}; something is missing there",
-            )
+            if not np.array_equal(self.score(learned, self.flat), self.score(fresh, self.flat)):
+                self.fail(
+                    f"a fresh instance that loads state_dict() scores differently{when}; something is missing there"
+                )
             learned.update(self.rollout)
             fresh.update(self.rollout)
 
@@ -309,28 +287,22 @@ class _Check:
                 reward.update(self.rollout)
                 states.append(global_rng.states())
             scores.append(self.score(reward, self.flat))
-        self.that(
-            np.array_equal(scores[0], scores[1]),
-            "two instances with the same seed score differently; draw from a generator made from `seed`",
-        )
-        self.that(
-            not any(map(equal, *states[:2])),
-            "it seeds a global random generator, which belongs to the run; use one of your own",
-        )
-        self.that(
-            not differ or not np.array_equal(scores[0], scores[2]),
-            "seeds 0 and 1 give the same scores; what is drawn at random must depend on `seed`",
-        )
+        if not np.array_equal(scores[0], scores[1]):
+            self.fail("two instances with the same seed score differently; draw from a generator made from `seed`")
+        if any(map(equal, *states[:2])):
+            self.fail("it seeds a global random generator, which belongs to the run; use one of your own")
+        if differ and np.array_equal(scores[0], scores[2]):
+            self.fail("seeds 0 and 1 give the same scores; what is drawn at random must depend on `seed`")
 
     def check_constant_input(self) -> None:
         """The same transition over and over, then a single row: variances are zero, nothing may become NaN."""
         reward = self.build(seed=0)
         for batch in (self.flat[np.zeros(len(self.flat.step), int)], self.flat[:1]):
             reward.update(batch)
-            self.that(
-                bool(np.isfinite(self.score(reward, self.flat)).all()),
-                f"score is not finite after an update on {batch.shape[0]} equal transitions; guard its divisions",
-            )
+            if not np.isfinite(self.score(reward, self.flat)).all():
+                self.fail(
+                    f"score is not finite after an update on {batch.shape[0]} equal transitions; guard its divisions"
+                )
 
     def check_space(self) -> None:
         """A space it cannot read is refused when built, not in the middle of training."""
@@ -341,10 +313,10 @@ class _Check:
         try:
             reward = self.build(seed=0, observation_space=space)
         except Exception as error:
-            self.that(
-                isinstance(error, ValueError) and "Text" in str(error),
-                f"it met the space {space} with {type(error).__name__}: {error}; raise a ValueError that names it",
-            )
+            if not (isinstance(error, ValueError) and "Text" in str(error)):
+                self.fail(
+                    f"it met the space {space} with {type(error).__name__}: {error}; raise a ValueError that names it"
+                )
             return
         try:
             self.score(reward, self.flat.replace(obs=words, next_obs=words))

@@ -56,8 +56,8 @@ class CountConfig(RewardConfig):
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
     capacity: int | None = setting(
         None,
-        "distinct cells remembered, by each environment or in the lifetime table; null is 1,024 or 1,000,000; an episode"
-        " forgets the oldest first, the table the least visited",
+        "distinct cells remembered, by each environment or in the lifetime table; null is 1,024 or 1,000,000; an"
+        " episode forgets the oldest first, the table the least visited",
         low=1,
     )
 

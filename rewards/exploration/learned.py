@@ -294,8 +294,8 @@ def _outputs(shape: tuple[int, int, int]) -> int:
 class ActionCode:
     """Actions as numbers for a network, and the loss of a network that predicts them.
 
-    Discrete, MultiDiscrete and MultiBinary become one-hot blocks, predicted with cross-entropy; a Box is scaled from its
-    bounds to [-1, 1], or taken as it is where it has none, and predicted with squared error.
+    Discrete, MultiDiscrete and MultiBinary become one-hot blocks, predicted with cross-entropy; a Box is scaled from
+    its bounds to [-1, 1], or taken as it is where it has none, and predicted with squared error.
     """
 
     def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:

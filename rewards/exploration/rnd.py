@@ -20,6 +20,7 @@ learns everything before the agent has found the task.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from torch.nn.functional import mse_loss
 
 from envs.settings import setting
 from envs.types import Memory, Transitions
+from rewards.base import RewardConfig
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
@@ -47,7 +49,7 @@ class RNDConfig(LearnedConfig):
 class RND(Learned):
     """r(s') = mean over D of (predictor(x) - target(x))**2, x = clip((s' - mean) / std, -5, 5)."""
 
-    Config = RNDConfig
+    Config: ClassVar[type[RewardConfig]] = RNDConfig
 
     def build(self) -> None:
         super().build()

@@ -122,9 +122,9 @@ class Mix:
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
         """What a replay keeps beside transitions, so that `relabel` can score them later and in any order.
 
-        Embeddings of frames, and those frames, texts and signals that are read themselves. A reward with a memory of the
-        episode cannot be computed from a transition alone: its score is kept, to be weighted and scaled later; or, where
-        one number a row can stand for the memory (`Reward.recalls`), that number.
+        Embeddings of frames, and those frames, texts and signals that are read themselves. A reward with a memory of
+        the episode cannot be computed from a transition alone: its score is kept, to be weighted and scaled later; or,
+        where one number a row can stand for the memory (`Reward.recalls`), that number.
 
         Args:
             batch: (T, N) in time order, each transition handed in once.

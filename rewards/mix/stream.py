@@ -1,4 +1,4 @@
-"""A stream of a mix: one reward with its weight, scale, shape and discount, guarded against losses that are not finite."""
+"""A stream of a mix: one reward with its weight, scale, shape and discount, guarded against losses not finite."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Stream:
         return frozenset(need)
 
     def initial_memory(self, n: int) -> Memory:
-        """The reward's memory for `n` fresh episodes; with the score they start at, where the next is compared with it."""
+        """The reward's memory for `n` fresh episodes; with their first score, where the next is compared with it."""
         memory = self.reward.initial_memory(n)
         return {**memory, LAST: np.full(n, self.reward.starts_at, np.float32)} if self.keeps_score else memory
 
