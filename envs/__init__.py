@@ -1,37 +1,10 @@
-"""What the world is: environments, ready for an agent and for a reward that looks, reads or counts.
+"""Environments, ready for an agent and for a reward that reads frames, captions, signals or observations.
 
-    types.py         Transitions, the one batch type; axis letters; the Scorer and Agent protocols
-    transitions.py   builders of Transitions from Gymnasium and Stable-Baselines3 steps
-    make.py          make(), make_vec(): an id -> a ready environment; goals(), families()
-    batched/         classic control and grids as array programs: all environments in one step, NumPy or torch
-    rollout.py       T steps of N environments, written in place, and the Transitions they make
-    vector.py        environments side by side in this process
-    slots.py         the arrays they share, and the loop that steps them
-    workers.py       the same in worker processes
-    watchdog.py      processes that die or hang, noticed, named and replaced
-    wrappers.py      episode statistics, the journal behind exact resume, frames and captions in info
-    render.py        frame(): one guarded path to an image
-    family.py        what each of the next files declares
-    classic.py mujoco.py minigrid.py nethack.py driving.py
-                     one file per family: ids, observation handling, captions, goals
-    nethack_view.py nethack_tasks.py
-                     what an agent sees of NetHack; our tasks in it, and the rules of the game
-    pixels.py        classic control too: a pendulum that is only seen, with clouds behind it
-    swingup.py       classic control too: a pole on a cart that starts hanging
-    terminations.py  when episodes end, as functions of observations
-    vehicle.py       the signals that all driving environments share
-    driving_sense.py driving_metrics.py driving_states.py
-                     how they are read from highway-env and CarRacing; how well a policy drives; states to look at
-    carla.py         a family too: driving environments of others, with a camera and a car
-    exploration.py   a family too: worlds that tell methods of exploration apart, rooms with noise and a deep dive
-    factored.py      a family too: worlds of independent parts that tell whether a model of the world helps
-    crafter.py       a family too: survival in a small open world, with 22 achievements
-    disturb.py       sticky actions and a noisy television, for any environment
-    snapshots.py     the state of a simulator as plain data, and back
-    s3rl.py          S3RL: first episodes that begin in states of a teacher
-    words.py         hashed_words(): a sentence as a vector, for observations with text
-    options.py       what may be set of an environment, read from signatures
-    probe.py         five tiny worlds that isolate one part of an agent each
+    make, make_vec, make_batched   `envs.make`: an id -> ready environments; `envs.family` and `envs.wrappers` say how
+    types, transitions             the batch type, and its builders from every interface; auto-reset is known there
+    classic/ mujoco/ minigrid/ nethack/ driving/ crafter/ exploration/
+                                   a folder a family: ids, observations, captions, signals, goals, terminations
+    vector/ batched/ snapshots/    environments side by side, array programs, simulator states
 
 Importing this package registers our ids in Gymnasium and imports none of the simulators.
 """

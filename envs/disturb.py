@@ -1,4 +1,4 @@
-"""Disturbances that tell methods apart, for any environment: sticky actions, a noisy television, and late rewards.
+"""Disturbances that separate methods, for any environment: sticky actions, a noisy television, and late rewards.
 
 Source: Machado, Bellemare, Talvitie, Veness, Hausknecht, Bowling 2018, "Revisiting the Arcade Learning Environment"
     (arXiv 1709.06009, section 5): with probability p the environment repeats the action before instead of the one
@@ -8,15 +8,15 @@ Source: Machado, Bellemare, Talvitie, Veness, Hausknecht, Bowling 2018, "Revisit
     1808.04355, section 5): a part of the observation is noise, which a curious agent may watch for ever.
     Jarrett et al. 2023, "Curiosity in Hindsight" (arXiv 2211.10515): noise that depends on the action or does not.
     Ren et al. 2022, "Learning Long-Term Reward Redistribution via Randomized Return Decomposition" (arXiv 2111.13485):
-    an episode's reward is paid in one sum at its end (`EpisodicReward`).
+    an episode's reward comes in one sum at its end (`EpisodicReward`).
 
 Differences: the sources' televisions show pictures; ours shows uniform noise, in every kind of observation.
 
-The first two draw from the environment's own `np_random`, so a seed fixes them and the `Journal` plays them again.
-Frames and captions in `info` show the world without the television.
+The first two draw from the environment's own `np_random`, so a seed fixes them and the `Journal` replays them.
+Frames and captions in `info` are of the environment without the television.
 
-When it fails: `StickyAction` holds on to the very action it is given; outside of `make`, whose `Journal` hands down
-copies, do not overwrite an array that was passed to `step`.
+When it fails: `StickyAction` keeps a reference to the action it is given; outside of `make`, whose `Journal` passes
+copies on, do not overwrite an array that was passed to `step`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import StickyAction
 
 from envs.observations import is_channels_last
-from envs.wrappers import Step
+from envs.types import EnvReset, EnvStep
 
 MODES = ("always", "on_demand")
 
@@ -38,10 +38,10 @@ MODES = ("always", "on_demand")
 def disturb(
     env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None = None, episodic_reward: bool = False
 ) -> gym.Env:
-    """Wrap an environment into what is asked for; the television is outside, its button never sticks.
+    """Wrap an environment into these disturbances; the television is outside, its button never sticks.
 
     Args:
-        env: with adapted observations, unless no television is asked for.
+        env: with adapted observations, if there is a television.
         sticky: probability in [0, 1) that the previous action is repeated; the usual value is 0.25. None for never.
         noisy_tv: "always" or "on_demand", see `NoisyTV`; None for no television.
         episodic_reward: whether an episode's reward comes in one sum at its end, see `EpisodicReward`.
@@ -58,7 +58,7 @@ def disturb(
 
 
 class NoisyTV(gym.Wrapper, RecordConstructorArgs):
-    """A part of the observation is noise that nobody can predict and that tells nothing about the task.
+    """A part of the observation is unpredictable noise that is independent of the task.
 
         flat float Box (D,)    becomes (D + size,): `size` numbers, uniform in [0, 1), are appended
         uint8 image            the `size` x `size` pixels in the lower right corner are replaced, all channels
@@ -68,9 +68,9 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
     watches has; all others, the first included, show zeros.
 
     Watching never helps and never costs more than a step: without `action`, a Discrete space gets one further action,
-    the last, which does to the world what the environment's first action does and switches the television on. So
-    whatever could be reached still can, the best return stays as it was, and only an agent that likes noise prefers
-    the new action to its twin. With `action`, that existing action watches; give one that does little.
+    the last, which has the effect of the environment's first action and switches the television on. So every state can
+    still be reached, the best return stays as it was, and only an agent that is drawn to noise prefers the new action.
+    With `action`, that existing action watches; give one that does little.
 
     Args:
         env: one with such an observation.
@@ -113,12 +113,12 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
             raise ValueError(f"action={action} is out of range; give one of {first} to {first + n - 1}, or None")
         return action, False
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._show(self._always)
         return self.observation(obs), info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         watching = self._always or int(action) == self._watch
         if self._extra and watching:
             action = self.env.action_space.start  # type: ignore[attr-defined]
@@ -146,24 +146,24 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
 
 
 class EpisodicReward(gym.Wrapper, RecordConstructorArgs):
-    """Pays the sum of an episode's rewards at its last step, and 0 before; what `make` counts stays as it was.
+    """Returns the sum of an episode's rewards at its last step, and 0 before; what `make` counts stays as it was.
 
-    An episode that a wrapper further out cuts off is never paid: put it around that one.
+    An episode that a wrapper further out truncates gets no reward: put this around that one.
     """
 
     def __init__(self, env: gym.Env) -> None:
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
-        self._owed = 0.0
+        self._pending = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._owed = 0.0
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        self._pending = 0.0
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self._owed += float(reward)
-        return obs, self._owed if terminated or truncated else 0.0, terminated, truncated, info
+        self._pending += float(reward)
+        return obs, self._pending if terminated or truncated else 0.0, terminated, truncated, info
 
 
 def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:

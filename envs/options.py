@@ -1,11 +1,11 @@
-"""What may be set of an environment: the arguments of its constructor, of its adapter, and what disturbs it.
+"""The options of an environment: arguments of its constructor, of its adapter, and disturbances.
 
     options("lodestar/DeepSea-v0")   size, stochastic, mapping_seed, sticky, noisy_tv, episodic_reward
 
-Each may be handed to `envs.make.make` as a keyword argument. Nothing is made to find out; signatures are read.
+Each may be passed to `envs.make.make` as a keyword argument. Signatures are read; no environment is made.
 
-When it fails: a constructor that takes `**kwargs` for itself does not say which names it knows; see `is_open`. If its
-base class has a constructor too, `**kwargs` are taken to be that one's.
+When it fails: a constructor that takes `**kwargs` for itself does not declare which names it knows; see `is_open`. If
+its base class has a constructor too, `**kwargs` are taken to be that one's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward")
 def options(env_id: str) -> dict[str, inspect.Parameter]:
     """Name -> parameter, with its default and its annotation; those of the constructor first.
 
-    What `make` and `make_vec` see to themselves, such as `render_mode` and `max_episode_steps`, is no option.
+    What `make` and `make_vec` handle themselves, such as `render_mode` and `max_episode_steps`, is no option.
 
     Raises:
         ValueError: if the id is unknown.
@@ -37,7 +37,7 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
         name = parameter.name
         if name in spec.kwargs:
             parameter = parameter.replace(default=spec.kwargs[name])
-        # What has no default was filled in on the way, by a subclass.
+        # A parameter without a default was filled in by a subclass.
         if name not in reserved and parameter.default is not parameter.empty:
             found.setdefault(name, parameter)
     found |= {name: parameter for name, parameter in _parameters(family.adapt).items() if name in family.options}
@@ -45,7 +45,7 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
 
 
 def is_open(env_id: str) -> bool:
-    """Whether the constructor takes any other keyword argument too, so that it alone knows their names."""
+    """Whether the constructor takes any other keyword argument too."""
     return _declared(creator(env_id))[1]
 
 

@@ -1,13 +1,13 @@
 """Transitions in a file: what an agent, a script or a person did, kept for learning without the environment.
 
-    batch = record(make("Pendulum-v1"), act, steps=20_000, seed=0)      who acts -> transitions
+    batch = record(make("Pendulum-v1"), act, steps=20_000, seed=0)      policy -> transitions
     save(path, batch, {"env": "Pendulum-v1"});  batch, meta = load(path)
     for rows in episodes(batch): ...                                     each episode is a slice
     batch = from_minari("mujoco/hopper/medium-v0")                       Minari's data sets, where that is installed
 
 The file is safetensors: one array for each field of `Transitions` (`obs/KEY` for a dict, `extras/NAME`), texts as codes
-into a JSON list of the different ones. Nothing in it is ever executed. What the state before an action showed is what
-the state after the action before showed; it is stored for the first step of an episode only.
+into a JSON list of the different ones. Nothing in it is ever executed. Fields of `obs` repeat those of the `next_obs`
+before, so they are stored for the first step of an episode only.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TEXTS = ("text", "obs_text")
 
 
 def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0) -> Transitions:
-    """Let somebody act, and keep what happened, with the frames, texts and signals that the environment shows.
+    """Run a policy and keep its transitions, with the frames, texts and signals of the environment.
 
     Args:
         env: one environment, or a vector that resets its environments itself; it stays open.
-        act: the policy, asked for a batch also where there is one environment; None acts at random.
+        act: the policy, of batches also where there is one environment; None for random actions.
         steps: transitions, summed over environments and rounded up to a whole number for each, at least 1.
         seed: of the first reset, and of random actions.
 
@@ -62,7 +62,7 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
         step = envs.step(rollout.action[t])
         rollout.write(t, slice(0, envs.num_envs), *step)
         obs = step[0]
-        begins = rollout.ended[t] if rollout.same_step else ~rollout.valid[t]
+        begins = rollout.restarted[t]
     return by_environment(rollout.transitions(frozenset({"next_obs", *(f"obs_{name}" for name in modality_names)})))
 
 
@@ -79,12 +79,12 @@ def episodes(batch: Transitions) -> list[slice]:
 
 
 def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
-    """Write a recording; whoever reads it at the same time finds the old file or the new one.
+    """Write a recording, atomically.
 
     Args:
         path: the file, *.safetensors by custom.
         batch: flat (N,), episodes in time order.
-        meta: what JSON can hold: the environment's id, who acted.
+        meta: what JSON can hold: the environment's id, the policy.
 
     Raises:
         ValueError: for a batch that is not flat, and for the key of an observation with a slash in it.
@@ -115,7 +115,7 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
 
 
 def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
-    """Read a recording: a flat batch (N,), and what was noted about it.
+    """Read a recording: a flat batch (N,), and its `meta`.
 
     Raises:
         ValueError: if the file is no recording.
@@ -159,7 +159,7 @@ def from_minari(dataset: Any) -> Transitions:
 
     Raises:
         ImportError: if Minari is not installed.
-        ValueError: for observations that are no numbers.
+        ValueError: for observations that are not numeric.
     """
     if isinstance(dataset, str):
         try:
@@ -191,19 +191,19 @@ def _stacked(rows: list[Any]) -> Obs:
         return {key: _stacked([row[key] for row in rows]) for key in rows[0]}
     stacked = np.stack(rows)
     if stacked.dtype.kind not in "biuf":
-        raise ValueError(f"observations such as {rows[0]!r} are no numbers; filter them out of the data set first")
+        raise ValueError(f"observations such as {rows[0]!r} are not numeric; filter them out of the data set first")
     return stacked
 
 
 def _starts(step: np.ndarray, ended: np.ndarray) -> np.ndarray:
-    """The rows at which something else begins: an episode, or the rest of one that was cut."""
+    """The rows at which an episode begins, or the rest of one that was cut."""
     begins = np.ones(len(step), bool)
     begins[1:] = (step[1:] != step[:-1] + 1) | ended[:-1]
     return np.flatnonzero(begins)
 
 
 def _before(name: str) -> str:
-    """The name of what is said of obs where `name` is said of next_obs."""
+    """The field about `obs` that corresponds to a field about `next_obs`."""
     field, slash, rest = name.partition("/")
     return ("obs" if field == "next_obs" else f"obs_{field}") + slash + rest
 
@@ -213,9 +213,7 @@ def _spread(name: str, value: Any, arrays: dict[str, np.ndarray]) -> None:
     if isinstance(value, dict):
         for key, part in value.items():
             if "/" in str(key):
-                raise ValueError(
-                    f"the key {key!r} of {name} has a slash, which separates keys in a recording; rename it"
-                )
+                raise ValueError(f"the key {key!r} of {name} has a slash, which separates keys here; rename it")
             _spread(f"{name}/{key}", part, arrays)
     elif value is not None:
         arrays[name] = np.asarray(value)

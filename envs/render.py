@@ -1,6 +1,6 @@
 """One guarded path from an environment to a frame.
 
-`prepare()` chooses the renderers before any of them is imported, and says which. `frame(env, size)` renders and
+`prepare()` chooses the renderers before any of them is imported. `frame(env, size)` renders and
 squashes the image to a square without cropping, so a wide picture looks narrower: nothing at the edge is lost, which
 matters more to a reward than proportions do. Every renderer goes through the same area averaging.
 """
@@ -22,12 +22,12 @@ import numpy as np
 
 
 def prepare() -> str:
-    """Choose renderers that work without a screen, unless the user's own variables or a screen say otherwise.
+    """Choose renderers that work without a screen, unless the user's own variables are set or there is a screen.
 
     Call it before `mujoco` or `pygame` is imported; `envs.make.make` does.
 
     Returns:
-        One line that says what was chosen, such as "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
+        The choice in one line, such as "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
     """
     screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if not screen:
@@ -58,10 +58,10 @@ def opengl(draws: bool) -> Any:
     """MuJoCo, which loads the renderer that `MUJOCO_GL` names when it is imported.
 
     Args:
-        draws: whether pictures are wanted.
+        draws: whether frames will be rendered.
 
     Raises:
-        ImportError: if that renderer does not work here, or is switched off although pictures are wanted.
+        ImportError: if that renderer does not work here, or is switched off although frames are rendered.
     """
     choice = os.environ.get("MUJOCO_GL", "")
     why = "it is switched off" if draws and choice.lower() in ("disable", "disabled", "off", "false", "0") else ""

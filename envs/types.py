@@ -195,7 +195,7 @@ class NotFinite(FloatingPointError):
     """NaN or infinity; the sentence says whose.
 
     Attributes:
-        kept: arrays by name, to be written down: the observations, the action and the reward of that step.
+        kept: arrays by name, for a dump: the observations, the action and the reward of that step.
     """
 
     def __init__(self, sentence: str, kept: Mapping[str, Any] | None = None) -> None:
@@ -209,23 +209,23 @@ class OnNan:
         reward = on_nan(reward)
 
     Attributes:
-        zeroed: how many have been replaced so far; one that is drawn from a replay twice counts twice.
+        zeroed: how many have been replaced so far; one that is sampled from a replay twice counts twice.
     """
 
     def __init__(self, what: str = "stop") -> None:
         self.what, self.zeroed = what, 0
 
     def __call__(self, reward: Any) -> Any:
-        """The rewards, an array or a tensor: the very same where all are numbers."""
+        """The rewards, an array or a tensor: the same object where all are finite."""
         if self.what == "stop" or _place(reward) is None:
             return reward
         if isinstance(reward, np.ndarray):
-            sound: Any = np.isfinite(reward)
-            self.zeroed += int((~sound).sum())
-            return np.where(sound, reward, reward.dtype.type(0))
-        sound = reward.isfinite()
-        self.zeroed += int((~sound).sum())
-        return reward.where(sound, reward.new_zeros(()))
+            finite: Any = np.isfinite(reward)
+            self.zeroed += int((~finite).sum())
+            return np.where(finite, reward, reward.dtype.type(0))
+        finite = reward.isfinite()
+        self.zeroed += int((~finite).sum())
+        return reward.where(finite, reward.new_zeros(()))
 
 
 def is_finite(value: Any) -> bool:
@@ -247,7 +247,7 @@ def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None 
         kept: what is written down of the step, by name, in the same shapes.
 
     Raises:
-        NotFinite: naming the environment, the step of its episode and the number.
+        NotFinite: naming the environment, the step of its episode and the value.
     """
     found = []
     for name, value in given.items():
@@ -277,7 +277,7 @@ def _raise(found: list[tuple[str, np.ndarray, tuple[int, ...]]], steps: np.ndarr
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Arrays of numbers, those of a dict each under a name that says its key."""
+    """Arrays, those of a dict each under a name with its key."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield f"{name} {key!r}", part
@@ -286,7 +286,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _place(value: Any) -> tuple[int, ...] | None:
-    """Where the first number lies that is none."""
+    """The index of the first value that is not finite."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "f" or math.isfinite(value.sum()):
             return None

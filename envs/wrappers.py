@@ -1,8 +1,8 @@
 """The wrappers that `make` puts around every environment, inside out.
 
-    EpisodeStatistics   return, length and success of the episode, counted where no auto-reset can falsify them
+    EpisodeStatistics   return, length and success of the episode, counted where auto-reset cannot falsify them
     Journal             what it takes to come back to exactly this state
-    Observer            info["frame"], info["text"], info["signals"]: the state just reached, in pixels, words, numbers
+    Observer            info["frame"], info["text"], info["signals"]: the state just reached
 
 All of them record their arguments, so `gymnasium.make(env.spec)` builds the whole stack again.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import copy
 import time
-from typing import Any, SupportsFloat
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,16 +21,16 @@ from gymnasium.utils import RecordConstructorArgs
 
 from envs import render
 from envs.family import family_of
+from envs.types import EnvReset, EnvStep
 
-Step = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 _NUMBERS = (int, np.generic)  # immutable
 
 
 class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
-    """Writes the episode's account into `info` at its last step, in the form Stable-Baselines3 reads.
+    """Writes the episode's statistics into `info` at its last step, in the form Stable-Baselines3 reads.
 
     info["episode"] = {"r": return of the task's own reward, "l": steps, "t": seconds since construction}, and
-    info["is_success"] where the family can tell. It counts inside the environment because Gymnasium's vector wrappers
+    info["is_success"] where the family defines it. It counts inside the environment because Gymnasium's vector wrappers
     report wrong lengths in two of the three auto-reset modes.
     """
 
@@ -41,11 +41,11 @@ class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
         self._start = time.perf_counter()
         self._return, self._length = 0.0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         self._return, self._length = 0.0, 0
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
         self._length += 1
@@ -59,11 +59,11 @@ class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
 
 
 class Journal(gym.Wrapper, RecordConstructorArgs):
-    """Remembers how the running episode came about, so that a fresh copy can be brought to the same state.
+    """Records the running episode, so that a fresh copy can be brought to the same state.
 
     Works for every environment whose randomness comes from Gymnasium's `np_random`: the journal holds the seed given to
-    `reset`, or the state of `np_random` before it, and the actions since. `restore` resets and plays them again, which
-    costs as many steps as the episode is old; afterwards this episode and all later ones go on as they would have.
+    `reset`, or the state of `np_random` before it, and the actions since. `restore` resets and replays them, which costs as
+    many steps as the episode is old; afterwards this episode and all later ones continue as they would have.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -72,14 +72,14 @@ class Journal(gym.Wrapper, RecordConstructorArgs):
         self._origin: dict[str, Any] | None = None
         self._actions: list[Any] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         rng = None if seed is not None else copy.deepcopy(self.unwrapped.np_random.bit_generator.state)
         self._origin = {"seed": seed, "rng": rng, "options": copy.deepcopy(options)}
         self._actions = []
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Step:
-        if not isinstance(action, _NUMBERS):  # a copy: agents may hand out a view of a buffer they overwrite
+    def step(self, action: Any) -> EnvStep:
+        if not isinstance(action, _NUMBERS):  # a copy: agents may pass a view of a buffer they overwrite
             action = action.copy() if isinstance(action, np.ndarray) else copy.deepcopy(action)
         self._actions.append(action)
         return self.env.step(action)
@@ -94,7 +94,7 @@ class Journal(gym.Wrapper, RecordConstructorArgs):
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
         return {**copy.deepcopy(self._origin), "actions": _pack(self.action_space, self._actions)}
 
-    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def restore(self, state: dict[str, Any]) -> EnvReset:
         """Come to the state in which `snapshot` was taken; returns that state's observation and info.
 
         Raises:
@@ -132,7 +132,7 @@ def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
 
 
 class Observer(gym.Wrapper, RecordConstructorArgs):
-    """Shows and tells: writes `info["frame"]`, `info["text"]`, `info["signals"]` about the observation just returned.
+    """Writes `info["frame"]`, `info["text"]`, `info["signals"]` about the observation just returned.
 
     Args:
         env: the environment; for frames it must have been made to render arrays.
@@ -141,7 +141,7 @@ class Observer(gym.Wrapper, RecordConstructorArgs):
         signals: whether to read the numbers that the family names.
 
     Raises:
-        ValueError: if signals are asked of an environment whose family has none.
+        ValueError: for signals of an environment whose family has none.
     """
 
     def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False, signals: bool = False) -> None:
@@ -158,26 +158,26 @@ class Observer(gym.Wrapper, RecordConstructorArgs):
         self._memory: dict[str, Any] = {}
         self._text: str | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._memory.clear()
         return obs, self._show(info)
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated, truncated, self._show(info)
 
     def snapshot(self) -> dict[str, Any]:
-        """The journal's snapshot, and the text that was last shown."""
+        """The journal's snapshot, and the last text."""
         return {**self.env.get_wrapper_attr("snapshot")(), "text": self._text}
 
-    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def restore(self, state: dict[str, Any]) -> EnvReset:
         """As the journal's, with frame and text in `info`."""
         obs, info = self.env.get_wrapper_attr("restore")(state)
         self._memory.clear()
         self._show(info)
         if self.caption is not None and state.get("text") is not None:
-            # An event told at that step cannot be told from the state alone.
+            # The event of that step does not follow from the state alone.
             self._text = info["text"] = state["text"]
         return obs, info
 

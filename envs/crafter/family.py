@@ -1,4 +1,4 @@
-"""Crafter: survive in a small open world, and climb from bare hands to a diamond.
+"""Crafter: survive in a small open world, and get from bare hands to a diamond.
 
     lodestar/Crafter-v0   22 achievements; 1 for the first of each in an episode, 0.1 for each point of health
 
@@ -13,15 +13,15 @@ Observation, flat float32 in [0, 1], (1561,):
 or with `pixels=True` the paper's picture, uint8 (64, 64, 3). Actions are Crafter's own 17.
 
 Differences from the package:
-  - a seed means the same game in every process: it draws creatures out of sets, in an order that memory addresses make;
-  - `reset(seed=)` is heard, and the limit of 10,000 steps truncates; only death terminates;
-  - looking does not change the world: the noise of the night is drawn aside, from the step alone;
+  - a seed means the same game in every process: the package draws creatures from sets, ordered by memory addresses;
+  - `reset(seed=)` works, and the limit of 10,000 steps truncates; only death terminates;
+  - rendering does not change the state: the noise of the night has its own generator, seeded by the step;
   - the flat view is two rows higher than the picture, whose lower rows show the inventory.
 
-`info["achievements"]` counts what was achieved in this episode; `info["text"]` tells what just happened ("collected
+`info["achievements"]` counts what was achieved in this episode; `info["text"]` is what just happened ("collected
 wood", "was hurt; fell asleep"), "" when nothing did. Evaluation counts achievements and the paper's score.
 
-When it fails: the flat view does not tell a ripe plant from a young one. A new world takes about two seconds to grow,
+When it fails: the flat view does not distinguish a ripe plant from a young one. A new world takes about two seconds to grow,
 which is most of the time of an agent that dies young; with the package numba a tenth of a second, and the same world.
 `area=32` is four times as fast, with less to find. `envs.snapshots.snapshots` does not know Crafter; the `Journal` does.
 """
@@ -37,6 +37,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from envs.family import Family, Goal, entry
+from envs.types import EnvReset, EnvStep
 
 KINDS = (
     *("outside", "water", "grass", "stone", "path", "sand", "tree", "lava", "coal", "iron", "diamond", "table"),
@@ -72,11 +73,9 @@ EVENTS = {  # achievement -> its words, in an order in which they can be reached
 }
 SIGNALS = (*EVENTS, "health", "food", "drink", "energy")
 
-Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
-
 
 class Crafter(gym.Env):
-    """The game of Crafter; the module's docstring says what is seen and what is paid.
+    """The game of Crafter; see the module for observations and rewards.
 
     Args:
         pixels: whether the observation is the picture.
@@ -111,15 +110,13 @@ class Crafter(gym.Env):
         """The player, with `inventory`, `achievements` and `sleeping`."""
         return self.game._player
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
         self.game._seed, self.game._episode = int(self.np_random.integers(2**31 - 1)), 0
         self.game.reset()
         return self._obs(), {"achievements": self.player.achievements.copy()}
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         _, reward, _, info = self.game.step(int(action))
         terminated = self.player.health <= 0
         return self._obs(), float(reward), bool(terminated), False, {"achievements": info["achievements"]}
@@ -152,7 +149,7 @@ class Crafter(gym.Env):
 
 @functools.cache
 def _game() -> Any:
-    """The package's environment, made to repeat itself and to draw only when asked."""
+    """The package's environment, made deterministic, which renders only on request."""
     try:
         from crafter import Env
     except ImportError as error:
@@ -176,12 +173,12 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     memory.update(achievements=player.achievements.copy(), health=player.health, sleeping=player.sleeping)
     if not before:
         return ""
-    told = [words for name, words in EVENTS.items() if player.achievements[name] > before["achievements"][name]]
+    events = [words for name, words in EVENTS.items() if player.achievements[name] > before["achievements"][name]]
     if player.health < before["health"]:
-        told.append("was hurt" if player.health > 0 else "died")
+        events.append("was hurt" if player.health > 0 else "died")
     if player.sleeping and not before["sleeping"]:
-        told.append("fell asleep")
-    return "; ".join(told)
+        events.append("fell asleep")
+    return "; ".join(events)
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:

@@ -36,7 +36,7 @@ from gymnasium import spaces
 from envs.driving.family import SAFE, words
 from envs.driving.vehicle import FAR, VEHICLE, Driving, Vehicle
 from envs.family import Family, entry
-from envs.types import EnvStep
+from envs.types import EnvReset, EnvStep
 
 Where = str | float | Callable[[Any, Mapping[str, Any] | None, Any], Any]
 ROOTS = ("obs", "info", "env")
@@ -158,7 +158,7 @@ class Carla(gym.Env):
         self._seen: dict[str, Any] = {}
         self.signals = np.zeros(len(VEHICLE), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
         if isinstance(self.world, gym.Env):
             obs, info = self.world.reset(seed=seed, options=options)

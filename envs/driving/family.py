@@ -52,6 +52,7 @@ from envs.driving.sensors import bend, has_route, is_racing, lanes, names, secon
 from envs.driving.vehicle import Driving, read
 from envs.family import Axis, Family, Goal, entry
 from envs.observations import plain_observation
+from envs.types import EnvReset
 
 CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
 SLOW, FAST = 0.73, 0.9  # of the speed limit
@@ -80,7 +81,7 @@ class OneFrame(gym.Wrapper, RecordConstructorArgs):
         self.action_space = env.action_space
         self._driver: dict[str, float] = {}  # what the environment made of DRIVER
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         drivers = self._drivers()
         for name, value in DRIVER.items():
             setattr(drivers, name, value)

@@ -20,8 +20,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from envs.family import Ends, Family, always, entry
-
-Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+from envs.types import EnvReset, EnvStep
 
 
 class Probe(gym.Env):
@@ -45,9 +44,7 @@ class Probe(gym.Env):
         self.action_space = spaces.Discrete(2 if kind in ("policy", "joint") else 1)
         self._value, self._step = 0.0, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
         self._step = 0
         self._value = 0.0
@@ -55,7 +52,7 @@ class Probe(gym.Env):
             self._value = float(self.np_random.choice([-1.0, 1.0]))
         return self._obs(), {}
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         self._step += 1
         if self.kind == "discount" and self._step == 1:
             self._value = 1.0

@@ -1,4 +1,4 @@
-"""What MiniGrid says: captions of what happened, as a game's message line tells it, and two nuisances for studies.
+"""MiniGrid's captions: what just happened, like a game's message line, and two nuisances for studies.
 
     captions="events"   the mission at a reset; then "picked up the yellow key", "dropped ...", "opened the blue door",
                         "closed ...", "unlocked ...", "reached the goal", "fell into lava"; "" where nothing happened
@@ -7,16 +7,16 @@
                         With an event in the same step: "opened the yellow door, sees the green goal"
     chatter             the action `done`, which changes nothing, prints "the screen shows picture 48213": ever new with
                         chatter=True, one of so many pictures with a number
-    varied              whatever is said ends in " (417 moves left)", so that useful captions rarely repeat
+    varied              every caption ends in " (417 moves left)", so that useful captions rarely repeat
 
-Both nuisances are for studies of rewards that read captions: with few clean captions any bonus for a new caption finds
+Both nuisances are for studies of rewards that read captions: with few clean captions any bonus for a new caption solves
 the task, so that nothing is learnt about judges. The television of Burda et al. 2018, "Large-Scale Study of
 Curiosity-Driven Learning" (arXiv 1808.04355), is the same trap for rewards that read pictures.
 
-Events are read from what changed in the world, so they hold in every task, whatever its actions mean. What a picture's
-number is follows from the episode's `salt` and the step: an episode that is played again prints the same.
+Events are read from what changed in the grid, so they hold in every task, whatever its actions mean. A picture's number
+follows from the episode's `salt` and the step, so a replayed episode has the same.
 
-When it fails: a step tells one event. What others move, as in Dynamic-Obstacles, is told only if it comes into view.
+When it fails: a step has one event. What others move, as in Dynamic-Obstacles, appears only if it comes into view.
 The nuisances, bumps and sights need the adapter (`adapt=True`), which sees actions and views.
 """
 
@@ -43,8 +43,8 @@ EVENTS = (
     "{} is locked",
 )
 NOTHING, REACHED, FELL, PICKED, DROPPED, OPENED, CLOSED, UNLOCKED, BUMPED, LOCKED = range(len(EVENTS))
-MORE = (BUMPED, LOCKED)  # what only "full" captions tell
-SIGHTS = ("goal", "key", "ball", "box", "door", "lava")  # what is worth seeing, the most telling first
+MORE = (BUMPED, LOCKED)  # only in "full" captions
+SIGHTS = ("goal", "key", "ball", "box", "door", "lava")  # what a view is searched for, the most important first
 CAPTIONS = ("events", "full")
 PICTURES = 10**7
 chatters = "the screen shows picture {}".format
@@ -54,7 +54,7 @@ FORWARD, TOGGLE, DONE = 2, 5, 6  # actions
 
 @dataclass
 class Speech:
-    """What an environment is to say, and what the adapter has seen that the world itself does not keep.
+    """Which captions an environment has, and what the adapter has seen that the environment itself does not keep.
 
     Attributes:
         captions: "events" or "full".
@@ -92,7 +92,7 @@ class Speech:
 
 
 def called(kind: str, colour: str) -> str:
-    """A thing in words."""
+    """The name of an object."""
     return {"wall": "a wall", "lava": "lava"}.get(kind, f"the {colour} {kind}")
 
 
@@ -113,12 +113,12 @@ def picture(salt: Any, step: Any, pictures: int) -> Any:
 
 
 def caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    """What is said of the state an environment has just reached; see `envs.family.Family.caption`."""
+    """The caption of the state just reached; see `envs.family.Family.caption`."""
     inner: Any = env.unwrapped
     speech = env.get_wrapper_attr("speech") if env.has_wrapper_attr("speech") else Speech()
     before = dict(memory)
     memory.update(_situation(inner, speech))
-    text = _told(inner, before, memory, speech) if before else f"mission: {inner.mission}"
+    text = _text(inner, before, memory, speech) if before else f"mission: {inner.mission}"
     if speech.varied and text:
         limits = (inner.max_steps, env.spec.max_episode_steps if env.spec is not None else None)
         text += left(min(limit for limit in limits if limit is not None) - inner.step_count)
@@ -143,7 +143,7 @@ def _seen(view: np.ndarray) -> frozenset[int]:
     return frozenset(RANK[thing] for thing in set(things) if thing in RANK)
 
 
-def _told(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
+def _text(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
     if speech.chatter and speech.action == DONE:
         event = chatters(picture(speech.salt, inner.step_count, speech.pictures))
     else:

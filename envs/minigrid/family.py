@@ -40,6 +40,7 @@ from gymnasium.utils import RecordConstructorArgs
 from envs.family import Family, Goal, entry
 from envs.minigrid.captions import Speech, caption
 from envs.observations import WORDS, hashed_words
+from envs.types import EnvReset, EnvStep
 
 PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
 
@@ -84,14 +85,14 @@ class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
         self._length = self._view + 4 + (WORDS if self._words else 0)
         self.observation_space = spaces.Box(0.0, 1.0, (self._length,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         answer = super().reset(seed=seed, options=options)
         self.speech.action = -1
         if self.speech.chatter:
             self.speech.salt = int(self.unwrapped.np_random.integers(1 << 32))
         return answer
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> EnvStep:
         self.speech.action = action
         return super().step(action)
 

@@ -35,6 +35,7 @@ from gymnasium.wrappers import TimeLimit
 
 from envs.family import Family, entry
 from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
+from envs.types import EnvReset
 
 CAP = 5000  # NLE's own episode length
 _NEVER = 2**31 - 1
@@ -91,7 +92,7 @@ class RealSeeds(gym.Wrapper, RecordConstructorArgs):
             raise ValueError("NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0")
         inner._max_episode_steps = _NEVER
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         inner: Any = self.unwrapped
         if seed is not None:
             inner.np_random = seeding.np_random(seed)[0]

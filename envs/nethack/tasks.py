@@ -31,6 +31,7 @@ from nle.env.base import NLE, SKIP_EXCEPTIONS
 from nle.env.tasks import TASK_ACTIONS
 
 from envs.nethack.view import CONDITION, DEPTH, HUNGER, SCORE, TIME, Games, neighbours
+from envs.types import EnvStep
 
 Command = nethack.Command
 ACTIONS = (*TASK_ACTIONS, Command.CAST, Command.QUAFF, Command.PRAY, Command.PICKUP, Command.PAY)
@@ -134,7 +135,7 @@ class NetHackTask(NLE):
         """Rewards float64 (N,), and bool (N,) whether the task is won, after a step of N games; `before` as `score`."""
         raise NotImplementedError
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> EnvStep:
         """One action and the answers it needs."""
         games, key = self.games, int(self.actions[int(action)])
         before = games.blstats[:, STANDING]

@@ -1,8 +1,8 @@
-"""S3RL: a student begins its first episodes in states that a teacher came through, then learns as if nothing had been.
+"""S3RL: a student begins its first episodes in states that a teacher visited; later ones are ordinary.
 
 Only resets and lengths of episodes change, so any agent can be the student. Status Classification: the teacher's
-states are clustered, and a reset draws a cluster first and a state from it second, so that what the teacher did seldom
-is seen as often as what it did all the time. Student Trajectory Truncation: an episode that began in a snapshot is cut
+states are clustered, and a reset draws a cluster first and a state from it second, so that rare
+states are seen as often as frequent ones. Student Trajectory Truncation: an episode that began in a snapshot is cut
 short, so that many of them fit into the early phase.
 
 Source: Zhao, Qian, Wang, Shan, Qin 2024, "Snapshot Reinforcement Learning: Leveraging Prior Trajectories for
@@ -14,7 +14,7 @@ Differences from it:
     - Clusters are of observations scaled to unit variance, found once, with a fixed seed; k-means++ and Lloyd's rounds.
     - `probability` mixes ordinary resets into the phase; the source has none, and neither has the default.
 
-When it fails: a teacher that never met the reward shows the student nothing. States from late in an episode keep the
+When it fails: a teacher that never found the reward does not help. States from late in an episode keep the
 time that has passed, so the time limit may end them before `truncate` does.
 
     teacher = make("Pendulum-v1", seed=0)
@@ -46,7 +46,8 @@ from envs.snapshots.snapshots import (
     supported,
     to_json,
 )
-from envs.wrappers import Observer, Step
+from envs.types import EnvReset, EnvStep
+from envs.wrappers import Observer
 
 ROUNDS = 100  # of Lloyd's algorithm at most
 
@@ -82,7 +83,7 @@ class Snapshots:
 
     @classmethod
     def load(cls, path: str | Path) -> Snapshots:
-        """Read what `save` wrote; nothing in the file is run as code.
+        """Read what `save` wrote; nothing in the file is executed.
 
         Raises:
             ValueError: if it is another file.
@@ -182,7 +183,7 @@ class SnapshotReset(gym.Wrapper):
         self._start = time.perf_counter()
         self._borrowed, self._age, self._return = False, 0, 0.0  # of the running episode: began in a snapshot, ...
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._age, self._return = 0, 0.0
         self._borrowed = self.steps < self.until and self.np_random.random() < self.probability
@@ -191,7 +192,7 @@ class SnapshotReset(gym.Wrapper):
         members = self._clusters[self.np_random.integers(len(self._clusters))]
         return set_state(self.env, self._states[members[self.np_random.integers(len(members))]]), {}
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
         if self._borrowed:

@@ -1,15 +1,15 @@
-"""Snapshots: the state of a simulator as plain data, and a copy brought to exactly that state without playing to it.
+"""Snapshots: the state of a simulator as plain data, and a copy brought to exactly that state without replaying.
 
     get_state, set_state   one environment's state: numbers, strings, lists, dicts and NumPy arrays, nothing else
-    supported              refuses, in a sentence, what cannot be snapshot exactly
+    supported              raises for what cannot be snapshot exactly
 
-Supported: classic control (Gymnasium's five and ours), our worlds of cells, MuJoCo (Gymnasium's robots) and MiniGrid,
-inside the wrappers of `make`, `NoisyTV`, sticky actions and Gymnasium's wrappers without memory. After `set_state`, the
-same actions bring the same observations, rewards and ends, bit by bit; where the world itself draws random numbers,
+Supported: classic control, environments whose class has a `STATE`, MuJoCo (Gymnasium's robots) and MiniGrid, inside the
+wrappers of `make`, `NoisyTV`, sticky actions and Gymnasium's wrappers without memory. After `set_state`, the same
+actions lead to the same observations, rewards and ends, bit by bit; where the environment itself draws random numbers,
 only if the snapshot was taken with `rng=True`. The constructor's arguments are not part of a state.
 
-What decides, family by family:
-    classic, cells   the variables listed in `_STATE`, and in the `STATE` of ours
+What a state is, family by family:
+    classic, ours    the variables listed in `_STATE`, or in the class's own `STATE`
     MuJoCo           what MuJoCo calls the integration state, with the solver's warm start, and the quantities it
                      computed on the way: after a step these are one substep older than the positions, and observations
                      and rewards read them
@@ -17,8 +17,8 @@ What decides, family by family:
                      because a task may hold on to the very ball that lies in the grid
 
 Refused rather than silently wrong: BabyAI, whose instructions are programs with a memory; NetHack and highway-env,
-whose state nobody hands out; wrappers that remember what this file does not know. The `Journal` replays from a reset,
-which leads elsewhere: after `set_state` it takes no snapshot until the next reset.
+whose state is not accessible; wrappers with unknown memory. The `Journal` replays from a reset, which leads elsewhere:
+after `set_state` it takes no snapshot until the next reset.
 """
 
 from __future__ import annotations
@@ -67,22 +67,10 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of th
 _FORGETFUL = "gymnasium.wrappers.transform_"  # modules of wrappers without memory
 
 _DERIVED = (  # quantities of MjData that observations, rewards, captions and pictures read
-    *(
-        "xpos",
-        "xquat",
-        "xmat",
-        "xipos",
-        "ximat",
-        "xanchor",
-        "xaxis",
-        "geom_xpos",
-        "geom_xmat",
-        "site_xpos",
-        "site_xmat",
-    ),
-    *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int"),
-    *("cfrc_ext", "qacc", "qfrc_actuator", "qfrc_constraint", "actuator_force", "ten_length", "ten_velocity"),
-    "sensordata",
+    *("xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat", "site_xpos"),
+    *("site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "subtree_com", "cinert", "cvel", "cacc"),
+    *("cfrc_int", "cfrc_ext", "qacc", "qfrc_actuator", "qfrc_constraint", "actuator_force", "ten_length"),
+    *("ten_velocity", "sensordata"),
 )
 
 # Variables of every MiniGrid that are state, and that are none; for the rest see `_variables`.
@@ -92,11 +80,7 @@ _FIXED |= {"render_size", "window", "clock"}
 
 
 def supported(env: gym.Env) -> None:
-    """Refuses what cannot be snapshot.
-
-    Raises:
-        ValueError: if the environment or one of its wrappers is not supported.
-    """
+    """Raise ValueError if the environment or one of its wrappers is not supported."""
     if _family(env.unwrapped) is None:
         raise ValueError(
             f"{_name(env)} has no state that can be taken and given back exactly; supported are classic control, "
@@ -171,7 +155,7 @@ def set_state(env: gym.Env, state: State) -> Any:
 
 
 def check_same(env: gym.Env, state: State) -> None:
-    """Refuses a state of another environment."""
+    """Raise ValueError for a state of another environment."""
     if state["env"] != _name(env):
         raise ValueError(f"the snapshot is of {state['env']}, not of {_name(env)}; make {state['env']}")
 
@@ -298,10 +282,10 @@ def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
 
 
 class Things:
-    """Values with MiniGrid's things in them, to plain data and back; each thing once, however often it is named.
+    """Values with MiniGrid's objects in them, to plain data and back; each object once, however often it is referenced.
 
-    None, booleans, numbers, strings and lists stay; NumPy scalars become arrays of no dimension; a tuple, a dict or a
-    thing becomes a dict with one key that says so.
+    None, booleans, numbers, strings and lists stay; NumPy scalars become arrays of no dimension; a tuple, a dict or an
+    object becomes a dict with the one key "tuple", "dict" or "thing".
     """
 
     def __init__(self, flat: list[Any] | None = None) -> None:
@@ -359,7 +343,7 @@ class Things:
 
 @functools.cache
 def _classes() -> dict[str, type]:
-    """What may lie in a MiniGrid or divide it; names in a file lead to these classes and no others."""
+    """The objects of a MiniGrid; names in a file lead to these classes and no others."""
     try:
         from minigrid.core import world_object
         from minigrid.core.grid import Grid

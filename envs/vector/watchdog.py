@@ -1,10 +1,10 @@
-"""Processes that may die or hang at any moment, and a parent that is never left waiting.
+"""Processes that may die or hang at any moment, and a parent that never waits for them forever.
 
     Line       two pipes between the parent and a worker: single bytes, and messages after some of them
-    Worker     a process as its parent sees it: told, waited for no longer than its limit, killed, named when it is lost
+    Worker     a process as its parent sees it: sent requests, waited for up to its limit, killed
     Budget     how many workers may be replaced within some time
-    guard      what a worker does about itself first: it dies with its parent, and writes down where it crashed
-    stop       ends workers in whatever state they are, and always returns
+    guard      what a worker does first: it dies with its parent, and writes its stack when it crashes
+    stop       ends workers in any state, and always returns
 
 A death is noticed at once, by the end of the pipe or by the process's sentinel; a hang when the limit is over.
 
@@ -30,10 +30,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-GRACE_S = 0.25  # even where the limit is over: what was sent meanwhile is there at once
+GRACE_S = 0.25  # of waiting at least, even after the limit: what was sent meanwhile is there at once
 SLICE_S = 1.0  # of waiting; a slice that takes longer means that this process was stopped too (Ctrl-Z)
 CLOSE_S = 3.0  # for workers to finish a step and close their environments
-DUMP_S = 0.3  # for a hanging worker to write down where it is
+DUMP_S = 0.3  # for a hanging worker to write its stack
 WHERE = re.compile(r'Current thread.*?\n  File "([^"]+)", line (\d+) in (\S+)')
 
 
@@ -42,7 +42,7 @@ class WorkerError(RuntimeError):
 
 
 class Gone(Exception):
-    """A worker died or hangs: how, as the end of a sentence that begins with its name."""
+    """A worker died or hangs; the message is the end of a sentence that begins with its name."""
 
 
 class Line:
@@ -59,7 +59,7 @@ class Line:
         if message is None:
             os.write(self._out, byte)
             return
-        data = pickle.dumps(message)  # first, so that nothing is said if it fails
+        data = pickle.dumps(message)  # first, so that nothing is sent if it fails
         rest = memoryview(byte + len(data).to_bytes(8, "big") + data)
         while rest:
             try:
@@ -115,8 +115,8 @@ class Worker(Line):
         crash_file: where it writes its stack when it crashes or hangs; None for the standard error stream.
 
     Attributes:
-        told: what it has not answered yet, oldest first.
-        limit: seconds that it has for the next answer; None for as many as it likes.
+        pending: the requests without a reply yet, oldest first.
+        limit: seconds that it has for the next reply; None for no limit.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Worker(Line):
         (hears, replies), (obeys, commands) = context.Pipe(duplex=False), context.Pipe(duplex=False)
         super().__init__(hears, commands)
         theirs = Line(obeys, replies)
-        self.told: deque[tuple[bytes, Any]] = deque()
+        self.pending: deque[tuple[bytes, Any]] = deque()
         self.limit: float | None = None
         self.crash_file = crash_file
         self._written = crash_file.stat().st_size if crash_file is not None and crash_file.exists() else 0
@@ -145,18 +145,18 @@ class Worker(Line):
         self._space.register(self._out, select.POLLOUT)
 
     def post(self, byte: bytes, message: Any = None) -> None:
-        """Tell it something; that it is gone shows when its answer is taken."""
-        if not self.told:
+        """Send a request; if it is gone, `answer` raises."""
+        if not self.pending:
             self._since = time.monotonic()
-        self.told.append((byte, message))
+        self.pending.append((byte, message))
         with suppress(OSError):
             self.put(byte, message)
 
     def answer(self, more: bool, failed: bytes) -> tuple[bytes, Any]:
-        """Its next answer, and the message that comes with it if there is `more`, or if it says `failed`.
+        """Its next reply, and the message that comes with it if there is `more`, or if the reply is `failed`.
 
         Raises:
-            Gone: if it died, or has had its time.
+            Gone: if it died, or its limit is over.
         """
         try:
             byte = self.take()
@@ -164,12 +164,12 @@ class Worker(Line):
         except (EOFError, OSError, pickle.UnpicklingError):
             raise Gone(self._fate()) from None
         self._since = time.monotonic()
-        if self.told and byte != failed:  # what failed is for the successor to do
-            self.told.popleft()
+        if self.pending and byte != failed:  # its successor repeats what failed
+            self.pending.popleft()
         return byte, message
 
     def stack(self) -> str:
-        """What it wrote down when it crashed or hung; empty if nothing."""
+        """What it wrote when it crashed or hung; empty if nothing."""
         if self.crash_file is None:
             return ""
         with suppress(OSError), self.crash_file.open("rb") as file:
@@ -200,14 +200,14 @@ class Worker(Line):
                 raise Gone(f"gave no answer for {limit:g} s{self._dump()}")
             if poll.poll(1000 * pause):
                 return
-            if not self.process.is_alive():  # where neither pipe nor sentinel told
+            if not self.process.is_alive():  # where neither pipe nor sentinel showed it
                 raise EOFError
             late = time.monotonic() - begin - pause
             if late > SLICE_S:
                 self._since += late
 
     def _dump(self) -> str:
-        """Have it write down where it hangs; said as the end of a sentence."""
+        """Have it write its stack; returns the place as the end of a sentence."""
         if self.crash_file is None:
             return ""
         with suppress(OSError):
@@ -246,7 +246,7 @@ class Budget:
         self._recent: deque[tuple[float, str]] = deque()
 
     def spend(self, sentence: str) -> str:
-        """One more, because of what `sentence` says; returns how many that makes, for the announcement.
+        """Count one more, for the reason `sentence`; returns how many that makes, for the warning.
 
         Raises:
             WorkerError: if that is too many; what happened before is among the notes.
@@ -268,8 +268,8 @@ class Budget:
 
 
 def guard(crash_file: Path | None, orphans: bool) -> None:
-    """A worker's first act: leave signals to the parent, write down crashes, and (`orphans`) die with who made it."""
-    # Whoever sent these to the whole process group means the parent, which may still want to save its state.
+    """A worker's first act: leave signals to the parent, log crashes, and (`orphans`) die with its creator."""
+    # Signals to the whole process group are for the parent, which may still want to save its state.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     file = None

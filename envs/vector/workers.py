@@ -5,13 +5,13 @@ actions of one group, every worker steps the other. The numbers are those of `en
 number of processes.
 
     actions, observations, rewards, flags, frames   one block of anonymous shared memory; nothing is left in /dev/shm
-    commands, replies, texts                        two pipes per worker; whoever waits sleeps
+    commands, replies, texts                        two pipes per worker; waiting sleeps
 
-A worker that dies, or gives no answer in time, is replaced: its environments are made anew and seeded anew, and their
+A worker that dies, or does not reply in time, is replaced: its environments are made again with new seeds, and their
 running episodes end as truncated in rows that are no transitions (`infos["lost"]`). So is one in which an environment
-raises, with `on_error="restart"`; otherwise that is one sentence at once. Too many losses in too short a time end the
-vector, with a sentence and what happened before. The new seeds follow from the old ones, so two runs that lose the
-same workers at the same steps have the same numbers.
+raises, with `on_error="restart"`; otherwise that raises at once. Too many losses in too short a time raise, with what
+happened before. The new seeds follow from the old ones, so two runs that lose the same workers at the same steps have
+the same numbers.
 
 Differences from Gymnasium's AsyncVectorEnv: two groups, workers with several environments each, the watchdog.
 
@@ -42,7 +42,7 @@ from envs.vector.watchdog import Budget, Gone, Line, Worker, WorkerError, guard,
 
 __all__ = ["WorkerError", "Workers", "cores", "share"]
 
-REQUEST = b"\xff"  # what a worker is told: a group to step, as one byte, or this and a request of `Stepper.ask`
+REQUEST = b"\xff"  # what a worker is sent: a group to step, as one byte, or this and a request of `Stepper.ask`
 QUIET, ENDED, FAILED = b"\0", b"\1", b"\2"  # how it replies
 ALIGNMENT = 64  # bytes; no two arrays share a cache line
 PATIENCE = 10, 120.0  # limit of all but steps: so many times that of a step, but no less than so many seconds
@@ -82,7 +82,7 @@ class Workers(BufferedVectorEnv):
         crash_folder: where workers that crash or hang write their stacks; None for the standard error stream.
 
     Attributes:
-        say: told in a sentence about each replacement; a RuntimeWarning, unless it is exchanged.
+        say: called with a sentence about each replacement; a RuntimeWarning by default.
 
     Raises:
         ValueError: if an argument is out of range, or on Windows.
@@ -219,7 +219,7 @@ class Workers(BufferedVectorEnv):
             self._replace(worker, sentence, trace)
 
     def _replace(self, worker: int, sentence: str, trace: str = "") -> None:
-        """Make a worker's environments anew in a new process, and tell it what the old one left undone."""
+        """Make a worker's environments again in a new process, which repeats the pending requests."""
         old = self._workers[worker]
         old.kill()
         while True:
@@ -243,7 +243,7 @@ class Workers(BufferedVectorEnv):
                 _, sentence, trace = message
             new.kill()
         new.limit = old.limit
-        for byte, message in old.told:
+        for byte, message in old.pending:
             new.post(byte, message)
 
     def _new_seed(self, row: int) -> int:
@@ -260,8 +260,8 @@ class Workers(BufferedVectorEnv):
         row = int(self._slots.turn[worker])
         self._slots.turn[worker] = -1
         old, words = self._workers[worker], ""
-        if row >= 0 and old.told:
-            action = "" if old.told[0][0] == REQUEST else f", action {self._slots.action[row].tolist()}"
+        if row >= 0 and old.pending:
+            action = "" if old.pending[0][0] == REQUEST else f", action {self._slots.action[row].tolist()}"
             words = f" in environment {row}{action} (seeded with {self._seeds[row]})"
         code = old.process.exitcode
         if code is not None and old.stack():
@@ -326,7 +326,7 @@ def _work(
     crash_file: Path | None,
     orphans: bool,
 ) -> None:
-    """The life of a worker: make environments, then do as it is told until the line ends."""
+    """A worker: make environments, then answer requests until the line ends."""
     guard(crash_file, orphans)
     envs: dict[int, Any] = {}
     row = min(makers.fn)  # what the pickled wrapper holds
@@ -338,7 +338,7 @@ def _work(
             slots.modalities["text"][:] = texts
         stepper = Stepper(envs, slots, shares, lost)
     except Exception as error:
-        line.put(FAILED, _account("make", row, error))
+        line.put(FAILED, _failure("make", row, error))
         return
     try:
         line.put(QUIET)
@@ -346,18 +346,20 @@ def _work(
             byte = line.take()
             request = line.message() if byte == REQUEST else None
             try:
-                reply, message = _obey(stepper, slots, shares, byte, request)
+                reply, message = _answer(stepper, slots, shares, byte, request)
                 line.put(reply, message)
             except Exception as error:
                 method = "step" if request is None else request[0]
-                line.put(FAILED, _account(method, stepper.row, error, slots, envs[stepper.row]))
-                while method in ("step", "reset"):  # the end is near: nothing more moves
+                line.put(FAILED, _failure(method, stepper.row, error, slots, envs[stepper.row]))
+                while method in ("step", "reset"):  # it is about to be replaced
                     line.take()
     except (EOFError, OSError):  # the parent closed the line, or is gone
         stepper.close()
 
 
-def _obey(stepper: Stepper, slots: SharedBuffers, shares: list[slice], byte: bytes, request: Any) -> tuple[bytes, Any]:
+def _answer(
+    stepper: Stepper, slots: SharedBuffers, shares: list[slice], byte: bytes, request: Any
+) -> tuple[bytes, Any]:
     if byte == REQUEST:
         return QUIET, stepper.ask(*request)
     group = byte[0]
@@ -367,7 +369,7 @@ def _obey(stepper: Stepper, slots: SharedBuffers, shares: list[slice], byte: byt
     return reply, (slots.modalities["text"][shares[group]], slots.final_modalities["text"][shares[group]])
 
 
-def _account(
+def _failure(
     method: str, row: int, error: Exception, slots: SharedBuffers | None = None, env: Any = None
 ) -> tuple[str, str, str]:
     """What was done, a sentence about the error, and its traceback."""

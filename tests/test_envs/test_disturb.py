@@ -185,7 +185,7 @@ def test_disturbances_keep_an_environment_away_from_the_array_programs() -> None
         env = make_vec("CartPole-v1", 2, backend="auto", **options)
         assert isinstance(env, InProcess)
         env.close()
-        with pytest.raises(ValueError, match=r"needs single environments; use backend=\"gym\""):
+        with pytest.raises(ValueError, match=r"is not supported by the array program .* backend=\"gym\""):
             make_vec("CartPole-v1", 2, backend="batched", **options)
     env = make_vec("CartPole-v1", 2, backend="gym", noisy_tv="on_demand")
     obs, _ = env.reset(seed=0)

@@ -193,7 +193,7 @@ def test_observations_in_words_are_refused():
         def iterate_episodes(self):
             return iter([type("Told", (Episode,), {"observations": ["a", "b", "c"]})])
 
-    with pytest.raises(ValueError, match=r"observations such as 'a' are no numbers"):
+    with pytest.raises(ValueError, match=r"observations such as 'a' are not numeric"):
         recording.from_minari(Words())
 
 
