@@ -34,40 +34,24 @@ MAX_SEQUENCES = 20_000  # A ** k
 
 @dataclass
 class EffectiveHorizon:
-    """Result of `effective_horizon`.
+    """Result of `effective_horizon`."""
 
-    Attributes:
-        k: the smallest look-ahead that solved the task; None if none did.
-        m: the smallest number of tries with that k.
-        value: H = min over the k that solved it of k + log_A(m); infinite if none did.
-        steps: simulator steps that the search took.
-        solved: k -> m for every k that was tried and solved it.
-    """
-
-    k: int | None
-    m: int | None
-    value: float
-    steps: int
-    solved: dict[int, int]
+    k: int | None  # the smallest look-ahead that solved the task; None if none did
+    m: int | None  # the smallest number of tries with that k
+    value: float  # H = min over the k that solved it of k + log_A(m); infinite if none did
+    steps: int  # simulator steps that the search took
+    solved: dict[int, int]  # k -> m for every k that was tried and solved it
 
 
 @dataclass
 class Played:
-    """One episode as GORP plays it.
-
-    Attributes:
-        actions: what it took.
-        task: the task's own return.
-        reward: its return under the maximised reward.
-        success: as the environment reports it; None where it does not, False where time ran out.
-        steps: simulator steps it cost.
-    """
+    """One episode as GORP plays it."""
 
     actions: list[int]
-    task: float
-    reward: float
-    success: bool | None
-    steps: int
+    task: float  # the task's own return
+    reward: float  # its return under the maximised reward
+    success: bool | None  # as the environment reports it; None where it does not, False where time ran out
+    steps: int  # simulator steps it cost
 
 
 def gorp(
@@ -85,9 +69,7 @@ def gorp(
     Args:
         clones: the simulator; actions Discrete, deterministic but for its resets.
         scorer: what is maximised, without discount; None for the task's own reward.
-        k: actions looked ahead, at least 1.
-        m: tries of each sequence, at least 1.
-        seed: of the episode and of the random play.
+        k, m: actions looked ahead, and tries of each sequence, at least 1.
         max_steps: where futures end; None for the environment's own limit.
         budget: simulator steps that may be spent; None is returned when they are.
 
@@ -138,14 +120,11 @@ def effective_horizon(
     """The smallest k, and m for each k, with which GORP solves the task on every seed.
 
     Args:
-        clones: the simulator.
-        scorer: what is maximised; None for the task's own reward.
+        clones, scorer, max_steps: as for `gorp`.
         solved: the task's return that counts as solved; None to use the environment's success.
-        k_max: the largest k to try.
-        m_max: the largest m; m = 1, step, step^2, ...
-        step: the factor between two m, at least 2.
+        k_max, m_max: the largest k and m to try; m = 1, step, step^2, ...
+        step: at least 2.
         seeds: episodes that must all be solved.
-        max_steps: as for `gorp`.
         budget: simulator steps for each (k, m) and seed.
 
     Raises:

@@ -144,6 +144,11 @@ class Settings:
             if value is not None and not declared[name].allows(value):
                 raise self.refusal(name, value, declared[name])
 
+    def refuse_if(self, wrong: object, sentence: str) -> None:
+        """Raise a ValueError with this sentence, in which {name} is the value of a field, if `wrong`."""
+        if wrong:
+            raise ValueError(sentence.format(**vars(self)))
+
     def refusal(self, name: str, value: Any, declared: Setting) -> ValueError:
         """The error about a value that is out of range."""
         shown = repr(value) if isinstance(value, str) else value

@@ -84,12 +84,8 @@ class DynaConfig(LearnerConfig):
     model_norm: str = setting(None, "layer for LayerNorm", choices=("none", "layer"), otherwise="none")
     model_every: int = setting(None, "environment steps between two fits of the model", low=1, otherwise=250)
     model_steps: int = setting(None, "gradient steps of a fit, at most", low=1, otherwise=500, tune=(100, 2000, "log"))
-    horizon: Any = setting(
-        None, 'steps of a rollout, or "linear:1:15:20000:150000" over environment steps', otherwise=1
-    )
-    rollouts_per_step: float = setting(
-        None, "rollouts imagined for an environment step", above=0, high=1e6, otherwise=100
-    )
+    horizon: Any = setting(None, 'steps of a rollout, or "linear:1:15:20000:150000" over environment time', otherwise=1)
+    rollouts_per_step: float = setting(None, "rollouts imagined an environment step", above=0, high=1e6, otherwise=100)
     retain: int = setting(None, "fits of the model for which imagined transitions are kept", low=1, otherwise=2)
     real_ratio: float = setting(
         None, "update=buffer: share of a batch that is real", low=0, high=1, otherwise=0.05, tune=(0.05, 1.0, "log")
@@ -101,13 +97,11 @@ class DynaConfig(LearnerConfig):
     distribution_horizon: int = setting(None, "svg: steps imagined to find states to begin from", low=1, otherwise=5)
     uncertainty: str = setting(
         None,
-        "what is subtracted from imagined rewards; see agents.dyna.penalties",
+        "penalty on imagined rewards, see agents.dyna.penalties",
         choices=("none", *PENALTIES),
         otherwise="none",
     )
-    penalty_weight: float = setting(
-        None, "of that; a negative one rewards uncertainty", low=-1e6, high=1e6, otherwise=1.0
-    )
+    penalty_weight: float = setting(None, "of that; below 0 it rewards uncertainty", low=-1e6, high=1e6, otherwise=1.0)
     filter: str = setting(
         None,
         "morec: a discriminator picks the likeliest of several outcomes",
@@ -124,20 +118,12 @@ class DynaConfig(LearnerConfig):
         choices=("none", "upmpc", "cem", "mppi"),
         otherwise="none",
     )
-    alpha_real: float = setting(
-        None, "upmpc: weight of the uncertainty that is sought when acting", low=0, otherwise=1.0
-    )
-    alpha_imagined: float = setting(
-        None, "upmpc: weight of the uncertainty that is avoided at the first imagined step", low=0, otherwise=2.0
-    )
+    alpha_real: float = setting(None, "upmpc: weight of uncertainty, sought when acting", low=0, otherwise=1.0)
+    alpha_imagined: float = setting(None, "upmpc: the same, avoided at the first imagined step", low=0, otherwise=2.0)
     plan_candidates: int = setting(None, "plans compared", low=2, otherwise=5)
     plan_horizon: int = setting(None, "steps of a plan", low=1, otherwise=5)
-    adaptive: str = setting(
-        None, "macura: rollouts end where the members disagree", choices=("none", "macura"), otherwise="none"
-    )
-    kappa: float = setting(
-        None, "macura: disagreement that is allowed, as a multiple of the usual", above=0, otherwise=1.0
-    )
+    adaptive: str = setting(None, "macura: ends where members disagree", choices=("none", "macura"), otherwise="none")
+    kappa: float = setting(None, "macura: allowed disagreement, as a multiple of the usual", above=0, otherwise=1.0)
     reward_source: str = setting(
         None,
         "of imagined transitions: the reward itself where it can be evaluated (auto), or always a network (head)",
@@ -145,9 +131,7 @@ class DynaConfig(LearnerConfig):
         otherwise="auto",
     )
     relabel: bool = setting(True, "recompute rewards when rows are sampled; False: those of the time of collection")
-    batch_size: int = setting(
-        None, "transitions of an update", low=1, otherwise=256, tune=(64, 128, 256, 512, "choice")
-    )
+    batch_size: int = setting(None, "rows of an update", low=1, otherwise=256, tune=(64, 128, 256, 512, "choice"))
     buffer_size: int = setting(200_000, "transitions stored", low=2)
     learning_starts: int = setting(None, "environment steps with random actions", low=2, otherwise=500)
     normalize_obs: str = setting(
@@ -166,44 +150,48 @@ class DynaConfig(LearnerConfig):
         super().__post_init__()
         if self.elites is None:
             self.elites = max(1, self.members * 5 // 7)
-        if not 1 <= self.elites <= self.members:
-            raise ValueError(f"agent.elites={self.elites} is out of range; give 1 to agent.members={self.members}")
+        self.refuse_if(
+            not 1 <= self.elites <= self.members,
+            "agent.elites={elites} is out of range; give 1 to agent.members={members}",
+        )
         HorizonSchedule(self.horizon)
-        for sentence, true in self._contradictions().items():
-            if true:
-                raise ValueError(f"agent: {sentence}")
-
-    def _contradictions(self) -> dict[str, bool]:
-        compared = self.compared
-        searches, several = self.planner in ("cem", "mppi"), self.model in ("ensemble", "sindy")
-        return {
-            f"update=svg needs gradients of the model, and model={self.model} has none; use update=buffer": (
-                self.update == "svg" and self.model in ("factored", "true")
-            ),
-            f"{compared} compares the members of model=ensemble or sindy, not of model={self.model}": (
-                bool(compared) and not several
-            ),
-            f"{compared} compares members, and members={self.members} has nothing to compare; give 2 or more": (
-                bool(compared) and compared != "uncertainty=aleatoric_max" and self.members == 1
-            ),
-            f"uncertainty={self.uncertainty} reads each member's deviations; give model=ensemble, model_kind=gauss": (
-                self.uncertainty in ("aleatoric_max", "ens_var", "loo_kl")
-                and (self.model, self.model_kind) != ("ensemble", "gauss")
-            ),
-            "filter=morec chooses among outcomes that differ; give several members, or model_kind=gauss": (
-                self.filter == "morec" and (not several or (self.members == 1 and self.model_kind == "det"))
-            ),
-            "planner=cem or mppi acts without a policy, so no updates are needed; give update=none": (
-                searches and self.update != "none"
-            ),
-            "updates_per_step=0 leaves the policy as it is; give a number above 0, or planner=cem": (
-                self.updates_per_step == 0 and not searches
-            ),
-            "update=none imagines nothing that filter, uncertainty or adaptive could change; use update=buffer": (
-                (self.update, self.planner) == ("none", "none")
-                and (self.filter, self.uncertainty, self.adaptive) != ("none", "none", "none")
-            ),
-        }
+        compared, searches, several = (
+            self.compared,
+            self.planner in ("cem", "mppi"),
+            self.model in ("ensemble", "sindy"),
+        )
+        self.refuse_if(
+            self.update == "svg" and self.model in ("factored", "true"),
+            "agent: update=svg needs gradients of the model, and model={model} has none; use update=buffer",
+        )
+        self.refuse_if(
+            compared and not several, f"agent: {compared} compares members of model=ensemble or sindy, not of {{model}}"
+        )
+        self.refuse_if(
+            compared and compared != "uncertainty=aleatoric_max" and self.members == 1,
+            f"agent: {compared} compares members, and members={{members}} has nothing to compare; give 2 or more",
+        )
+        self.refuse_if(
+            self.uncertainty in ("aleatoric_max", "ens_var", "loo_kl")
+            and (self.model, self.model_kind) != ("ensemble", "gauss"),
+            "agent: uncertainty={uncertainty} reads each member's deviations; give model=ensemble, model_kind=gauss",
+        )
+        self.refuse_if(
+            self.filter == "morec" and (not several or (self.members == 1 and self.model_kind == "det")),
+            "agent: filter=morec chooses among outcomes that differ; give several members, or model_kind=gauss",
+        )
+        self.refuse_if(
+            searches and self.update != "none", "agent: planner={planner} acts without a policy; give update=none"
+        )
+        self.refuse_if(
+            self.updates_per_step == 0 and not searches,
+            "agent: updates_per_step=0 leaves the policy as it is; give a number above 0, or planner=cem",
+        )
+        self.refuse_if(
+            (self.update, self.planner) == ("none", "none")
+            and (self.filter, self.uncertainty, self.adaptive) != ("none", "none", "none"),
+            "agent: update=none imagines nothing for filter, uncertainty or adaptive to change; use update=buffer",
+        )
 
     @property
     def compared(self) -> str:

@@ -54,7 +54,7 @@ class DiscriminatorConfig(Settings):
     learning_rate: float = setting(3e-4, "of Adam", above=0, below=1)
     gradient_weight: float = setting(0.1, "of the gradient penalty", low=0)
     threshold: float | None = setting(
-        None, "reward below which a rollout ends; None: calibrated at each fit, at most 0.6"
+        None, "reward that ends a rollout below it; None: calibrated at each fit, at most 0.6"
     )
     beta: float | None = setting(None, "outcomes are drawn with odds exp(beta * reward); None for the best", low=0)
 
@@ -98,16 +98,7 @@ class Discriminator(Stateful):
 
     @torch.no_grad()
     def choose(self, obs: Tensor, action: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """One of N outcomes for each row.
-
-        Args:
-            obs: (B, D).
-            action: (B, A).
-            candidates: (N, B, D), what the model proposes.
-
-        Returns:
-            Which one (B,), and whether it is good enough to continue from, bool (B,).
-        """
+        """One of N outcomes (N, B, D) for each row (B,), and whether it is good enough to continue from, bool (B,)."""
         many = len(candidates)
         reward = self.reward(obs.expand(many, -1, -1), action.expand(many, -1, -1), candidates)
         ranked = reward

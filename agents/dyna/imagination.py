@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import envs.make
+from agents.dyna.config import DynaConfig
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig
 from agents.dyna.penalties import PENALTIES
 from agents.dyna.svg import Svg
@@ -50,7 +51,15 @@ class Imagination(Stateful):
     )
 
     def __init__(
-        self, config: Any, encoding: SpaceEncoding, scorer: Any, learner: Any, spec: Any, *, seed: int, device: str
+        self,
+        config: DynaConfig,
+        encoding: SpaceEncoding,
+        scorer: Any,
+        learner: Any,
+        spec: Any,
+        *,
+        seed: int,
+        device: str,
     ) -> None:
         self.config, self.encoding, self.learner = config, encoding, learner
         self.device = torch.device(device)
@@ -63,7 +72,11 @@ class Imagination(Stateful):
         self.notes = [self.reward_source.reason] if self.reward_source.how == "head" and config.relabel else []
         self.horizon = HorizonSchedule(config.horizon)
         self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
-        self.discriminator = _discriminator(config, encoding, seed, device) if config.filter == "morec" else None
+        self.discriminator = None
+        if config.filter == "morec":
+            threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
+            kind = DiscriminatorConfig(threshold=threshold)
+            self.discriminator = Discriminator(encoding, kind, seed=seed, device=device)
         self.planner = _planner(config, encoding, seed, device)
         imagines = config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0
         counts = (config.plan_candidates, config.plan_horizon)
@@ -208,16 +221,10 @@ class Imagination(Stateful):
 class ImaginedBuffer(Stateful):
     """A ring of imagined transitions without rewards on the compute device; they are scored when sampled.
 
-    Args:
-        capacity: transitions, 1 or more; newer ones take the place of older ones.
-        encoding: the spaces.
-        reward_function: see `agents.dynamics.rollout.imagine`.
-        retain: how many fits of the model transitions are kept for, 1 or more: see `refitted`.
-        device: as torch writes it.
-        seed: of what is sampled.
+    New transitions replace the oldest beyond `capacity`, and are kept for `retain` fits of the model: see `refitted`.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: for a capacity or retain below 1.
     """
 
     saved = ("written", "_fits", "_dropped", "_generator")
@@ -260,11 +267,6 @@ class ImaginedBuffer(Stateful):
         self._fits.append(self.written)
         if len(self._fits) == self._fits.maxlen:
             self._dropped = self._fits[0]
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._dropped = self.written
-        self._fits.clear()
 
     def sample(self, batch_size: int, gamma: float) -> Rows:
         """Transitions drawn with replacement, with rewards as they are now.
@@ -317,7 +319,7 @@ def ending(spec: Any, encoding: SpaceEncoding, device: torch.device) -> Ends | N
     return lambda obs, action, next_obs: rule(obs, low + (action.clamp(-1, 1) + 1) / 2 * (high - low), next_obs)
 
 
-def _model(config: Any, encoding: SpaceEncoding, spec: Any, terminations: bool, seed: int, device: str) -> Any:
+def _model(config: DynaConfig, encoding: SpaceEncoding, spec: Any, terminations: bool, seed: int, device: str) -> Any:
     """The model that `config.model` names."""
     if config.model == "sindy":
         return Sindy(encoding, SindyConfig(members=config.members), seed=seed, device=device)
@@ -339,12 +341,7 @@ def _model(config: Any, encoding: SpaceEncoding, spec: Any, terminations: bool, 
     return TrueModel(spec.id, encoding, **spec.kwargs)
 
 
-def _discriminator(config: Any, encoding: SpaceEncoding, seed: int, device: str) -> Discriminator:
-    threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
-    return Discriminator(encoding, DiscriminatorConfig(threshold=threshold), seed=seed, device=device)
-
-
-def _planner(config: Any, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
+def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
     """The planner that chooses actions in the environment; None for the policy."""
     count, horizon = config.plan_candidates, config.plan_horizon
     if config.planner == "upmpc":

@@ -14,20 +14,13 @@ from torch import Tensor
 
 @dataclass
 class Predicted:
-    """Predictions for B transitions.
+    """Predictions for B transitions; the members' are None unless requested."""
 
-    Attributes:
-        next_obs: (B, D), in the environment's units.
-        reward: (B,), the task's own.
-        terminated: (B,), probability in [0, 1]; None for a model that does not learn it.
-        means: (K, B, D), each member's next observation, in standard deviations of the changes it was fitted to, so
-            that they are comparable between tasks; None unless requested.
-        stds: (K, B, D), each member's standard deviation, in the same unit; None unless requested, or without such.
-    """
-
-    next_obs: Tensor
-    reward: Tensor
-    terminated: Tensor | None = None
+    next_obs: Tensor  # (B, D), in the environment's units
+    reward: Tensor  # (B,), the task's own
+    terminated: Tensor | None = None  # (B,), probability in [0, 1]; None for a model that does not learn it
+    # (K, B, D), each member's next observation and its deviation (None without such), in standard deviations of the
+    # changes it was fitted to, so that they are comparable between tasks
     means: Tensor | None = None
     stds: Tensor | None = None
 

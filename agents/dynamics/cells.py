@@ -51,6 +51,7 @@ class Cell(nn.Module):
 
     size: int
     sizes: dict[str, int]
+    latent: Categoricals
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class Cell(nn.Module):
 
         Gradients of the first (dyn) train the prior, those of the second (rep) the posterior.
         """
-        return None
+        return self.latent.kl(stats["posterior"], stats["prior"]) if stats else None
 
     def unroll(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         """The imagined states after each of a sequence of actions (H, B, A): (H, B, ...)."""
@@ -240,9 +241,6 @@ class RSSM(Cell):
         uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
         return {"h": h, "z": self.latent.sample(self.latent.probabilities(self.prior(h)), uniforms)}
 
-    def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        return self.latent.kl(stats["posterior"], stats["prior"])
-
     def _remember(self, h: Tensor, gates: Tensor, z: Tensor, pushed: Tensor) -> Tensor:
         """The GRU; `gates` is the memory's part of them, `pushed` the action's part of the input."""
         gates = self.gates_norm(gates + self.gates(self.norm(self.from_latent(z) + pushed)))
@@ -319,9 +317,6 @@ class SSM(Cell):
         uniforms = self.latent.uniforms(self.generator, len(action)) if sample else None
         z = self.latent.sample(self.latent.probabilities(self.prior(x[0])), uniforms)
         return {"h": x[0], "z": z, "s": torch.cat(sums, -1)}
-
-    def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        return self.latent.kl(stats["posterior"], stats["prior"])
 
 
 class _Recurrence(nn.Module):

@@ -97,12 +97,7 @@ class Scaler(nn.Module):
 
 
 def split(rows: int, turn: int = 0, device: Any = "cpu") -> tuple[Tensor, Tensor]:
-    """Indices of the rows to fit to, and of at most `HELD` of those held out.
-
-    Args:
-        rows: how many there are, in time order.
-        turn: which of every `OF` blocks is held out.
-        device: of the indices.
+    """Indices of `rows` in time order to fit to, and of at most `HELD` held out: the `turn`-th of every `OF` blocks.
 
     Raises:
         ValueError: for fewer than two rows.

@@ -42,9 +42,7 @@ class FactoredConfig(EnsembleConfig):
     """Settings of `Factored`: those of `DynamicsEnsemble`, with other defaults; `kind` has no meaning here."""
 
     members: int = setting(1, "networks side by side, K; 1 in the source", low=1)
-    hidden: list[int] = setting(
-        [200, 200], "units of both networks' hidden layers; three times 200 in the source", low=1
-    )
+    hidden: list[int] = setting([200, 200], "units of both networks' layers; three times 200 in the source", low=1)
     terminations: bool = setting(True, "whether ends are learned, too; the source's environments need it")
 
 

@@ -84,11 +84,10 @@ class _Sequences(Stateful):
         iterations: int,
         elites: int,
         gamma: float,
-        particles: int = 1,
         seed: int = 0,
         device: Any = "cpu",
     ) -> None:
-        _positive(horizon=horizon, samples=samples, iterations=iterations, elites=elites, particles=particles)
+        _positive(horizon=horizon, samples=samples, iterations=iterations, elites=elites)
         name = type(self).__name__
         if encoding.discrete:
             raise ValueError(
@@ -98,7 +97,7 @@ class _Sequences(Stateful):
         if elites > samples:
             raise ValueError(f"elites={elites} are the best of samples={samples}; give at most as many")
         self.horizon, self.samples, self.iterations, self.elites = horizon, samples, iterations, elites
-        self.gamma, self.particles, self.action_size = gamma, particles, encoding.action_size
+        self.gamma, self.action_size = gamma, encoding.action_size
         self.mean: Tensor | None = None
         self.generator = torch.Generator(device).manual_seed(seed)
 
@@ -153,14 +152,14 @@ class _Sequences(Stateful):
         return std
 
     def _judge(self, rollout: Rollout, obs: Tensor, sequences: Tensor, value: Value | None) -> Tensor:
-        """Mean return over the particles of every sequence, (B, N)."""
-        times = sequences.shape[1] * self.particles
-        actions = sequences.repeat_interleave(self.particles, 1).flatten(0, 1)
+        """Return of every sequence, (B, N)."""
+        actions = sequences.flatten(0, 1)
         imagined = rollout(
-            act=lambda obs, t: (actions[:, t], None), obs=obs.repeat_interleave(times, 0), horizon=self.horizon
+            act=lambda obs, t: (actions[:, t], None),
+            obs=obs.repeat_interleave(sequences.shape[1], 0),
+            horizon=self.horizon,
         )
-        total = _judged(imagined, returns(imagined, imagined.reward, self.gamma, value)) / self.particles
-        return total.view(len(obs), -1, self.particles).sum(-1)
+        return _judged(imagined, returns(imagined, imagined.reward, self.gamma, value)).view(len(obs), -1)
 
     def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """New mean and std (B, H, A) from the elites (B, E, H, A) and their scores (B, E), and the elites' weights."""
@@ -190,7 +189,6 @@ class CEM(_Sequences):
         elites: how many of the best it is refitted to.
         momentum: in [0, 1), share of the old mean and variance that stays.
         gamma: discount in [0, 1].
-        particles: rollouts for each sequence, where outcomes are random.
         seed, device: of the planner's random numbers.
     """
 

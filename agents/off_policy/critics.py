@@ -49,44 +49,36 @@ class LearnerConfig(Settings):
     net_arch: list[int] = setting(None, "units of the hidden layers of each network", low=1, otherwise=[256, 256])
     activation: str = setting("relu", "of actor and critics", choices=tuple(ACTIVATIONS))
     learning_rate: float = setting(None, "of Adam", above=0, high=1, otherwise=3e-4)
-    gamma: float = setting(
-        None, "discount; here only for the range of bounded_targets", above=0, high=1, otherwise=0.99
-    )
+    gamma: float = setting(None, "discount; here for bounded_targets only", above=0, high=1, otherwise=0.99)
     tau: float = setting(0.005, "share of the new critics in their targets after each step", above=0, high=1)
     critics: int = setting(None, "how many", low=1, otherwise=2)
     target: str = setting(None, "over the critics: what a state is worth", choices=("min", "mean"), otherwise="min")
     norm: str = setting(None, "of the critics; batch is CrossQ, without targets", choices=NORMS, otherwise="none")
-    dropout: float = setting(
-        None, "share of the critics' hidden units dropped in training", low=0, below=1, otherwise=0.0
-    )
+    dropout: float = setting(None, "share of hidden units dropped in training", low=0, below=1, otherwise=0.0)
     head: str = setting(
-        None, "how a critic represents a value, see agents.networks.heads", choices=tuple(HEADS), otherwise="mse"
+        None, "how critics represent values, see agents.networks.heads", choices=tuple(HEADS), otherwise="mse"
     )
     entropy: Any = setting(
         None, "weight of the entropy: auto learns it, auto_0.1 from 0.1 on, a number fixes it", otherwise="auto"
     )
     target_entropy: float | None = setting(None, "of the policy, for auto; None for minus the action's size")
-    bounded_targets: bool = setting(
-        None, "whether targets are cut to running quantiles of the rewards / (1 - gamma)", otherwise=False
-    )
-    lipschitz: str = setting(
-        None, "how critics are kept smooth", choices=("none", "spectral", "robust"), otherwise="none"
-    )
+    bounded_targets: bool = setting(None, "clip targets to running quantiles of rewards / (1 - gamma)", otherwise=False)
+    lipschitz: str = setting(None, "keeps critics smooth", choices=("none", "spectral", "robust"), otherwise="none")
     lipschitz_bound: float = setting(3.0, "spectral: largest norm of each layer, on whitened inputs", above=0)
     lipschitz_weight: float = setting(0.1, "robust: of the penalty", above=0)
-    lipschitz_radius: float = setting(
-        0.1, "robust: largest disturbance, in standard deviations of the observations", above=0
-    )
+    lipschitz_radius: float = setting(0.1, "robust: largest disturbance, in deviations of observations", above=0)
     max_grad_norm: float = setting(10.0, "norm to which gradients are clipped", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bounded_targets and self.gamma == 1:
-            raise ValueError("agent.bounded_targets=True needs a discount below 1, and agent.gamma=1; lower gamma")
-        if self.lipschitz == "spectral" and self.norm != "none":
-            raise ValueError(
-                f"agent.lipschitz=spectral bounds nothing behind agent.norm={self.norm}; give norm=none or robust"
-            )
+        self.refuse_if(
+            self.bounded_targets and self.gamma == 1,
+            "agent.bounded_targets=True needs a discount below 1, and agent.gamma=1; lower gamma",
+        )
+        self.refuse_if(
+            self.lipschitz == "spectral" and self.norm != "none",
+            "agent.lipschitz=spectral bounds nothing behind agent.norm={norm}; give norm=none or robust",
+        )
         self.first_alpha()
 
     def first_alpha(self) -> float:
@@ -109,13 +101,7 @@ class LearnerConfig(Settings):
 class Critics(Stateful):
     """K networks for action values, their targets, and the whitening of observations in front of them.
 
-    Args:
-        obs_size: D.
-        action_size: A numbers read beside the observation; 0 for values of all actions at once.
-        values: how many values a network outputs.
-        config: settings.
-        seed: of weights and of everything drawn.
-        device: of all tensors.
+    They read `obs_size` + `action_size` numbers (0 for values of all actions at once), and output `values` each.
     """
 
     saved: ClassVar[tuple[str, ...]] = (

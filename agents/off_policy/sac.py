@@ -55,15 +55,9 @@ def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SoftActorCritic(Critics):
-    """Policy, critics and the weight of the entropy; every number stays a tensor on the device.
+    """Policy, critics and the weight of the entropy, for actions in [-1, 1]; every number stays a tensor on the device.
 
-    Args:
-        obs_size: D.
-        action_size: A, numbers in [-1, 1].
-        config: settings.
-        seed: of weights and noise.
-        device: of all tensors.
-        fused: whether `ClosedFormUpdate` does the updates that it supports.
+    `fused`: whether `ClosedFormUpdate` does the updates that it supports.
     """
 
     saved = (*Critics.saved, "actor", "actor_flat", "log_alpha", "alpha_flat")

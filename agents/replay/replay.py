@@ -53,17 +53,11 @@ class Sequences(NamedTuple):
 
 
 class Replay:
-    """Transitions of N environments, relabelled when they are sampled.
+    """Transitions of N environments, at most `capacity`, relabelled when they are sampled.
 
     Args:
-        capacity: transitions, at least N.
-        n_envs: N.
-        encoding: how observations and actions become vectors.
-        scorer: a `ReplayScorer`; it learns from fresh transitions.
+        scorer: a `ReplayScorer`; it learns from fresh transitions, each once, in time order, `update_every` at a time.
         gamma: discount of n-step returns, in (0, 1].
-        device: where rows are stored.
-        seed: of what is sampled.
-        update_every: transitions between two updates of the scorer, which gets them once and in time order.
         sampling: see `Sampler`.
 
     Attributes:
@@ -179,11 +173,7 @@ class Replay:
         self._unlearned = 0
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
-        """Transitions drawn with replacement.
-
-        Args:
-            batch_size: B.
-            n_step: rows a return is made of, fewer where the episode or the replay ends.
+        """Transitions drawn with replacement; returns over `n_step` rows, fewer where the episode or the replay ends.
 
         Raises:
             ValueError: if there are none.
@@ -225,10 +215,7 @@ class Replay:
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
         """Sequences in time order, none of which crosses the place where the ring is written.
 
-        Args:
-            batch_size: B.
-            length: L.
-            imagine: whether imagination begins there, rather than the model learns (for `dfs`).
+        With `imagine` they are to begin imagination, rather than to train the model (for `dfs`).
 
         Raises:
             ValueError: if the replay holds no sequence that long.
@@ -430,12 +417,7 @@ class Sampler(Stateful):
         return self._rows(torch.arange(begin, self.count if end is None else end, device=self.device))
 
     def draw(self, batch_size: int, among: int | None = None, *, imagine: bool = False) -> Tensor:
-        """Rows (B,), with replacement.
-
-        Args:
-            batch_size: B.
-            among: only the oldest so many; None for all.
-            imagine: whether to begin imagination there, or to learn.
+        """Rows (B,), with replacement, of the `among` oldest or all; to begin imagination there, or to learn.
 
         Raises:
             ValueError: if there are none.
@@ -482,14 +464,7 @@ class Sampler(Stateful):
 class Images:
     """uint8 images of a ring of T time rows x N environments, each stored once.
 
-    The image after a row is that of the row after it, or a final image kept aside.
-
-    Args:
-        shapes: key -> (C, H, W); empty for observations without images.
-        length: T.
-        n_envs: N.
-        device: where they are stored.
-        follows: whether `after` will be called, so that final images are kept.
+    The image after a row is that of the row after it, or a final image kept aside if `follows`: `after` will be called.
     """
 
     def __init__(

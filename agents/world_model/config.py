@@ -97,13 +97,11 @@ class WorldModelConfig(Settings):
     )
     recon: float = setting(None, "weight of reconstructing the observation", low=0, otherwise=0.0)
     barlow: float = setting(None, "weight of decorrelated agreement between latent and embedding", low=0, otherwise=0.0)
-    infonce: float = setting(
-        None, "weight of telling each row's embedding from the batch's others", low=0, otherwise=0.0
-    )
+    infonce: float = setting(None, "weight of telling each row's embedding from the others'", low=0, otherwise=0.0)
     consistency: float = setting(None, "weight of predicted against encoded future latents", low=0, otherwise=0.0)
     reward_weight: float = setting(None, "of the reward head's loss", low=0, otherwise=1.0)
     continue_weight: float = setting(
-        None, "of the loss of the head that predicts whether the episode continues", low=0, otherwise=1.0
+        None, "of the loss of the head for the episode's continuation", low=0, otherwise=1.0
     )
     value_weight: float = setting(None, "of the value loss in what shapes the latent (mppi)", low=0, otherwise=0.0)
     empowerment: float = setting(None, "weight of the inverse-dynamics loss", low=0, otherwise=0.0)
@@ -132,9 +130,7 @@ class WorldModelConfig(Settings):
     model_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(1e-4, 3e-3, "log"), otherwise=0.001)
     actor_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(3e-5, 1e-3, "log"), otherwise=0.0003)
     critic_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(3e-5, 1e-3, "log"), otherwise=0.0003)
-    entropy_weight: float = setting(
-        None, "of the policy's entropy", low=0, high=10, tune=(1e-5, 1e-2, "log"), otherwise=0.0003
-    )
+    entropy_weight: float = setting(None, "of the policy's", low=0, high=10, tune=(1e-5, 1e-2, "log"), otherwise=0.0003)
     critics: int = setting(None, "value networks, where there is no imagination", low=1, otherwise=1)
     exploration: float = setting(
         None,
@@ -155,9 +151,7 @@ class WorldModelConfig(Settings):
     classes: int = setting(8, "of each categorical", low=1)
     hidden: int = setting(96, "units of hidden layers", low=1)
     embed: int = setting(96, "length of an encoded observation", low=1)
-    net: str = setting(
-        "mlp", "what reads flat observations; glyphs for those in parts, as NetHack's", choices=("mlp", "glyphs")
-    )
+    net: str = setting("mlp", "reads flat observations; glyphs: in parts, as NetHack's", choices=("mlp", "glyphs"))
     tau: float = setting(0.02, "share of the value in its slow copy after each step", above=0, high=1)
     replay_value: float = setting(0.3, "weight of the value loss on replayed steps (imag_ac)", low=0)
     imagine_starts: int = setting(64, "states of a minibatch that imagination begins from; 0 for all", low=0)
@@ -174,68 +168,47 @@ class WorldModelConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for wrong, sentence in self._contradictions():
-            if wrong:
-                raise ValueError(sentence)
-
-    def _contradictions(self) -> list[tuple[bool, str]]:
-        plain = self.cell == "simnorm"
-        return [
-            (
-                self.behaviour != "imag_ac" and not plain,
-                f"agent.behaviour={self.behaviour!r} needs a latent without memory, not agent.cell={self.cell!r}; "
-                'give agent.cell="simnorm", or agent.behaviour="imag_ac"',
-            ),
-            (
-                plain and self.kl != "none",
-                f'agent.cell="simnorm" is not random and has no KL, but agent.kl={self.kl!r}; give agent.kl="none"',
-            ),
-            (
-                not bool(self.consistency) == bool(self.unroll) == plain,
-                f"agent.consistency={self.consistency} and agent.unroll={self.unroll} go together, and with "
-                f'agent.cell="simnorm" (it is {self.cell!r}); give both with it, and 0 for both without',
-            ),
-            (
-                self.behaviour != "imag_ac" and not self.unroll,
-                f"agent.behaviour={self.behaviour!r} reads a latent that predicts itself, but agent.unroll=0; "
-                "give agent.unroll=3 and agent.consistency=1",
-            ),
-            (
-                self.sampling == "lap" and self.behaviour != "td3",
-                f'agent.sampling="lap" follows the errors of agent.behaviour="td3", not {self.behaviour!r}; '
-                'give agent.sampling="uniform"',
-            ),
-            (
-                self.sampling == "dfs" and self.behaviour != "imag_ac",
-                f'agent.sampling="dfs" balances imagination, and agent.behaviour={self.behaviour!r} has none; '
-                'give agent.sampling="uniform"',
-            ),
-            (
-                bool(self.empowerment_reward) and not self.empowerment,
-                f"agent.empowerment_reward={self.empowerment_reward} needs what agent.empowerment trains; "
-                "give agent.empowerment=0.1",
-            ),
-            (
-                bool(self.empowerment) and plain,
-                f"agent.empowerment={self.empowerment} compares the latents before and after an action, and "
-                'agent.cell="simnorm" is trained on first steps alone; give 0, or agent.cell="rssm"',
-            ),
-            (
-                bool(self.empowerment_reward) and self.behaviour != "imag_ac",
-                f"agent.empowerment_reward={self.empowerment_reward} is added in imagination, and "
-                f"agent.behaviour={self.behaviour!r} learns from none; give 0",
-            ),
-            (
-                not plain and self.batch_length < 2,
-                f"agent.batch_length={self.batch_length} leaves nothing to remember; give at least 2",
-            ),
-            (
-                plain and self.batch_length != 1,
-                f"agent.batch_length={self.batch_length}, but each sequence is unrolled from its first step for "
-                f"agent.unroll={self.unroll} steps; give agent.batch_length=1",
-            ),
-            (
-                self.plan_elites > self.plan_samples + self.plan_policy,
-                f"agent.plan_elites={self.plan_elites} of {self.plan_samples + self.plan_policy} plans; give fewer",
-            ),
-        ]
+        plain, imagines = self.cell == "simnorm", self.behaviour == "imag_ac"
+        self.refuse_if(
+            not imagines and not plain,
+            "agent.behaviour={behaviour} needs a latent without memory, not agent.cell={cell}; give agent.cell=simnorm",
+        )
+        self.refuse_if(
+            plain and self.kl != "none", "agent.cell=simnorm is not random and has no KL; give agent.kl=none, not {kl}"
+        )
+        self.refuse_if(
+            not bool(self.consistency) == bool(self.unroll) == plain,
+            "agent.consistency={consistency} and agent.unroll={unroll} go together with agent.cell=simnorm (it is "
+            "{cell}); give both with it, and 0 for both without",
+        )
+        self.refuse_if(
+            not imagines and not self.unroll,
+            "agent.behaviour={behaviour} needs a latent that predicts itself; give agent.unroll=3, not {unroll}",
+        )
+        self.refuse_if(
+            self.sampling == "lap" and self.behaviour != "td3",
+            "agent.sampling=lap follows the errors of agent.behaviour=td3, not {behaviour}; give sampling=uniform",
+        )
+        self.refuse_if(
+            self.sampling == "dfs" and not imagines,
+            "agent.sampling=dfs balances imagination, and agent.behaviour={behaviour} has none; give uniform",
+        )
+        self.refuse_if(
+            self.empowerment_reward and not self.empowerment,
+            "agent.empowerment_reward={empowerment_reward} needs what agent.empowerment trains; give empowerment=0.1",
+        )
+        self.refuse_if(
+            self.empowerment and plain,
+            "agent.empowerment={empowerment} compares latents before and after an action, and agent.cell=simnorm is "
+            "trained on first steps alone; give 0, or agent.cell=rssm",
+        )
+        self.refuse_if(
+            not plain and self.batch_length < 2,
+            "agent.batch_length={batch_length} leaves nothing to remember; give at least 2",
+        )
+        self.refuse_if(
+            plain and self.batch_length != 1,
+            "agent.batch_length={batch_length} of sequences that are unrolled from their first step; give 1",
+        )
+        plans = self.plan_samples + self.plan_policy
+        self.refuse_if(self.plan_elites > plans, f"agent.plan_elites={{plan_elites}} of {plans} plans; give fewer")

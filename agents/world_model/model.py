@@ -420,11 +420,8 @@ def divergence(dyn: Tensor, rep: Tensor, dyn_weight: float = 1.0, rep_weight: fl
 class KLBudget(nn.Module):
     """beta * (balance * dyn + (1 - balance) * rep - budget), where beta rises while the divergence exceeds the budget.
 
-    Args:
-        budget: epsilon, nats a step, above 0.
-        learning_rate: the most that log beta moves in a step, above 0.
-        balance: share of the divergence that trains the prior, in [0, 1]; the source's k / (1 + k) with k = 5.
-        beta: to begin with, above 0.
+    log beta moves by at most `learning_rate` a step. `balance` is the share of the divergence that trains the prior:
+    k / (1 + k) with the source's k = 5.
 
     Raises:
         ValueError: for numbers out of range.

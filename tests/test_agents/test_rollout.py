@@ -181,13 +181,6 @@ def test_states_are_held_within_what_was_seen_and_cut_far_from_it():
     assert (int(dream.clamped), int(dream.diverged)) == (3, 1)
 
 
-def test_rows_go_as_far_as_their_lengths_say():
-    with torch.no_grad():
-        dream = imagine(Linear(), always(1.0), task, None, column(1, 1, 1), 3, lengths=torch.tensor([0, 2, 5]))
-    assert dream.alive.sum(0).tolist() == [0, 2, 3]
-    assert dream.reward.sum(0).tolist() == [0, 3, 6]
-
-
 def test_a_rollout_is_cut_where_members_disagree_more_than_at_its_start():
     model = Linear(apart=lambda obs: obs[:, 0])
     adaptive = Adaptive(factor=2.0, quantile=0.5, decay=0.5)
