@@ -125,11 +125,7 @@ def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **li
 
 @dataclass(eq=False)
 class Author(ModelJudge):
-    """A language model that writes factors.
-
-    Raises:
-        ValueError: for a value out of range.
-    """
+    """A language model that writes factors."""
 
     candidates: int = setting(5, "answers that are weighed against each other", low=1)
     repairs: int = setting(5, "times that code may be tried", low=1)
@@ -148,14 +144,7 @@ class Author(ModelJudge):
         return f"code {prompts()['version']} {self.model}"
 
     def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
-        """Code for a question.
-
-        Args:
-            asked: the question, as `question` words it.
-            verify: takes code; raises `SandboxError` with what is wrong with it.
-
-        Returns:
-            What `verify` returned for the first code that it did not refuse.
+        """What `verify` returns for the first code of an answer that it does not refuse with a `SandboxError`.
 
         Raises:
             ValueError: if the model cannot be asked, or all its code is refused.

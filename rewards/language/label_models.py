@@ -50,11 +50,7 @@ HELD_OUT = 1000  # labels held out that are looked at, at most
 
 
 class CaptionTable:
-    """Captions met, least recent first, with their counts; beyond `capacity` the least recent are forgotten.
-
-    Attributes:
-        now: transitions seen.
-    """
+    """Captions met, least recent first, with their counts; beyond `capacity` the least recent are forgotten."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.now = capacity, 0
@@ -160,13 +156,6 @@ def characters(text: str) -> np.ndarray:
 
 class LabelModel:
     """f(text), a number without bounds; sigmoid(f) is the chance that a text helps, or beats another one.
-
-    Args:
-        encoder: one of `ENCODERS`.
-        learning_rate: Adam's step size.
-        batch_size: labels or pairs in a step, at most.
-        seed: of the weights, the batches and the dropout.
-        device: where the network lives.
 
     Attributes:
         steps: gradient steps taken so far.

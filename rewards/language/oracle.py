@@ -52,11 +52,7 @@ PUBLISHED: dict[tuple[str, str], tuple[float, float, float, float]] = {
 
 @dataclass(eq=False)
 class NoisyPlanner(Teacher):
-    """The planner's subgoals, each right with probability `accuracy`; the same level always gets the same plan.
-
-    Raises:
-        ValueError: for a value out of range.
-    """
+    """The planner's subgoals, each right with probability `accuracy`; the same level always gets the same plan."""
 
     form: str = setting(
         "object", "position: a wrong subgoal is a cell some steps off; object or sentence: it is another thing"

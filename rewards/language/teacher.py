@@ -152,11 +152,7 @@ class RecordedPlans(Teacher):
 
 @dataclass(eq=False)
 class ModelTeacher(ModelJudge, Teacher):
-    """A language model on a server reads the level in words and answers with a plan.
-
-    Raises:
-        ValueError: for a value out of range.
-    """
+    """A language model on a server reads the level in words and answers with a plan."""
 
     attempts: int = 2
     failures: int = 3

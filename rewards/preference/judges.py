@@ -207,13 +207,6 @@ class RecordedPreferences(SegmentJudge):
     The file is an `AnswerStore`, or without a judge also JSON lines or CSV: `first` and `second` (`fingerprint` of a
     segment), `label` in [0, 1]. Without a judge, unknown pairs stay unanswered. What a judge did not answer is not
     kept, and is asked again.
-
-    Args:
-        path: the file.
-        judge: the judge to ask; None replays only.
-
-    Raises:
-        ValueError: for a missing file or a line that is no label.
     """
 
     name = "recorded"
@@ -259,11 +252,7 @@ class RecordedPreferences(SegmentJudge):
 
 
 def make_segment_judge(name: str, *, cached: str = "", **options: Any) -> SegmentJudge:
-    """A judge of segments by its name; its answers are kept in the file `cached`, so that no pair is asked twice.
-
-    Raises:
-        ValueError: as `make_judge`.
-    """
+    """A judge of segments by its name; its answers are kept in the file `cached`, so that no pair is asked twice."""
     judge: SegmentJudge = make_judge(name, "segments", **options)
     return RecordedPreferences(cached, judge) if cached else judge
 

@@ -126,14 +126,7 @@ class VLM(ModelJudge, SegmentJudge):
 
 
 class _Pair:
-    """Two images in the order in which they are shown, which depends on them alone.
-
-    Attributes:
-        key: names what is asked: model, questions, goal, the two images.
-        shown: image 1 and image 2.
-        swapped: whether image 1 is the second segment's.
-        same: whether the images are equal.
-    """
+    """Two images in the order in which they are shown, which depends on them alone."""
 
     def __init__(self, judge: VLM, first: np.ndarray, second: np.ndarray) -> None:
         one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))

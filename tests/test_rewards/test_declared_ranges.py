@@ -9,8 +9,8 @@ import pytest
 import rewards
 from envs.settings import Settings, declarations
 from rewards.llm.annotation.annotator import Annotator
-from rewards.llm.client import Endpoint
 from rewards.llm.judges.base import JUDGES
+from rewards.llm.sandbox.process import Sandbox
 
 NEEDED = {"model": "m", "goal": "a pole", "order": ["speed"], "judge": "rules"}  # fields without a default
 
@@ -23,7 +23,7 @@ def made():
         for name, place in table.items():
             module, _, attribute = place.partition(":")
             yield f"{kind}-{name}", getattr(import_module(module), attribute)
-    yield from (("endpoint", Endpoint), ("annotator", Annotator))
+    yield from (("annotator", Annotator), ("sandbox", Sandbox))
 
 
 def outside(declared):

@@ -254,9 +254,3 @@ def test_saved_code_is_checked_again_and_takes_the_place_of_its_own():
         other.load_state_dict({"source": "def factors(obs, action):\n    return open(1)", "broken": False})
     with pytest.raises(ValueError, match=r"the saved code gives 1 factors, this reward reads 2"):
         other.load_state_dict({"source": "def factors(obs, action):\n    return obs[:, :1]", "broken": False})
-
-
-@pytest.mark.parametrize("limits", [{"timeout": 0}, {"memory": 8}, {"tries": 0}])
-def test_limits_without_sense_are_refused(limits):
-    with pytest.raises(ValueError, match=r"is out of range; give seconds above 0, at least 16 MiB and at least 1 try"):
-        Sandbox(SQUARES, 2, 1, **limits)

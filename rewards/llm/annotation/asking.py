@@ -32,15 +32,6 @@ TICK = 1.0  # seconds after which the thread looks round though nothing came
 class Asker:
     """The thread, its process, its cache.
 
-    Args:
-        pending: what waits, and where answers go.
-        judge: its name.
-        options: its options, as JSON.
-        concurrency: questions side by side, for a judge that is not local.
-        cache: path of a cache, or "".
-        probe: seconds until a judge that fails is tried again.
-        say: receives sentences for the user.
-
     Attributes:
         identity: whose answers these are, "" until the judge has started.
         notes: those of the judge.

@@ -30,13 +30,6 @@ COUNTS = ("asked", "answered", "unsure", "failed", "dropped", "cached", "tokens"
 class AnnotationQueue:
     """Items on their way from a reward to a judge and back.
 
-    Args:
-        capacity: items that may wait, at least 1.
-        newest: whether of two items of equal priority the later is asked first.
-        rate: items asked per 1,000 steps; what a stretch of steps leaves over is lost. 0 for no limit.
-        budget: answers of the judge in total, 0 for no limit. Cached answers are free.
-        token_budget: tokens in total, 0 for no limit; what is being asked when they are spent is still completed.
-
     Attributes:
         lock: to be held around every call.
         waiting: (priority, serial number) of each waiting item; the highest is next.
@@ -130,13 +123,7 @@ class AnnotationQueue:
         self.counts["unsure"] += value != value
 
     def fail(self, item: Item, tries: int, blame: bool = True) -> None:
-        """An item got no usable answer: it waits again behind all others, or is given up if that was try `tries`.
-
-        Args:
-            item: the item.
-            tries: how many failures it may have.
-            blame: whether this one counts.
-        """
+        """An item got no usable answer: it waits again behind all others, or is given up after `tries` with `blame`."""
         if self.asking.pop(item, None) is None:
             return
         self.counts["failed"] += 1

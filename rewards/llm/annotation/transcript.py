@@ -88,10 +88,6 @@ class Transcript:
 def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, Item, float]]:
     """The lines of a transcript: (now, item, value), NaN for unsure.
 
-    Args:
-        path: the file.
-        pairs: whether it must hold pairs; otherwise it must hold single texts.
-
     Raises:
         ValueError: if there is no such file, or a line other than a torn last one cannot be used, naming it.
     """

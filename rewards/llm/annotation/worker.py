@@ -44,9 +44,6 @@ class JudgeProcess:
     Args:
         job: judge, options and concurrency.
         inbox: gets (this, message) for each line that comes, and (this, None) when the process is gone.
-
-    Raises:
-        OSError: if no process can be started.
     """
 
     def __init__(self, job: dict[str, Any], inbox: queue.SimpleQueue[Any]) -> None:

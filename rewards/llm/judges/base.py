@@ -51,15 +51,10 @@ JUDGES: dict[str, dict[str, str]] = {
 
 
 class Judge(Settings, ABC):
-    """Base class of every judge; a dataclass of its options, or a class with an `__init__` of its own.
+    """Base class of every judge; a dataclass of its options, or a class with an `__init__` of its own."""
 
-    Attributes:
-        name: what the table calls it.
-        local: it answers within microseconds in this process, and the same question always the same way.
-    """
-
-    name: ClassVar[str] = ""
-    local: ClassVar[bool] = False
+    name: ClassVar[str] = ""  # in the table
+    local: ClassVar[bool] = False  # does it answer within microseconds in this process, always alike?
 
     @property
     def prefix(self) -> str:
@@ -164,12 +159,7 @@ class SegmentJudge(Judge):
 
 
 def make_judge(name: str, kind: str = "texts", /, **options: Any) -> Any:
-    """The judge called `name` among those of a kind.
-
-    Args:
-        name: one of `JUDGES[kind]`.
-        kind: one of `JUDGES`.
-        **options: of that judge; `seed` and `device` are dropped where a judge has none.
+    """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none.
 
     Raises:
         ValueError: for an unknown name or option, with the nearest; or from the judge, for a value it refuses.

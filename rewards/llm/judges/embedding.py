@@ -39,11 +39,7 @@ _PARTS = re.compile(r"[,;:.]|\band\b|\bor\b")
 
 @dataclass(eq=False)
 class EmbeddingJudge(TextJudge):
-    """Labels by the nearest phrase.
-
-    Raises:
-        ValueError: without any phrase, for a value out of range, or without the package that holds the model.
-    """
+    """Labels by the nearest phrase."""
 
     goal: str = setting(
         "",

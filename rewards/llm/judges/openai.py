@@ -50,11 +50,7 @@ def _schema(key: str, words: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class TextModel(Endpoint, TextJudge):
-    """Asks a language model about each text; safe to use from several threads.
-
-    Raises:
-        ValueError: for a value out of range, or no goal at all.
-    """
+    """Asks a language model about each text; safe to use from several threads."""
 
     goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
     family: str = setting(

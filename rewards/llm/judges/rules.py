@@ -37,11 +37,7 @@ VALUES = {"+": 1.0, "-": 0.0, "?": np.nan}
 
 @dataclass(eq=False)
 class Rules(TextJudge):
-    """Looks each text up in a rulebook.
-
-    Raises:
-        ValueError: for a family without a rulebook, or a line that is no rule.
-    """
+    """Looks each text up in a rulebook."""
 
     goal: str = setting("", "not read; a rulebook has a goal of its own")
     family: str = setting("", "the family whose rulebook is meant, when no other is given")

@@ -26,11 +26,7 @@ from rewards.llm.judges.base import Answers, TextJudge, make_judge
 
 @dataclass(eq=False)
 class NoisyJudge(TextJudge):
-    """Inverts answers of another judge.
-
-    Raises:
-        ValueError: for a share out of range, or another judge that is not local.
-    """
+    """Inverts answers of another judge."""
 
     goal: str = setting("", "of the other judge")
     family: str = setting("", "of the other judge")

@@ -27,70 +27,53 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from envs.settings import Settings, setting
 from rewards.llm.sandbox.source_check import BUILTINS, LOOP, NUMPY, SandboxError, check
 
 ROWS = 16_384  # a request at a time, to bound memory
 START = 30.0  # seconds in which the process must be up
 
 
-class Sandbox:
+@dataclass(eq=False)
+class Sandbox(Settings):
     """A process that runs one program, started again when it must be.
 
     Attributes:
         width: factors, k.
-        contained: whether the kernel filters what the process may ask of it.
+        contained: whether the kernel filters the system calls of the process.
         counts: calls, failures (of tries), rows whose factors were not finite.
         failure: the sentence of the newest failure.
-
-    Args:
-        source: as `check` takes it.
-        obs_size: numbers in a row of obs.
-        action_size: numbers in a row of action.
-        timeout: seconds for one call, above 0.
-        memory: MiB that the code may use, at least 16.
-        tries: failures in a row after which the factors are 0, at least 1.
 
     Raises:
         SandboxError: if the code is refused, or fails on two rows of zeros.
         ValueError: for a value out of range, or on Windows.
     """
 
-    def __init__(
-        self,
-        source: str,
-        obs_size: int,
-        action_size: int,
-        *,
-        timeout: float = 5.0,
-        memory: int = 512,
-        tries: int = 3,
-    ) -> None:
+    source: str = setting(help="as `check` takes it")
+    obs_size: int = setting(help="numbers in a row of obs")
+    action_size: int = setting(help="numbers in a row of action")
+    timeout: float = setting(5.0, "seconds for one call", above=0)
+    memory: int = setting(512, "MiB that the code may use", low=16)
+    tries: int = setting(3, "failures in a row after which the factors are 0", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if os.name != "posix":
             raise ValueError(f"code is run on Linux and macOS only, not on {os.name!r}; use raw factors")
-        if not (timeout > 0 and memory >= 16 and tries >= 1):
-            raise ValueError(
-                f"timeout={timeout}, memory={memory}, tries={tries} is out of range; give seconds above 0, at least 16 "
-                "MiB and at least 1 try"
-            )
-        self.sizes = (obs_size, action_size)
-        self.timeout, self.memory, self.tries = timeout, memory, tries
         self.counts = {"calls": 0, "failures": 0, "not finite": 0}
         self.width, self.failure, self.contained, self.broken = 0, "", False, False
         self._stop: Any = None
-        self.source = source
-        self._load(source)
+        self._load(self.source)
 
     def __call__(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Factors of B rows, whatever happens.
-
-        Args:
-            obs: float32 (B, obs_size).
-            action: float32 (B, action_size).
 
         Returns:
             Float32 (B, k), finite; zeros once the code has failed too often.
@@ -167,7 +150,7 @@ class Sandbox:
         before, self._runs = self.width, check(source)
         self.close()
         self.width = 0
-        found = self.run(*(np.zeros((2, size), np.float32) for size in self.sizes))
+        found = self.run(*(np.zeros((2, size), np.float32) for size in (self.obs_size, self.action_size)))
         if before not in (0, found.shape[1]):
             raise ValueError(f"the saved code gives {found.shape[1]} factors, this reward reads {before}; use its own")
         self.width, self.source = found.shape[1], source
@@ -203,7 +186,9 @@ class Sandbox:
         if self._stop is None:
             self._start()
         deadline = time.monotonic() + self.timeout
-        self._send(struct.pack("<III", len(obs), *self.sizes) + obs.tobytes() + action.tobytes(), deadline)
+        self._send(
+            struct.pack("<III", len(obs), self.obs_size, self.action_size) + obs.tobytes() + action.tobytes(), deadline
+        )
         k, length = struct.unpack("<II", self._take(8, deadline))
         if k == 0 and length <= 2000:
             raise SandboxError(self._take(length, deadline).decode("utf-8", "replace"))
@@ -212,36 +197,31 @@ class Sandbox:
         return np.frombuffer(self._take(length, deadline), np.float32).reshape(len(obs), k)
 
     def _send(self, data: bytes, deadline: float) -> None:
-        with self._in_time(deadline):
+        with _in_time(self._socket, deadline):
             self._socket.sendall(data)
 
     def _take(self, count: int, deadline: float) -> bytearray:
         data = bytearray(count)
         view = memoryview(data)
         while view:
-            with self._in_time(deadline):
+            with _in_time(self._socket, deadline):
                 got = self._socket.recv_into(view)
                 if not got:
                     raise EOFError
                 view = view[got:]
         return data
 
-    def _in_time(self, deadline: float) -> _InTime:
-        return _InTime(self._socket, deadline)
 
-
-class _InTime(contextlib.AbstractContextManager["_InTime"]):
-    """Turns what goes wrong on a socket before a deadline into a sentence."""
-
-    def __init__(self, channel: socket.socket, deadline: float) -> None:
-        channel.settimeout(max(deadline - time.monotonic(), 1e-3))
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
-        if isinstance(error, TimeoutError):
-            raise SandboxError("factors took too long and was stopped; make it faster") from None
-        if isinstance(error, OSError | EOFError):
-            raise SandboxError("factors ended its process: too much memory, or something that is not allowed") from None
-        return False
+@contextlib.contextmanager
+def _in_time(channel: socket.socket, deadline: float) -> Iterator[None]:
+    """Turns what fails on a socket before a deadline into a sentence."""
+    channel.settimeout(max(deadline - time.monotonic(), 1e-3))
+    try:
+        yield
+    except TimeoutError:
+        raise SandboxError("factors took too long and was stopped; make it faster") from None
+    except (OSError, EOFError):
+        raise SandboxError("factors ended its process: too much memory, or something that is not allowed") from None
 
 
 def _end(process: subprocess.Popen, channel: socket.socket, folder: str) -> None:
