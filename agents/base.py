@@ -14,15 +14,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.logger import Logger
+from torch import Tensor
 
 from agents import state as saved_state
 from agents.task_reward import TaskScorer
-from envs.types import Array, Obs, StreamScorer, map_obs
+from envs.transitions import Cursor, from_vector_step, modalities_of
+from envs.types import Array, Obs, OnNan, StreamScorer, Transitions, map_obs, refuse
+
+if TYPE_CHECKING:
+    from agents.networks.space_encoding import SpaceEncoding
 
 WINDOW = 100  # episodes that mean returns look back on
 GIVE_UP = 3  # recoveries in a row
@@ -118,6 +126,7 @@ class BaseAgent(Predictor):
     scorer_type: ClassVar[type[Any]] = StreamScorer
     saved: ClassVar[dict[str, str]]  # path in the saved state -> attribute
     recoverable: ClassVar[dict[str, str]] = {}  # the same, of what recovery brings back
+    steps: Steps
     episodes: Episodes
 
     def __init__(
@@ -141,7 +150,7 @@ class BaseAgent(Predictor):
             )
         self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
-        self._logger: Any = None
+        self._logger: Logger | None = None
         self._finite: dict[str, Any] | None = None  # what `recoverable` names, when it was last found finite
         self._restored = self._restored_in_row = 0
         self._set_up()
@@ -186,7 +195,7 @@ class BaseAgent(Predictor):
             self.num_timesteps = 0
         self._began, self._began_at = time.perf_counter(), self.num_timesteps
         self._total_timesteps = int(total_timesteps) + self.num_timesteps
-        callback = self._callback(callback, progress_bar)
+        callback = BaseAlgorithm._init_callback(self, callback, progress_bar)  # type: ignore[arg-type]
         callback.on_training_start({"self": self, "total_timesteps": int(total_timesteps)}, {})
 
         def on_step(rewards: Array, ended: Array) -> bool:
@@ -208,9 +217,9 @@ class BaseAgent(Predictor):
         callback.on_training_end()
         return self
 
-    @abstractmethod
     def begin_rollout(self) -> None:
         """Reset the environments, where they have not been."""
+        self.steps.begin()
 
     @abstractmethod
     def collect(self, on_step: OnStep) -> bool:
@@ -223,31 +232,16 @@ class BaseAgent(Predictor):
     def end_rollout(self) -> None:
         """Let the rewards learn, and prepare the next rollout."""
 
-    def _callback(self, callback: Any, progress_bar: bool) -> Any:
-        """A callback, a list of them or a function, as one callback of Stable-Baselines3."""
-        from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
-
-        if callback is None or isinstance(callback, list | tuple):
-            callback = CallbackList([c for c in callback or [] if c is not None])
-        elif not isinstance(callback, BaseCallback):
-            callback = ConvertCallback(callback)
-        if progress_bar:
-            callback = CallbackList([callback, ProgressBarCallback()])
-        callback.init_callback(self)
-        return callback
-
     # -------------------------------------------------------------------------------------------------------- logs
 
     @property
-    def logger(self) -> Any:
-        """Stable-Baselines3's logger; it writes nowhere until `set_logger`."""
+    def logger(self) -> Logger:
+        """It writes nowhere until `set_logger`."""
         if self._logger is None:
-            from stable_baselines3.common.logger import Logger
-
             self._logger = Logger(None, [])
         return self._logger
 
-    def set_logger(self, logger: Any) -> None:
+    def set_logger(self, logger: Logger) -> None:
         """Use a logger, as `stable_baselines3.common.logger.configure` returns it."""
         self._logger = logger
 
@@ -333,7 +327,6 @@ class BaseAgent(Predictor):
 
     @property
     def _rate(self) -> str:
-        """The setting to lower where training diverges."""
         name = "learning_rate" if hasattr(self.config, "learning_rate") else "model_learning_rate"
         return f"agent.{name}={getattr(self.config, name)}"
 
@@ -394,17 +387,101 @@ class Episodes:
         self.running = sums[:, -1] - last + np.where(ended.any(axis=0), 0.0, self.running)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "running": self.running.copy(),
-            "episodes": list(self.returns),
-            "successes": list(self.successes),
-        }
+        return {"running": self.running.copy(), "episodes": list(self.returns), "successes": list(self.successes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.running = np.array(state["running"])
         for window, saved in ((self.returns, state["episodes"]), (self.successes, state["successes"])):
             window.clear()
             window.extend(saved)
+
+
+class Steps:
+    """N environments a step at a time: actions as vectors in, transitions with true successors out.
+
+    Args:
+        envs: a `gymnasium.vector.VectorEnv` that resets by itself.
+        seed: of the first reset.
+        scorer: its `on_nan`, if it has one, is applied to the task's rewards.
+
+    Attributes:
+        obs: (N, ...) what to act on next, copied.
+        step_index: int64 (N,), its step within the episode.
+        began: bool (N,), whether it begins an episode: where an agent with a memory empties it.
+        episodes: returns, lengths and successes of the last 100.
+
+    Raises:
+        ValueError: for environments that leave resets to their caller, or keep their arrays on a GPU.
+    """
+
+    def __init__(self, envs: Any, seed: int, scorer: Any = None) -> None:
+        self.mode = envs.metadata.get("autoreset_mode")
+        if self.mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+            raise ValueError(
+                f'{envs} declares metadata["autoreset_mode"]={self.mode!r}; it must reset its environments itself, in '
+                "SAME_STEP mode (or NEXT_STEP, which spends a step on it)"
+            )
+        if getattr(getattr(envs, "arrays", None), "is_torch", False):
+            raise ValueError(f"{envs} keeps its arrays in torch, which this agent does not read; use agent=ppo")
+        self.envs, self.seed, self.n = envs, seed, envs.num_envs
+        self.on_nan = getattr(scorer, "on_nan", None) or OnNan()
+        self.obs: Obs = None
+        self.cursor = Cursor(self.n)
+        self.episodes = Episodes(self.n)
+
+    @property
+    def step_index(self) -> np.ndarray:
+        return self.cursor.step
+
+    @property
+    def began(self) -> np.ndarray:
+        return self.cursor.step == 0
+
+    def begin(self) -> bool:
+        """Reset the environments the first time; whether that was done."""
+        if self.obs is not None:
+            return False
+        obs, infos = self.envs.reset(seed=self.seed)
+        self.obs = map_obs(np.array, obs)
+        self.cursor.begin(modalities_of(infos))
+        return True
+
+    def step(self, actions: Tensor, encoding: SpaceEncoding) -> Transitions:
+        """One step with actions (N, A), as `encoding` encodes them.
+
+        Raises:
+            NotFinite: if an environment or the policy gives NaN or infinity.
+        """
+        taken = encoding.decode(actions.detach().cpu().numpy())
+        refuse({"action": taken}, self.cursor.step, {"obs": self.obs, "action": taken})
+        obs, rewards, terminations, truncations, infos = self.envs.step(taken)
+        before, self.obs = self.obs, map_obs(np.array, obs)
+        step = (self.obs, np.array(terminations, bool), np.array(truncations, bool), infos)
+        batch = from_vector_step(
+            self.cursor, self.mode, before, taken, self.on_nan(np.array(rewards, np.float32)), *step
+        )
+        kept = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
+        refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, kept)
+        ended = batch.ended
+        success = self._success(ended, infos) if ended.any() else None
+        self.episodes.count(batch.reward[None], batch.valid[None], ended[None], success)
+        return batch
+
+    def _success(self, ended: np.ndarray, infos: Any) -> np.ndarray | None:
+        """Success of the episodes that ended, (1, N), NaN where nothing is reported; None for nowhere."""
+        given = infos.get("final_info", {}) if self.mode == AutoresetMode.SAME_STEP else infos
+        if "is_success" not in given:
+            return None
+        return np.where(given.get("_is_success", ended), np.asarray(given["is_success"], np.float64), np.nan)[None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the episodes stand; the environments save their own states."""
+        return {"obs": self.obs, "cursor": self.cursor.state_dict(), **self.episodes.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.obs = None if state["obs"] is None else map_obs(np.array, state["obs"])
+        self.cursor.load_state_dict(state["cursor"])
+        self.episodes.load_state_dict(state)
 
 
 def is_single(observation: Obs, space: Any) -> bool:

@@ -29,8 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.base import BaseAgent, OnStep
-from agents.env_stepper import Steps
+from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
@@ -175,9 +174,6 @@ class SQIRL(BaseAgent):
             raise ValueError(f"SQIRL tries every action, and {action_space} has no number of them; use agent=dyna")
         if encoding.images:
             raise ValueError(f"SQIRL cannot read images, and {observation_space} has some; use agent=world_model")
-
-    def begin_rollout(self) -> None:
-        self.steps.begin()
 
     def collect(self, on_step: OnStep) -> bool:
         """Whole episodes, as many from each environment; rows after an environment's last are not valid."""

@@ -32,11 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.base import BaseAgent, OnStep
+from agents.base import BaseAgent, OnStep, Steps
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.dynamics.rollout import RewardSource
-from agents.env_stepper import Steps
 from agents.networks.cuda_graphs import captured
 from agents.networks.space_encoding import SpaceEncoding
 from agents.off_policy.dqn import DeepQ
@@ -136,9 +135,6 @@ class Dyna(BaseAgent):
         ):
             if asked:
                 raise ValueError(f"agent.{switch} needs actions in a Box, not {self.action_space}; use update=buffer")
-
-    def begin_rollout(self) -> None:
-        self.steps.begin()
 
     def collect(self, on_step: OnStep) -> bool:
         """Steps of every environment, and after each what is learned from it."""

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.base import BaseAgent, OnStep
+from agents.base import BaseAgent, OnStep, Steps
 from agents.dynamics.cells import State
-from agents.env_stepper import Steps
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.frozen_reward import FrozenReward
@@ -106,9 +105,6 @@ class WorldModel(BaseAgent):
             ValueError: naming the space.
         """
         SpaceEncoding(observation_space, action_space)
-
-    def begin_rollout(self) -> None:
-        self.steps.begin()
 
     def collect(self, on_step: OnStep) -> bool:
         """Some steps with the updates that are due after each."""

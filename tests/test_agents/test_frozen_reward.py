@@ -5,7 +5,7 @@ import torch
 
 import envs.make
 import rewards
-from agents.env_stepper import Steps
+from agents.base import Steps
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay

@@ -12,7 +12,7 @@ from scripted import ScriptedWorld, labels, script
 from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
-from agents.env_stepper import Steps
+from agents.base import Steps
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
-from agents.env_stepper import Steps
+from agents.base import Steps
 from agents.networks.space_encoding import SpaceEncoding
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rewards
-from agents.env_stepper import Steps
+from agents.base import Steps
 from agents.ppo.agent import PPO, PPOConfig, advantages
 from envs.make import make, make_vec
 from envs.transitions import Cursor, from_vector_step
