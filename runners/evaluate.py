@@ -35,7 +35,7 @@ class Scores:
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    successes: list[bool] = field(default_factory=list)  # empty where the environment does not say
+    successes: list[bool] = field(default_factory=list)  # empty where the environment reports none
     goal_steps: list[int] = field(default_factory=list)  # steps in which the goal was true; empty without a goal
     goal: str = ""
     metrics: dict[str, float] = field(default_factory=dict)  # name with unit -> mean, in the family's own terms
@@ -87,8 +87,8 @@ def play(
     from rewards.adapters.guided import guide_modalities, guided
 
     scores = Scores(goal=goal.name if goal else "")
-    shown: dict[str, Any] = {} if mix is None else guide_modalities(mix)
-    env = make(env_id, max_episode_steps=max_episode_steps, **{**options, **shown})
+    modalities: dict[str, Any] = {} if mix is None else guide_modalities(mix)
+    env = make(env_id, max_episode_steps=max_episode_steps, **{**options, **modalities})
     env = env if mix is None else guided(env, mix)
     family = family_of(env.spec)
     metrics = family.metrics(env)
@@ -220,7 +220,7 @@ def evaluate(config: EvaluateConfig) -> None:
     trained, model, mix, _ = load_run(run, config.trust)
     columns = evaluation(trained, model, mix, config.episodes, config.seed)
     episodes = columns["this run"]["episodes"]
-    print(f"{trained.world}, agent {trained.agent_name}, reward {trained.rewards}, {episodes} episodes")
+    print(f"{trained.env_label}, agent {trained.agent_name}, reward {trained.rewards}, {episodes} episodes")
     print(table(columns))
     if config.video:
         act, seed = policy(model, trained.env), SEED + 1000 * config.seed

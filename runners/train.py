@@ -69,7 +69,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
     print(
-        f"run: {config.agent_name} on {config.world}, {config.total_timesteps:,} steps, "
+        f"run: {config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, "
         f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, "
         f"seed {config.seed}, {parts.device}"
     )
@@ -142,7 +142,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: C
         print(f"\nthe task's own scores over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))
     pictures: list[tuple[str, Callable[[], object]]] = [
-        ("curve", lambda: curve(path, f"{config.world}: {parts.mix.describe()}", scores=scores, control=control))
+        ("curve", lambda: curve(path, f"{config.env_label}: {parts.mix.describe()}", scores=scores, control=control))
     ]
     if config.video:
         act, seed = policy(parts.model, config.env), SEED + 1000 * config.seed

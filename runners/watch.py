@@ -71,7 +71,7 @@ def watch(config: WatchConfig) -> str:
     run = Path(config.run)
     real = has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
     trained = load_run(run, config.trust, config.checkpoint)
-    label = f"{trained.config.world}, " + (
+    label = f"{trained.config.env_label}, " + (
         f"step {trained.step:,}" if config.policy == "trained" else "a random policy"
     )
     episodes = play_all(config, trained)

@@ -44,7 +44,7 @@ class Command:
         run: does the work; returns an exit code, or None for 0.
         doc: the help's text, before the keys.
         bare: whether it works without arguments.
-        stopped: what is said after Ctrl-C or SIGTERM; "" where `run` says so itself.
+        stopped: the line printed after Ctrl-C or SIGTERM; "" where `run` prints its own.
         help: makes the whole help, instead of `doc` and the keys.
     """
 

@@ -133,7 +133,7 @@ def _keys(agent: str, names: list[str]) -> dict[str, Any]:
 
 
 def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Every option of the environment -> its type, and what else was given where only the constructor knows them."""
+    """Every option of the environment -> its type; Any for others, where the constructor takes whatever it is given."""
     from envs.options import is_open, options
 
     keys = {ENV + name: _kind(parameter) for name, parameter in options(env).items()}
@@ -174,10 +174,10 @@ def _unknown_key(key: str, value: Any, kinds: dict[str, Any], names: list[str]) 
 
 
 def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
-    """Give a reward that wants a goal the one that the environment's family knows, and the model that was taught it.
+    """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
 
-    A reward that reads captions gets the family's aim, and the family's name as its `family`; one that sees gets the
-    first goal's sentences, which go together: beside a goal of the user's own nothing is filled in.
+    A reward that reads captions gets the family's aim, and its name as `family`; one that reads frames gets the first
+    goal's sentences, which go together: beside a goal of the user's own nothing is filled in.
 
     Args:
         config: is changed in place.
@@ -215,7 +215,7 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
 
 
 def _fill_model(env: str, name: str, options: Any, given: Collection[str]) -> None:
-    """The shipped model that was taught the environment, where the user names neither a model nor weights."""
+    """The shipped model that was trained on the environment, where the user names neither a model nor weights."""
     from rewards.vision.encoder import MODELS, model_for
 
     if getattr(options, "model", None) in MODELS and not {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}:

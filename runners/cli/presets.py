@@ -1,8 +1,8 @@
 """Named settings: what is good for an environment and a reward, and what makes any run short, or like the paper's.
 
-A preset is a YAML file in `preset/`, nothing but keys of the command line. Its first comment says what it is.
+A preset is a YAML file in `preset/`, of command-line keys. Its first comment is its description.
 
-    applies: {env: "MiniGrid-*", reward: rnd}   it applies by itself where these shell patterns fit
+    applies: {env: "MiniGrid-*", reward: rnd}   it applies by itself where these shell patterns match
     on_top: true                                it changes whatever run it is named for, and the preset that applies
                                                 there by itself stays below it
     agents: {dyna: {agent.members: 2}}          settings for runs of one agent, and so `rewards:`
@@ -68,7 +68,7 @@ def applied(given: dict[str, Any]) -> list[str]:
     """The presets of a run, later ones on top: the one it names, or the one made for its environment and reward.
 
     A preset applies by itself when its `applies` entries match what was given: `env` and `reward` as shell patterns
-    (a reward that was not given is `task`). It steps back when another agent was asked for than the one it tunes.
+    (a reward that was not given is `task`). It does not apply to another agent than the one it tunes.
 
     Raises:
         UsageError: for a name that is none.

@@ -1,4 +1,4 @@
-"""Look at this machine and say what works, what does not, and what to do about it.
+"""Check what works on this machine, what does not, and how to fix it.
 
     python -m runners.doctor
     python -m runners.doctor env=Humanoid-v5 root=/scratch/runs judge=http://localhost:8000/v1

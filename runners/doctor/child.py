@@ -16,22 +16,22 @@ def main(argv: list[str]) -> int:
     findings = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(**line: object) -> None:
+    def put(**line: object) -> None:
         print(json.dumps(line), file=findings, flush=True)
 
     target, arguments = argv
     module, _, name = target.partition(":")
     try:
         for finding in getattr(import_module(module), name)(*json.loads(arguments)):
-            say(**finding._asdict())
+            put(**finding._asdict())
     except Exception as error:
-        say(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        put(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         return 1
-    say(end=True)
+    put(end=True)
     return 0
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # what a library would do at its end is no part of the check
+    os._exit(code)  # what a library does at exit is no part of the check

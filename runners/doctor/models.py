@@ -1,4 +1,4 @@
-"""Models that rewards ask: CLIP's weights, shipped and cached, and the judge's server."""
+"""Models that rewards use: CLIP's weights, shipped and cached, and the judge's server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cached() -> Iterator[Finding]:
 
 
 def judge(url: str, model: str) -> Iterator[Finding]:
-    """One real question to a server, if one is named; its key is never shown."""
+    """One real question to a server, if one is named; its key is never printed."""
     key = "set" if os.environ.get("OPENAI_API_KEY") else "not set"
     if not url:
         words = f"not asked (OPENAI_API_KEY is {key}); judge=http://localhost:8000/v1 asks a server"

@@ -15,7 +15,7 @@ STEPS = 10
 SIDE = 64  # pixels of the frames
 BUILD = "pip install --force-reinstall nle (where it has no wheel it needs cmake, bison, flex and libbz2)"
 GL = "apt-get install libegl1 libgl1 libosmesa6, then MUJOCO_GL=egl or osmesa"
-SEEN = "only rewards that see, and films, need it"
+SEEN = "only rewards that read frames, and videos, need it"
 
 
 def world(name: str, env_id: str, drawn: bool | None, required: bool = True) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def video() -> Iterator[Finding]:
         back = imageio.mimread(path)
         size = path.stat().st_size
     levels = [round(float(np.mean(frame))) for frame in back]
-    if len(back) != 2 or any(abs(level - wish) > 8 for level, wish in zip(levels, (40, 200))):
+    if len(back) != 2 or any(abs(level - grey) > 8 for level, grey in zip(levels, (40, 200))):
         found = f"of two frames {len(back)} came back, with the grey levels {levels} instead of 40 and 200"
         yield Finding("video", "missing", found, "pip install --force-reinstall imageio-ffmpeg", required=False)
     else:

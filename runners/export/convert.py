@@ -1,7 +1,7 @@
-"""Any agent's deterministic policy as a `runners.export.policy.Policy`: weights are copied, nothing is learnt anew.
+"""Any agent's deterministic policy as a `runners.export.policy.Policy`: weights are copied, nothing is trained.
 
-An agent whose action depends on more than the observation (what an LSTM or a world model remembers, what a planner
-looks up) has no such form: `NoForm` says why.
+An agent whose action depends on more than the observation (the state of an LSTM or a world model, a planner's
+look-ahead) has no such form: `NoForm` explains why.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ FILE = "policy.onnx"
 
 
 def require() -> None:
-    """See that what the graph is written and run with is installed.
+    """Check that the packages which write and run the graph are installed.
 
     Raises:
         ImportError: naming the command that installs it.
@@ -66,7 +66,7 @@ def actions(path: Path, policy: Policy, obs: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """The exporter tells its story on every channel there is."""
+    """The exporter logs, warns and prints."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

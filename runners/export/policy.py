@@ -301,7 +301,7 @@ class Policy(nn.Module):
         return cls(inputs, parts, sequence(about["layers"]), Decision(**about["action"]), about["bare"])
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write weights and description; `about` is what else the description shall say."""
+        """Write weights and description; `about` is added to the description."""
         from safetensors.torch import save_file
 
         save_file({name: value.contiguous() for name, value in self.state_dict().items()}, folder / WEIGHTS)

@@ -22,15 +22,15 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runners.run.packages import version
+
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
 ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
-_LIBRARIES = ("torch", "stable-baselines3", "gymnasium", "numpy")
 
 
 class CheckpointError(Exception):
@@ -73,14 +73,14 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
             raise
         except Exception as error:  # safetensors wraps the operating system's error in its own class
             raise OSError(errno.ENOSPC, f"cannot write {ARRAYS}: {error}") from error
-        _write(temporary / STATE, json.dumps({"step": step, "tree": tree}))
+        (temporary / STATE).write_text(json.dumps({"step": step, "tree": tree}))
         manifest = {
             "format": FORMAT,
             "step": step,
             "files": {name: _fingerprint(temporary / name) for name in (ARRAYS, STATE)},
             "versions": versions(),
         }
-        _write(temporary / MANIFEST, json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1))
+        (temporary / MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1))
         for name in (ARRAYS, STATE, MANIFEST):
             _sync(temporary / name)
         _sync(temporary)
@@ -125,7 +125,7 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
             following = f"trying {candidates[i + 1].name}" if i + 1 < len(candidates) else "there is no earlier one"
             say(f"{error}; {following}")
             if tidy:
-                with suppress(OSError):  # out of the way of the next saves, kept for whoever wants to look
+                with suppress(OSError):  # out of the way of the next saves, kept for inspection
                     path.rename(path.with_name(f"broken_{path.name}"))
     if candidates:
         raise CheckpointError(
@@ -140,10 +140,10 @@ def read(path: Path) -> tuple[Any, int]:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest.pop("sha256") != _digest(manifest):
             raise CheckpointError(f"checkpoint file {path / MANIFEST} is corrupt (its SHA-256 differs)")
-        version, files = manifest["format"], dict(manifest["files"])
-        if version != FORMAT:
+        form, files = manifest["format"], dict(manifest["files"])
+        if form != FORMAT:
             raise VersionError(
-                f"checkpoint {path} has format {version}, this version reads format {FORMAT}; use the version of "
+                f"checkpoint {path} has format {form}, this version reads format {FORMAT}; use the version of "
                 f"lodestar-rl that wrote it ({manifest['versions']['lodestar-rl']}), or start over with resume=never"
             )
         for name in (ARRAYS, STATE):
@@ -238,20 +238,15 @@ def _store(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
 
 def versions() -> dict[str, str]:
     """Version of Python and of the libraries whose change could change numbers."""
-    found = {"python": platform.python_version()}
-    for name in ("lodestar-rl", *_LIBRARIES):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    libraries = ("lodestar-rl", "torch", "stable-baselines3", "gymnasium", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) or "not installed" for name in libraries}}
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a text file so that a reader sees the old content or the new one, never a half."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        _write(temporary, text)
+        temporary.write_text(text)
         _sync(temporary)
         os.replace(temporary, path)
     finally:
@@ -282,10 +277,6 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint file {path} is missing, or no plain file")
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def _sync(path: Path) -> None:

@@ -21,7 +21,7 @@ from envs.settings import Settings, setting
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done; the sentence says what would be."""
+    """A command that cannot be done as it was given; the sentence says how to give it."""
 
     exit_code: ClassVar[int] = 2
 
@@ -97,7 +97,7 @@ class TrainConfig(Settings):
                 raise UsageError(f"{name}={getattr(self, name)} leaves its folder by '..'; give the folder itself")
 
     @property
-    def world(self) -> str:
+    def env_label(self) -> str:
         """The environment and what was set of it, as in `CartPole-v1 (sticky=0.25)`."""
         options = ", ".join(f"{name}={value}" for name, value in self.env_options.items())
         return f"{self.env} ({options})" if options else self.env
@@ -134,7 +134,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
-    if not config.env_options:  # as in runs from before there were any, which can go on
+    if not config.env_options:  # as in the runs before there were any, which can be continued
         del values["env_options"]
     if config.on_nan == "stop":  # likewise
         del values["on_nan"]
@@ -198,7 +198,7 @@ def unknown(what: str, given: Any, names: Iterable[str]) -> str:
 
 
 def nearest(given: str, names: Iterable[str]) -> str | None:
-    """The name somebody who typed `given` may have meant: by letters, by last part, or by initials (lr)."""
+    """The name that `given` may have meant: by letters, by last part, or by initials (lr)."""
     best, best_score = None, 0.6
     word = given.lower()
     for name in names:

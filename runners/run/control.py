@@ -1,7 +1,7 @@
-"""The control run: the same command paid by a reward without meaning, in a second process at the same time.
+"""The control run: the same command with a meaningless reward, in a second process at the same time.
 
 A reward names the change that makes it meaningless (`Reward.control`, such as CLIP with untrained weights). If the
-control does as well, the reward did not teach anything. Whatever happens to the control, the run itself goes on.
+control does as well, the reward did not help. A control that fails does not stop the run itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from runners.run.config import TrainConfig
 
-LIMIT = 200_000  # environment steps up to which `control=auto` pays for a second run
+LIMIT = 200_000  # environment steps up to which `control=auto` starts a second run
 
 
 class Control:
@@ -60,7 +60,7 @@ class Control:
             return None
 
     def stop(self) -> None:
-        """Ask it to save and go; it has five seconds."""
+        """Let it save and end; it is killed after five seconds."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -71,7 +71,7 @@ class Control:
 
 
 def changes_of(config: TrainConfig) -> dict[str, Any]:
-    """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward says how."""
+    """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward names one."""
     import rewards
 
     changes = {}

@@ -21,7 +21,7 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     """Draw `curve.png` into a run's folder.
 
     The first panel has the task's and the learned return over environment steps; where they part, it is shaded. If the
-    agent is not paid by the task alone, a second sets one against the other, a point a row of the log, and with several
+    agent's reward is not the task's alone, a second sets one against the other, a point a row of the log, and with several
     streams a third shows their shares of the reward.
 
     Args:
@@ -84,7 +84,7 @@ def _second_scale(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.nda
 
 
 def _against(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.ndarray) -> None:
-    """One point a row of the log, early ones pale: a reward that leads where it should climbs to the upper right."""
+    """One point a row of the log, early ones pale: with a reward that serves the task they climb to the upper right."""
     axis.plot(proxy, truth, color=GREY, linewidth=0.6, alpha=0.6)
     points = axis.scatter(proxy, truth, c=steps, s=16, cmap="viridis_r", zorder=2)
     axis.get_figure().colorbar(points, ax=axis, label="environment steps", pad=0.02)

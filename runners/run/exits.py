@@ -36,7 +36,7 @@ class Stopped(BaseException):
 class Signals:
     """Ctrl-C and SIGTERM: at once where nothing can be lost, at the next safe point while `deferred`.
 
-    The handler itself only sets a flag or raises: writing files inside a handler could meet a write that is going on.
+    The handler itself only sets a flag or raises: writing files inside a handler could meet a write in progress.
     A second Ctrl-C while the first is waiting exits at once.
     """
 

@@ -1,4 +1,4 @@
-"""The folder of a run: which one a command means, who is working in it, and how far it came.
+"""The folder of a run: which one a command means, which process holds it, and how far it came.
 
 runs/<env>/<agent>-<reward>/<time>-s<seed>/
     config.yaml command.txt versions.json status.json metrics.csv result.json
@@ -40,7 +40,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def status(self) -> dict[str, Any]:
-        """What status.json says; empty for a new run."""
+        """The contents of status.json; empty for a new run."""
         return read_status(self.path) or {}
 
     def write_status(self, **changes: Any) -> None:
@@ -58,7 +58,7 @@ class RunFolder:
         self.write_status(state="running", key=config.key(), total=config.total_timesteps, error=None, exit_code=None)
 
     def close(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         self._lock.release()
 
     def discard(self) -> None:
@@ -71,7 +71,7 @@ class RunFolder:
 def open_folder(config: TrainConfig) -> RunFolder:
     """The folder this command works in: an unfinished run of the same configuration, or a new one.
 
-    A run that failed numerically is not taken up again: it would fail at the same step.
+    A run that failed numerically is not continued: it would fail at the same step.
 
     Raises:
         InUse: if another process is at work in `run_dir`.
@@ -153,7 +153,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _unfinished(config: TrainConfig) -> list[Path]:
-    """Runs of the same configuration that can go on, newest first."""
+    """Runs of the same configuration that can be continued, newest first."""
     found = []
     for path in config.folder().glob("*/"):
         status = read_status(path)

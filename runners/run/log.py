@@ -1,7 +1,7 @@
 """Where numbers go: TensorBoard, metrics.csv and the live line, all through Stable-Baselines3's Logger.
 
 `TAGS` is the glossary of every tag a run may write. A log is never worth a run: a writer that meets a full disk is
-switched off with one warning, and training goes on.
+switched off with one warning, and training continues.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LEARNED_RETURN = "rollout/ep_learned_mean"
 TAGS: dict[str, str] = {
     TASK_RETURN: "task return of an episode, mean of the last 100; never touched by a learned reward",
     "rollout/ep_len_mean": "steps in an episode, mean of the last 100",
-    LEARNED_RETURN: "return of an episode in the reward the agent is paid, mean of the last 100",
-    "rollout/success_rate": "share of the last 100 episodes that met the task's goal, where the environment says so",
+    LEARNED_RETURN: "return of an episode in the agent's own reward, mean of the last 100",
+    "rollout/success_rate": "share of the last 100 episodes that met the task's goal, where the environment reports it",
     "rollout/exploration_rate": "share of random actions (DQN, QR-DQN)",
     "reward/<name>": "mean score of a stream over the last batch, before weight and scale",
     "reward/<name>_share": "share of the stream in the mean absolute reward, 0 to 1",
     "reward/<name>_corr": "correlation of the stream with the task's reward over the batch, -1 to 1",
     "reward/<name>_scale": "what the stream is divided by",
     "reward/alarm": "1 while the learned return rises and the task's falls, else 0",
-    "reward/total": "mean reward per step that the agent is paid",
-    "reward/nan": "rewards so far that were no number and were paid as 0 (on_nan=zero)",
+    "reward/total": "mean reward per step of the agent's own reward",
+    "reward/nan": "rewards so far that were NaN or infinite and replaced by 0 (on_nan=zero)",
     "env/restarts": "worker processes replaced so far, written when one was",
     "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
     "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
@@ -92,7 +92,7 @@ class Guarded(KVWriter):
             action()
         except OSError as error:
             self.writer = None
-            self.warn(f"{self.name} is switched off for the rest of this run ({error}); training goes on")
+            self.warn(f"{self.name} is switched off for the rest of this run ({error}); training continues")
 
 
 class CSVLog(KVWriter):
@@ -108,7 +108,7 @@ class CSVLog(KVWriter):
         self._rewrite(rows)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        row = {"step": step, **{k: f"{v:.8g}" for k, v in sorted(_scalars(key_values).items())}}
+        row = {"step": step, **{k: f"{v:.8g}" for k, v in sorted(scalars(key_values).items())}}
         new = [key for key in row if key not in self.columns]
         if new:
             self.file.close()
@@ -162,8 +162,8 @@ class TensorBoardLog(KVWriter):
         self.file.flush()
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        shown = _scalars(filter_excluded_keys(key_values, key_excluded, "tensorboard"))
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in sorted(shown.items())]
+        found = scalars(filter_excluded_keys(key_values, key_excluded, "tensorboard"))
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in sorted(found.items())]
         self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
         self.file.flush()
 
@@ -174,13 +174,13 @@ class TensorBoardLog(KVWriter):
         self.file.close()
 
 
-def _scalars(values: dict[str, Any]) -> dict[str, float]:
-    numbers = (int, float, np.integer, np.floating)
-    found = {key: float(value) for key, value in values.items() if isinstance(value, numbers)}
-    for key, value in values.items():
-        if key not in found and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-            found[key] = float(value.item())
-    return found
+def scalars(values: dict[str, Any]) -> dict[str, float]:
+    """The numbers among logged values."""
+    return {
+        key: float(value)
+        for key, value in values.items()
+        if isinstance(value, int | float | np.number) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
+    }
 
 
 class Live(KVWriter):
@@ -192,14 +192,11 @@ class Live(KVWriter):
     def __init__(self, total: int, start: int = 0, *, stream: TextIO | None = None, every_s: float = 10.0) -> None:
         self.total, self.start = total, start
         self.stream = sys.stdout if stream is None else stream
-        self.began = time.monotonic()
-        self.every_s = every_s
-        self.last = self.began
+        self.began = self.last = time.monotonic()
         self.learned: float | None = None
         self.bar: Any = None
         self.wants_bar = self.stream.isatty()
-        if self.wants_bar:
-            self.every_s = 0.2
+        self.every_s = 0.2 if self.wants_bar else every_s
 
     def _open_bar(self) -> None:
         from rich.console import Console
@@ -221,7 +218,7 @@ class Live(KVWriter):
         self.learned = key_values.get(LEARNED_RETURN, self.learned)
 
     def update(self, step: int, task_return: Callable[[], float | None], *, force: bool = False) -> None:
-        """Show `step`; asks for the task return only when it is time to show it, or `force` says so."""
+        """Show `step` when it is time to, or `force`; only then is the task return computed."""
         now = time.monotonic()
         if now - self.last < self.every_s and not force:
             return
@@ -329,7 +326,7 @@ class Alarm(KVWriter):
             self.say(
                 f"alarm: since step {self.steps[-since]:,} the learned return rose from {learned:.4g} to "
                 f"{learned_now:.4g} while the task's fell from {task:.4g} to {task_now:.4g}; the agent may be pleasing "
-                "the reward instead of doing the task: look at curve.png and the film"
+                "the reward instead of doing the task: look at curve.png and video.mp4"
             )
 
     def close(self) -> None:

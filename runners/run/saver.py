@@ -25,7 +25,7 @@ from envs.vector.watchdog import WorkerError
 from rewards.mix.mix import Mix
 from runners.run import checkpoint
 from runners.run.exits import Signals, Stopped
-from runners.run.log import Live
+from runners.run.log import Live, scalars
 
 SLOW_ROLLOUT_S = 1.0  # a rollout that takes longer may be cut short by a signal
 RETRY_S = 600.0  # after a save failed
@@ -59,7 +59,7 @@ class Saver(BaseCallback):
         self._failed_at = -RETRY_S
         self._finishing = False
         self._started = time.monotonic_ns()
-        self._began = float("-inf")  # nobody knows yet how long a rollout takes: hold the first one
+        self._began = float("-inf")  # how long a rollout takes is not yet known: hold the first one
         self._held: tuple[Any, int] | None = None  # packed state of the running rollout's start
         self._parent = int(os.environ.get("LODESTAR_PARENT", "0"))  # the run that this one is the control of
 
@@ -69,7 +69,7 @@ class Saver(BaseCallback):
             workers.say = self._replaced
 
     def capture(self) -> dict[str, Any]:
-        """Everything the run needs to go on from here; valid between two rollouts."""
+        """Everything the run needs to continue from here; valid between two rollouts."""
         venv: Any = self.training_env
         return {
             "agent": get_state(self.model),
@@ -77,7 +77,7 @@ class Saver(BaseCallback):
             "driver": self.driver.state_dict() if hasattr(self.driver, "state_dict") else None,
             "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
             "random": random_state(),
-            "log": {"rows": self._logged, "pending": _numbers(self.logger.name_to_value)},
+            "log": {"rows": self._logged, "pending": scalars(self.logger.name_to_value)},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Saver(BaseCallback):
         return True
 
     def _replaced(self, sentence: str) -> None:
-        """A worker was lost and made anew: say so, count it, and save soon, in case that happens too often."""
+        """A worker was replaced: log it, count it, and save soon, in case that happens too often."""
         workers: Any = self.training_env.unwrapped
         self.live.say(sentence)
         self.logger.record("env/restarts", workers.restarts)
@@ -183,16 +183,18 @@ class Saver(BaseCallback):
         except OSError as error:
             self._failed_at = time.monotonic()
             self.storage_error = str(error)
-            self.live.say(f"no checkpoint at step {step:,} ({error}); the earlier ones are intact and training goes on")
+            self.live.say(
+                f"no checkpoint at step {step:,} ({error}); the earlier ones are intact and training continues"
+            )
             return
         self._saved, self.storage_error = step, None
         self.on_save(step)
 
     def _all_finite(self, modules: dict[str, Any], step: int) -> bool:
-        """Whether every weight of the agent is a number: others are not saved, the earlier checkpoints stay.
+        """Whether every weight of the agent is finite: others are not saved, the earlier checkpoints stay.
 
         Raises:
-            NotFinite: if one is none, of an agent that does not go back to sound weights by itself, or at the end.
+            NotFinite: if one is not, of an agent that does not restore finite weights by itself, or at the end.
         """
         bad = next((path for path, value in _weights(modules) if not is_finite(value)), None)
         if bad is None:
@@ -200,8 +202,8 @@ class Saver(BaseCallback):
         if getattr(self.model, "recovers", False) and not self._finishing:
             return False
         raise NotFinite(
-            f"the weights {bad} became no numbers by step {step:,}: training diverged; they are not saved, the last "
-            "checkpoint is sound; lower agent.learning_rate or scale the reward (reward.<name>.scale=return)"
+            f"the weights {bad} became NaN or infinite by step {step:,}: training diverged; they are not saved, the "
+            "last checkpoint is finite; lower agent.learning_rate or scale the reward (reward.<name>.scale=return)"
         )
 
     def finish(self) -> None:
@@ -238,10 +240,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {tag: float(value) for tag, value in values.items() if isinstance(value, (int, float, np.number))}
 
 
 def _weights(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,7 +1,7 @@
 """Keys and passwords: kept out of what is printed and written, and refused where they would be written down.
 
-A key belongs into an environment variable, whose name a configuration may say (`key: OPENAI_API_KEY`). What is secret
-is known by the variable's name; of a web address it is what stands before the `@`.
+A key belongs into an environment variable, which a configuration names (`key: OPENAI_API_KEY`). Secrets are
+recognized by the variable's name; in a web address they stand before the `@`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHORTEST = 8  # characters; what is shorter may be a word of its own
 
 
 def secrets() -> dict[str, str]:
-    """Variables of the environment whose names say that their values are nobody's business."""
+    """Environment variables whose names mark their values as secret."""
     return {name: value for name, value in os.environ.items() if NAMES.search(name) and len(value) >= SHORTEST}
 
 

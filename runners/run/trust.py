@@ -2,8 +2,8 @@
 
 Checkpoints, recordings and configurations are data, and reading them executes nothing. But a configuration may name an
 environment as `module:Id`, which imports the module, a judge on a server, which is sent texts and a key, and files in
-which answers are kept. Whoever writes that on a command line means it; in a file that came from elsewhere it may be a
-trap. So commands that load a saved run refuse it until they are told `trust=true`.
+which answers are kept. On a command line that is intended; in a file that came from elsewhere it may be a trap.
+So commands that load a saved run refuse it without `trust=true`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def require(trusted: bool, where: str, env: str, env_options: Any = None, reward
     wants = [] if trusted else sorted({*_reach(env, env_options or {}, rewards or {})})
     if wants:
         raise UsageError(
-            f"{where} was saved with {', '.join(wants)}; add trust=true if the run is yours, or from somebody you trust"
+            f"{where} was saved with {', '.join(wants)}; add trust=true if the run is yours, or comes from a source you trust"
         )
 
 

@@ -162,7 +162,7 @@ def _module_recorded(attack: Attack) -> Command:
 
 def _module_watched(attack: Attack) -> Command:
     _module_beside(attack)
-    return "watch", [f"run={attack.run}", f"out={attack.folder / 'film.gif'}", "episodes=1", "steps=5"]
+    return "watch", [f"run={attack.run}", f"out={attack.folder / 'video.gif'}", "episodes=1", "steps=5"]
 
 
 def _module_exported(attack: Attack) -> Command:

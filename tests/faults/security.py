@@ -139,7 +139,7 @@ def _verbs(folder: Path, quick: bool) -> dict[str, Callable[[], int]]:
         "train": served,
         "evaluate": command("evaluate", saved, "episodes=1"),
         "record": command("record", f"policy={folder / 'run'}", "steps=64", f"out={folder / 'recording.safetensors'}"),
-        "watch": command("watch", saved, "episodes=1", "steps=20", f"out={folder / 'film.gif'}"),
+        "watch": command("watch", saved, "episodes=1", "steps=20", f"out={folder / 'video.gif'}"),
         "export": command("export.__main__", saved, "format=safetensors", f"out={folder / 'export'}"),
         "sweep": command("sweep.__main__", *tiny, "total_timesteps=64", "seed=0,1", f"root={folder / 'sweeps'}"),
         "report": command("report.__main__", str(folder)),

@@ -198,7 +198,11 @@ def other_format(folder: Path, quick: bool) -> Found:
         (newest / checkpoint.MANIFEST).write_text(json.dumps(changed))
         code, printed = run(lambda: train(run_dir=place, total_timesteps=128), folder / "out.txt")
         said = next((line for line in printed.splitlines() if line.startswith("error: ")), "")
-        failed += not (code == 2 and sentence(printed) and f"has format {number}, this version reads format {checkpoint.FORMAT}" in said)
+        failed += not (
+            code == 2
+            and sentence(printed)
+            and f"has format {number}, this version reads format {checkpoint.FORMAT}" in said
+        )
     return Found(len(formats), failed, {}, f"code 2: {said.removeprefix('error: ').replace(str(folder), '')}")
 
 
@@ -245,7 +249,7 @@ def full_in_save(folder: Path, quick: bool) -> Found:
         code, printed = run(action, folder / f"{place.name}.txt")
         step = int(printed.rpartition("LOADED ")[2].split()[0]) if "LOADED " in printed else -1
         kept = step > 0 and printed.count("no checkpoint at step") == 2  # the first, and the last
-        kept &= status(place).get("step") == 640 and "training goes on" in printed and "Traceback" not in printed
+        kept &= status(place).get("step") == 640 and "training continues" in printed and "Traceback" not in printed
         if "NOT PERMITTED" not in printed:
             disks.append((kind, code == 5 and kept, step, code))
     failed = sum(not kept for _, kept, _, _ in disks)
@@ -356,7 +360,7 @@ FAULTS = [
     Fault(
         "full-in-save",
         "a full disk in a save",
-        "Earlier checkpoints stay whole, training goes on to its end, code 5.",
+        "Earlier checkpoints stay whole, training continues to its end, code 5.",
         full_in_save,
     ),
     Fault(

@@ -172,8 +172,8 @@ def test_a_mistake_in_an_option_of_the_environment_is_one_sentence(arguments, se
 
 def test_a_run_without_options_is_written_as_before_there_were_any():
     config, _ = compose([CARTPOLE])
-    assert "env_options" not in to_dict(config) and config.world == "CartPole-v1"
-    assert compose([CARTPOLE, "env.sticky=0.25"])[0].world == "CartPole-v1 (sticky=0.25)"
+    assert "env_options" not in to_dict(config) and config.env_label == "CartPole-v1"
+    assert compose([CARTPOLE, "env.sticky=0.25"])[0].env_label == "CartPole-v1 (sticky=0.25)"
     one, two = (
         compose([CARTPOLE, *order])[0]
         for order in (["env.sticky=0", "env.noisy_tv=always"], ["env.noisy_tv=always", "env.sticky=0"])
@@ -337,7 +337,7 @@ def test_list_names_environments_by_family_and_goals(capsys):
     output = capsys.readouterr().out
     assert output.startswith("lodestar/DeepSea-v0: A dive through size x size cells")
     options = "\n  env.size=10\n  env.stochastic=false\n  env.mapping_seed=0\n  env.sticky=null\n  env.noisy_tv=null\n"
-    assert output.endswith("\n\noptions" + options)
+    assert "\n\noptions" + options in output
     assert main(["CartPole-v9"]) == 2
     assert "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?" in capsys.readouterr().err
     assert main(["cuont"]) == 2

@@ -65,7 +65,7 @@ def test_a_full_disk_switches_a_writer_off_with_one_warning(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(warnings) == 2
-    assert warnings[0].endswith("training goes on") and {w.split()[0] for w in warnings} == {
+    assert warnings[0].endswith("training continues") and {w.split()[0] for w in warnings} == {
         "metrics.csv",
         "tensorboard",
     }
