@@ -26,7 +26,7 @@ import fnmatch
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -38,12 +38,12 @@ import numpy as np
 from runners.evaluate import interval
 from runners.report import results, statistics
 from runners.run.config import UsageError
+from runners.sweep.config import make_launcher
 from runners.sweep.display import Display
 from runners.sweep.drive import drive
 from runners.sweep.grid import make_job
 from runners.sweep.job import Job
 from runners.sweep.job_log import Entry, JobLog
-from runners.sweep.local import Local
 
 FOLDER = Path(__file__).parent / "studies"
 OWN = ("seeds", "score", "threshold")  # keys of a task, an arm or a cell that are the study's, not runners.train's
@@ -51,7 +51,14 @@ WINDOW = 100  # episodes that the training curve looks back on
 POINTS = 100  # of a curve that are kept
 EACH = "reward.*."
 RETURN, SUCCESS, LENGTH = "rollout/ep_rew_mean", "rollout/success_rate", "rollout/ep_len_mean"
-STATISTICS = {"iqm": statistics.iqm, "mean": np.mean, "median": np.median, "min": np.min, "max": np.max, "count": len}
+STATISTICS: dict[str, Callable[[list[float]], Any]] = {
+    "iqm": statistics.iqm,
+    "mean": np.mean,
+    "median": np.median,
+    "min": np.min,
+    "max": np.max,
+    "count": len,
+}
 Keys = dict[str, Any]
 Rows = list[dict[str, Any]]
 
@@ -166,7 +173,7 @@ def run(study: Study, folder: Path, *, root: Path = Path("runs"), slots: int | N
     jobs = jobs_of(study, place, results.read_rows(path))
     if jobs:
         display = RowWriter(study, jobs, path)
-        with closing(JobLog(place)) as log, closing(Local(slots)) as launcher, display:
+        with closing(JobLog(place)) as log, closing(make_launcher("local", {"slots": slots})) as launcher, display:
             drive(jobs, log, launcher, resume="errored", watcher=display)
         if display.failed:
             raise RuntimeError(f"{len(display.failed)} runs of {study.name} failed: {'; '.join(display.failed)}")

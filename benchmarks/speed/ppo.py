@@ -85,7 +85,8 @@ def _ours(
         from envs.make import make_vec
 
         envs = make_vec(env_id, n, seed=0, backend=backend)
-        mix = rewards.make(names, envs.single_observation_space, envs.single_action_space, seed=0) if names else None
+        spaces = envs.single_observation_space, envs.single_action_space
+        mix: Any = rewards.make(names, *spaces, seed=0) if names else None
         model = PPO(envs, PPOConfig(n_steps=2048 // n), scorer=mix, seed=0)
 
         def work() -> None:

@@ -111,7 +111,7 @@ def timed(argv: tuple[str, ...], folder: Path) -> int:
         finally:
             (folder / "times.txt").write_text(f"{began} {time.monotonic()}")
 
-    train.main = clocked
+    train.main = clocked  # type: ignore[assignment]
     return work(argv, folder)
 
 

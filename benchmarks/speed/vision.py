@@ -99,7 +99,7 @@ def _encoder(model: str) -> tuple[int, Callable[[], Any]]:
 
 
 def _reward(model: str) -> tuple[int, Callable[[], Any]]:
-    """From bytes to what an agent is paid; every frame is new."""
+    """From bytes to rewards; every frame is new."""
     clip = _clip(model)
     parts = [_batch(_frames(BATCH, clip.encoder.size)) for _ in range(BATCHES[model])]
     mix = _mix(clip)
@@ -241,7 +241,7 @@ def _reprompt(path: Path) -> dict[str, float]:
             start = time.perf_counter()
             again(config)
             times.append(time.perf_counter() - start)
-            row = {"group": f"reprompt {width}", "variant": config.NAME, "frames": len(seen)}
+            row = {"group": f"reprompt {width}", "variant": config.name, "frames": len(seen)}
             results.append_rows(path, [row | {"seconds": round(times[-1], 4)}])
         figures[f"reprompt_100k_s{key}"] = float(np.median(times))
     return figures

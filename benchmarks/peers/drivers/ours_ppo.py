@@ -18,12 +18,13 @@ def train(rollouts: int, laps: Any, *, names: tuple[str, ...] = ()) -> None:
     torch.set_num_threads(1)
 
     class Timed(PPO):
-        def _learn_from_rollout(self, callback: Any) -> None:
-            super()._learn_from_rollout(callback)
+        def end_rollout(self) -> None:
+            super().end_rollout()
             laps()
 
     envs = make_vec("CartPole-v1", 8, seed=0, backend="gym")
-    mix = rewards.make(list(names), envs.single_observation_space, envs.single_action_space, seed=0) if names else None
+    spaces = envs.single_observation_space, envs.single_action_space
+    mix: Any = rewards.make(list(names), *spaces, seed=0) if names else None
     model = Timed(envs, scorer=mix, seed=0)
     update = model.learner.update
 
