@@ -276,8 +276,8 @@ def _folder(model: str, weights: str) -> Path | None:
     if folder is not None and not (folder / "open_clip_config.json").is_file():
         if folder == MODELS.get(model):
             raise FileNotFoundError(
-                f"the model {model}, which ships with Lodestar, is not in {folder}, where a checkout has it; "
-                "give its folder as reward.clip.weights=local-dir:<folder>"
+                f"the model {model}, which ships with Lodestar, is not in {folder}; "
+                "reinstall lodestar-rl, or give its folder as reward.clip.weights=local-dir:<folder>"
             )
         raise FileNotFoundError(
             f"{folder} is no folder of a CLIP: it has no open_clip_config.json; check reward.clip.weights"

@@ -14,7 +14,7 @@ Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents 
 arXiv 2410.23022 (ONI), section 3. Differences: the queue is bounded and a text is asked once; an unusable answer is no
 label, but asked again; a server or a process that dies is noticed, waited for, and nothing is lost; budgets; a cache;
 replay.
-When it fails: a judge slower than texts come labels only new ones; see `dropped` and `queued` among the metrics.
+When it fails: a judge slower than the texts labels only new ones; see `dropped` and `queued` among the metrics.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ TRIES = 3  # of a text that a judge in good health has no usable answer to
 BATCH = 64  # texts that a local judge gets together
 DEATHS, SPAN = 5, 600.0  # so many in so many seconds
 PATIENCE = 900.0  # seconds without an answer after which a process is taken for stuck
-TICK = 1.0  # seconds after which the thread looks round though nothing came
+TICK = 1.0  # seconds after which the thread checks its state though no message came
 
 
 class Asker:

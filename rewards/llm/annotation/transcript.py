@@ -72,7 +72,7 @@ class Transcript:
         return open(self.path, "a", encoding="ascii")
 
     def _cut(self) -> None:
-        """Leave only the lines that the checkpoint knows of."""
+        """Leave only the lines before the checkpoint."""
         whole = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         kept = [line for line in whole[: self.lines] if line.endswith(b"\n")]
         if len(kept) < self.lines:

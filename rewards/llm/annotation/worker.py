@@ -152,7 +152,7 @@ def _reply(judge: TextJudge, question: dict[str, Any], lines: _Lines) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Another process may hold the parent's end of the pipe open after it: look for the parent itself as well."""
+    """Another process may hold the parent's end of the pipe open after it: check for the parent itself as well."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(0)

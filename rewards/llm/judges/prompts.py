@@ -1,7 +1,7 @@
 """Prompts of a language model that judges captions: questions, and background of each environment family, as files.
 
 `prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
-text first, so that servers with a prefix cache read it once. `prompts/families/*.txt` tell of a family of environments:
+text first, so that servers with a prefix cache read it once. `prompts/families/*.txt` describe a family of environments:
 `goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins with its version.
 
 A caption is untrusted data: the agent may have written it. It is put in as one JSON string of ASCII on one line,
@@ -31,7 +31,7 @@ class Background:
 
     Attributes:
         goal: what is wanted there by default, "" if nothing is known.
-        good: captions that tell of progress, for judges that compare texts.
+        good: captions of progress, for judges that compare texts.
         other: captions that do not, and that may look alike.
         knowledge: sentences and labelled examples.
     """
@@ -68,7 +68,7 @@ def fill(template: str, **parts: str) -> str:
 
 
 def clean(text: str) -> str:
-    """A caption as judges see it."""
+    """A caption as judges read it."""
     text = _TERMINAL.sub("", text[: 20 * LONGEST]).replace("{", "(").replace("}", ")")
     seen = (" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in text if not _invisible(c))
     return "".join(seen).strip()[:LONGEST].strip()
