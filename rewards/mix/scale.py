@@ -59,7 +59,7 @@ class RunningMeanStd:
         self.count = int(state["count"])
 
 
-class Scale:
+class StreamScale:
     """What divides the rewards of a stream: here nothing does.
 
     Attributes:
@@ -81,7 +81,7 @@ class Scale:
         self.count = int(state["count"])
 
 
-class RewardStd(Scale):
+class RewardStd(StreamScale):
     """Divide by the standard deviation of all rewards so far."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class ReturnStd(RewardStd):
         self.running = np.array(state["running"])
 
 
-class RewardEma(Scale):
+class RewardEma(StreamScale):
     """Divide by an exponential moving average of the rewards' standard deviation, one step of the average an update."""
 
     def __init__(self, decay: float = 0.9) -> None:
@@ -170,8 +170,8 @@ class RewardEma(Scale):
         self.count = int(state["count"])
 
 
-def make_scale(name: str, gamma: float, episodic: bool) -> Scale:
+def make_scale(name: str, gamma: float, episodic: bool) -> StreamScale:
     """The scale called `name`; the discount and the episode's role matter to `return` alone."""
     if name == "return":
         return ReturnStd(gamma, episodic)
-    return {"none": Scale, "ema": RewardEma, "std": RewardStd}[name]()
+    return {"none": StreamScale, "ema": RewardEma, "std": RewardStd}[name]()

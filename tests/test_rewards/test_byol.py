@@ -93,7 +93,7 @@ def test_one_step_ahead_from_an_empty_memory_is_two_gates_and_two_layers_by_hand
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 4])
-def test_a_rollout_pays_the_mean_of_the_loops_that_land_on_each_row(horizon):
+def test_a_rollout_gives_the_mean_of_the_loops_that_land_on_each_row(horizon):
     byol, batch = make(horizon=horizon), rollout()
     byol.update(batch)
     scores, predictions = by_hand(byol, batch)
@@ -119,7 +119,7 @@ def test_a_rollout_at_once_is_its_rows_one_by_one_and_two_halves():
 
 
 @pytest.mark.parametrize(("horizon", "sequence"), [(1, 13), (1, 5), (1, 1), (3, 13), (3, 100)])
-def test_the_loss_is_the_mean_of_what_the_rollout_pays_for_its_guesses(horizon, sequence):
+def test_the_loss_is_the_mean_of_what_the_rollout_gives_for_its_predictions(horizon, sequence):
     byol, batch = make(horizon=horizon, sequence=sequence, batch_size=99, normalize_obs="none"), rollout()
     scores, predictions = by_hand(byol, batch)
     loss = byol.update(batch)["loss"]
@@ -163,7 +163,7 @@ def test_rows_that_are_no_transitions_teach_nothing_wherever_they_stand():
         assert torch.equal(value, two.target.state_dict()[name])
 
 
-def test_a_rollout_of_nothing_but_resets_pays_and_teaches_nothing():
+def test_a_rollout_of_nothing_but_resets_gives_and_teaches_nothing():
     byol, batch = make(), rollout()
     memory = byol.scan(batch, byol.initial_memory(3))[1]
     nothing = batch.replace(valid=np.zeros_like(batch.valid))
@@ -173,19 +173,19 @@ def test_a_rollout_of_nothing_but_resets_pays_and_teaches_nothing():
     assert byol.update(nothing) == {}
 
 
-def test_a_cycle_is_foreseen_and_what_was_never_seen_is_not():
+def test_a_cycle_is_predicted_and_what_was_never_seen_is_not():
     byol = make(spaces.Box(-3, 3, (4,), np.float32), learning_rate=3e-3, horizon=2)
     points = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
     known, new = points[:5], points[5:]
 
-    def pays(places):
+    def rise_of(places):
         return byol.scan(cycle(places), byol.initial_memory(16))[0].mean()
 
-    before = pays(known)
+    before = rise_of(known)
     losses = [byol.update(cycle(known, seed=i))["loss"] for i in range(80)]
     assert losses[-1] < 0.1 * losses[0]
-    assert pays(known) < 0.1 * before
-    assert pays(new) > 5 * pays(known)
+    assert rise_of(known) < 0.1 * before
+    assert rise_of(new) > 5 * rise_of(known)
     codes = byol.in_pieces(byol.target, byol.inputs(known))
     assert torch.pdist(normalize(codes)).min() > 0.1  # the five have not become one
 
@@ -202,7 +202,7 @@ def test_a_belief_remembers_what_the_observation_no_longer_shows():
     batch = Transitions(obs[:-1], no.astype(int), no.astype(np.float32), obs[1:], ends, no, ~no, step)
     for _ in range(80):
         byol.update(batch)
-    paid = byol.scan(batch, byol.initial_memory(32))[0]
-    assert paid[2].max() < 0.05  # a guess without memory errs by at least 1 on one of two opposite codes
+    given = byol.scan(batch, byol.initial_memory(32))[0]
+    assert given[2].max() < 0.05  # a guess without memory errs by at least 1 on one of two opposite codes
     forgotten = byol.score(batch[2], byol.initial_memory(32))[0]
     assert forgotten.max() > 0.5

@@ -1,4 +1,4 @@
-"""BYOL-Hindsight: what its critic hears, what it teaches, and noise that stops paying."""
+"""BYOL-Hindsight: what its critic hears, what it teaches, and noise that is no longer rewarded."""
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ def test_information_teaches_the_generator_and_neither_encoder_nor_loops():
     assert before.grad.abs().max() > 0
 
 
-def test_pieces_of_guesses_are_each_others_negatives(monkeypatch):
+def test_pieces_of_predictions_are_each_others_negatives(monkeypatch):
     hindsight = make()
     before, action, _, target = predictions(hindsight, 50)
     given = torch.cat([before, action], dim=1)
@@ -80,7 +80,7 @@ def test_pieces_of_guesses_are_each_others_negatives(monkeypatch):
     torch.testing.assert_close(hindsight.batch_information(given, z), expected)
 
 
-def test_without_invariance_it_pays_and_learns_reconstruction_alone():
+def test_without_invariance_it_rewards_and_learns_reconstruction_alone():
     hindsight = make(invariance=0.0, temper=1.0)
     batch = random_rollout(BOX, ACTIONS)
     assert set(hindsight.update(batch)) == {"reconstruction_loss"}
@@ -98,7 +98,7 @@ def half_noise(points, steps=8, envs=16, seed=0):
     return Transitions(obs[:-1], no.astype(int), no.astype(np.float32), obs[1:], no, no, ~no, step)
 
 
-def test_noise_beside_a_known_cycle_stops_paying_while_a_new_cycle_pays():
+def test_noise_beside_a_known_cycle_is_no_longer_rewarded_while_a_new_cycle_is():
     space = spaces.Box(-3, 3, (8,), np.float32)
     points = np.random.default_rng(0).normal(size=(10, 4))
     share = {}

@@ -65,7 +65,7 @@ def shaped(reward, phi, scale=1.0):
     return scale * reward + GAMMA * phi[None, None, :] - phi[:, None, None]
 
 
-def test_starc_by_hand_in_a_world_of_two_states():
+def test_starc_by_hand_in_an_environment_of_two_states():
     # Action 0 stays, action 1 changes the state; only staying in state 1 pays.
     transition = np.zeros((2, 2, 2))
     transition[0, 0, 0] = transition[0, 1, 1] = transition[1, 0, 1] = transition[1, 1, 0] = 1

@@ -43,27 +43,27 @@ def make(space=CELLS, **options):
 def walk(count, *steps):
     """Bonuses of the steps of one episode; each step is the cell that every environment enters."""
     memory = count.initial_memory(len(steps[0]))
-    paid = []
+    given = []
     for cells in steps:
         bonus, memory = count.score(visits(cells), memory)
-        paid.append(bonus.tolist())
-    return paid
+        given.append(bonus.tolist())
+    return given
 
 
-def test_a_first_visit_pays_one_and_a_return_pays_nothing():
+def test_a_first_visit_gives_one_and_a_return_gives_no_reward():
     assert walk(make(), [3, 3], [4, 3], [3, 4], [5, 5]) == [[1, 1], [1, 0], [0, 1], [1, 1]]
 
 
-def test_the_nth_visit_of_an_episode_pays_one_over_the_square_root_of_n():
-    paid = walk(make(kind="sqrt"), [3], [3], [4], [3], [3])
-    np.testing.assert_allclose(np.ravel(paid), [1, 1 / np.sqrt(2), 1, 1 / np.sqrt(3), 0.5], rtol=1e-6)
+def test_the_nth_visit_of_an_episode_gives_one_over_the_square_root_of_n():
+    given = walk(make(kind="sqrt"), [3], [3], [4], [3], [3])
+    np.testing.assert_allclose(np.ravel(given), [1, 1 / np.sqrt(2), 1, 1 / np.sqrt(3), 0.5], rtol=1e-6)
 
 
 def test_an_episode_forgets_its_oldest_cell_when_it_is_full():
     assert np.ravel(walk(make(capacity=2), [1], [2], [3], [2], [1])).tolist() == [1, 1, 1, 0, 1]
     # 1 takes 2's place with a count of its own
-    paid = walk(make(capacity=1, kind="sqrt"), [2], [2], [1], [1])
-    np.testing.assert_allclose(np.ravel(paid), [1, 2**-0.5, 1, 2**-0.5], rtol=1e-6)
+    given = walk(make(capacity=1, kind="sqrt"), [2], [2], [1], [1])
+    np.testing.assert_allclose(np.ravel(given), [1, 2**-0.5, 1, 2**-0.5], rtol=1e-6)
 
 
 def test_a_lifetime_counts_each_visit_once_and_only_in_update():
@@ -90,9 +90,9 @@ def test_only_a_lifetime_may_be_asked_about_old_transitions():
 def test_a_long_random_walk_agrees_with_a_dictionary():
     rng = np.random.default_rng(0)
     path = rng.integers(0, 10, (200, 3))
-    paid = walk(make(kind="sqrt"), *path)
+    given = walk(make(kind="sqrt"), *path)
     seen = [{}, {}, {}]
-    for cells, bonus in zip(path, paid):
+    for cells, bonus in zip(path, given):
         for n, cell in enumerate(cells):
             seen[n][cell] = seen[n].get(cell, 0) + 1
             assert bonus[n] == pytest.approx(seen[n][cell] ** -0.5)

@@ -19,7 +19,7 @@ def test_distances_are_squares_of_observations_over_lengths_of_ways():
     np.testing.assert_allclose(TrajectoryQuotient(8, 4, 1).distances(x, y), [[[9 / 5, 0]]], rtol=1e-5)
 
 
-def test_it_pays_the_smallest_quotient_over_the_states_of_the_episode():
+def test_it_gives_the_smallest_quotient_over_the_states_of_the_episode():
     deir = make(PLANE, features=3, hidden=8)
     episodes = np.random.default_rng(0).normal(size=(2, 9, 2)).astype(np.float32)
     expected = []
@@ -36,7 +36,7 @@ def test_it_pays_the_smallest_quotient_over_the_states_of_the_episode():
     np.testing.assert_allclose(scan_rewards(deir, path(*episodes)), expected, rtol=1e-3)
 
 
-def test_a_state_of_this_episode_pays_nothing_again():
+def test_a_state_of_this_episode_gives_no_reward_again():
     bonus = scan_rewards(make(), path([0, 1, 2, 1, 0]))
     assert min(bonus[:2]) > 1e-4
     np.testing.assert_allclose(bonus[2:], 0, atol=1e-6)
@@ -54,7 +54,7 @@ def test_the_discriminator_learns_which_successor_is_true_where_actions_decide()
     assert losses[-1] < 0.05
 
 
-def test_observations_that_never_change_pay_nothing_and_teach_nothing():
+def test_observations_that_never_change_give_no_reward_and_teach_nothing():
     deir, data = make(), path(np.full(50, 7.0))
     assert deir.update(data)["loss"] == 0
     np.testing.assert_allclose(scan_rewards(deir, data), 0, atol=1e-4)

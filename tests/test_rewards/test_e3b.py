@@ -17,29 +17,29 @@ def make(space=PLANE, **options):
 
 
 @pytest.mark.parametrize("ridge", [1.0, 0.1])
-def test_on_one_hot_states_it_pays_one_over_the_number_of_visits_where_the_first_state_is_one(ridge):
+def test_on_one_hot_states_it_gives_one_over_the_number_of_visits_where_the_first_state_is_one(ridge):
     e3b = identity_embedding(make(features=2, ridge=ridge))
     earlier = np.array([1, 2, 0, 3, 0, 1])  # visits of the same state in the same episode
     np.testing.assert_allclose(scan_rewards(e3b, path([A, A, A, B, A], [B, A, A])), 1 / (ridge + earlier), rtol=1e-6)
 
 
-def test_with_sqrt_it_pays_the_root():
+def test_with_sqrt_it_gives_the_root():
     e3b = identity_embedding(make(features=2, ridge=1.0, sqrt=True))
     np.testing.assert_allclose(scan_rewards(e3b, path([A, A, B, A])), [2**-0.5, 1, 3**-0.5], rtol=1e-6)
 
 
-def test_a_diagonal_pays_by_how_often_both_of_its_sides_were_visited():
+def test_a_diagonal_counts_by_how_often_both_of_its_sides_were_visited():
     e3b = identity_embedding(make(features=2, ridge=1.0))
     # C = diag(1 + 1, 1 + 1) before (1, 1): 1/2 + 1/2
     np.testing.assert_allclose(scan_rewards(e3b, path([A, B, [1, 1]]))[1], 1.0, rtol=1e-6)
 
 
-def test_episodes_of_one_step_pay_for_that_step_against_its_first_state():
+def test_episodes_of_one_step_reward_that_step_against_its_first_state():
     e3b = identity_embedding(make(features=2, ridge=1.0))
     np.testing.assert_allclose(scan_rewards(e3b, path([A, A], [A, B], [B, B])), [0.5, 1, 0.5], rtol=1e-6)
 
 
-def test_observations_that_never_change_pay_less_and_less_and_stay_finite():
+def test_observations_that_never_change_give_less_and_less_and_stay_finite():
     e3b, data = make(LINE), path(np.full(300, 7.0))
     for _ in range(3):
         e3b.update(data)

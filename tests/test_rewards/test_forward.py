@@ -1,4 +1,4 @@
-"""Forward prediction: by hand, and that its bonus ends at what cannot be foreseen."""
+"""Forward prediction: by hand, and that its bonus ends at what cannot be predicted."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_the_bonus_falls_to_the_variance_of_the_noise(noise, floor):
     forward = make(learning_rate=1e-3, epochs=4)
     for seed in range(12):
         forward.update(walks(1024, seed, noise))
-    # two whitened numbers of variance 1 cannot be foreseen; what can be is learnt in both worlds
+    # two whitened numbers of variance 1 cannot be predicted; what can be is learnt in both worlds
     assert forward.score(walks(4000, 99, noise)).mean() == pytest.approx(floor, abs=0.12)
 
 

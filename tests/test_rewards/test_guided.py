@@ -65,7 +65,7 @@ def says_right(obs):
     np.testing.assert_allclose(obs[..., 5], obs[..., 0] / 7, rtol=1e-6)
 
 
-def test_around_one_environment_every_observation_comes_with_what_is_said_of_it():
+def test_around_one_environment_every_observation_comes_with_its_guide_vector():
     env = guided(ScriptedWorld(0), mix_of("task", "teller"))
     assert isinstance(env, GuidedEnv) and env.observation_space.shape == (6,)
     obs, _ = env.reset()
@@ -114,7 +114,7 @@ def test_without_a_guide_nothing_is_wrapped():
     assert guided_space(world.observation_space, mix) is world.observation_space
 
 
-def test_other_rewards_see_the_observations_that_are_spoken_beside():
+def test_other_rewards_see_the_observations_with_guide_vectors():
     mix = mix_of("task", "count", "teller")
     assert mix.streams["count"].reward.observation_space.shape == (6,)
     assert list(guides(mix)) == ["teller"] and guide_modalities(mix) == {"signals": True}
@@ -128,7 +128,7 @@ def test_other_rewards_see_the_observations_that_are_spoken_beside():
         (ScriptedWorld.observation_space, "reader", r"'reader' guides, so it may read texts and signals, but not next"),
     ],
 )
-def test_what_cannot_be_spoken_beside_is_refused(space, name, sentence):
+def test_spaces_and_guides_that_do_not_fit_are_refused(space, name, sentence):
     with pytest.raises(ValueError, match=sentence):
         mix_of(name, space=space)
 
@@ -158,7 +158,7 @@ def grids(n, mix, **options):
     return guided(make_vec(GRID, n, seed=5, backend="gym", signals=True, max_episode_steps=7, **options), mix)
 
 
-def test_a_vector_says_what_single_environments_say():
+def test_a_vector_gives_the_guide_vectors_of_single_environments():
     mix, rng = grid_mix(), np.random.default_rng(0)
     envs = grids(2, mix)
     singles = [guided(make(GRID, seed=5 + i, signals=True, max_episode_steps=7), mix) for i in range(2)]
@@ -195,7 +195,7 @@ def test_a_snapshot_brings_back_what_the_guides_remember():
     np.testing.assert_array_equal(walk(fresh, actions[17:]), expected)
 
 
-def test_our_ppo_learns_from_guided_observations_and_goes_on_exactly_where_it_stopped():
+def test_our_ppo_learns_from_guided_observations_and_resumes_exactly():
     settings = PPOConfig(n_steps=16, batch_size=16, n_epochs=1, net_arch=[8])
 
     def build():
@@ -219,7 +219,7 @@ def test_our_ppo_learns_from_guided_observations_and_goes_on_exactly_where_it_st
         torch.testing.assert_close(rest.policy.state_dict()[name], value, rtol=0, atol=0)
 
 
-def test_the_policy_is_paid_for_the_subgoal_that_it_was_told():
+def test_the_policy_is_rewarded_for_its_current_subgoal():
     mix = grid_mix()
     model = PPO(grids(2, mix), PPOConfig(n_steps=64, batch_size=32, n_epochs=1, net_arch=[8]), scorer=mix, seed=0)
     kept = []

@@ -1,4 +1,4 @@
-"""Curiosity in hindsight: by hand, a critic that knows information when it sees it, and chance that stops paying."""
+"""Curiosity in hindsight: values by hand, a critic that measures information, and chance that is no longer rewarded."""
 
 import copy
 
@@ -67,7 +67,7 @@ def test_the_reward_is_reconstruction_over_lambda_and_weighted_information_by_ha
     np.testing.assert_allclose(reward.score(batch), rebuilt + weight * np.array(information), rtol=1e-5)
 
 
-def test_without_invariance_the_critic_neither_learns_nor_pays():
+def test_without_invariance_the_critic_neither_learns_nor_adds_reward():
     reward, batch = by_hand(invariance=0.0)
     reward.negatives.add(torch.tensor([[0.5], [-1.0]]))
     np.testing.assert_allclose(reward.score(batch), [0, (2 * np.tanh(3) - 3) ** 2], rtol=1e-5)
@@ -186,7 +186,7 @@ def test_the_bank_and_the_critics_optimiser_are_saved_and_loaded():
 # -- what it is for ----------------------------------------------------------------------------------------------------
 
 
-def test_a_coin_stops_paying_where_forward_prediction_pays_its_variance_for_ever():
+def test_a_coin_stops_being_rewarded_where_forward_prediction_keeps_its_variance():
     settings = dict(learning_rate=1e-3, epochs=4)
     hindsight = make(temper=1.0, invariance=1.0, critic_steps=1, chance=4, **settings)
     forward, test = Forward(ForwardConfig(**settings), BOX, ACTIONS), coins(2000, 99)

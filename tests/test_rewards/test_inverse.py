@@ -40,7 +40,7 @@ def test_both_ends_pass_the_same_encoder():
     np.testing.assert_allclose(steps.score(batch.replace(next_obs=batch.obs)), 0, atol=1e-6)
 
 
-def test_the_loss_is_the_cross_entropy_of_the_guess_and_reaches_encoder_and_guess():
+def test_the_loss_is_the_cross_entropy_of_the_prediction_and_reaches_encoder_and_head():
     steps, batch = make(), random_rollout(BOX, ACTIONS).flatten()
     x, action, after = steps.columns(batch)
     loss = steps.loss(x, action, after)["inverse_loss"]

@@ -313,7 +313,7 @@ def test_a_step_of_nothing_but_resets_is_scored_and_learnt_from_without_complain
     assert reward.update(batch.replace(valid=np.zeros(8, bool))) == {}
 
 
-def test_a_guess_costs_cross_entropy_summed_over_blocks_or_squared_error():
+def test_a_prediction_costs_cross_entropy_summed_over_blocks_or_squared_error():
     many = ActionCode(spaces.MultiDiscrete([2, 3]), "x")
     prediction = torch.log(torch.tensor([[0.25, 0.75, 0.2, 0.3, 0.5], [0.5, 0.5, 0.1, 0.1, 0.8]]))
     loss = many.loss(prediction, many(np.array([[1, 2], [0, 0]])))
@@ -352,7 +352,7 @@ def test_the_losses_of_a_minibatch_are_added_descended_and_logged_as_means_over_
     assert float(twice.module.weight.grad) == pytest.approx(4, rel=1e-5)  # of both losses
 
 
-def test_a_bonus_that_does_not_say_what_it_learns_is_told_so():
+def test_a_bonus_without_a_loss_is_refused():
     class Silent(Learned):
         def score(self, batch, memory=None):
             return np.zeros(len(batch.step), np.float32)

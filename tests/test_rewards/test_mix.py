@@ -164,7 +164,7 @@ def climb(shape="potential"):
     return mix(Climbed, gamma=0.5, shape=shape), batch
 
 
-def test_a_potential_of_the_history_is_paid_from_where_every_episode_starts():
+def test_a_potential_of_the_history_is_measured_from_where_every_episode_starts():
     stream, batch = climb()
     raw, memory = stream.score(batch)
     expected = [0.5 * 1 - 0, 0.5 * 3 - 1, 0.5 * 3 - 3, 0, 0.5 * 4 - 0, 0 - 4]
@@ -175,27 +175,27 @@ def test_a_potential_of_the_history_is_paid_from_where_every_episode_starts():
 
 def test_a_potential_of_the_history_telescopes_to_a_constant():
     stream, batch = climb()
-    paid = stream.score(batch)[0]["height"][:, 0]
-    assert (0.5 ** np.arange(3) * paid[:3]).sum() == pytest.approx(0.5**3 * 3)  # truncated: gamma^T phi_T - 0
-    assert (0.5 ** np.arange(2) * paid[4:]).sum() == pytest.approx(0)  # terminated: -0
+    given = stream.score(batch)[0]["height"][:, 0]
+    assert (0.5 ** np.arange(3) * given[:3]).sum() == pytest.approx(0.5**3 * 3)  # truncated: gamma^T phi_T - 0
+    assert (0.5 ** np.arange(2) * given[4:]).sum() == pytest.approx(0)  # terminated: -0
 
 
 @pytest.mark.parametrize("shape", ["potential", "delta"])
-def test_a_potential_of_the_history_is_paid_step_by_step_as_in_a_rollout(shape):
+def test_a_potential_of_the_history_is_given_step_by_step_as_in_a_rollout(shape):
     stream, batch = climb(shape)
-    memory, paid = stream.initial_memory(1), []
+    memory, given = stream.initial_memory(1), []
     for t in range(len(CLIMB)):
         raw, memory = stream.score(batch[t], memory)
-        paid.append(raw["height"])
+        given.append(raw["height"])
         fresh, ended = stream.initial_memory(len(batch.ended[t])), batch.ended[t]
         memory = {name: merge_memory(kept, fresh[name], ended) for name, kept in memory.items()}
-    np.testing.assert_array_equal(np.stack(paid), stream.score(batch)[0]["height"])
+    np.testing.assert_array_equal(np.stack(given), stream.score(batch)[0]["height"])
     first, memory = stream.score(batch[:2])
     rest, _ = stream.score(batch[2:], memory)
-    np.testing.assert_array_equal(np.concatenate([first["height"], rest["height"]]), np.stack(paid))
+    np.testing.assert_array_equal(np.concatenate([first["height"], rest["height"]]), np.stack(given))
 
 
-def test_a_scaled_stream_pays_nothing_until_it_is_warm_then_divides_by_the_statistics_of_the_last_update():
+def test_a_scaled_stream_gives_no_reward_until_it_is_warm_then_divides_by_the_statistics_of_the_last_update():
     scaled = mix(scale="std", warmup=4)
     first = rollout([[1.0], [3.0]])
     raw, _ = scaled.score(first)
@@ -241,7 +241,7 @@ def test_a_reward_that_is_not_finite_is_named_with_its_place():
         mix().score(batch)
 
 
-def test_rows_without_an_answer_pay_nothing():
+def test_rows_without_an_answer_give_no_reward():
     class Slow(Height):
         def score(self, batch, memory=None):
             value = super().score(batch)

@@ -20,13 +20,13 @@ def test_the_factor_is_one_plus_deviations_above_the_mean_between_one_and_five()
     assert make(max_factor=1.0).factor(np.float32([7])).tolist() == [1]
 
 
-def test_before_it_has_learnt_it_pays_the_pseudocount():
+def test_before_it_has_learnt_it_gives_the_pseudocount():
     data = path([0, 2, 3, 3], [1, 0])
     same = PseudoCount(PseudoCountConfig(), LINE, TWO)
     np.testing.assert_allclose(scan_rewards(make(), data), scan_rewards(same, data))
 
 
-def test_it_pays_the_pseudocount_times_the_factor_of_what_the_step_led_to():
+def test_it_gives_the_pseudocount_times_the_factor_of_what_the_step_led_to():
     data = path([0, 2, 3, 3], [1, 0])
     ngu, same = make(), PseudoCount(PseudoCountConfig(), LINE, TWO)
     ngu.error.mean, ngu.error.var, ngu.error.count = np.array(2.0), np.array(4.0), 10
@@ -47,7 +47,7 @@ def test_the_errors_mean_and_deviation_are_those_of_valid_rows_and_move_only_in_
     assert set(metrics) == {"inverse_loss", "rnd_loss"}
 
 
-def test_a_place_that_it_knows_pays_less_than_one_it_does_not():
+def test_a_place_that_it_knows_is_rewarded_less_than_one_it_does_not():
     ngu = make(rnd_learning_rate=1e-3)
     here = path(np.sin(np.arange(400.0)))
     for _ in range(40):

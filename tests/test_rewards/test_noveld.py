@@ -21,14 +21,14 @@ def known(novelty, **options):
     return noveld
 
 
-def test_it_pays_the_rise_of_novelty_above_a_share_of_what_it_was():
+def test_it_gives_the_rise_of_novelty_above_a_share_of_what_it_was():
     states = [1, 4, 2, 7]
     np.testing.assert_allclose(scan_rewards(known(np.abs), path(states)), [3.5, 0, 6])
     np.testing.assert_allclose(scan_rewards(known(np.abs, alpha=0.0), path(states)), [4, 2, 7])
     np.testing.assert_allclose(scan_rewards(known(np.abs, alpha=1.0), path(states)), [3, 0, 5])
 
 
-def test_a_state_pays_once_an_episode_and_the_one_that_it_begins_in_never():
+def test_a_state_is_rewarded_once_an_episode_and_the_one_that_it_begins_in_never():
     episode = [1, 4, 1, 4, 1]
     assert scan_rewards(known(np.abs, alpha=0.0), path(episode, episode)) == [4, 0, 0, 0, 4, 0, 0, 0]
 
@@ -49,7 +49,7 @@ def test_novelty_falls_where_it_has_been():
     assert noveld.novelty(data.flatten().next_obs).mean() < 0.3 * before
 
 
-def test_observations_that_never_change_pay_nothing():
+def test_observations_that_never_change_give_no_reward():
     noveld, data = make(), path(np.full(50, 7.0))
     noveld.update(data)
     assert scan_rewards(noveld, data) == [0] * 49

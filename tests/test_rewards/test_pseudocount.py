@@ -17,7 +17,7 @@ def by_hand(**options):
     return identity_embedding(make(features=1, **options))
 
 
-def test_it_pays_one_over_the_root_of_the_kernel_sum():
+def test_it_gives_one_over_the_root_of_the_kernel_sum():
     reward = by_hand(k=1, kernel=0.1, cluster=0.0, constant=0.5)
     # squared distances to the nearest: 4, 0, 1
     expected = [1 / (np.sqrt(0.1 / (d + 0.1)) + 0.5) for d in (4, 0, 1)]
@@ -31,12 +31,12 @@ def test_a_neighbour_that_is_missing_counts_as_one_at_the_mean_distance():
     np.testing.assert_allclose(scan_rewards(reward, path([0, 2, 2])), expected, rtol=1e-6)
 
 
-def test_visits_of_one_state_pay_one_over_the_root_of_their_number_up_to_k():
+def test_visits_of_one_state_give_one_over_the_root_of_their_number_up_to_k():
     bonus = scan_rewards(by_hand(k=4, kernel=1e-6, constant=1e-6), path([3] * 8))
     np.testing.assert_allclose(bonus, np.array([1, 2, 3, 4, 4, 4, 4]) ** -0.5, rtol=1e-4)
 
 
-def test_neighbours_within_the_cluster_count_whole_and_too_many_pay_nothing():
+def test_neighbours_within_the_cluster_count_whole_and_too_many_give_no_reward():
     near = path([0, 0.05, 0.1])  # squared distances of 0.0025 and 0.01, below 0.02
     np.testing.assert_allclose(scan_rewards(by_hand(k=1, cluster=0.02, constant=1.0), near), [0.5, 0.5])
     assert scan_rewards(by_hand(k=2, cluster=0.02, constant=1e-3, s_max=1.2), near)[1] == 0
@@ -49,7 +49,7 @@ def test_the_mean_distance_is_that_of_each_state_to_its_neighbours_in_the_episod
     assert reward.distance.count == 4
 
 
-def test_distances_are_told_in_units_of_their_mean():
+def test_distances_are_in_units_of_their_mean():
     bonus = []
     for width in (1, 100):
         reward = by_hand(k=2, cluster=0.0)

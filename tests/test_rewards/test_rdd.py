@@ -116,7 +116,7 @@ def test_a_predictor_trained_on_n_visits_is_off_by_the_variance_over_n(target, s
     rdd.train_on(rdd.predictor, learning_rate=1e-4)  # to the bottom
     rdd.fit(columns)
     bonus = rdd.score(visits(np.arange(7), 7))
-    bonus = bonus**2 if target == "coin_flip" else bonus  # which pays about 1/sqrt(n)
+    bonus = bonus**2 if target == "coin_flip" else bonus  # which gives about 1/sqrt(n)
     np.testing.assert_allclose(bonus * n, sigma**2, rtol=0.25)
     # that is the error of the mean of these very draws, by hand
     means = np.stack([columns[1][states == state].numpy().mean(axis=0) for state in range(7)])
@@ -179,7 +179,7 @@ def test_with_replay_every_pass_learns_from_twice_as_many_visits_of_all_so_far_a
     assert [(x.shape, draws.shape) for x, draws in passes] == [((48, 2), (48, 3))] * 2
     assert rdd.replay.seen == 48
     columns = rdd.columns(data)
-    assert not torch.equal(rdd.epoch(columns)[0], rdd.epoch(columns)[0])  # drawn anew
+    assert not torch.equal(rdd.epoch(columns)[0], rdd.epoch(columns)[0])  # drawn again
     plain = make()
     columns = plain.columns(data)
     assert plain.epoch(columns) is columns
@@ -192,7 +192,7 @@ def test_old_visits_are_whitened_by_the_newest_statistics():
     assert float(rdd.epoch(columns)[0].max()) == -5
 
 
-def test_the_reservoir_is_saved_with_the_draws_and_goes_on_as_if_nothing_had_happened():
+def test_the_reservoir_is_saved_with_the_draws_and_continues_as_if_nothing_had_happened():
     rdd, data = make(replay=30), random_rollout(BOX, ACTIONS)
     rdd.update(data)
     other = make(replay=30, seed=7)

@@ -23,7 +23,7 @@ def by_hand(**options):
     return re3
 
 
-def test_it_pays_the_log_of_one_plus_the_distance_to_the_kth_neighbour_or_the_farthest_while_there_are_fewer():
+def test_it_gives_the_log_of_one_plus_the_distance_to_the_kth_neighbour_or_the_farthest_while_there_are_fewer():
     states = [0, 3, 1, 1, 5]
     # nearest: 3, 1, 0, 2; second nearest: 3 (only one there), 2, 1, 4
     np.testing.assert_allclose(scan_rewards(by_hand(k=1), path(states)), np.log1p([3, 1, 0, 2]), atol=1e-6)
@@ -46,7 +46,7 @@ def test_only_the_whitening_learns():
     assert re3.statistics.count == 24
 
 
-def test_observations_that_never_change_pay_nothing():
+def test_observations_that_never_change_give_no_reward():
     re3, data = make(), path(np.full(50, 7.0))
     re3.update(data)
     np.testing.assert_allclose(scan_rewards(re3, data), 0, atol=1e-5)

@@ -12,7 +12,7 @@ def make(space=PLANE, **options):
     return RIDE(RIDEConfig(**options), space, TWO)
 
 
-def test_it_pays_the_length_of_the_change_over_the_root_of_the_visits_and_the_first_state_is_one():
+def test_it_gives_the_length_of_the_change_over_the_root_of_the_visits_and_the_first_state_is_one():
     ride = identity_embedding(make())
     states = [[0, 0], [3, 4], [3, 4], [0, 0], [3, 4]]
     np.testing.assert_allclose(scan_rewards(ride, path(states)), [5, 0, 5 / 2**0.5, 5 / 3**0.5], rtol=1e-6)
@@ -25,7 +25,7 @@ def test_a_new_episode_counts_afresh_and_does_not_see_the_way_back_to_its_start(
     )
 
 
-def test_bin_says_which_states_are_the_same():
+def test_bin_decides_which_states_are_the_same():
     fine, coarse = (
         scan_rewards(identity_embedding(make(LINE, bin=width)), path([0, 1.0, 0.1])) for width in (0.1, 5.0)
     )
@@ -46,7 +46,7 @@ def test_losses_are_weighted_and_what_weighs_nothing_is_nothing():
     assert make(forward_weight=0).update(data)["forward_loss"] == 0
 
 
-def test_both_models_learn_a_world_that_its_actions_move():
+def test_both_models_learn_an_environment_that_its_actions_move():
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(2048, 1)).astype(np.float32)
     action = rng.integers(0, 2, 2048)
@@ -58,7 +58,7 @@ def test_both_models_learn_a_world_that_its_actions_move():
     assert losses[-1]["forward_loss"] < 0.3 * losses[0]["forward_loss"]
 
 
-def test_observations_that_never_change_pay_nothing():
+def test_observations_that_never_change_give_no_reward():
     ride, data = make(LINE), path(np.full(50, 7.0))
     ride.update(data)
     assert scan_rewards(ride, data) == [0] * 49

@@ -54,7 +54,7 @@ def fill(buffer_class, mix, steps=30, **kwargs):
     return buffer
 
 
-def test_old_transitions_are_paid_by_the_newest_reward_and_nothing_learned_is_stored():
+def test_old_transitions_are_scored_by_the_newest_reward_and_nothing_learned_is_stored():
     mix = one(Level)
     buffer = fill(ReplayBuffer, mix)
     assert buffer.sample(16).rewards.unique().tolist() == [1]
@@ -96,7 +96,7 @@ def test_box_actions_reach_the_reward_in_the_environments_own_range():
     assert np.abs(paid).max() > 1.2
 
 
-def test_her_pays_the_learned_part_for_virtual_goals_too():
+def test_her_scores_the_learned_part_for_virtual_goals_too():
     env = DummyVecEnv([lambda: BitFlippingEnv(n_bits=4, continuous=False)])
     mix = Mix(
         [
@@ -130,7 +130,7 @@ def test_fresh_transitions_are_learnt_from_once_in_time_order():
     np.testing.assert_array_equal(np.concatenate(seen), buffer.observations[:30])
 
 
-def test_a_saved_buffer_goes_on_equally():
+def test_a_saved_buffer_continues_equally():
     from agents.sb3.state import _buffer_state, _load_buffer
 
     buffer = fill(ReplayBuffer, rewards.make(["task", "count"], *SPACES, gamma=0.9), steps=25)

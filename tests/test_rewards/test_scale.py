@@ -63,7 +63,7 @@ def test_ema_scale_is_unbiased_from_its_first_update():
 
 
 @pytest.mark.parametrize("name", ["none", "return", "ema", "std"])
-def test_a_saved_scale_goes_on_equally(name):
+def test_a_saved_scale_continues_equally(name):
     rng = np.random.default_rng(1)
     one, two = make_scale(name, 0.9, True), make_scale(name, 0.9, True)
     no = np.zeros((5, 2), bool)

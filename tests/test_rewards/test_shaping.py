@@ -26,7 +26,7 @@ def test_delta_sums_to_what_was_gained():
     assert delta(phi[:-1], phi[1:]).sum() == pytest.approx(0.4)
 
 
-def test_clip_never_pays():
+def test_clip_is_never_positive():
     assert clip(np.array([0.1, 0.5, 0.9]), 0.5).tolist() == pytest.approx([-0.4, 0, 0])
 
 

@@ -21,7 +21,7 @@ def test_discs_keep_the_contract():
     check_reward(make(MANY, kind="cover", keys=["pose"], radius=2))
 
 
-def test_a_cell_pays_once_where_an_additive_reward_would_pay_each_time():
+def test_a_cell_counts_once_where_an_additive_reward_would_count_each_time():
     there_and_back = path([1, 2, 3, 2, 3, 2])
     assert scan_rewards(make(kind="cover", bin=1.0), there_and_back) == [1, 1, 0, 0, 0]
 

@@ -58,7 +58,7 @@ def test_the_rewards_learn_every_so_many_transitions_and_never_from_resets():
     assert sum(valid for _, valid in sizes) == env.driver.timesteps < 40
 
 
-def test_a_saved_driver_goes_on_with_the_same_memory_and_waiting_rows():
+def test_a_saved_driver_continues_with_the_same_memory_and_waiting_rows():
     def make():
         return RewardWrapper(ScriptedWorld(), rewards.make(["count"], *SPACES), update_every=50)
 
