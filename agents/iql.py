@@ -16,7 +16,7 @@ With beta=0 every action counts the same: behaviour cloning.
 
 d3rlpy has an IQL too. It requires gymnasium==1.0.0 (2.8.1) beside the abandoned gym; nle, and so this project, 1.2.0.
 
-When it fails: data that never comes near what is wanted; a reward that pays every step in data where episodes end at
+When it fails: data that never comes near what is wanted; a reward at every step in data where episodes end at
 different times, if the learned reward's zero is arbitrary.
 """
 
@@ -149,7 +149,7 @@ class IQL(Predictor):
         unused = vector.new_zeros(len(vector), self.net.log_std.shape[0])
         outputs = _run(self.net.layers(PI), self.net.inputs(vector, unused, PI))[0]
         chosen = self._chosen(self.net.policy(outputs), deterministic).cpu().numpy()
-        return chosen + self.action_space.start if self.discrete else self.encoding.decode(chosen), None
+        return chosen + self.encoding.action_space.start if self.discrete else self.encoding.decode(chosen), None
 
     @classmethod
     def load(

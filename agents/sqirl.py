@@ -171,7 +171,7 @@ class SQIRL(BaseAgent):
         """
         encoding = SpaceEncoding(observation_space, action_space)
         if not encoding.discrete:
-            raise ValueError(f"SQIRL tries every action, and {action_space} has no number of them; use agent=dyna")
+            raise ValueError(f"SQIRL tries every action, and {action_space} cannot be listed; use agent=dyna")
         if encoding.images:
             raise ValueError(f"SQIRL cannot read images, and {observation_space} has some; use agent=world_model")
 

@@ -94,9 +94,9 @@ def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
     elif isinstance(value, torch.Generator):
         value.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
     elif isinstance(value, dict):
-        parts = {key: _loaded(value.get(key), part, device) for key, part in saved.items()}
+        entries = {key: _loaded(value.get(key), part, device) for key, part in saved.items()}
         value.clear()
-        value.update(parts)
+        value.update(entries)
     elif isinstance(saved, list | tuple):
         before = list(value) if isinstance(value, list | tuple) and len(value) == len(saved) else [None] * len(saved)
         parts = [_loaded(old, part, device) for old, part in zip(before, saved)]

@@ -245,7 +245,7 @@ class ActorCritic(nn.Module):
         x = self.before(features)
         cuts = [0, *(1 + torch.nonzero(starts[1:].any(1)).flatten()).tolist(), len(x)]
         outputs = []
-        for begin, end in itertools.pairwise(cuts):  # between two cuts nobody resets: one call
+        for begin, end in itertools.pairwise(cuts):  # between two cuts no episode begins: one call
             hidden = torch.where(starts[begin][:, None], 0.0, hidden)
             out, last = self.gru(x[begin:end], hidden[None])
             outputs.append(out)

@@ -163,7 +163,7 @@ def head_of(name: str) -> Mse | _Bins:
     """A head by its name, with its own defaults.
 
     Raises:
-        ValueError: for a name that is none of "mse", "hl_gauss", "two_hot".
+        ValueError: for another name than "mse", "hl_gauss", "two_hot".
     """
     if name not in HEADS:
         raise ValueError(f"head={name!r} is unknown; give one of {', '.join(HEADS)}")

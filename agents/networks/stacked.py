@@ -55,7 +55,7 @@ class Stacked(nn.Module):
         seed: of the first weights.
 
     Raises:
-        ValueError: for a name or a number that is none of these.
+        ValueError: for another name, or a number out of range.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Stacked(nn.Module):
         n = len(scale)
         if self.renorms is not None:
             first: Any = self.renorms[0]
-            if weights is None:  # running statistics are nobody else's
+            if weights is None:  # running statistics belong to the module alone
                 first.mean[..., :n] = (first.mean[..., :n] - shift) / scale
                 first.var[..., :n] /= scale.square()
             return

@@ -28,9 +28,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from agents.base import BaseAgent, OnStep
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
 from agents.networks.glyphs import Glyphs
-from agents.ppo.collector import Collector
+from agents.ppo.collector import Collector, DeviceCollector
 from agents.ppo.config import PPOConfig
-from agents.ppo.device import DeviceCollector
 from agents.ppo.update import NumpyUpdate, TorchUpdate
 from agents.task_reward import TaskScorer
 from envs.types import NotFinite, Obs, is_finite

@@ -31,7 +31,7 @@ from agents.networks.actor_critic import CLIP, ActorCritic, Flat
 from agents.ppo.config import PPOConfig
 
 SIZES = 16  # of batches whose memory is kept
-WIDE = 64  # inputs from which on it pays to leave out those that are never used
+WIDE = 64  # inputs from which on it is faster to leave out those that are never used
 ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into the cache
 
 
@@ -249,7 +249,7 @@ class NumpyUpdate:
         return self._buffers[rows]
 
     def prepare(self, vector: np.ndarray) -> np.ndarray:
-        """What the networks read of flat observations: normalised if the policy says so."""
+        """What the networks read of flat observations: normalised if the policy normalises."""
         if not self.net.normalize_obs:
             return vector
         return np.clip((vector - self.mean) * self.scale, -CLIP, CLIP)
