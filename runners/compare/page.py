@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, Card
 from runners.report import html
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 REWARD, TRUTH, OTHER, INK = "#2f6fad", "#c07a1f", "#b9bec6", "#33383f"
 COLOURS = {USABLE: "#3d8b5f", WEAK: "#c9902b", DO_NOT: "#b5483f", NOT_JUDGED: "#7b828c"}
@@ -163,7 +167,7 @@ def _histogram(candidate: Candidate, card: Card) -> tuple[str, str]:
     values = candidate.values[rows]
     met = candidate.sample.truth[rows, card["goal"]] if card["truth"] else np.zeros(len(values), bool)
     figure, axis = _axes()
-    edges = np.linspace(values.min(), values.max() + 1e-9, 41)
+    edges = np.linspace(values.min(), values.max() + 1e-9, 41).tolist()
     for mask, colour, label in ((~met, OTHER, "other states"), (met, TRUTH, "states at the goal")):
         if mask.any():
             share = np.full(int(mask.sum()), 1 / mask.sum())
@@ -174,7 +178,7 @@ def _histogram(candidate: Candidate, card: Card) -> tuple[str, str]:
     return html.figure(figure, "png", dpi=140), f"histogram of {card['name']}"
 
 
-def _axes() -> tuple[Any, Any]:
+def _axes() -> tuple[Figure, Axes]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write(path: Path, template: str, values: dict[str, Any]) -> Path:
@@ -31,7 +34,7 @@ def embedded(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def figure(drawn: Any, kind: str = "svg", **options: Any) -> str:
+def figure(drawn: Figure, kind: str = "svg", **options: Any) -> str:
     """A matplotlib figure as a data URI, "svg" or "png"."""
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None  # the same numbers give the same bytes

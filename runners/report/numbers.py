@@ -46,7 +46,7 @@ class Row:
 
 
 @dataclass
-class Scale:
+class TaskScale:
     """A task's scale of normalised scores: a random policy has 0, the reference 1.
 
     Attributes:
@@ -147,7 +147,7 @@ class Numbers:
                 if successes:
                     self._add("success", task, arm.name, _mean(successes), len(successes), len(runs))
 
-    def _scale(self, task: str, reference: str) -> Scale:
+    def _scale(self, task: str, reference: str) -> TaskScale:
         chance = self.find("random", task=task)[0].value
         means = {
             arm.name: float(np.mean(list(scores.values())))
@@ -155,20 +155,20 @@ class Numbers:
             if not arm.published and (scores := self.scores[task, arm.name])
         }
         if not np.isfinite(chance):
-            return Scale(missing="no run measured a random policy there")
+            return TaskScale(missing="no run measured a random policy there")
         if not means:
-            return Scale(missing="no run has a score there")
+            return TaskScale(missing="no run has a score there")
         if reference:
             if means.get(reference, chance) <= chance:
-                return Scale(missing=f"{reference} has no score above a random policy's there")
-            return Scale(chance, means[reference], f"the mean of {reference}")
+                return TaskScale(missing=f"{reference} has no score above a random policy's there")
+            return TaskScale(chance, means[reference], f"the mean of {reference}")
         best = max(means, key=lambda name: means[name])
         if means[best] <= chance:
-            return Scale(missing="no arm is better than a random policy there")
+            return TaskScale(missing="no arm is better than a random policy there")
         baselines = [name for name in self.data.baselines if name in means]
         if len(baselines) == 1 and means[baselines[0]] - chance > CLEAR * (means[best] - chance):
-            return Scale(chance, means[baselines[0]], f"the mean of {baselines[0]}")
-        return Scale(chance, means[best], f"the mean of the best arm, {best}")
+            return TaskScale(chance, means[baselines[0]], f"the mean of {baselines[0]}")
+        return TaskScale(chance, means[best], f"the mean of the best arm, {best}")
 
     def _aggregates(self) -> None:
         """Normalised aggregates, and how likely an arm beats its baseline; over tasks that have a scale."""

@@ -151,7 +151,7 @@ def evidence(numbers: Numbers) -> list[str]:
             f"The evidence is thin: some cells have {fewest}, where {ENOUGH} is the least to conclude from. "
             "Read intervals as hints, and missing ones as no knowledge at all."
         )
-    trained = [task for task, done in numbers.evaluated.items() if not done]
+    trained = [task for task, evaluated in numbers.evaluated.items() if not evaluated]
     if trained:
         lines.append(
             f"Nothing was evaluated on {join(trained)}: scores there are the last tenth of the training curves, "

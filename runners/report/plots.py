@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from runners.report import curves
 from runners.report.comparison import Comparison
 from runners.report.curves import Band, against, label_steps, thin
 from runners.report.numbers import ALL, Numbers, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito 2008, without the yellow that vanishes on white; the baseline is ink, published runs are grey.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a4b9e", "#8c6d31")
@@ -84,7 +88,7 @@ def style() -> Iterator[None]:
 
 def grid(
     count: int, size: tuple[float, float] = PANEL, columns: int = COLUMNS, fixed: bool = False
-) -> tuple[Any, list[Any]]:
+) -> tuple[Figure, list[Axes]]:
     """A figure with `count` panels; the rest of the last row stays empty.
 
     Margins fit what is written in them; `fixed` ones take a third of the time.
@@ -106,7 +110,7 @@ def grid(
     return figure, list(axes[:count])
 
 
-def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: bool = False) -> Any:
+def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: bool = False) -> Figure:
     """Task return over steps, one panel a task; with the aggregate as a last panel it is the picture for a paper."""
     data, rows = numbers.data, numbers.find("normalised")
     tasks = [task for task in data.tasks if any((task, arm.name) in bands for arm in data.arms)]
@@ -125,7 +129,7 @@ def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: b
     return figure
 
 
-def panel(axis: Any, numbers: Numbers, bands: dict[tuple[str, str], Band], task: str) -> None:
+def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task: str) -> None:
     """One task's curves: solid with a band while all runs are there, dashed where some have stopped."""
     data = numbers.data
     seen = looks(data)
@@ -163,7 +167,7 @@ def panel(axis: Any, numbers: Numbers, bands: dict[tuple[str, str], Band], task:
         _beside(axis, ends)
 
 
-def _beside(axis: Any, ends: list[tuple[float, str, str]]) -> None:
+def _beside(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
     """Write names at the ends of lines, moved apart where they would touch."""
     low, high = axis.get_ylim()
     gap = 0.075
@@ -186,7 +190,7 @@ def _direct(data: Comparison) -> bool:
     return len(data.arms) <= FEW and all(len(arm.name) <= SHORT for arm in data.arms)
 
 
-def _legend(figure: Any, data: Comparison) -> None:
+def _legend(figure: Figure, data: Comparison) -> None:
     from matplotlib.lines import Line2D
 
     seen = looks(data)
@@ -199,7 +203,7 @@ def _legend(figure: Any, data: Comparison) -> None:
     figure.legend(handles, names, loc="outside upper left", ncols=columns)
 
 
-def aggregate(numbers: Numbers) -> Any:
+def aggregate(numbers: Numbers) -> Figure | None:
     """Normalised IQM, performance profiles and probability of improvement; None without two arms on a common scale."""
     rows, data = numbers.find("normalised"), numbers.data
     if len(rows) < 2:
@@ -217,7 +221,7 @@ def aggregate(numbers: Numbers) -> Any:
     return figure
 
 
-def finals(numbers: Numbers) -> Any:
+def finals(numbers: Numbers) -> Figure:
     """Final scores of every arm, one panel a task: where there are more arms than curves can be told apart."""
     data = numbers.data
     rows = {task: numbers.find("final", task=task) for task in data.tasks}
@@ -229,7 +233,7 @@ def finals(numbers: Numbers) -> Any:
     return figure
 
 
-def _dots(axis: Any, data: Comparison, rows: Sequence[Row], caption: str) -> None:
+def _dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> None:
     """A dot and its interval for each arm, from top to bottom."""
     seen = looks(data)
     for i, row in enumerate(rows):
@@ -240,7 +244,7 @@ def _dots(axis: Any, data: Comparison, rows: Sequence[Row], caption: str) -> Non
     _list(axis, [_cut(row.arm, 34) for row in rows], caption)
 
 
-def _list(axis: Any, names: list[str], caption: str) -> None:
+def _list(axis: Axes, names: list[str], caption: str) -> None:
     """Names down the left side; an empty one is a gap."""
     axis.set_yticks([-i for i, name in enumerate(names) if name], list(filter(None, names)))
     axis.set_ylim(-len(names) + 0.4, 0.6)
@@ -249,7 +253,7 @@ def _list(axis: Any, names: list[str], caption: str) -> None:
     axis.set_xlabel(caption)
 
 
-def _profiles(axis: Any, numbers: Numbers) -> None:
+def _profiles(axis: Axes, numbers: Numbers) -> None:
     seen = looks(numbers.data)
     thresholds, every = numbers.profiles()
     for name, estimate in every.items():
@@ -259,7 +263,7 @@ def _profiles(axis: Any, numbers: Numbers) -> None:
     axis.set(xlabel="normalised score x", ylabel="share of runs above x", ylim=(-0.02, 1.02))
 
 
-def forest(numbers: Numbers) -> Any:
+def forest(numbers: Numbers) -> Figure | None:
     """Paired differences to the baseline, normalised: each task, then all; None without a baseline."""
     rows: list[Row | None] = []
     for arm in numbers.data.arms:
@@ -288,7 +292,7 @@ def forest(numbers: Numbers) -> Any:
     return figure
 
 
-def shares(data: Comparison, points: int) -> tuple[Any, int]:
+def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
     """Shares of the reward over steps, one panel a cell that has several streams; and how many were left out."""
     cells = [(task, arm, *curves.shares(runs, points)) for task, arm, runs in data.cells()]
     cells = [cell for cell in cells if cell[3]]
@@ -314,7 +318,7 @@ def shares(data: Comparison, points: int) -> tuple[Any, int]:
     return figure, max(0, len(cells) - MOST_PANELS)
 
 
-def truth(numbers: Numbers, points: int) -> tuple[Any, int]:
+def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
     """Task return against learned return, a point a row of the log, one panel a cell; and how many were left out."""
     cells = [(task, arm, [against(run) for run in runs]) for task, arm, runs in numbers.data.cells()]
     cells = [cell for cell in cells if any(len(rows[0]) for rows in cell[2])]
@@ -338,14 +342,14 @@ def truth(numbers: Numbers, points: int) -> tuple[Any, int]:
     return figure, max(0, len(cells) - MOST_PANELS)
 
 
-def _outer(axes: list[Any], x: str, y: str, columns: int) -> None:
+def _outer(axes: list[Axes], x: str, y: str, columns: int) -> None:
     """Axis labels at the left and below only."""
     for i, axis in enumerate(axes):
         axis.set_ylabel(y if i % columns == 0 else "")
         axis.set_xlabel(x if i + columns >= len(axes) else "")
 
 
-def _steps(axis: Any, most: int = 5) -> None:
+def _steps(axis: Axes, most: int = 5) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.xaxis.set_major_locator(MaxNLocator(most))

@@ -82,7 +82,7 @@ class Run:
         return self.steps[there], values[there]
 
     @property
-    def key(self) -> Any:
+    def key(self) -> int | str:
         """Its seed, or its name where it has none."""
         return self.name if self.seed is None else self.seed
 

@@ -13,12 +13,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, Job, cells
 from runners.sweep.job_log import STATES, Entry
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
 
 TAIL = 8192  # bytes of metrics.csv that surely hold its last line
 
@@ -101,7 +105,7 @@ class Display(Watcher):
         self.every_s = every_s
         self._began = self._last = clock()
         self._before: float | None = None  # jobs that were done when we began
-        self._live: Any = None
+        self._live: Live | None = None
 
     def __enter__(self) -> Display:
         if self.stream.isatty():
@@ -113,7 +117,7 @@ class Display(Watcher):
             self.every_s = 0.5
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -163,7 +167,7 @@ class Display(Watcher):
         left = self.left(entries, reached)
         return f"{listed} of {len(self.jobs)}" + (f"; {clock(left)} left" if left is not None else "")
 
-    def _table(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> Any:
+    def _table(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> Table:
         from rich.table import Table
         from rich.text import Text
 

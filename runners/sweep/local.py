@@ -117,7 +117,7 @@ class Local(Launcher):
         self._ended += map(self._outcome, connection.wait(list(self._running), timeout))
         self._start()
 
-    def _outcome(self, sentinel: Any) -> tuple[Job, Outcome]:
+    def _outcome(self, sentinel: object) -> tuple[Job, Outcome]:
         """The outcome of a process that ended; its slot and GPUs are free again."""
         run = self._running.pop(sentinel)
         run.process.join()

@@ -10,9 +10,9 @@ import tempfile
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from runners.cli.compose import compose
+from runners.run.config import TrainConfig
 from runners.run.folder import read_status
 from runners.sweep.display import clock
 from runners.sweep.drive import drive
@@ -70,7 +70,7 @@ def short(job: Job, folder: Path) -> Job:
     )
 
 
-def _starts(config: Any) -> int:
+def _starts(config: TrainConfig) -> int:
     """Steps before a probe of an agent with a replay begins to learn."""
     if not hasattr(config.agent, "learning_starts"):
         return 0
@@ -91,7 +91,7 @@ def cost(job: Job, probed: Job, entry: Entry) -> Cost:
     return Cost(begin + (trained - begun) * total / learned + (ended - trained) * episodes, size(probed.folder, config))
 
 
-def size(folder: Path, config: Any) -> float:
+def size(folder: Path, config: TrainConfig) -> float:
     """Bytes of a run: its checkpoints, grown to their full size, its logs and its video."""
     found = sorted((folder / "checkpoints").glob("step_*"))
     sizes = [(int(path.name.removeprefix("step_")), _bytes(path)) for path in found]

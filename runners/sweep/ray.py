@@ -47,8 +47,8 @@ class Ray(Launcher):
 
     address: str = setting(
         "auto",
-        "auto (the cluster that RAY_ADDRESS names, or that runs on this machine, else a local one), local (start one that "
-        "listens on this machine only) or host:port",
+        "auto (the cluster that RAY_ADDRESS names, or that runs on this machine, else a local one), local (start one "
+        "that listens on this machine only) or host:port",
     )
     slots: int = setting(None, "jobs at once; null is as many as the cluster has CPUs at the time", low=1)
 

@@ -22,8 +22,8 @@ def transfer(config: TransferConfig) -> None:
     from runners.sweep.config import begin
     from runners.sweep.job_log import JobLog
     from runners.transfer import mbtl
+    from runners.transfer.policies import SourcePolicies
     from runners.transfer.summary import OURS, summary, table, write
-    from runners.transfer.trained import Trained
 
     with Signals(), closing(JobLog(config.folder)) as log:
         begin(config.folder, config.fixed())
@@ -35,7 +35,7 @@ def transfer(config: TransferConfig) -> None:
         }
         orders: dict[str, list[int]] = {OURS: [], **{name: fixed[name] for name in config.controls}}
         with closing(config.launch()) as launcher:
-            trained = Trained(config, log, launcher)
+            trained = SourcePolicies(config, log, launcher)
             trained.get([mbtl.choose(contexts, {}), *(source for order in orders.values() for source in order)])
             while len(orders[OURS]) < config.budget:
                 seen = trained.get(orders[OURS])  # results of the controls are not used

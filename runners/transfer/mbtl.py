@@ -18,8 +18,8 @@ Differences from the source:
   - the process is fitted to the returns of sources at home, V(x, x), and its kernel is tuned from the third source on.
 
 Fails when: tasks differ more in the return that is possible than policies differ in how well they transfer, as the
-model takes a poor task next door for a loss of transfer. Where all lose alike with distance, equidistant sources do as well,
-and can be trained all at once; but their number must be known beforehand.
+model takes a poor task next door for a loss of transfer. Where all lose alike with distance, equidistant sources do as
+well, and can be trained all at once; but their number must be known beforehand.
 """
 
 from __future__ import annotations

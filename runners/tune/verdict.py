@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from runners.cli.compose import compose
 from runners.cli.value import literal
@@ -86,8 +86,8 @@ def _estimate(estimate: Estimate, runs: list[float] | None = None) -> dict[str, 
     return numbers if runs is None else {**numbers, "runs": runs}
 
 
-def _row(trial: Any) -> dict[str, Any]:
-    extra = {key: trial.user_attrs[key] for key in ("returns", "why") if key in trial.user_attrs}
+def _row(trial: FrozenTrial) -> dict[str, Any]:
+    extra: dict[str, Any] = {key: trial.user_attrs[key] for key in ("returns", "why") if key in trial.user_attrs}
     value = trial.value if trial.state == TrialState.COMPLETE else None
     return {"trial": trial.number, "state": trial.state.name.lower(), "value": value, **extra, "params": trial.params}
 

@@ -68,8 +68,8 @@ def test_a_model_labels_a_minigrid_recording_from_start_to_finish(play, capsys):
         np.testing.assert_equal(got, expected)
         assert all(row["other"] is None and row["judge"].startswith("openai m") for row in rows)
         assert len(server.seen) == len(texts) + 1  # and the first question, before all others
-        said = capsys.readouterr().out
-        assert f"labels.jsonl: {len(texts)} labels" in said and "0 from labels.sqlite, 0 failed questions" in said
+        printed = capsys.readouterr().out
+        assert f"labels.jsonl: {len(texts)} labels" in printed and "0 from labels.sqlite, 0 failed questions" in printed
         # once more: all is there; without the file, all is in the cache, and only the first question is asked
         assert main(arguments) == 0 and "holds all labels already" in capsys.readouterr().out
         os.remove("labels.jsonl")
@@ -113,8 +113,8 @@ def test_a_local_judge_needs_no_server_and_a_dry_run_asks_nothing(play, capsys):
         found = annotate(AnnotateConfig(record=play, out="more.jsonl", dry_run=True, **openai(server)))
         assert not server.seen and not os.path.exists("more.jsonl")
     assert found["asked"] == found["items"] == len(read(play).texts)
-    said = capsys.readouterr().out
-    assert f"{len(read(play).texts)} different texts" in said and "tokens and" in said
+    printed = capsys.readouterr().out
+    assert f"{len(read(play).texts)} different texts" in printed and "tokens and" in printed
     assert 200 < found["tokens"] / found["asked"] < 1000  # a question is a page
 
 
@@ -189,10 +189,10 @@ def test_what_cannot_be_labelled_is_refused_with_a_sentence(arguments, words, pl
         batch, meta = recording.load(play)
         recording.save("silent.safetensors", batch.replace(text=None, obs_text=None), meta)
     assert main(arguments.replace("PLAY", play).split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and printed.count("\n") == 1
     with pytest.raises(AssertionError, match=words):
-        raise AssertionError(said)
+        raise AssertionError(printed)
 
 
 def test_a_server_that_talks_nonsense_fails_at_the_first_question(play):

@@ -28,8 +28,8 @@ def write(folder, env="CartPole-v1", reward=("task",), seed=0, score=100.0, stat
     lines = ["step,rollout/ep_rew_mean,rollout/ep_learned_mean", *(f"{step},{value},{value}" for step, value in rows)]
     (folder / "metrics.csv").write_text("\r\n".join(lines) + "\r\n")
     if state == "finished":
-        said = {"this run": {"task_return": score, "success": 1.0}, "random": {"task_return": 20.0}}
-        (folder / "result.json").write_text(json.dumps(said))
+        results = {"this run": {"task_return": score, "success": 1.0}, "random": {"task_return": 20.0}}
+        (folder / "result.json").write_text(json.dumps(results))
     return folder
 
 
@@ -88,10 +88,10 @@ def test_a_broken_folder_costs_one_named_line(tmp_path):
     (tmp_path / "large" / "config.yaml").write_text("a: " + "x" * 300_000)
     runs, problems = find([tmp_path], [""])
     assert [run.name for run in runs] == ["good"]
-    assert sorted(said.split()[0] for said in problems) == sorted(
+    assert sorted(line.split()[0] for line in problems) == sorted(
         ["empty", "torn", "list", "partial", "bomb", "deep", "tag", "large"]
     )
-    assert all("cannot be read: " in said for said in problems)
+    assert all("cannot be read: " in line for line in problems)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_arms_are_rewards_and_whatever_else_differs_within_a_task(tmp_path):
     assert settings.differing["n_envs"] == {"task+rnd, n_envs=1": "1", "task+rnd, n_envs=2": "2"}
 
 
-def test_two_paths_can_be_told_apart_by_labels(tmp_path):
+def test_two_paths_have_labels(tmp_path):
     write(tmp_path / "old" / "s0", score=50.0)
     write(tmp_path / "new" / "s0", score=60.0)
     made = found_in(tmp_path / "old", tmp_path / "new", labels=["old", "new"])

@@ -48,9 +48,9 @@ def test_every_combination_is_a_job_and_every_cells_first_seed_comes_first(tmp_p
     assert arguments == {"env": "Acrobot-v1", "reward": "rnd", "seed": "4", "control": "none", "video": "false"}
 
 
-def test_only_the_lowest_seed_is_filmed_unless_the_user_says_so(tmp_path):
-    films = ["video=false" not in job.argv for job in expand([CARTPOLE, "seed=5,2,9"], tmp_path)]
-    assert films == [False, True, False]
+def test_only_the_lowest_seed_has_a_video_unless_the_user_asks(tmp_path):
+    videos = ["video=false" not in job.argv for job in expand([CARTPOLE, "seed=5,2,9"], tmp_path)]
+    assert videos == [False, True, False]
     asked = expand([CARTPOLE, "seed=1,2", "video=true", "control=auto"], tmp_path)
     assert all("video=true" in job.argv and "control=auto" in job.argv for job in asked)
 

@@ -51,7 +51,7 @@ def test_events_carry_the_time_and_lines_that_are_no_events_are_left_out(tmp_pat
     assert events(tmp_path)[-1]["job"] == "a" and events(tmp_path)[-1]["time"][:2] == "20"
 
 
-def test_a_second_sweep_is_refused_and_told_who_is_at_work(tmp_path):
+def test_a_second_sweep_is_refused_and_the_first_is_named(tmp_path):
     JobLog(tmp_path)  # the lock is the object's
     log = JobLog(tmp_path)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Jobs as local processes: how they end is told, they get cores and GPUs of their own, none is left behind."""
+"""Jobs as local processes: how they end is reported, they get cores and GPUs of their own, none is left behind."""
 
 import json
 import multiprocessing
@@ -20,14 +20,14 @@ LONG = 120.0  # seconds in which anything ends on the busiest machine
 
 
 def ends(argv, folder):
-    """A job that ends as it is told."""
+    """A job that ends as its arguments ask."""
     if argv[0] == "kill":
         os.kill(os.getpid(), int(argv[1]))
     return int(argv[0])
 
 
-def tells(argv, folder):
-    """A job that writes down what it was given, and stays as long as it is told."""
+def writes(argv, folder):
+    """A job that writes down what it was given, and sleeps as long as its argument asks."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     found = {name: os.environ.get(name) for name in names}
@@ -36,7 +36,7 @@ def tells(argv, folder):
     found["cuda"] = found["torch"] and sys.modules["torch"].cuda.is_initialized()
     began = time.monotonic()
     time.sleep(float(argv[0]))
-    (folder / "told.json").write_text(json.dumps({**found, "began": began, "ended": time.monotonic()}))
+    (folder / "given.json").write_text(json.dumps({**found, "began": began, "ended": time.monotonic()}))
     return 0
 
 
@@ -81,7 +81,7 @@ def _await(path):
         time.sleep(0.02)
 
 
-def test_the_exit_code_of_a_job_and_the_signal_that_ended_it_are_told(tmp_path):
+def test_the_exit_code_of_a_job_and_the_signal_that_ended_it_are_reported(tmp_path):
     argvs = {"fine": ("0",), "numerical": ("4",), "killed": ("kill", "9"), "crashed": ("kill", "11")}
     launcher = Local(2, work=ends)
     found = _all(launcher, [Job(name, argv, tmp_path / name) for name, argv in argvs.items()])
@@ -93,34 +93,34 @@ def test_the_exit_code_of_a_job_and_the_signal_that_ended_it_are_told(tmp_path):
 def test_jobs_have_torch_imported_one_thread_and_cores_of_their_own(tmp_path):
     forkserver._forkserver._stop()  # another test's, which has other things imported
     cores = sorted(os.sched_getaffinity(0))
-    launcher = Local(len(cores), work=tells)
+    launcher = Local(len(cores), work=writes)
     names = [str(number) for number in range(len(cores))]
     _all(launcher, [Job(name, ("0.5",), tmp_path / name) for name in names])
-    told = [json.loads((tmp_path / name / "told.json").read_text()) for name in names]
-    assert sorted(one["cores"] for one in told) == [[core] for core in cores]
-    assert all(one["torch"] and one["OMP_NUM_THREADS"] == "1" for one in told)
-    assert all(one["cuda"] is False and one["threads"] == 2 for one in told)  # the second one looks after the sweep
-    assert len({one["session"] for one in told} | {os.getsid(0)}) == len(cores) + 1
+    given = [json.loads((tmp_path / name / "given.json").read_text()) for name in names]
+    assert sorted(one["cores"] for one in given) == [[core] for core in cores]
+    assert all(one["torch"] and one["OMP_NUM_THREADS"] == "1" for one in given)
+    assert all(one["cuda"] is False and one["threads"] == 2 for one in given)  # the second one watches the sweep
+    assert len({one["session"] for one in given} | {os.getsid(0)}) == len(cores) + 1
     launcher.close()
 
 
 def test_with_more_slots_than_cores_no_job_is_tied_to_one(tmp_path):
-    launcher = Local(len(os.sched_getaffinity(0)) + 1, work=tells)
+    launcher = Local(len(os.sched_getaffinity(0)) + 1, work=writes)
     _all(launcher, [Job("a", ("0",), tmp_path / "a")])
-    assert json.loads((tmp_path / "a" / "told.json").read_text())["cores"] == sorted(os.sched_getaffinity(0))
+    assert json.loads((tmp_path / "a" / "given.json").read_text())["cores"] == sorted(os.sched_getaffinity(0))
     launcher.close()
 
 
 def test_jobs_share_gpus_and_wait_for_a_free_share(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "devices", lambda: ["3", "GPU-b"])
-    launcher = Local(8, work=tells)
+    launcher = Local(8, work=writes)
     jobs = [Job(str(number), ("0.4",), tmp_path / str(number), gpus=0.5) for number in range(6)]
     jobs.append(Job("both", ("0.1",), tmp_path / "both", gpus=2))
     _all(launcher, jobs)
-    told = {job.name: json.loads((job.folder / "told.json").read_text()) for job in jobs}
-    assert told.pop("both")["CUDA_VISIBLE_DEVICES"] in ("3,GPU-b", "GPU-b,3")
-    for one in told.values():
-        beside = [o for o in told.values() if o["began"] <= one["began"] < o["ended"]]
+    given = {job.name: json.loads((job.folder / "given.json").read_text()) for job in jobs}
+    assert given.pop("both")["CUDA_VISIBLE_DEVICES"] in ("3,GPU-b", "GPU-b,3")
+    for one in given.values():
+        beside = [o for o in given.values() if o["began"] <= one["began"] < o["ended"]]
         devices = [o["CUDA_VISIBLE_DEVICES"] for o in beside]
         assert {*devices} <= {"3", "GPU-b"} and max(map(devices.count, devices)) <= 2
     with pytest.raises(UsageError, match=r"gpus=3 a job, but this machine has 2"):

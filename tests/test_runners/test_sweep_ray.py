@@ -3,12 +3,12 @@
 import json
 import signal
 import threading
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting_jobs import PATIENCE_S, checkpoints, commands, job, until
 
 from runners.run.config import UsageError
 from runners.sweep.drive import drive
@@ -19,32 +19,6 @@ pytest.importorskip("ray")
 from runners.sweep import ray as ray_launcher
 from runners.sweep.ray import Ray
 from tests.faults.ray_nodes import nodes
-
-PATIENCE_S = 250.0
-# Its steps take 10 ms on the slowest and on the fastest machine.
-WAITS = "env=benchmarks.speed.sweep:Waits-v0"
-QUICK = ("preset=none", "agent.n_steps=32", "n_envs=2", "eval_episodes=0", "video=false")
-QUICK += ("control=none", "checkpoint_every=64")
-
-
-def job(root: Path, name: str, *argv: str) -> Job:
-    folder = root / "jobs" / name
-    return Job(name, (WAITS, *QUICK, *argv, f"run_dir={folder}"), folder)
-
-
-def until(condition) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def checkpoints(job: Job) -> list[Path]:
-    return [*(job.folder / "checkpoints").glob("step_*")]
-
-
-def commands(job: Job) -> int:
-    return len((job.folder / "command.txt").read_text().splitlines())
 
 
 def children(pid: int) -> list[int]:
@@ -153,6 +127,6 @@ def test_a_node_that_does_not_share_the_folder_is_named(tmp_path, monkeypatch):
         ({"slots": 0}, r"slots=0 is out of range; give a number at least 1"),
     ],
 )
-def test_what_cannot_work_is_said_at_once(options, sentence):
+def test_what_cannot_work_is_refused_at_once(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         Ray(**options)

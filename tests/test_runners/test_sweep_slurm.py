@@ -10,23 +10,12 @@ from pathlib import Path
 
 import pretend_slurm
 import pytest
+from waiting_jobs import PATIENCE_S, checkpoints, commands, job, until
 
 from runners.sweep.config import make_launcher
-from runners.sweep.job import Job
 
 pytest.importorskip("submitit")
 from runners.sweep.slurm import Slurm
-
-PATIENCE_S = 200.0
-# Its steps take 10 ms on the slowest and on the fastest machine.
-WAITS = "env=benchmarks.speed.sweep:Waits-v0"
-QUICK = ("preset=none", "agent.n_steps=32", "n_envs=2", "eval_episodes=0", "video=false")
-QUICK += ("control=none", "checkpoint_every=64")
-
-
-def job(root: Path, name: str, *argv: str) -> Job:
-    folder = root / "jobs" / name
-    return Job(name, (WAITS, *QUICK, *argv, f"run_dir={folder}"), folder)
 
 
 def outcomes(launcher, number: int) -> dict:
@@ -35,21 +24,6 @@ def outcomes(launcher, number: int) -> dict:
     while len(found) < number and time.monotonic() < end:
         found |= {job.name: outcome for job, outcome in launcher.wait(1.0)}
     return found
-
-
-def until(condition) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def checkpoints(job: Job) -> list[Path]:
-    return [*(job.folder / "checkpoints").glob("step_*")]
-
-
-def commands(job: Job) -> int:
-    return len((job.folder / "command.txt").read_text().splitlines())
 
 
 @pytest.fixture
@@ -149,7 +123,7 @@ def test_under_slurm_a_preempted_job_continues_under_its_id_and_a_lost_one_is_re
         ({}, r"sbatch or srun is not on the PATH; start the sweep on a login node, or give launcher=local"),
     ],
 )
-def test_what_cannot_work_is_said_at_once(options, sentence, monkeypatch, tmp_path):
+def test_what_cannot_work_is_refused_at_once(options, sentence, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=sentence):
         make_launcher("slurm", options)

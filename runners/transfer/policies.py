@@ -17,7 +17,7 @@ from runners.transfer.config import TransferConfig
 RETURNS = "transfer.json"  # in a run's folder: its policy's return on every task
 
 
-class Trained:
+class SourcePolicies:
     """Source -> the returns of its policies on all tasks; what is missing is trained.
 
     Args:
