@@ -168,6 +168,7 @@ def imagine(
     penalty: Callable[[Predicted], Tensor] | None = None,
     cut: Callable[[Predicted, int], Tensor] | None = None,
     bounds: tuple[Tensor, Tensor] | None = None,
+    lengths: Tensor | None = None,
     sample: bool = True,
 ) -> Imagined:
     """Roll out B rows for `horizon` steps.
@@ -189,6 +190,7 @@ def imagine(
         cut: (outcome, t) -> bool (B,), where to stop; such as `Adaptive`.
         bounds: lowest and highest observation in the data, (D,) each. States are held within them and `MARGIN` widths
             more; those more than `FAR` widths beyond are cut and counted.
+        lengths: int64 (B,), how many steps each row takes at most.
         sample: whether outcomes are random; see `Dynamics.step`.
 
     Raises:
@@ -203,6 +205,8 @@ def imagine(
     clamped = diverged = began.new_zeros(())
     box = None if bounds is None else _box(*bounds)
     for t in range(horizon):
+        if lengths is not None:
+            alive = alive & (t < lengths)
         action, log_prob = act(obs, t)
         finite = [alive]  # which rows turn out to be finite; gradients pass through no others
         outcome, keep = _outcome(

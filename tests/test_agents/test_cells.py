@@ -1,4 +1,4 @@
-"""Cells of world models: what they remember, forget, expect; samples and divergences by hand."""
+"""Cells of world models: memory, resets, predictions; hand-computed samples and divergences."""
 
 import math
 
@@ -131,7 +131,7 @@ def test_samples_are_the_generators_alone(kind):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_every_weight_is_learnt_through_time(kind):
+def test_every_weight_is_learned_through_time(kind):
     cell = cell_of(kind)
     embed, action, first = sequence()
     embed.requires_grad_()
@@ -258,7 +258,7 @@ def test_impossible_sizes_are_refused():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_gpu_says_what_the_cpu_says(kind):
+def test_gpu_and_cpu_agree(kind):
     cell = cell_of(kind)
     embed, action, first = sequence()
     here = cell.features(cell.observe(embed, action, first, sample=False)[0])

@@ -1,4 +1,4 @@
-"""Cells learn a small world: where actions lead, without looking; and what was seen long ago."""
+"""Cells learn a small environment: where actions lead, without observations; and what was observed long ago."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ def wrong(obs, action):
 
 
 class HalfBroken:
-    """Two members, each asked for half of the outcomes."""
+    """Two members, each of which predicts half of the outcomes."""
 
     def __init__(self):
         self.draw = torch.Generator().manual_seed(0)
@@ -91,7 +91,7 @@ def test_a_judge_that_cannot_tell_lets_rollouts_go_on():
 
 def test_the_threshold_falls_until_nineteen_in_twenty_of_the_recorded_transitions_are_kept():
     class Right:
-        """A model that is surer than the world: it knows one outcome where there are two."""
+        """A model that is too certain: it predicts one outcome where there are two."""
 
         def step(self, obs, action, *, sample=True, member_predictions=False):
             return Predicted(right(obs, action), obs[:, 0])
@@ -185,7 +185,7 @@ def test_new_scalers_change_nothing_of_what_was_learned():
     torch.testing.assert_close(model.reward(*probe), before, rtol=1e-4, atol=1e-5)
 
 
-def test_a_restored_judge_goes_on_bit_for_bit():
+def test_a_restored_judge_continues_bit_for_bit():
     first, second = judge(seed=1, batch_size=32), judge(seed=2, batch_size=32)
     models = HalfBroken(), HalfBroken()
     first.fit(Rows(200), models[0], 20)

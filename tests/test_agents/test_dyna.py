@@ -1,4 +1,4 @@
-"""Dyna: every preset learns, rewards are never stale, runs go on exactly, and what breaks is contained."""
+"""Dyna: every preset learns, rewards are relabelled, runs continue exactly, and divergence is contained."""
 
 import copy
 
@@ -54,7 +54,7 @@ def weights(model):
 
 
 class Flip(TaskScorer):
-    """A reward that changes its mind: the task's, and then its negative."""
+    """A reward that changes: the task's, and then its negative."""
 
     is_task, keeps, sign = False, False, 1.0
 
@@ -69,7 +69,7 @@ class Flip(TaskScorer):
 
 
 class Bright(TaskScorer):
-    """Pays for what can be seen."""
+    """A reward for bright pixels."""
 
     requires, is_task, keeps = frozenset({"frame"}), False, True
 
@@ -78,9 +78,6 @@ class Bright(TaskScorer):
 
     def relabel(self, batch):
         return {"task": batch.frame.mean((-3, -2, -1), dtype=np.float32) / 255}
-
-
-# ------------------------------------------------------------------------------------------------------- learning
 
 
 @pytest.mark.parametrize("preset", [p for p in PRESETS if p != "factored"])
@@ -96,7 +93,7 @@ def test_every_preset_learns_something_on_pendulum(preset):
 
 
 @pytest.mark.parametrize("preset", ["sac", "single", "factored"])
-def test_discrete_actions_are_learnt_by_dqn(preset):
+def test_discrete_actions_are_learned_by_dqn(preset):
     world = "lodestar/ButtonGrid-v0" if preset == "factored" else "CartPole-v1"
     model = quick(agent(world, preset=preset, epsilon=0.3, horizon=2), 20)
     before = weights(model)
@@ -120,7 +117,7 @@ def test_updates_are_counted_by_transitions_of_all_environments(mode):
         assert len(model.replay) == 200 and len(model.ep_info_buffer) == 8
 
 
-def test_batches_mix_what_happened_and_what_was_imagined_exactly_as_told():
+def test_batches_mix_real_and_imagined_rows_by_the_ratio():
     model = quick(agent(preset="single", real_ratio=0.25, horizon=2))
     model.learn(60, log_interval=None)
     seen = []
@@ -139,18 +136,15 @@ def test_the_horizon_grows_along_its_schedule():
     assert horizon.longest == 15 and HorizonSchedule(4)(99) == HorizonSchedule("4").longest == 4
 
 
-def test_dreams_last_as_many_steps_as_the_schedule_says():
+def test_rollouts_have_the_length_of_the_schedule():
     model = quick(agent(preset="single", horizon="linear:1:3:0:100", retain=1, learning_starts=100, model_every=100))
     model.learn(100, log_interval=None)
     assert len(model.imagination.buffer) == 100 * 3
     torch.testing.assert_close(model._sums["rollout_length"], torch.tensor(3.0))
 
 
-# ---------------------------------------------------------------------------------------------------------- rewards
-
-
 @pytest.mark.parametrize("relabel", [True, False])
-def test_real_and_imagined_rows_are_paid_anew_unless_told_otherwise(relabel):
+def test_real_and_imagined_rows_are_relabelled_unless_switched_off(relabel):
     scorer = Flip(0.99)
     model = quick(agent(preset="single", scorer=scorer, relabel=relabel))
     model.learn(100, log_interval=None)
@@ -165,7 +159,7 @@ def test_real_and_imagined_rows_are_paid_anew_unless_told_otherwise(relabel):
     torch.testing.assert_close(model.imagination.buffer.sample(16, 0.99).reward, sign * sampled)
 
 
-def test_a_stale_reward_pays_new_rows_by_its_new_opinion():
+def test_a_frozen_reward_scores_new_rows_by_what_it_has_learned():
     scorer = Flip(0.99)
     model = agent(preset="sac", scorer=scorer, relabel=False)
     model.learn(75, log_interval=None)
@@ -178,7 +172,7 @@ def test_a_stale_reward_pays_new_rows_by_its_new_opinion():
     torch.testing.assert_close(rows.reward[75:], -task[75:])
 
 
-def test_a_reward_that_looks_at_pixels_is_learnt_by_a_head_and_says_so():
+def test_a_reward_that_looks_at_pixels_is_learned_by_a_head_with_a_note():
     model = quick(agent(preset="single", scorer=Bright(0.99), options={"frame_size": 8}))
     assert model.imagination.reward_source.how == "head" and "frame" in model.notes[0]
     model.learn(60, log_interval=None)
@@ -190,11 +184,8 @@ def test_the_tasks_own_reward_needs_no_note():
     assert agent(preset="mbpo").notes == [] and agent(preset="sac").notes == []
 
 
-# ----------------------------------------------------------------------------------------------------- going on
-
-
 @pytest.mark.parametrize("preset", ["sac", "single", "dhmbpo", "macura", "coplanner", "morec", "pets"])
-def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(preset):
+def test_a_run_that_is_stopped_continues_to_the_same_numbers(preset):
     options = {"preset": preset, "n": 2, "model_steps": 5, **CHEAPER.get(preset, {})}
 
     def fresh():
@@ -223,11 +214,8 @@ def test_a_file_brings_the_policy_back(tmp_path):
         Dyna.load(str(tmp_path / "model"), other)
 
 
-# ---------------------------------------------------------------------------------------------------- containment
-
-
 @pytest.mark.parametrize("preset", ["single", "dhmbpo"])
-def test_dreams_that_explode_are_cut_counted_and_do_no_harm(preset):
+def test_rollouts_that_diverge_are_cut_and_counted(preset):
     model = quick(agent(preset=preset, horizon=5, retain=1, **CHEAPER["dhmbpo"]))
     model.learn(60, log_interval=None)
     model.imagination.model.fit = lambda replay: {}
@@ -236,7 +224,7 @@ def test_dreams_that_explode_are_cut_counted_and_do_no_harm(preset):
     model.learn(60, reset_num_timesteps=False, log_interval=None)
     assert model._sums["diverged"] > 0 and model._n_updates == 35
     if preset == "single":
-        assert len(model.imagination.buffer) == 0  # and so what happened is learnt from alone
+        assert len(model.imagination.buffer) == 0  # and so what happened is learned from alone
     else:
         assert model.imagination.states(50)[0].isfinite().all()
     assert model._restored == 0 and bool(weights(model).isfinite().all())
@@ -250,7 +238,7 @@ def test_the_simulator_itself_can_be_the_model():
     torch.testing.assert_close(predicted.reward, task, rtol=1e-5, atol=1e-4)
 
 
-def test_weights_that_are_no_numbers_are_replaced_by_the_last_sound_ones_three_times():
+def test_weights_that_are_nan_are_replaced_by_the_last_finite_ones_three_times():
     model = agent(preset="sac").learn(60, log_interval=None)
     good = {name: x.clone() for name, x in model.learner.actor.state_dict().items()}
     for times in (1, 2):
@@ -264,16 +252,13 @@ def test_weights_that_are_no_numbers_are_replaced_by_the_last_sound_ones_three_t
         model._act()
 
 
-def test_a_sound_fit_forgives_what_was_restored_before():
+def test_a_finite_fit_resets_the_count_of_recoveries():
     model = agent(preset="sac").learn(60, log_interval=None)
     model.learner.critic_flat.value.fill_(np.nan)
     model._fit()
     assert (model._restored, model._restored_in_row) == (1, 1)
     model._fit()
     assert (model._restored, model._restored_in_row) == (1, 0)
-
-
-# ------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -298,12 +283,12 @@ def test_a_sound_fit_forgives_what_was_restored_before():
         ({"lipschitz": "hard"}, r"agent\.lipschitz='hard' is unknown"),
     ],
 )
-def test_switches_that_contradict_each_other_are_refused_with_a_sentence(changes, sentence):
+def test_settings_that_contradict_each_other_are_refused_with_a_sentence(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         DynaConfig(**changes)
 
 
-def test_what_is_asked_for_wins_over_the_preset_and_the_preset_over_the_defaults():
+def test_what_is_given_wins_over_the_preset_and_the_preset_over_the_defaults():
     config = DynaConfig(preset="dhmbpo", critics=3)
     assert (config.critics, config.update, config.members) == (3, "svg", 5)
     assert DynaConfig().update == "buffer" and DynaConfig(members=7).elites == 5
@@ -321,7 +306,7 @@ def test_spaces_it_cannot_take_are_refused_and_another_agent_is_named():
 
 
 class Lone(gym.Env):
-    """Registered nowhere: nobody knows how it ends."""
+    """Not registered: there is no known rule of its end."""
 
     observation_space, action_space = spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
 
@@ -335,7 +320,7 @@ class Lone(gym.Env):
         return self.np_random.normal(size=2).astype(np.float32), 0.0, self.k == 7, False, {}
 
 
-def test_where_nobody_knows_how_an_episode_ends_the_model_learns_it():
+def test_without_a_known_rule_the_model_learns_the_end_of_episodes():
     made = SyncVectorEnv([Lone], autoreset_mode=AutoresetMode.SAME_STEP)
     model = quick(Dyna(made, DynaConfig(**{**TINY, "preset": "single"}), seed=0))
     assert model.imagination.ends is None

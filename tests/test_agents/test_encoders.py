@@ -1,4 +1,4 @@
-"""Observations in, embeddings out, and back: shapes of every kind, and that everything is read and can be said."""
+"""Observations in, embeddings out, and back: shapes of every kind; everything is encoded and can be decoded."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The ensemble: its members one by one, worlds it must learn to the digit, and what it does with bad data."""
+"""The ensemble: its members one by one, dynamics it must learn exactly, and bad data."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def encoding(obs_size, action_size=1):
     return SpaceEncoding(box, spaces.Box(-1, 1, (action_size,), np.float32))
 
 
-def linear_world(rows=2000, seed=0, noise=0.0):
+def linear_rows(rows=2000, seed=0, noise=0.0):
     """x' = A x + B u + c, in units that differ between the two numbers; reward x_0 + u."""
     draw = torch.Generator().manual_seed(seed)
     obs, action = torch.randn(rows, 2, generator=draw), torch.rand(rows, 1, generator=draw) * 2 - 1
@@ -51,7 +51,7 @@ def r2(predicted, true):
 
 def test_members_side_by_side_equal_a_loop_over_them():
     model = ensemble(members=3, norm="layer", terminations=True)
-    model.fit(linear_world(), 20)
+    model.fit(linear_rows(), 20)
     obs, action = torch.randn(7, 2), torch.randn(7, 1)
     predicted = model.step(obs, action, sample=False, member_predictions=True)
     x = (torch.cat([obs, action], -1) - model.net.inputs.mean) / model.net.inputs.scale
@@ -73,10 +73,10 @@ def test_members_side_by_side_equal_a_loop_over_them():
 
 
 @pytest.mark.parametrize("kind", ["gauss", "det"])
-def test_a_linear_world_is_learned_and_so_is_its_reward(kind):
+def test_linear_dynamics_are_learned_and_so_is_its_reward(kind):
     model = ensemble(members=2, kind=kind, first_steps=1000)
-    metrics = model.fit(linear_world())
-    obs, action, next_obs, task, *_ = linear_world(500, seed=1).arrays()
+    metrics = model.fit(linear_rows())
+    obs, action, next_obs, task, *_ = linear_rows(500, seed=1).arrays()
     predicted = model.step(obs, action, sample=False)
     assert (r2(predicted.next_obs - obs, next_obs - obs) > 0.999).all() and r2(predicted.reward, task) > 0.999
     assert metrics["model_error"] < 0.03 and metrics["model_steps"] == 1000
@@ -84,8 +84,8 @@ def test_a_linear_world_is_learned_and_so_is_its_reward(kind):
 
 def test_noise_is_recovered_as_the_deviation_a_member_predicts():
     model = ensemble(members=1, hidden=[32])
-    model.fit(linear_world(6000, noise=0.1))
-    obs, action, *_ = linear_world(500, seed=1).arrays()
+    model.fit(linear_rows(6000, noise=0.1))
+    obs, action, *_ = linear_rows(500, seed=1).arrays()
     predicted = model.step(obs, action, member_predictions=True)
     stds = predicted.stds[0] * model.net.outputs.scale[:2]
     torch.testing.assert_close(stds.mean(0), torch.tensor([0.1, 10.0]), rtol=0.1, atol=0)
@@ -96,7 +96,7 @@ def test_noise_is_recovered_as_the_deviation_a_member_predicts():
 @pytest.mark.parametrize("rows", [1, 7, 12])
 def test_ts1_gives_each_elite_an_equal_share_of_the_rows_and_every_row_every_elite(rows):
     model = ensemble(members=3, kind="det")
-    model.fit(linear_world(), 5)
+    model.fit(linear_rows(), 5)
     obs, action = torch.randn(rows, 2), torch.randn(rows, 1)
     by_member = model.step(obs, action, member_predictions=True).means  # (3, rows, 2)
     by_member = obs + model.net.outputs.mean[:2] + by_member * model.net.outputs.scale[:2]
@@ -112,9 +112,9 @@ def test_ts1_gives_each_elite_an_equal_share_of_the_rows_and_every_row_every_eli
     torch.testing.assert_close(counts / splits, torch.full((3, rows), 1 / 3), rtol=0, atol=0.1)  # five deviations
 
 
-def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_are_asked():
+def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_predict():
     model = ensemble(members=4, elites=2, kind="det")
-    rows = linear_world(300)
+    rows = linear_rows(300)
     model.fit(rows, 60)
     table = torch.cat([*rows.arrays()[:2], rows.arrays()[2] - rows.arrays()[0], rows.arrays()[3][:, None]], -1)
     scaled = torch.cat([model.net.inputs(table[:, :3]), model.net.outputs(table[:, 3:])], -1)
@@ -137,7 +137,7 @@ def test_scalers_stay_until_the_data_has_doubled():
     model = ensemble(members=1)
     seen = []
     for n in (200, 399, 400, 401):
-        world = linear_world(n)
+        world = linear_rows(n)
         steps = model.fit(world, 3)["model_steps"]
         assert steps == 3
         seen.append(model.net.inputs.mean.clone())
@@ -149,7 +149,7 @@ def test_scalers_stay_until_the_data_has_doubled():
 
 def test_later_fits_are_short_and_end_early_where_nothing_gets_better():
     model = ensemble(members=1, hidden=[16], first_steps=150, min_steps=100, max_steps=300)
-    world = linear_world(400)
+    world = linear_rows(400)
     assert model.fit(world)["model_steps"] == 150
     assert 100 <= model.fit(world)["model_steps"] <= 300
     assert model.fit(world, 7)["model_steps"] == 7 and model.fit(world, 0)["model_steps"] == 0
@@ -159,7 +159,7 @@ def test_later_fits_are_short_and_end_early_where_nothing_gets_better():
 
 def test_a_fit_that_only_made_things_worse_leaves_the_weights_as_they_were():
     model = ensemble(members=2)
-    world = linear_world(400)
+    world = linear_rows(400)
     before = model.fit(world, 200)
     weights = model._flat.value.clone()
     model.config.learning_rate = 0.5
@@ -170,19 +170,19 @@ def test_a_fit_that_only_made_things_worse_leaves_the_weights_as_they_were():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_no_number_leaves_what_was_known_and_is_counted(bad):
     model = ensemble(members=2)
-    world = linear_world(400)
+    world = linear_rows(400)
     model.fit(world, 50)
     before = {name: value.clone() for name, value in model.net.state_dict().items()}
     world.arrays()[2][17, 1] = bad
     world.added = 800  # scalers would be set anew
     assert model.fit(world, 50) == {"model_steps": 0.0, "model_failures": 1.0}
     assert all(torch.equal(value, before[name]) for name, value in model.net.state_dict().items())
-    assert model.fit(linear_world(400), 50)["model_failures"] == 1
+    assert model.fit(linear_rows(400), 50)["model_failures"] == 1
 
 
 def test_a_fit_that_blows_up_leaves_what_was_known_and_the_next_one_works():
     model = ensemble(members=2)
-    world = linear_world(400)
+    world = linear_rows(400)
     model.fit(world, 100)
     weights, rate = model._flat.value.clone(), model.config.learning_rate
     model.config.learning_rate = 1e30
@@ -198,15 +198,15 @@ def test_a_fit_that_blows_up_leaves_what_was_known_and_the_next_one_works():
 )
 def test_gradients_of_an_outcome_equal_finite_differences(settings):
     model = ensemble(members=3, hidden=[8], terminations=True)
-    model.fit(linear_world(200), 20)
+    model.fit(linear_rows(200), 20)
     model.net.double()
     model._weights = model._elite = [p.detach() for p in model.net.parameters()]
 
     def outcome(obs, action):
         model.generator.manual_seed(0)
         predicted = model.step(obs, action, **settings)
-        doubt = () if predicted.means is None else (predicted.means, predicted.stds)
-        return predicted.next_obs, predicted.reward, predicted.terminated, *doubt
+        uncertainty = () if predicted.means is None else (predicted.means, predicted.stds)
+        return predicted.next_obs, predicted.reward, predicted.terminated, *uncertainty
 
     inputs = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
     assert torch.autograd.gradcheck(outcome, tuple(x.requires_grad_() for x in inputs))
@@ -214,14 +214,14 @@ def test_gradients_of_an_outcome_equal_finite_differences(settings):
 
 def test_gradients_through_an_outcome_leave_the_models_own_alone():
     model = ensemble(members=3)
-    model.fit(linear_world(200), 20)
+    model.fit(linear_rows(200), 20)
     before, obs = model._flat.grad.clone(), torch.randn(4, 2, requires_grad=True)
     model.step(obs, torch.zeros(4, 1), member_predictions=True).next_obs.sum().backward()
     assert obs.grad.abs().min() > 0 and torch.equal(model._flat.grad, before)
 
 
 def test_a_number_that_never_changed_is_predicted_exactly_even_in_a_sample():
-    world = linear_world(400)
+    world = linear_rows(400)
     still = torch.full((400, 1), 0.3)
     columns = [torch.cat([x, still], -1) if x.shape == (400, 2) else x for x in world.arrays()]
     model = ensemble(obs_size=3, members=2)
@@ -246,9 +246,9 @@ def test_discrete_actions_and_the_end_of_an_episode_are_learned():
     assert model.step(obs, action).terminated.shape == (2000,)
 
 
-def test_a_restored_ensemble_goes_on_bit_for_bit():
+def test_a_restored_ensemble_continues_bit_for_bit():
     first, second = (ensemble(members=3, elites=2, max_steps=100, seed=seed) for seed in (1, 2))
-    world, obs, action = linear_world(400), torch.randn(5, 2), torch.randn(5, 1)
+    world, obs, action = linear_rows(400), torch.randn(5, 2), torch.randn(5, 1)
     first.fit(world, 60)
     second.load_state_dict(first.state_dict())
     for model in (first, second):
@@ -262,22 +262,22 @@ def test_a_restored_ensemble_goes_on_bit_for_bit():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_it_learns_the_same_world():
+def test_on_a_gpu_it_learns_the_same_dynamics():
     model = DynamicsEnsemble(encoding(2), EnsembleConfig(members=3, elites=2, hidden=[32, 32]), device="cuda")
-    world = linear_world()
+    world = linear_rows()
     world.columns = tuple(x.cuda() for x in world.columns)
     assert model.fit(world)["model_error"] < 0.03
-    obs, action, next_obs, *_ = (x.cuda() for x in linear_world(500, seed=1).arrays())
+    obs, action, next_obs, *_ = (x.cuda() for x in linear_rows(500, seed=1).arrays())
     for predicted in (model.step(obs, action), model.step(obs, action, member_predictions=True)):
         assert (r2(predicted.next_obs - obs, next_obs - obs) > 0.99).all()
 
 
-def test_the_same_seed_gives_the_same_model_and_nobody_elses_numbers_are_drawn():
+def test_the_same_seed_gives_the_same_model_and_no_other_generator_is_used():
     torch.manual_seed(3)
     state = torch.random.get_rng_state()
     models = [ensemble(members=2, seed=seed) for seed in (5, 5, 6)]
     for model in models:
-        model.fit(linear_world(200), 20)
+        model.fit(linear_rows(200), 20)
         model.step(torch.zeros(3, 2), torch.zeros(3, 1))
     assert torch.equal(models[0]._flat.value, models[1]._flat.value)
     assert not torch.equal(models[0]._flat.value, models[2]._flat.value)
@@ -313,4 +313,4 @@ def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"learning_rate=1.5"):
         EnsembleConfig(learning_rate=1.5)
     with pytest.raises(ValueError, match=r"1 transitions are too few to fit"):
-        ensemble().fit(linear_world(1))
+        ensemble().fit(linear_rows(1))

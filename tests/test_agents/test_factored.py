@@ -1,4 +1,4 @@
-"""Worlds of bits and dice whose rules and chances are known."""
+"""Bits and dice whose rules and probabilities are known."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +43,7 @@ def everything() -> tuple[Tensor, Tensor]:
     return (numbers[:, None] // 3 >> torch.arange(6) & 1).float(), torch.eye(3)[numbers % 3]
 
 
-def test_a_world_of_six_bits_is_learnt_exactly_also_where_it_was_not_seen() -> None:
+def test_six_bits_are_learned_exactly_also_for_unseen_combinations() -> None:
     obs, action = everything()
     seen = torch.randperm(192, generator=torch.Generator().manual_seed(0))
     rows = seen[:150].repeat(10)  # 42 combinations are never seen
@@ -59,7 +59,7 @@ def test_a_world_of_six_bits_is_learnt_exactly_also_where_it_was_not_seen() -> N
     torch.testing.assert_close(predicted.reward, reward, rtol=0, atol=0.25)
 
 
-def test_chances_are_learnt_and_drawn_as_they_are() -> None:
+def test_chances_are_learned_and_drawn_as_they_are() -> None:
     generator = torch.Generator().manual_seed(1)
     obs = torch.randint(2, (4000, 6), generator=generator).float()
     action = torch.eye(3)[torch.randint(3, (4000,), generator=generator)]
@@ -75,7 +75,7 @@ def test_chances_are_learnt_and_drawn_as_they_are() -> None:
         drawn = [model.step(here, action[: len(here)]) for _ in range(5)]
         share = torch.stack([p.next_obs[:, 0] for p in drawn]).mean()
         assert float(share) == pytest.approx(expected, abs=0.03)
-        for p in drawn:  # what is paid hangs on what was drawn, not on its chance
+        for p in drawn:  # the reward depends on what was drawn, not on its probability
             torch.testing.assert_close(p.reward, p.next_obs[:, 0], rtol=0, atol=0.2)
 
 
@@ -145,7 +145,7 @@ def test_members_see_other_rows_and_share_the_sampling() -> None:
     assert len(model.elites) == 2 and not predicted.next_obs.requires_grad
 
 
-def test_another_fit_leaves_nothing_worse_and_goes_on() -> None:
+def test_another_fit_leaves_nothing_worse_and_continues() -> None:
     obs, action = everything()
     rows = recorded(*(x.repeat(3, 1) if x.ndim == 2 else x.repeat(3) for x in (obs, action, *switches(obs, action))))
     model = Factored(BITS, FactoredConfig(hidden=[32], first_steps=100, min_steps=50, max_steps=50), seed=0)
@@ -161,7 +161,7 @@ def test_another_fit_leaves_nothing_worse_and_goes_on() -> None:
     assert model.fit(rows, steps=7)["model_steps"] == 7
 
 
-def test_numbers_that_are_none_leave_what_was_known() -> None:
+def test_nan_leaves_the_last_fit() -> None:
     obs, action = everything()
     model = Factored(BITS, FactoredConfig(hidden=[8], first_steps=20), seed=0)
     good = switches(obs, action)
@@ -173,7 +173,7 @@ def test_numbers_that_are_none_leave_what_was_known() -> None:
     assert torch.equal(model._flat.value, before)
 
 
-def test_a_model_goes_on_exactly_where_it_was_saved() -> None:
+def test_a_model_continues_exactly_where_it_was_saved() -> None:
     obs, action = everything()
     rows, config = recorded(obs, action, *switches(obs, action)), FactoredConfig(hidden=[16], members=2, first_steps=60)
     one, other = Factored(BITS, config, seed=0), Factored(BITS, config, seed=1)

@@ -1,4 +1,4 @@
-"""A reward gone stale pays what it said then, while the reward itself goes on learning."""
+"""A frozen reward returns stored rewards, while the reward itself continues to learn."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from agents.replay.replay import Replay
 
 
 @pytest.mark.parametrize("names", [("task", "rnd"), ("task", "count"), ("rnd",)])
-def test_old_transitions_keep_their_pay_and_new_ones_get_todays(names):
+def test_old_transitions_keep_their_reward_and_new_ones_get_the_present_one(names):
     venv = envs.make.make_vec("CartPole-v1", 2, seed=0)
     spaces = (venv.single_observation_space, venv.single_action_space)
     configs = {name: rewards.get(name).Config() for name in names}
@@ -28,10 +28,10 @@ def test_old_transitions_keep_their_pay_and_new_ones_get_todays(names):
         if t == 39:
             before = replay.rows(torch.arange(20)).reward
     assert torch.equal(replay.rows(torch.arange(20)).reward, before)
-    assert replay.metrics and "reward/total" in replay.metrics  # it has learnt since
+    assert replay.metrics and "reward/total" in replay.metrics  # it has learned since
 
 
-def test_a_scorer_that_cannot_pay_the_past_is_refused_by_agents_with_a_replay():
+def test_a_scorer_that_cannot_relabel_is_refused_by_agents_with_a_replay():
     from agents.dyna.agent import Dyna, DynaConfig
 
     class Streams:

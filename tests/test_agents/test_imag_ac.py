@@ -1,4 +1,4 @@
-"""What is learnt in imagination: returns, scales, policies and losses, by hand; and that they find what is best."""
+"""Actor-critic in imagination: hand-computed returns, scales, policies and losses; and the optimum is found."""
 
 import math
 
@@ -29,10 +29,7 @@ def random(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-# ------------------------------------------------------------------------------------------------------- returns
-
-
-def test_lambda_returns_are_what_one_computes_by_hand():
+def test_lambda_returns_are_the_hand_computed_one():
     got = lambda_returns(column(1.0, 2.0), column(0.5, 0.5), column(9.0, 4.0, 8.0), lambda_=0.5)
     last = 2 + 0.5 * 8  # nothing follows but the value
     assert got.flatten().tolist() == pytest.approx([1 + 0.5 * (0.5 * 4 + 0.5 * last), last])
@@ -85,9 +82,6 @@ def test_a_step_that_only_resets_is_no_step():
     assert total.item() == 1.5 and discount.item() == 0.25 and last.item() == 2 and known.item()
 
 
-# ------------------------------------------------------------------------------------------------------- policies
-
-
 def test_no_discrete_action_dies_out():
     policy = LatentPolicy(3, 4, True, 8)
     nn.init.constant_(policy.net[-1].bias, 0.0)
@@ -125,11 +119,8 @@ def test_samples_come_as_often_as_the_probabilities_say():
     torch.testing.assert_close(shares, torch.tensor([0.2, 0.5, 0.3]), atol=0.015, rtol=0)
 
 
-# ------------------------------------------------------------------------------------------------------- dreams
-
-
 class Corridor:
-    """A world of five places in a row; action 1 goes right, 0 left; the last place pays 1, and ends the episode."""
+    """Five places in a row; action 1 goes right, 0 left; the last place has reward 1, and ends the episode."""
 
     def __init__(self):
         self.cell = self
@@ -176,7 +167,7 @@ def behaviour_of(**changes):
     return behaviour
 
 
-def test_it_dreams_its_way_to_the_end_of_a_corridor_and_knows_what_that_is_worth():
+def test_imagination_finds_the_end_of_a_corridor_and_its_value():
     world, behaviour = Corridor(), behaviour_of()
     data = replayed(world)
     for _ in range(150):
@@ -189,7 +180,7 @@ def test_it_dreams_its_way_to_the_end_of_a_corridor_and_knows_what_that_is_worth
     assert 0 < metrics["entropy"].item() < math.log(2)
 
 
-def test_dreams_start_where_they_are_told_and_weigh_what_comes_after_an_end_by_nothing():
+def test_imagination_begins_at_the_given_states_and_has_weight_zero_after_an_end():
     world, behaviour = Corridor(), behaviour_of()
     with torch.no_grad():
         behaviour.policy.net[-1].bias[1] = 50.0  # always to the right, but for the uniform share
@@ -205,11 +196,11 @@ def test_the_replayed_value_learns_from_what_happened_and_stops_where_the_succes
     flats = behaviour._flats
     z = torch.eye(5)[[0, 1, 2, 3]][:, None]
     no = torch.zeros(4, 1, dtype=torch.bool)
-    paid = column(0.0, 0.0, 1.0, 0.0)
+    rewards = column(0.0, 0.0, 1.0, 0.0)
     ended = column(0.0, 0.0, 1.0, 0.0)
     first = no.clone()
     first[3] = True
-    data = Replayed({"z": z}, z, torch.zeros(4, 1, 2), paid, ended, first, ~no)
+    data = Replayed({"z": z}, z, torch.zeros(4, 1, 2), rewards, ended, first, ~no)
     for _ in range(150):
         loss = behaviour._replay_loss(data)
         flats["critic"].grad.zero_()

@@ -1,4 +1,4 @@
-"""Imagined transitions are kept without a reward and paid when they are sampled."""
+"""Imagined transitions are stored without a reward and scored when they are sampled."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def numbers(imagined, count=2000):
     return sorted(set(imagined.sample(count, 0.9).obs[:, 0].tolist()))
 
 
-def test_what_was_really_imagined_comes_back_paid_now_less_the_penalty():
+def test_alive_transitions_come_back_with_the_present_reward_less_the_penalty():
     prices = {"each": 1.0}
 
     def reward_function(obs, action, next_obs, task, terminated, step):
@@ -68,7 +68,7 @@ def test_what_was_really_imagined_comes_back_paid_now_less_the_penalty():
         torch.testing.assert_close(rows.discount, 0.9 * (n % 2 == 0))
 
 
-def test_newer_dreams_take_the_place_of_older_ones():
+def test_newer_transitions_replace_older_ones():
     imagined = ImaginedBuffer(7, CODEC, task)
     for first in (0, 10, 20):
         imagined.add(rollout(first))
@@ -79,7 +79,7 @@ def test_newer_dreams_take_the_place_of_older_ones():
 
 
 @pytest.mark.parametrize(("retain", "left"), [(1, [20, 21, 22, 23, 25]), (2, [10, 11, 12, 13, 15, 20, 21, 22, 23, 25])])
-def test_dreams_outlive_as_many_fits_of_the_model_as_asked_for(retain, left):
+def test_transitions_are_kept_for_retain_fits_of_the_model(retain, left):
     imagined = ImaginedBuffer(100, CODEC, task, retain=retain)
     for first in (0, 10, 20):
         imagined.refitted()
@@ -89,14 +89,14 @@ def test_dreams_outlive_as_many_fits_of_the_model_as_asked_for(retain, left):
         ImaginedBuffer(100, CODEC, task).sample(1, 0.9)
 
 
-def test_dreams_carry_no_gradient():
+def test_transitions_carry_no_gradient():
     buffer = ImaginedBuffer(10, CODEC, task)
     imagined = rollout(0)
     buffer.add(replace(imagined, obs=imagined.obs.requires_grad_()))
     assert not buffer.sample(3, 0.9).reward.requires_grad and not buffer.table.requires_grad
 
 
-def test_saved_dreams_go_on_equally():
+def test_a_saved_buffer_continues_equally():
     first = ImaginedBuffer(7, CODEC, task, retain=2)
     first.add(rollout(0))
     first.refitted()
@@ -111,6 +111,6 @@ def test_saved_dreams_go_on_equally():
     assert len(first) == len(second) == 7
 
 
-def test_dreams_without_room_are_refused():
+def test_a_buffer_without_room_is_refused():
     with pytest.raises(ValueError, match=r"capacity=0, retain=1 hold nothing; give 1 or more"):
         ImaginedBuffer(0, CODEC, task)

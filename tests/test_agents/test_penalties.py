@@ -1,4 +1,4 @@
-"""Penalties for doubt: each by hand, and against an independent computation."""
+"""Penalties for uncertainty: each hand-computed, and against an independent computation."""
 
 import math
 
@@ -81,11 +81,11 @@ def test_leave_one_out_equals_a_loop_over_members():
 @pytest.mark.parametrize("name", PENALTIES)
 def test_agreement_costs_less_than_disagreement_and_where_all_zero_lies_does_not_matter(name):
     members = several()
-    doubt = PENALTIES[name](members)
+    uncertainty = PENALTIES[name](members)
     agreed = Predicted(members.next_obs, members.reward, None, members.means[:1].expand(4, -1, -1), members.stds / 10)
     moved = Predicted(members.next_obs, members.reward, None, members.means + 7, members.stds)
-    assert doubt.shape == (6,) and (PENALTIES[name](agreed) < doubt).all()
-    torch.testing.assert_close(PENALTIES[name](moved), doubt, rtol=1e-3, atol=1e-4)
+    assert uncertainty.shape == (6,) and (PENALTIES[name](agreed) < uncertainty).all()
+    torch.testing.assert_close(PENALTIES[name](moved), uncertainty, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PENALTIES)

@@ -1,4 +1,4 @@
-"""Planners: near the Riccati optimum of a double integrator, and where UPMPC's doubt leads."""
+"""Planners: near the Riccati optimum of a double integrator, and where UPMPC's uncertainty leads."""
 
 import functools
 
@@ -68,12 +68,12 @@ def test_plans_cost_within_a_twentieth_of_the_optimum(kind):
 def test_planning_at_every_step_drives_the_state_to_rest():
     P, _ = riccati(60)[-1]
     planner = CEM(CODEC, horizon=5, samples=150, iterations=5, elites=15, gamma=GAMMA)
-    obs, paid = STARTS, torch.zeros(3, dtype=torch.float64)
+    obs, rewards = STARTS, torch.zeros(3, dtype=torch.float64)
     for _ in range(30):
         outcome = Integrator().step(obs, planner.plan(DREAM, obs, value=lambda obs: -((obs @ P) * obs).sum(-1)))
-        obs, paid = outcome.next_obs, paid + outcome.reward
+        obs, rewards = outcome.next_obs, rewards + outcome.reward
     best = ((STARTS @ riccati(30)[-1][0]) * STARTS).sum(-1)
-    assert (-paid <= 1.05 * best).all(), -paid / best
+    assert (-rewards <= 1.05 * best).all(), -rewards / best
 
 
 def test_a_value_stands_for_what_follows_the_horizon():
@@ -139,15 +139,15 @@ def test_a_plan_that_is_cut_loses_to_a_loss():
 
 
 class Fork:
-    """One step: a reward of `pay[i]` for action i, and members that disagree by `doubt[i]`."""
+    """One step: a reward of `pay[i]` for action i, and members that disagree by `uncertainty[i]`."""
 
     members, differentiable = 2, False
 
-    def __init__(self, reward_function, doubt):
-        self.reward_function, self.doubt = torch.tensor(reward_function), torch.tensor(doubt)
+    def __init__(self, reward_function, uncertainty):
+        self.reward_function, self.uncertainty = torch.tensor(reward_function), torch.tensor(uncertainty)
 
     def step(self, obs, action, *, sample=True, member_predictions=False):
-        half = (action * self.doubt).sum(-1)[:, None].expand_as(obs)
+        half = (action * self.uncertainty).sum(-1)[:, None].expand_as(obs)
         return Predicted(obs, (action * self.reward_function).sum(-1), None, torch.stack([obs - half, obs + half]))
 
 
@@ -156,11 +156,11 @@ def proposals(obs, t):
     return torch.eye(3).repeat_interleave(len(obs) // 3, 0), None
 
 
-def test_upmpc_picks_the_best_return_and_doubt_attracts_or_repels():
-    obs, reward_function, doubt = torch.zeros(4, 2), [1.0, 1.2, -1.0], [0.1, 1.0, 5.0]
+def test_upmpc_picks_the_best_return_and_uncertainty_attracts_or_repels():
+    obs, reward_function, uncertainty = torch.zeros(4, 2), [1.0, 1.2, -1.0], [0.1, 1.0, 5.0]
 
     def chosen(alpha, ends=None):
-        rollout = functools.partial(imagine, Fork(reward_function, doubt), reward_function=task, ends=ends)
+        rollout = functools.partial(imagine, Fork(reward_function, uncertainty), reward_function=task, ends=ends)
         action = UPMPC(candidates=3, horizon=2, alpha=alpha).plan(rollout, proposals, obs)
         assert action.shape == (4, 3)
         return action.argmax(-1).tolist()
@@ -171,9 +171,12 @@ def test_upmpc_picks_the_best_return_and_doubt_attracts_or_repels():
 
 
 def test_upmpc_counts_nothing_after_the_end_and_a_value_where_there_is_none():
-    reward_function, doubt, obs = [3.0, 2.0, 0.0], [0.0, 0.0, 0.0], torch.zeros(1, 2)
+    reward_function, uncertainty, obs = [3.0, 2.0, 0.0], [0.0, 0.0, 0.0], torch.zeros(1, 2)
     rollout = functools.partial(
-        imagine, Fork(reward_function, doubt), reward_function=task, ends=lambda obs, action, next_obs: action[:, 0] > 0
+        imagine,
+        Fork(reward_function, uncertainty),
+        reward_function=task,
+        ends=lambda obs, action, next_obs: action[:, 0] > 0,
     )
     planner = UPMPC(candidates=3, horizon=2, alpha=0.0, gamma=0.5)
     assert planner.plan(rollout, proposals, obs).argmax() == 0  # 3 and over against 2 + 1

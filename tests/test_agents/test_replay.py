@@ -1,4 +1,4 @@
-"""What goes into a replay comes out of it, paid as the reward stands now."""
+"""What goes into a replay comes out of it, with the present reward."""
 
 import copy
 
@@ -53,7 +53,7 @@ class Camera(gym.Env):
 
 
 class Brightness(Reward):
-    """Pays ten times the pixels after, less the pixels before."""
+    """Ten times the pixels after, less the pixels before."""
 
     requires = frozenset({"obs", "next_obs"})
 
@@ -199,11 +199,11 @@ def test_n_step_returns_end_where_episodes_or_the_ring_end(mode):
     k = (after[:, 0] - obs[:, 0]).astype(int)
     assert k.min() >= 1 and k.max() == 4
     for j in range(len(k)):
-        paid = [
+        scored = [
             0.9**m * np.cos((s + 1) * ((3 * s + obs[j, 1] + obs[j, 2]) % 3))
             for m, s in enumerate(obs[j, 0] + range(k[j]))
         ]
-        assert rows.reward[j] == pytest.approx(sum(paid), abs=1e-5)
+        assert rows.reward[j] == pytest.approx(sum(scored), abs=1e-5)
         if rows.discount[j] > 0:
             assert rows.discount[j] == pytest.approx(0.9 ** k[j])
 
@@ -241,12 +241,12 @@ def test_images_are_stored_once_and_finals_are_not_lost(mode):
     for ours, theirs in (("obs", "obs"), ("next_obs", "next_obs")):
         whole = np.stack([getattr(b, theirs)["image"] for b in batches])
         np.testing.assert_array_equal(getattr(kept, ours)["image"], whole[t, i])
-    paid = np.stack([mix.total(b, None, 0)[0] for b in batches])
-    np.testing.assert_array_equal(rows.reward, paid[t, i])
+    scored = np.stack([mix.total(b, None, 0)[0] for b in batches])
+    np.testing.assert_array_equal(rows.reward, scored[t, i])
     assert len(replay.images.finals["image"]) <= 32
 
 
-def test_an_episode_that_somebody_cuts_short_is_not_joined_to_the_next():
+def test_an_episode_that_is_reset_from_outside_is_not_joined_to_the_next():
     mix = rewards.make({"count": None}, ScriptedWorld.observation_space, ScriptedWorld.action_space)
     envs = SyncVectorEnv([lambda: Camera(0)], autoreset_mode=AutoresetMode.SAME_STEP)
     pictures = one(Brightness, "Camera")
@@ -263,7 +263,7 @@ def test_an_episode_that_somebody_cuts_short_is_not_joined_to_the_next():
     assert mix.keeps and not pictures.keeps
 
 
-def test_old_transitions_are_paid_by_the_newest_reward():
+def test_old_transitions_have_the_newest_reward():
     mix = one(Level, "CartPole")
     replay, _ = lived("CartPole", MODES[0], 30, mix)
     assert replay.sample(16).reward.unique().tolist() == [1]
@@ -273,7 +273,7 @@ def test_old_transitions_are_paid_by_the_newest_reward():
     assert set(replay.sample(64, 2).reward.tolist()) <= {5.0, 9.5}
 
 
-def test_a_reward_that_has_learnt_pays_otherwise_at_once():
+def test_a_reward_that_has_learned_relabels_at_once():
     env = MAKERS["CartPole"](0)
     mix = rewards.make(["rnd"], env.observation_space, env.action_space, gamma=0.9)
     mix.streams["rnd"].warmup = 0
@@ -317,8 +317,8 @@ def test_embeddings_stand_for_frames(mode, shape):
     rows = replay.rows(replay.sampler.in_order())
     t, i = np.divmod(rows.index.numpy(), N)
     t = t + 70 * ((79 - t) // 70)
-    paid = np.stack([mix.total(b, None, 0)[0] for b in batches])
-    np.testing.assert_allclose(rows.reward, paid[t, i], rtol=1e-5, atol=1e-4)
+    scored = np.stack([mix.total(b, None, 0)[0] for b in batches])
+    np.testing.assert_allclose(rows.reward, scored[t, i], rtol=1e-5, atol=1e-4)
     assert "frame" not in replay.columns and replay.columns["average"].shape == (70, N, 1)
 
 
@@ -346,7 +346,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("configs", CASES, ids=lambda c: "-".join(c))
-def test_the_buffer_of_stable_baselines_pays_the_same(configs):
+def test_the_buffer_of_stable_baselines_gives_the_same_rewards(configs):
     ours = scripted_mix(**configs)
     theirs = scripted_mix(**configs)
     replay, batches = lived("Scripted", MODES[0], 60, ours, update_every=60)
@@ -364,13 +364,13 @@ def test_the_buffer_of_stable_baselines_pays_the_same(configs):
         buffer.add(batch.obs, batch.next_obs, batch.action[:, None], batch.reward, ended, infos)
     assert replay.metrics == pytest.approx(buffer.metrics)
     times, columns = np.broadcast_arrays(np.arange(60)[:, None], np.arange(N))
-    paid = replay.rows(torch.arange(60 * N)).reward.view(60, N)
-    np.testing.assert_allclose(paid, buffer.rewards[times, columns], rtol=1e-5, atol=1e-6)
-    assert paid.any() or "subgoals" in configs
+    scored = replay.rows(torch.arange(60 * N)).reward.view(60, N)
+    np.testing.assert_allclose(scored, buffer.rewards[times, columns], rtol=1e-5, atol=1e-6)
+    assert scored.any() or "subgoals" in configs
 
 
 @pytest.mark.parametrize("name", sorted(set(rewards.TABLE) - WEIGHTS))
-def test_every_reward_can_be_paid_from_a_replay(name):
+def test_every_reward_can_be_recomputed_from_a_replay(name):
     replay, _ = lived(
         "Scripted", AutoresetMode.NEXT_STEP, 30, scripted_mix(**{name: {}}), capacity=20 * N, update_every=15
     )
@@ -379,7 +379,7 @@ def test_every_reward_can_be_paid_from_a_replay(name):
     assert replay.metrics
 
 
-def test_fresh_transitions_are_learnt_from_once_in_time_order():
+def test_fresh_transitions_are_learned_from_once_in_time_order():
     mix = one(Level, "Scripted")
     seen = []
     mix.update = lambda batch, raw, timesteps: seen.append((batch.obs.copy(), timesteps)) or {"metric": 1.0}
@@ -389,7 +389,7 @@ def test_fresh_transitions_are_learnt_from_once_in_time_order():
     assert replay.metrics == {"metric": 1.0}
 
 
-def test_what_trains_and_what_dreams_is_counted():
+def test_training_and_imagination_are_counted():
     replay, _ = lived("CartPole", MODES[0], 20, sampling="dfs")
     sampler = replay.sampler
     index = replay.sequences(10, 5).index
@@ -413,7 +413,7 @@ def test_errors_of_values_decide_what_is_sampled():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sampling", ["uniform", "dfs", "lap"])
-def test_a_saved_replay_goes_on_equally(mode, sampling):
+def test_a_saved_replay_continues_equally(mode, sampling):
     def build():
         return scripted_mix(count={}, oni={"model": "count"}, task={})
 
@@ -435,7 +435,7 @@ def test_a_saved_replay_goes_on_equally(mode, sampling):
     assert first.metrics == pytest.approx(second.metrics) and len(first) == len(second)
 
 
-def test_saved_images_go_on_equally():
+def test_saved_images_continue_equally():
     first, _ = lived("Camera", MODES[0], 30, one(Brightness, "Camera"), capacity=20 * N)
     second = Replay(20 * N, N, first.encoding, one(Brightness, "Camera"), gamma=0.9, seed=5)
     second.load_state_dict(unpack(*pack(first.state_dict())))
@@ -446,7 +446,7 @@ def test_saved_images_go_on_equally():
         assert torch.equal(first.sample(32).reward, second.sample(32).reward)
 
 
-def test_what_is_too_small_says_so():
+def test_what_is_too_small_is_refused():
     box = spaces.Box(-1, 1, (1,), np.float32)
     encoding = SpaceEncoding(box, box)
     with pytest.raises(ValueError, match=r"capacity=3 has no room for a step of 4 environments; give 4"):

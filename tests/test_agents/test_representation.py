@@ -1,4 +1,4 @@
-"""Losses that shape latents, by hand; a budget that is kept; empowerment of worlds where it is known."""
+"""Hand-computed losses that shape latents; a budget that is kept; empowerment where it is known."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_infonce_by_hand():
     assert infonce(said, said[[1, 2, 0]], temperature=1.0).item() == pytest.approx(math.log(math.e + 2))
 
 
-def test_consistency_by_hand_moves_what_was_foreseen():
+def test_consistency_trains_the_prediction():
     foreseen = torch.tensor([[[1.0, 3.0]]], requires_grad=True)
     encoded = torch.tensor([[[2.0, 0.0]]], requires_grad=True)
     gap = consistency(foreseen, encoded)
@@ -105,7 +105,7 @@ def test_a_budget_out_of_range_is_refused():
         KLBudget(1.0, balance=1.5)
 
 
-def learnt(model, features, after, action, steps=150):
+def learned(model, features, after, action, steps=150):
     flat = Flat.over(list(model.parameters()))
     for _ in range(steps):
         flat.grad.zero_()
@@ -121,13 +121,13 @@ def seeded(*args):
 
 
 def test_empowerment_is_what_actions_change():
-    """Four actions at random: told apart they are worth log 4 nats; where pairs do the same, log 2; else nothing."""
+    """Four random actions: distinguished they have log 4 nats; where pairs do the same, log 2; else nothing."""
     chosen = torch.arange(128) % 4
     action, features = F.one_hot(chosen, 4).float(), torch.zeros(128, 2)
     log_pi = torch.full((128,), -math.log(4))
     for place, nats in ((chosen, math.log(4)), (chosen // 2, math.log(2)), (0 * chosen, 0.0)):
         after = features + torch.stack([place % 2, place // 2], -1)
-        model = learnt(seeded(2, 4, True, 32), features, after, action)
+        model = learned(seeded(2, 4, True, 32), features, after, action)
         assert (model.log_prob(features, after, action) - log_pi).mean().item() == pytest.approx(nats, abs=0.05)
 
 
@@ -148,6 +148,6 @@ def test_a_continuous_action_is_worth_more_the_more_it_moves():
     worth = []
     for push in (0.0, 0.3, 3.0):
         after = features + push * action + 0.3 * torch.randn(128, 1, generator=g)
-        model = learnt(seeded(1, 1, False, 32), features, after, action)
+        model = learned(seeded(1, 1, False, 32), features, after, action)
         worth.append(model.log_prob(features, after, action).mean().item())
     assert worth[0] < worth[1] - 0.02 < worth[2] - 0.5

@@ -1,4 +1,4 @@
-"""Imagined transitions are paid what real ones are, or how far off that is, is known."""
+"""Imagined transitions get the rewards of real ones, or the error is known."""
 
 import copy
 
@@ -37,7 +37,7 @@ class Signed(Reward):
 
 
 class Ends(Reward):
-    """Pays the end of an episode, and the step it comes at."""
+    """Rewards the end of an episode, and its step."""
 
     requires = frozenset({"terminated", "step", "action", "next_obs"})
 
@@ -98,7 +98,7 @@ def imagined(encoding, count=64):
         (lambda: mix_of(CARTPOLE, "count"), "head", "the reward depends on the episode before"),
     ],
 )
-def test_how_imagination_is_paid_follows_from_what_the_reward_reads(make, how, why):
+def test_the_source_of_imagined_rewards_follows_from_what_the_reward_reads(make, how, why):
     encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
     reward_source = RewardSource(make(), encoding)
     assert reward_source.how == how and why in reward_source.reason
@@ -124,20 +124,20 @@ def test_frames_and_images_need_a_head():
     )
 
 
-def test_the_reward_itself_pays_what_it_pays_for_real_transitions():
+def test_the_reward_itself_scores_imagined_transitions_as_real_ones():
     encoding = SpaceEncoding(CARTPOLE.observation_space, CARTPOLE.action_space)
     mix = mix_of(CARTPOLE, "task", "rnd", rnd="linear:1:0:1000")
     mix.streams["rnd"].warmup = 0
     obs, action, next_obs, task, terminated, step = imagined(encoding)
     reward_source = RewardSource(mix, encoding)
     reward_source.timesteps = 300
-    paid = reward_source(obs, action, next_obs, task, terminated, step)
+    scored = reward_source(obs, action, next_obs, task, terminated, step)
     batch = Transitions(
         obs.numpy(), action.argmax(-1).numpy(), task.numpy(), next_obs.numpy(), terminated.numpy(),
         np.zeros(64, bool), np.ones(64, bool), step.numpy(),
     )  # fmt: skip
-    np.testing.assert_allclose(paid, mix.total(batch, None, 300)[0], atol=1e-6)
-    assert not torch.equal(paid, task)
+    np.testing.assert_allclose(scored, mix.total(batch, None, 300)[0], atol=1e-6)
+    assert not torch.equal(scored, task)
 
 
 def test_ends_steps_and_actions_reach_the_reward_in_its_own_units():
@@ -171,8 +171,8 @@ def test_a_head_learns_a_reward_and_tells_when_it_has_changed():
     turned = reward_source.fit(replay, 50)
     assert turned["head_gap"] > 1.5 and turned["head_refits"] == 1
     rows = replay.sample(512)
-    paid = reward_source(rows.obs, rows.action, rows.next_obs, rows.reward * 0, rows.discount == 0, rows.step)
-    assert (paid - rows.reward).square().mean().sqrt() / spread(rows.reward) < 0.3
+    scored = reward_source(rows.obs, rows.action, rows.next_obs, rows.reward * 0, rows.discount == 0, rows.step)
+    assert (scored - rows.reward).square().mean().sqrt() / spread(rows.reward) < 0.3
     assert replay.rows(rows.index).reward.mean() > 0  # costs, the other way round
 
 
@@ -185,11 +185,11 @@ def test_a_head_has_the_gradient_of_the_reward():
     obs = rows.obs.clone().requires_grad_()
     reward_source(obs, rows.action, rows.next_obs, rows.reward, rows.discount == 0, rows.step).sum().backward()
     speed = rows.obs[:, 2]
-    together = torch.stack([obs.grad[:, 2], -0.2 * speed])  # of -0.1 speed^2, in part told by next_obs
+    together = torch.stack([obs.grad[:, 2], -0.2 * speed])  # of -0.1 speed^2, in part known from next_obs
     assert torch.corrcoef(together)[0, 1] > 0.6
 
 
-def test_rewards_that_are_all_alike_are_learnt_without_a_division_by_zero():
+def test_rewards_that_are_all_alike_are_learned_without_a_division_by_zero():
     head = RewardHead(2)
     x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     head.fit(x, torch.full((100,), -3.0), 20)
@@ -197,7 +197,7 @@ def test_rewards_that_are_all_alike_are_learnt_without_a_division_by_zero():
     assert torch.isfinite(head.predict(x + 1)).all()
 
 
-def test_random_numbers_of_others_are_left_alone():
+def test_no_global_random_numbers_are_used():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -206,7 +206,7 @@ def test_random_numbers_of_others_are_left_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_saved_payer_goes_on_equally():
+def test_a_saved_source_continues_equally():
     mix = mix_around(Signed, PENDULUM)
     replay = swung(mix, steps=100)
     sources = [RewardSource(mix, replay.encoding, differentiable=True, seed=seed) for seed in (0, 1)]
@@ -232,8 +232,8 @@ def test_whole_numbers_are_rounded_before_a_reward_reads_them():
     mix = Mix([Stream("it", First(RewardConfig(), space, spaces.Discrete(2)), gamma=0.9)])
     values = torch.tensor([[4.9, 0.0], [-0.4, 0.0], [300.0, 0.0], [7.2, 0.0]])
     task, no = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
-    paid = RewardSource(mix, encoding)(values, torch.eye(2)[[0, 0, 1, 1]], values, task, no, no.long())
-    assert paid.tolist() == [5, 0, 255, 7]
+    scored = RewardSource(mix, encoding)(values, torch.eye(2)[[0, 0, 1, 1]], values, task, no, no.long())
+    assert scored.tolist() == [5, 0, 255, 7]
 
 
 def test_impossible_heads_are_refused():

@@ -1,4 +1,4 @@
-"""SAC and DQN as learners: losses by hand, bounds that hold, and small problems solved to the digit."""
+"""SAC and DQN as learners: hand-computed losses, bounds that hold, and small problems solved to the digit."""
 
 import math
 from typing import NamedTuple
@@ -56,12 +56,14 @@ def test_log_densities_equal_those_of_a_gaussian_behind_a_tanh():
     action, log_prob = squashed(outputs, noise)
     mean, raw = outputs.chunk(2, -1)
     log_std = -5 + 3.5 * (raw.tanh() + 1)
-    twin = TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform(cache_size=1)])
+    reference = TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform(cache_size=1)])
     before = mean + log_std.exp() * noise
     kept = before.abs().amax(-1) < 5  # beyond that torch's inverse is not exact
-    expected = twin.base_dist.log_prob(before) - twin.transforms[0].log_abs_det_jacobian(before, before.tanh()).sum(-1)
+    expected = reference.base_dist.log_prob(before) - reference.transforms[0].log_abs_det_jacobian(
+        before, before.tanh()
+    ).sum(-1)
     torch.testing.assert_close(log_prob[kept], expected[kept], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(log_prob[kept], twin.log_prob(action)[kept], atol=2e-2, rtol=2e-3)
+    torch.testing.assert_close(log_prob[kept], reference.log_prob(action)[kept], atol=2e-2, rtol=2e-3)
     assert squashed(torch.full((1, 2), 1e3), torch.ones(1, 1))[1].isfinite().all()
 
 
@@ -81,7 +83,7 @@ def test_targets_by_hand():
 @pytest.mark.parametrize("fused", [True, False])
 def test_one_step_is_that_of_three_losses_written_down_separately(fused):
     batch = rows()
-    learner, twin = (SoftActorCritic(3, 2, small(max_grad_norm=1e9), seed=3, fused=fused) for _ in range(2))
+    learner, reference = (SoftActorCritic(3, 2, small(max_grad_norm=1e9), seed=3, fused=fused) for _ in range(2))
     metrics = learner.update(batch)
 
     def adam(loss, parameters):  # the first step of Adam: the gradient's sign, softened by epsilon
@@ -91,39 +93,41 @@ def test_one_step_is_that_of_three_losses_written_down_separately(fused):
                 p -= 3e-4 * grad / (grad.abs() + 1e-5)
 
     with torch.no_grad():
-        next_action, next_log_prob = twin.sample(batch.next_obs)
-        next_q = twin.q(batch.next_obs, next_action, target=True).amin(0)
+        next_action, next_log_prob = reference.sample(batch.next_obs)
+        next_q = reference.q(batch.next_obs, next_action, target=True).amin(0)
         target = batch.reward + batch.discount * (next_q - 1.0 * next_log_prob)
-    q = twin.q(batch.obs, batch.action)
+    q = reference.q(batch.obs, batch.action)
     critic_loss = 0.5 * (q[0] - target).square().mean() + 0.5 * (q[1] - target).square().mean()
-    old = twin.critic_flat.value.clone()
-    adam(critic_loss, list(twin.critic.parameters()))
-    action, log_prob = twin.sample(batch.obs)
-    actor_loss = (log_prob - torch.minimum(*twin.q(batch.obs, action))).mean()
-    adam(actor_loss, list(twin.actor.parameters()))
+    old = reference.critic_flat.value.clone()
+    adam(critic_loss, list(reference.critic.parameters()))
+    action, log_prob = reference.sample(batch.obs)
+    actor_loss = (log_prob - torch.minimum(*reference.q(batch.obs, action))).mean()
+    adam(actor_loss, list(reference.actor.parameters()))
     slope = -(log_prob.mean() - 2)  # target entropy -2
     torch.testing.assert_close(metrics["critic_loss"], critic_loss.detach())
     torch.testing.assert_close(metrics["actor_loss"], actor_loss.detach())
-    torch.testing.assert_close(learner.critic_flat.value, twin.critic_flat.value, atol=2e-6, rtol=0)
-    torch.testing.assert_close(learner.actor_flat.value, twin.actor_flat.value, atol=2e-6, rtol=0)
-    torch.testing.assert_close(learner.target_flat, old + 0.005 * (twin.critic_flat.value - old), atol=1e-6, rtol=0)
+    torch.testing.assert_close(learner.critic_flat.value, reference.critic_flat.value, atol=2e-6, rtol=0)
+    torch.testing.assert_close(learner.actor_flat.value, reference.actor_flat.value, atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        learner.target_flat, old + 0.005 * (reference.critic_flat.value - old), atol=1e-6, rtol=0
+    )
     assert learner.log_alpha.item() == pytest.approx(-3e-4 * slope.sign().item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("options", [{}, {"target": "mean", "critics": 3, "entropy": 0.1}, {"bounded_targets": True}])
-def test_the_step_by_hand_equals_its_twin_through_autograd(options):
-    learner, twin = (SoftActorCritic(3, 2, small(**options), seed=3, fused=fused) for fused in (True, False))
+def test_the_closed_form_step_equals_autograd(options):
+    learner, reference = (SoftActorCritic(3, 2, small(**options), seed=3, fused=fused) for fused in (True, False))
     assert learner.fused is not None
-    assert twin.fused is None
-    for model in (learner, twin):
+    assert reference.fused is None
+    for model in (learner, reference):
         model.whiten(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 0.5]))
     for number in range(5):
         batch = rows(size=32 - number, seed=number)
-        one, other = learner.update(batch), twin.update(batch)
+        one, other = learner.update(batch), reference.update(batch)
         assert one.keys() == other.keys()
         for name in one:
             torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(moved(learner), moved(twin), atol=5e-6, rtol=0)
+    torch.testing.assert_close(moved(learner), moved(reference), atol=5e-6, rtol=0)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=NAMES)
@@ -283,9 +287,9 @@ def test_dqn_explores_by_epsilon_and_resumes_exactly():
     learner.epsilon.fill_(0.4)
     share = (learner.act(obs) * best).sum(-1).mean().item()
     assert share == pytest.approx(1 - 0.4 * 3 / 4, abs=0.03)
-    twin = DeepQ(3, 4, small(), seed=2)
-    twin.load_state_dict(learner.state_dict())
-    assert torch.equal(twin.act(obs), learner.act(obs))
+    reference = DeepQ(3, 4, small(), seed=2)
+    reference.load_state_dict(learner.state_dict())
+    assert torch.equal(reference.act(obs), learner.act(obs))
 
 
 def test_settings_out_of_range_and_contradictions_are_refused():

@@ -41,7 +41,7 @@ def test_a_forgotten_row_is_drawn_no_more():
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "lap", "dfs"])
-def test_only_the_oldest_are_drawn_if_asked_for(sampling):
+def test_among_draws_only_the_oldest(sampling):
     sampler = filled(sampling)
     assert set(sampler.draw(2000, 8).tolist()) == set(range(8))
 
@@ -57,7 +57,7 @@ def test_rows_are_drawn_by_the_power_of_their_error_and_new_ones_by_the_largest(
     assert 41 not in sampler.draw(5000).tolist()
 
 
-def test_the_model_trains_on_what_it_has_seldom_seen():
+def test_the_model_trains_on_what_it_has_rarely_seen():
     sampler = filled("dfs")
     sampler.used(torch.arange(20), 2.0)
     weights = sampler.weights(torch.arange(40))

@@ -1,4 +1,4 @@
-"""Least squares with known answers, and worlds whose polynomials are known."""
+"""Least squares with known answers, and dynamics whose polynomials are known."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def pendulum(count: int, seed: int, length: int = 1, angle: float = np.pi, speed
 
 
 def linear(count: int, seed: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """x' = x + A x + B u + 0.1, paid x'_0 - u_1; also A and B."""
+    """x' = x + A x + B u + 0.1, reward x'_0 - u_1; also A and B."""
     generator = torch.Generator().manual_seed(seed)
     a = 0.05 * torch.randn(3, 3, generator=torch.Generator().manual_seed(9)) - 0.1 * torch.eye(3)  # decays
     b = 0.2 * torch.eye(3, 2)
@@ -129,7 +129,7 @@ def test_all_bootstraps_at_once_equal_a_loop_over_them() -> None:
     assert (found == 0).any(1).any() and not (found[~keep] != 0).any()
 
 
-def test_a_linear_world_is_learnt_from_500_transitions() -> None:
+def test_linear_dynamics_are_learned_from_500_transitions() -> None:
     rows, a, b = linear(500, 0)
     model = Sindy(BOX, SindyConfig(degree=2, whiten=False, alpha=1e-9), seed=0)
     metrics = model.fit(Recorded(*rows))
@@ -148,7 +148,7 @@ def test_a_linear_world_is_learnt_from_500_transitions() -> None:
     assert model.equations()[2].endswith(f"{a[2, 2]:+.4g} x2")
 
 
-def test_equations_of_a_whitened_world_say_what_was_taken_off() -> None:
+def test_equations_of_whitened_variables_show_the_mean() -> None:
     model = Sindy(BOX, SindyConfig(degree=1), seed=0)
     model._state["shift"] = torch.tensor([0.0, -2.0, 0.5])
     model._state["scale"] = torch.tensor([1.0, 4.0, 1.0])
@@ -157,7 +157,7 @@ def test_equations_of_a_whitened_world_say_what_was_taken_off() -> None:
     assert model.equations() == ["x0 +0.5 x0 +0.05 (x1+2) -3 u1", "x1", "x2", "+1 (x2-0.5)"]
 
 
-def test_one_member_finds_the_linear_world_alone() -> None:
+def test_one_member_finds_linear_dynamics_alone() -> None:
     rows, a, b = linear(100, 0)
     model = Sindy(BOX, SindyConfig(members=1, degree=1, threshold=0.0, alpha=1e-9, whiten=False), seed=0)
     model.fit(Recorded(*rows))
@@ -227,7 +227,7 @@ def test_every_member_answers_for_its_share_of_the_rows() -> None:
     assert float((100 * one).mean()) == pytest.approx(1.5, abs=0.15)  # the only row is not always the first member's
 
 
-def test_opinions_are_what_each_member_says_in_units_of_the_changes() -> None:
+def test_member_predictions_are_in_units_of_the_changes() -> None:
     model = fitted()
     obs, action = linear(7, 5)[0][:2]
     means = model.step(obs, action, member_predictions=True).means
@@ -259,7 +259,7 @@ def test_predictions_end_where_the_data_ends() -> None:
     torch.testing.assert_close(far[0], both.amax(0) + 0.1 * (both.amax(0) - both.amin(0)))
 
 
-def test_numbers_that_are_none_leave_what_was_known() -> None:
+def test_nan_leaves_the_last_fit() -> None:
     model = fitted()
     before = model._state["coefficients"].clone()
     rows, *_ = linear(300, 1)
@@ -270,7 +270,7 @@ def test_numbers_that_are_none_leave_what_was_known() -> None:
     assert model.fit(Recorded(*(x[:5] for x in rows))) == {}
 
 
-def test_a_model_goes_on_exactly_where_it_was_saved() -> None:
+def test_a_model_continues_exactly_where_it_was_saved() -> None:
     rows, *_ = linear(300, 0)
     rows[3] = (rows[2][:, 0] > 0).float()
     one, other = Sindy(BOX, seed=0), Sindy(BOX, seed=1)

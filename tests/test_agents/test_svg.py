@@ -1,4 +1,4 @@
-"""Learning through a model: returns by hand, and gradients that climb the true objective."""
+"""Stochastic value gradients: hand-computed returns, and gradients that ascend the true objective."""
 
 import copy
 
@@ -15,7 +15,7 @@ GAMMA = 0.5
 
 
 class Linear:
-    """x' = x + u, paid -x'^2; a world that needs no learning."""
+    """x' = x + u, reward -x'^2; dynamics without learning."""
 
     members, differentiable = 1, True
 
@@ -44,7 +44,7 @@ def imagined(reward, alive, terminated, log_prob=None):
     )
 
 
-def test_the_return_of_a_rollout_that_goes_on_ends_or_is_cut_is_what_one_computes_by_hand():
+def test_the_return_of_a_rollout_that_continues_ends_or_is_cut_is_the_hand_computed_one():
     rollouts = imagined(
         reward=[[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 0.0, 2.0], [4.0, 0.0, 0.0, 0.0]],
         alive=[[True] * 4, [True, True, False, True], [True, False, False, False]],
@@ -76,12 +76,12 @@ def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it()
     agent.critic_step = lambda obs, action, target, reward: (
         told.update(target=target, action=action) or step(obs, action, target, reward)
     )
-    twin = copy.deepcopy(agent.state_dict())
+    reference = copy.deepcopy(agent.state_dict())
     start = torch.linspace(-1, 1, 5)[:, None]
     Svg(agent, Linear(), reward_function, None, gamma=GAMMA, horizon=2).update(start, torch.zeros(5, dtype=torch.int64))
 
     other = learner()
-    other.load_state_dict(twin)
+    other.load_state_dict(reference)
     with torch.no_grad():  # the same noise, one action after the other
         a0, _ = other.sample(start)
         s1 = start + a0
@@ -111,7 +111,7 @@ def test_one_update_climbs_the_true_objective():
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
-def test_it_finds_the_best_action_of_a_linear_world(horizon):
+def test_it_finds_the_best_action_of_linear_dynamics(horizon):
     agent = learner()
     svg = Svg(agent, Linear(), reward_function, None, gamma=GAMMA, horizon=horizon)
     draw = torch.Generator().manual_seed(0)
@@ -136,10 +136,10 @@ def test_a_rollout_that_ends_gives_no_gradient_from_beyond_its_end():
     agent.actor_step = lambda objective, log_prob: (
         told.update(objective=objective.detach()) or step(objective, log_prob)
     )
-    twin = copy.deepcopy(agent.state_dict())
+    reference = copy.deepcopy(agent.state_dict())
     start = torch.linspace(-1, 1, 5)[:, None]
     Svg(agent, Ending(), reward_function, None, gamma=GAMMA, horizon=3).update(start, torch.zeros(5, dtype=torch.int64))
     other = learner()
-    other.load_state_dict(twin)
+    other.load_state_dict(reference)
     action, log_prob = other.sample(start)
     torch.testing.assert_close(told["objective"], (-((start + action)[:, 0] ** 2) - 0.01 * log_prob).detach())

@@ -57,7 +57,7 @@ def float_tensor(x):
 
 
 @pytest.mark.parametrize("env_id", ONE_STEP)
-def test_every_real_step_is_foretold(env_id):
+def test_every_real_step_is_predicted(env_id):
     env, encoding, model = model_of(env_id)
     obs, action, after, reward, terminated = real_steps(env, encoding, 60 if "-v5" in env_id else 300)
     outcome = model.step(float_tensor(obs), float_tensor(action), member_predictions=True)
@@ -81,7 +81,7 @@ def test_options_of_the_environment_are_those_of_the_model():
     np.testing.assert_allclose(outcome.reward, reward, atol=1e-4)
 
 
-def test_the_same_question_has_the_same_answer_whatever_was_asked_before():
+def test_outcomes_do_not_depend_on_earlier_calls():
     env, encoding, model = model_of("HalfCheetah-v5")
     obs, action, *_ = (float_tensor(x) for x in real_steps(env, encoding, 20))
     first = model.step(obs, action)

@@ -1,4 +1,4 @@
-"""A world and what is learnt in it without imagination: which steps count, what follows what."""
+"""The latent model and TD3 in it: which steps count, what follows what."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def sequences(length=6, batch=5, actions=2):
 
 
 @pytest.mark.parametrize("preset", ["mrq", "tdmpc2"])
-def test_what_lies_behind_the_end_of_an_episode_is_not_foreseen(preset):
+def test_what_lies_behind_the_end_of_an_episode_is_not_predicted(preset):
     made = learner(preset)
     for flat in made.flats.values():  # heads begin by saying the same of everything
         flat.value.add_(0.05 * torch.randn(flat.value.shape, generator=random(1)))
@@ -102,7 +102,7 @@ def test_the_hidden_layer_leads_to_the_next_latent_and_can_be_read_without_movin
     assert action.grad.abs().sum() > 0 and made.flats["model"].grad.abs().sum() == 0
 
 
-def test_plans_are_judged_by_the_worlds_own_heads():
+def test_plans_are_evaluated_by_the_models_own_heads():
     made = learner("tdmpc2")
     z, action = torch.rand(4, 16, generator=random()), torch.rand(4, 2, generator=random(1))
     predicted = LatentDynamics(made.world).step(z, action)

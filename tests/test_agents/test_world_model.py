@@ -52,7 +52,7 @@ def weights(model):
 
 
 class Camera(gym.Env):
-    """A bright column in a small image, moved to the left or to the right; the right edge pays."""
+    """A bright column in a small image, moved to the left or to the right; reward at the right edge."""
 
     def __init__(self, side=32):
         self.observation_space = spaces.Box(0, 255, (3, side, side), np.uint8)
@@ -72,9 +72,6 @@ class Camera(gym.Env):
         self.k += 1
         self.place = int(np.clip(self.place + 2 * action - 1, 0, 3))
         return self._obs(), float(self.place == 3), self.place == 3, self.k == 12, {}
-
-
-# ------------------------------------------------------------------------------------------------------- it runs
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tdmpc2"])
@@ -134,9 +131,6 @@ def test_nethack_is_read_by_its_parts_and_the_loss_falls():
     assert np.isfinite(after) and after < before
 
 
-# ------------------------------------------------------------------------------------------- rewards that change
-
-
 class Turning(TaskScorer):
     """The task's reward, until `sign` is turned."""
 
@@ -155,7 +149,7 @@ class Turning(TaskScorer):
 
 
 @pytest.mark.parametrize(("preset", "relabel"), [("r2dreamer", True), ("mrq", True), ("mrq", False)])
-def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_anew(preset, relabel):
+def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_relabelled(preset, relabel):
     scorer = Turning(0.99)
     sizes = {"latent": 32, "groups": 8, "classes": 8, "embed": 32, "hidden": 32}
     speed = {"model_learning_rate": 3e-3, "train_ratio": 16.0, "batch_size": 32 if preset == "mrq" else 16}
@@ -166,11 +160,11 @@ def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_
     rows = model.replay.sequences(32, model.learner.length)
     old = model.learner.world.replayed(rows)
 
-    def paid():
+    def scored():
         with torch.no_grad():
             return model.learner.world.reward(old.features, old.action)
 
-    assert torch.corrcoef(torch.stack([paid().flatten(), rows.task.flatten()]))[0, 1] > 0.5
+    assert torch.corrcoef(torch.stack([scored().flatten(), rows.task.flatten()]))[0, 1] > 0.5
     for _ in range(20):  # as in the middle of a rollout
         action = model._act()
         batch = model.steps.step(action, model.encoding)
@@ -181,14 +175,14 @@ def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_paid_
     scorer.sign = -1.0
     assert (model.replay.newest(40).reward.mean() > 0) == relabel
     model._watch_head()
-    now = torch.corrcoef(torch.stack([paid().flatten(), rows.task.flatten()]))[0, 1]
+    now = torch.corrcoef(torch.stack([scored().flatten(), rows.task.flatten()]))[0, 1]
     if relabel:
         assert model.refits == refits + 1 and now < -0.3
     else:
         assert model.refits == refits and now > 0.5
 
 
-def test_rewards_that_see_or_remember_are_said_to_be_paid_by_the_head():
+def test_rewards_that_see_or_remember_come_with_a_note():
     class Seeing(TaskScorer):
         requires = frozenset({"frame"})
 
@@ -196,11 +190,8 @@ def test_rewards_that_see_or_remember_are_said_to_be_paid_by_the_head():
     assert "frame" in agent(scorer=Seeing(0.99)).notes[0]
 
 
-# ------------------------------------------------------------------------------------------------------- resuming
-
-
 @pytest.mark.parametrize(("preset", "env"), [("r2dreamer", "Pendulum-v1"), ("mrq", "Pendulum-v1"), ("drama", "grid")])
-def test_a_run_goes_on_exactly_where_it_stopped(preset, env):
+def test_a_run_continues_exactly_where_it_stopped(preset, env):
     env = "MiniGrid-Empty-5x5-v0" if env == "grid" else env
     whole = agent(env, preset)
     whole.learn(100)
@@ -216,12 +207,12 @@ def test_a_run_goes_on_exactly_where_it_stopped(preset, env):
 
 
 def _continue_environments(old, new):
-    """The environments of a run that goes on stand where those of the old one do."""
+    """The environments of a continued run stand where those of the old one do."""
     new.reset(seed=0)
     new.restore(old.snapshot())
 
 
-def test_saving_and_loading_keeps_what_it_would_do(tmp_path):
+def test_saving_and_loading_keeps_the_actions(tmp_path):
     model = agent(preset="mrq")
     model.learn(100)
     model.save(str(tmp_path / "agent"))
@@ -242,10 +233,7 @@ def test_what_is_remembered_matters_and_is_emptied_where_episodes_begin():
     assert not np.array_equal(carried[1], fresh[1])
 
 
-# ------------------------------------------------------------------------------------------------------- refusals
-
-
-def test_weights_that_are_no_numbers_are_taken_back_and_in_the_end_refused():
+def test_weights_that_are_nan_are_restored_and_in_the_end_refused():
     model = agent()
     model.learn(100)
     good = weights(model)
