@@ -20,12 +20,12 @@ from importlib import metadata
 
 from envs.settings import Settings, setting
 from runners.cli.command import Command
-from runners.doctor import Finding, ask, packages, worlds
+from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
 from runners.run.packages import required
 
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
-WORLDS = (  # name, id, whether it is drawn
+ENVIRONMENTS = (  # name, id, whether it is drawn
     ("classic control", "CartPole-v1", True),
     ("box2d", "LunarLander-v3", True),
     ("minigrid", "MiniGrid-Empty-5x5-v0", True),
@@ -33,7 +33,7 @@ WORLDS = (  # name, id, whether it is drawn
     ("mujoco", "HalfCheetah-v5", False),
     ("nethack", "NetHackScore-v0", False),
 )
-OPTIONAL_WORLDS = (("crafter", "lodestar/Crafter-v0"), ("minihack", "minihack:MiniHack-Room-5x5-v0"))
+OPTIONAL = (("crafter", "lodestar/Crafter-v0"), ("minihack", "minihack:MiniHack-Room-5x5-v0"))
 Check = Callable[[], list[Finding]]
 
 
@@ -53,7 +53,7 @@ class DoctorConfig(Settings):
 def examine(config: DoctorConfig) -> int:
     """Print what was found; returns the exit code."""
     findings = []
-    for found in answers(list(choose(checks(config), config.only).values())):
+    for found in answers(list(choose(all_checks(config), config.only).values())):
         findings += found
         if not config.json:
             show(found)
@@ -66,46 +66,48 @@ def examine(config: DoctorConfig) -> int:
     return 3 if lacking else 0
 
 
-def checks(config: DoctorConfig) -> dict[str, Check]:
+def all_checks(config: DoctorConfig) -> dict[str, Check]:
     """Everything that is looked at, in the order of the lines."""
     timeout = config.timeout
 
     def alone(name: str, target: str, *given: object, fix: str = "", required: bool = True) -> Check:
-        return partial(ask, name, f"runners.doctor.{target}", *given, fix=fix, required=required, timeout=timeout)
+        return partial(
+            ask, name, f"runners.doctor.checks:{target}", *given, fix=fix, required=required, timeout=timeout
+        )
 
     try:
         core, extras = required()
     except metadata.PackageNotFoundError:
         core, extras = ["lodestar-rl"], {}
     made: dict[str, Check] = {
-        "python": alone("python", "machine:python"),
-        "packages": alone("packages", "packages:ours", fix="pip install lodestar-rl"),
-        "imports": partial(packages.imports, core, 3 * timeout),
-        "pygame": alone("pygame", "packages:pygames"),
-        "pin": alone("nle's pin", "packages:pin", required=False),
-        "torch": alone("torch", "machine:torch", fix="pip install 'torch>=2.10'"),
-        "cores": alone("cores", "machine:cores", required=False),
-        "disk": alone("disk", "machine:disk", config.root, fix="root=<a folder that you may write to>"),
+        "python": alone("python", "python"),
+        "packages": alone("packages", "ours", fix="pip install lodestar-rl"),
+        "imports": partial(checks.imports, core, 3 * timeout),
+        "pygame": alone("pygame", "pygames"),
+        "pin": alone("nle's pin", "pin", required=False),
+        "torch": alone("torch", "torch", fix="pip install 'torch>=2.10'"),
+        "cores": alone("cores", "cores", required=False),
+        "disk": alone("disk", "disk", config.root, fix="root=<a folder that you may write to>"),
     }
-    for name, env_id, drawn in WORLDS:
+    for name, env_id, drawn in ENVIRONMENTS:
         if name != "nethack" or sys.platform != "win32":
-            fix = worlds.BUILD if name == "nethack" else "see the line of its package"
-            made[name] = alone(name, "worlds:world", name, env_id, drawn, fix=fix)
-    made["mujoco drawn"] = partial(worlds.mujoco, timeout)
-    for name, env_id in OPTIONAL_WORLDS:
+            fix = checks.BUILD if name == "nethack" else "see the line of its package"
+            made[name] = alone(name, "environment", name, env_id, drawn, fix=fix)
+    made["mujoco drawn"] = partial(checks.mujoco, timeout)
+    for name, env_id in OPTIONAL:
         fix = f"optional: pip install 'lodestar-rl[{name}]'"
-        made[name] = alone(name, "worlds:world", name, env_id, None, False, fix=fix, required=False)
+        made[name] = alone(name, "environment", name, env_id, None, False, fix=fix, required=False)
     if config.env:
-        made["env"] = alone("env", "worlds:world", "env", config.env, None, fix="python -m runners.list")
+        made["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
     made |= {
-        "video": alone("video", "worlds:video", fix="pip install imageio-ffmpeg", required=False),
-        "clip": alone("CLIP", "models:shipped", required=False),
-        "cache": alone("CLIP's cache", "models:cached", required=False),
-        "judge": alone("judge", "models:judge", config.judge, config.model, required=False),
-        "launchers": alone("launchers", "packages:launchers", required=False),
+        "video": alone("video", "video", fix="pip install imageio-ffmpeg", required=False),
+        "clip": alone("CLIP", "shipped", required=False),
+        "cache": alone("CLIP's cache", "cached", required=False),
+        "judge": alone("judge", "judge", config.judge, config.model, required=False),
+        "launchers": alone("launchers", "launchers", required=False),
     }
     names = [name for name in extras if name != "dev"]
-    return made | {f"[{n}]": alone(f"[{n}]", "packages:extra", n, *extras[n], required=False) for n in names}
+    return made | {f"[{n}]": alone(f"[{n}]", "extra", n, *extras[n], required=False) for n in names}
 
 
 def choose(made: dict[str, Check], only: list[str]) -> dict[str, Check]:

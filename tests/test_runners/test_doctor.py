@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rewards.vision.encoder import MODELS
-from runners.doctor import Finding, ask, models, packages, worlds
-from runners.doctor.__main__ import DoctorConfig, checks, choose, main
+from runners.doctor import Finding, ask, checks
+from runners.doctor.__main__ import DoctorConfig, all_checks, choose, main
 from runners.run.packages import distribution, required
 
 FAULTY = """
@@ -61,7 +61,7 @@ def test_a_check_that_hangs_is_killed_at_its_limit(faulty: Path) -> None:
 
 
 def test_a_package_that_kills_the_process_is_named_and_the_rest_go_on(faulty: Path) -> None:
-    found = packages.imports(["filelock>=3", "crashing>=1", "no-such-package<2", "rich>=99"], 60)
+    found = checks.imports(["filelock>=3", "crashing>=1", "no-such-package<2", "rich>=99"], 60)
     assert [(f.name, f.state) for f in found] == [
         ("filelock", "ok"),
         ("crashing", "missing"),
@@ -74,7 +74,7 @@ def test_a_package_that_kills_the_process_is_named_and_the_rest_go_on(faulty: Pa
 
 
 def test_a_requirement_of_another_platform_is_not_missed() -> None:
-    (found,) = packages.each("no-such-package>=1; sys_platform == 'beos'")
+    (found,) = checks.each("no-such-package>=1; sys_platform == 'beos'")
     assert found == Finding("no-such-package", "ok", 'not needed here (sys_platform == "beos")')
 
 
@@ -106,12 +106,12 @@ def test_every_requirement_and_extra_of_the_project_is_looked_at() -> None:
     assert {"gymnasium", "torch", "nle", "hydra-core", "tensorboard"} <= set(names)
     assert set(extras) >= {"cluster", "onnx", "minihack"}
     assert [distribution(line) for line in extras["cluster"]] == ["ray", "submitit"]
-    assert {"[cluster]", "imports", "mujoco drawn", "judge"} <= set(checks(DoctorConfig()))
+    assert {"[cluster]", "imports", "mujoco drawn", "judge"} <= set(all_checks(DoctorConfig()))
 
 
 def test_an_extra_says_what_it_lacks() -> None:
-    (there,) = packages.extra("x", "filelock>=3")
-    (lacking,) = packages.extra("x", "filelock>=3", "no-such-package")
+    (there,) = checks.extra("x", "filelock>=3")
+    (lacking,) = checks.extra("x", "filelock>=3", "no-such-package")
     assert (there.state == "ok" and there.found.startswith("filelock 3")) or there.found.startswith("filelock 4")
     assert lacking == Finding(
         "[x]", "missing", "optional; without no-such-package", "pip install 'lodestar-rl[x]'", required=False
@@ -174,35 +174,35 @@ def test_a_judge_is_asked_for_real_and_its_key_stays_secret(monkeypatch: pytest.
     with ThreadingHTTPServer(("127.0.0.1", 0), _Judge) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        (found,) = models.judge(url, "")
+        (found,) = checks.judge(url, "")
         server.shutdown()
     assert found.state == "ok" and found.found.startswith(f"tiny at {url} answered in")
     assert _Judge.asked == ["Bearer sk-CANARY"] and "CANARY" not in str(found)
-    (gone,) = models.judge(url, "")
+    (gone,) = checks.judge(url, "")
     assert gone.state == "missing" and not gone.required and "CANARY" not in str(gone)
     assert gone.found == f"{url} cannot be reached: ConnectError (OPENAI_API_KEY is set)"
-    (unasked,) = models.judge("", "")
+    (unasked,) = checks.judge("", "")
     assert unasked.state == "ok" and "OPENAI_API_KEY is set" in unasked.found
 
 
 def test_shipped_weights_are_compared_with_their_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (MODELS["lodestar"] / "open_clip_model.safetensors").is_file():
         pytest.skip("the models ship with a checkout")
-    assert [(f.name, f.state) for f in models.shipped()] == [("CLIP lodestar", "ok"), ("CLIP lodestar-96", "ok")]
+    assert [(f.name, f.state) for f in checks.shipped()] == [("CLIP lodestar", "ok"), ("CLIP lodestar-96", "ok")]
     for name in ("README.md", "open_clip_model.safetensors"):
         data = bytearray((MODELS["lodestar"] / name).read_bytes())
         data[-1] ^= name.endswith("safetensors")
         (tmp_path / name).write_bytes(data)
     monkeypatch.setitem(MODELS, "lodestar", tmp_path)
-    changed = next(iter(models.shipped()))
+    changed = next(iter(checks.shipped()))
     assert changed.state == "missing" and "not the file that its card describes" in changed.found
 
 
 def test_two_frames_go_through_the_encoder_and_back() -> None:
-    (found,) = worlds.video()
+    (found,) = checks.video()
     assert found.state == "ok" and found.found.endswith("read back")
 
 
 def test_a_world_is_stepped_and_drawn() -> None:
-    (found,) = worlds.world("classic control", "CartPole-v1", None)
+    (found,) = checks.environment("classic control", "CartPole-v1", None)
     assert found.state == "ok" and found.found.endswith("with a frame of 64 x 64")
