@@ -128,31 +128,10 @@ def environment(env_id: str) -> str:
     return f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)
 
 
-def details(name: str, cls: type, prefix: str) -> str:
+def details(name: str, cls: type[Any], prefix: str) -> str:
     """The docstring of a reward's file or an agent's class, and its options."""
     text = (inspect.getdoc(sys.modules[cls.__module__]) if prefix.startswith("reward") else None) or inspect.getdoc(cls)
-    config: Any = cls.Config  # type: ignore[attr-defined]
-    return f"{name}: {text or ''}\n\noptions\n{options_text(config, prefix, comments=comments(config))}"
-
-
-def comments(config: type) -> dict[str, str]:
-    """Field -> its trailing comment, of the classes that do not declare their settings yet."""
-    from runners.tune.space import space
-
-    found: dict[str, str] = {}
-    for cls in reversed(config.__mro__[:-1]):
-        try:
-            source = inspect.getsource(cls)
-        except (OSError, TypeError):
-            continue
-        found |= dict(re.findall(r"^    (\w+): [^\n]*?#\s(.*)$", source, re.MULTILINE))
-        section = (cls.__doc__ or "").partition("Attributes:")[2]
-        for name, words in re.findall(r"^ {4,8}(\w+): (.*(?:\n {9,}.*)*)", section, re.MULTILINE):
-            found.setdefault(name, " ".join(words.split()))
-        for name, given in vars(cls).get("search", {}).items():
-            found[name] = found.get(name, "").partition(" {tune")[0]
-            found[name] += f" {{tune: {space(name, given)}}}" if given else ""
-    return found
+    return f"{name}: {text or ''}\n\noptions\n{options_text(cls.Config, prefix)}"
 
 
 def _summaries(targets: dict[str, str]) -> str:

@@ -137,7 +137,6 @@ def options_text(
     prefix: str = "",
     hidden: Collection[str] = (),
     defaults: Mapping[str, str] = MappingProxyType({}),
-    comments: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """A line for each field of a Config that is not `hidden`: its key with the default, what it is, its range."""
     needed = {f.name for f in dataclasses.fields(config) if f.default is MISSING and f.default_factory is MISSING}
@@ -148,7 +147,7 @@ def options_text(
         key = prefix + (f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else name)
         default = "" if name in needed or isinstance(default, dict) else written(default)
         left = "..." if name == REST else f"{key}={defaults.get(name, default)}"
-        words = declared.help or comments.get(name, "")
+        words = declared.help
         if not (declared.choices and all(str(choice) in words for choice in declared.choices)):
             words += f" ({declared.range})" if declared.range else ""
         tune = f" {{tune: {written(list(declared.tune))}}}" if declared.tune else ""

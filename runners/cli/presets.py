@@ -19,7 +19,11 @@ from typing import Any
 from runners.run.config import UsageError, unknown
 
 FOLDER = Path(__file__).parent / "preset"
-_ABOUT_ITSELF = ("applies", "on_top", "agents", "rewards")
+
+
+def every() -> dict[str, dict[str, Any]]:
+    """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
+    return {path.stem: _read(path) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def named(name: str) -> dict[str, Any]:
@@ -34,11 +38,6 @@ def named(name: str) -> dict[str, Any]:
     return found[name]
 
 
-def every() -> dict[str, dict[str, Any]]:
-    """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
-    return {path.stem: _read(path) for path in sorted(FOLDER.glob("*.yaml"))}
-
-
 def _read(path: Path) -> dict[str, Any]:
     return _parsed(path, path.stat().st_mtime_ns)
 
@@ -50,17 +49,15 @@ def _parsed(path: Path, changed: int) -> dict[str, Any]:
 
     text = path.read_text()
     if "${" in text or "_target_" in text:
-        raise UsageError(
-            f"the preset {path} is refused: configurations are data, so there is no _target_ and no ${{...}}"
-        )
+        raise UsageError(f"the preset {path} is refused: configurations are data, without _target_ and ${{...}}")
     try:
-        data: Any = yaml.safe_load(text)
+        data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"the preset {path} cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"the preset {path} holds no key: value")
     about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
-    own = {name: data.pop(name, None) for name in _ABOUT_ITSELF}
+    own = {name: data.pop(name, None) or {} for name in ("applies", "on_top", "agents", "rewards")}
     return {"about": about, "values": data, **own}
 
 
@@ -78,22 +75,17 @@ def applied(given: dict[str, Any]) -> list[str]:
         return []
     if name != "auto" and not named(name)["on_top"]:
         return [name]
-    return [*_by_itself(every(), given), *([] if name == "auto" else [name])]
-
-
-def _by_itself(found: dict[str, dict[str, Any]], given: dict[str, Any]) -> list[str]:
     reward = given.get("reward", "task")
     asked = {"env": str(given.get("env", "")), "reward": "+".join(reward) if isinstance(reward, list) else str(reward)}
     matches = []
-    for name, preset in found.items():
-        applies = preset["applies"]
-        agent = preset["values"].get("agent", "ppo")
-        if not applies or given.get("agent", agent) != agent:
+    for other, preset in every().items():
+        patterns, agent = preset["applies"], preset["values"].get("agent", "ppo")
+        if not patterns or given.get("agent", agent) != agent:
             continue
-        if all(fnmatch.fnmatchcase(asked[key], str(pattern)) for key, pattern in applies.items()):
-            exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in applies.values())
-            matches.append((exact, len(applies), name))
-    return [max(matches)[2]] if matches else []
+        if all(fnmatch.fnmatchcase(asked[key], str(pattern)) for key, pattern in patterns.items()):
+            exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in patterns.values())
+            matches.append((exact, len(patterns), other))
+    return [*(max(matches)[2:] if matches else ()), *([] if name == "auto" else [name])]
 
 
 def values(names: list[str], given: dict[str, Any]) -> dict[str, Any]:
@@ -101,10 +93,10 @@ def values(names: list[str], given: dict[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in names:
         settings = dict(named(name)["values"])
-        if given.get("agent", settings.get("agent", "ppo")) != settings.get("agent", "ppo"):
-            settings = {key: value for key, value in settings.items() if not key.startswith("agent")}
-        if given.get("reward", settings.get("reward")) != settings.get("reward") and "reward" in settings:
-            settings = {key: value for key, value in settings.items() if not key.startswith("reward")}
+        for kind, default in (("agent", "ppo"), ("reward", None)):
+            own = settings.get(kind, default)
+            if own is not None and given.get(kind, own) != own:
+                settings = {key: value for key, value in settings.items() if not key.startswith(kind)}
         merged |= settings
     return merged
 
@@ -112,9 +104,7 @@ def values(names: list[str], given: dict[str, Any]) -> dict[str, Any]:
 def values_for(names: list[str], agent: str, rewards: list[str]) -> dict[str, Any]:
     """What presets set for this agent and these rewards in particular."""
     merged: dict[str, Any] = {}
-    for name in names:
-        preset = named(name)
-        merged |= (preset["agents"] or {}).get(agent) or {}
-        for reward in rewards:
-            merged |= (preset["rewards"] or {}).get(reward) or {}
+    for preset in map(named, names):
+        for part in (preset["agents"].get(agent), *(preset["rewards"].get(reward) for reward in rewards)):
+            merged |= part or {}
     return merged
