@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from caption_rollouts import rollout
 from gymnasium import spaces
+from rollouts import rollout
 
 from rewards.base import Reward
 from rewards.check import check_reward

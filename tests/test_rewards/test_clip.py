@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 import pytest
+from rollouts import blank
 
 import rewards
 from envs.transitions import Cursor, from_gym_step
-from envs.types import Transitions
 from rewards.vision import encoder as encoder_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
 from rewards.vision.encoder import MODELS, SHIPPED, ClipEncoder, blanks, model_for, shared
@@ -24,10 +24,7 @@ def build(**options):
 
 def batch_of(frames, extras=None):
     n = len(frames) if frames is not None else len(next(iter(extras.values())))
-    zeros, no = np.zeros(n, np.float32), np.zeros(n, bool)
-    return Transitions(
-        zeros, zeros, zeros, zeros, no, no, ~no, np.zeros(n, np.int64), frame=frames, extras=extras or {}
-    )
+    return blank(n, frame=frames, extras=extras or {})
 
 
 @pytest.fixture(scope="module")

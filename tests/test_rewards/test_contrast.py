@@ -3,9 +3,9 @@ import copy
 import gymnasium as gym
 import numpy as np
 import pytest
+from rollouts import blank
 
 import rewards
-from envs.types import Transitions
 from rewards.base import Scored
 from rewards.check import check_reward
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
@@ -27,11 +27,8 @@ def units(n, seed=0):
 
 
 def batch_of(seen, valid=None):
-    n = len(seen)
-    zeros, no = np.zeros(n, np.float32), np.zeros(n, bool)
-    valid = ~no if valid is None else valid
-    steps = np.zeros(n, np.int64)
-    return Transitions(zeros, zeros, zeros, zeros, no, no, valid, steps, extras={"clip": seen.astype(np.float16)})
+    flags = {} if valid is None else {"valid": valid}
+    return blank(len(seen), extras={"clip": seen.astype(np.float16)}, **flags)
 
 
 def text(*sentences):

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from model_server import ModelServer, hangs, says, status
+from rollouts import blank
 
 from envs.crafter.family import EVENTS
 from envs.make import make_vec
@@ -31,14 +32,10 @@ def built(**options) -> Guidance:
 def rollout(*texts, step=0, ended=()) -> Transitions:
     """A rollout (T, N) with these captions; each text is a row of one environment, or a list for several."""
     text = np.array([[t] if isinstance(t, str) else t for t in texts], object)
-    shape = text.shape
-    ends = np.zeros(shape, bool)
-    for t in ended:
-        ends[t] = True
-    zeros = np.zeros(shape, np.float32)
-    steps = np.broadcast_to(step + np.arange(shape[0])[:, None], shape)
-    obs = np.zeros((*shape, 4), np.float32)
-    return Transitions(obs, zeros, zeros, obs, ends, np.zeros(shape, bool), np.ones(shape, bool), steps, text=text)
+    obs, ends = np.zeros((*text.shape, 4), np.float32), np.zeros(text.shape, bool)
+    ends[list(ended)] = True
+    steps = np.broadcast_to(step + np.arange(len(text))[:, None], text.shape)
+    return blank(*text.shape, obs=obs, next_obs=obs, terminated=ends, step=steps, text=text)
 
 
 def walk(reward, batch, memory=None):

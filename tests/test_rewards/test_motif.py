@@ -6,8 +6,8 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
-from caption_rollouts import BAD, GOOD, rewards_of, rollout
 from gymnasium import spaces
+from rollouts import BAD, GOOD, rewards_of, rollout
 
 from rewards.check import check_reward
 from rewards.language.motif import Motif, MotifConfig, _fitted

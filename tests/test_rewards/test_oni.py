@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from caption_rollouts import BAD, GOOD, rewards_of, rollout
 from gymnasium import spaces
+from rollouts import BAD, GOOD, rewards_of, rollout
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from agents.sb3.state import _buffer_state, _load_buffer

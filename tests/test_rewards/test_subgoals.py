@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from model_server import ModelServer, says, status
+from rollouts import blank
 
 from envs.make import make
 from envs.minigrid.family import HEAD
-from envs.types import Transitions, stack
+from envs.types import stack
 from rewards.check import check_reward
 from rewards.language.oracle import PUBLISHED, NoisyPlanner, solve
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
@@ -48,11 +49,8 @@ def reward(**options):
 def transition(before, now, step):
     """(N, K) signals before and after one step of N environments."""
     before, now = np.atleast_2d(before), np.atleast_2d(now)
-    n, no = len(now), np.zeros(len(now), bool)
-    obs = np.zeros((n, 4), np.float32)
-    steps = np.broadcast_to(np.asarray(step, np.int64), n).copy()
-    zeros = np.zeros(n, np.float32)
-    return Transitions(obs, no, zeros, obs, no, no, ~no, steps, signals=now, obs_signals=before)
+    obs = np.zeros((len(now), 4), np.float32)
+    return blank(len(now), obs=obs, next_obs=obs, step=np.full(len(now), step), signals=now, obs_signals=before)
 
 
 def walk(subject, *states):

@@ -3,10 +3,10 @@ import math
 import gymnasium as gym
 import numpy as np
 import pytest
+from rollouts import blank
 
 import rewards
 from envs.driving.vehicle import VEHICLE
-from envs.types import Transitions
 from rewards.base import Scored
 from rewards.check import check_reward
 from rewards.vision.clip import Clip, ClipConfig
@@ -30,11 +30,8 @@ def car(**changes):
 
 def batch_of(*cars, seen=None):
     signals = np.array(cars, np.float32)
-    n = len(signals)
-    zeros, no = np.zeros(n, np.float32), np.zeros(n, bool)
     extras = {} if seen is None else {"clip": seen.astype(np.float16)}
-    steps = np.zeros(n, np.int64)
-    return Transitions(zeros, zeros, zeros, zeros, no, no, ~no, steps, signals=signals, extras=extras)
+    return blank(len(signals), signals=signals, extras=extras)
 
 
 def units(n):

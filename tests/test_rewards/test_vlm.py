@@ -1,12 +1,14 @@
 """The judge over HTTP, asked about bright and dark pictures, by a server that really looks at them."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
 from model_server import ModelServer, breaks_off, hangs, says, status
+from rollouts import blank
 
-from envs.types import Transitions
 from rewards.llm.store import read_rows
 from rewards.preference.judges import make_segment_judge
 from rewards.preference.vlm import VLM
@@ -36,9 +38,7 @@ def segments(*last):
     """A segment of two steps for each brightness in `last`, which its last frame shows; the first step shows noise."""
     frame = np.random.default_rng(0).integers(0, 255, (2, len(last), 4, 4, 3), dtype=np.uint8)
     frame[1] = np.array(last)[:, None, None, None]
-    column = np.zeros((2, len(last)))
-    flags = {name: column.astype(bool) for name in ("terminated", "truncated")}
-    return Transitions(column, column, column, column, **flags, valid=column == 0, step=column, frame=frame)
+    return blank(2, len(last), frame=frame)
 
 
 FIRST, SECOND = segments(10, 200, 30, 90), segments(20, 100, 230, 90)
@@ -100,10 +100,21 @@ def test_answers_travel_in_the_state(server):
     assert len(server.seen) == 6 and fresh.counts["answered"] == 3
 
 
-def test_no_more_questions_are_in_work_than_threads(server):
-    server.plan = [hangs(0.05)] * 4
-    judge(server, concurrency=3).compare(segments(*range(0, 90, 10)), segments(*range(100, 190, 10)))
-    assert 2 <= server.most <= 3
+def test_no_more_questions_are_in_flight_than_concurrency_allows(monkeypatch):
+    lock, running = threading.Lock(), [0, 0]  # now, at most
+
+    def answer(chat, parts, schema=None, reply=None):
+        with lock:
+            running[:] = running[0] + 1, max(running[1], running[0] + 1)
+        time.sleep(0.02)
+        with lock:
+            running[0] -= 1
+        return {"answer": 0} if schema else "so"
+
+    monkeypatch.setattr("rewards.llm.client.Chat.ask", answer)
+    asking = VLM("tiny", goal="to make it bright", concurrency=3)
+    asking.compare(segments(*range(0, 90, 10)), segments(*range(100, 190, 10)))
+    assert 2 <= running[1] <= 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""Transitions and rollouts that are zero but for the fields a test is about."""
+
+import numpy as np
+
+from envs.types import Transitions
+
+GOOD = ["You pick up the yellow key.", "You open the yellow door.", "You reach the green goal."]
+BAD = ["You bump into the wall.", "The door is locked.", "You drop the yellow key.", "Nothing happens."]
+
+
+def blank(*shape, **fields):
+    """Valid transitions of this leading shape, all zeros but for `fields`."""
+    zeros, no = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    given = dict.fromkeys(("obs", "action", "reward", "next_obs"), zeros) | {"terminated": no, "truncated": no}
+    return Transitions(**{**given, "valid": ~no, "step": np.zeros(shape, np.int64), **fields})
+
+
+def rollout(texts, ended=None, valid=None):
+    """A rollout (T, N) whose states have these captions; (T,) is that of one environment."""
+    text = np.array(texts, object)
+    text = text[:, None] if text.ndim == 1 else text
+    obs = np.zeros((*text.shape, 4), np.float32)
+    flags = {} if ended is None else {"terminated": np.array(ended, bool)}
+    flags |= {} if valid is None else {"valid": np.array(valid, bool)}
+    return blank(*text.shape, obs=obs, next_obs=obs, action=np.zeros(text.shape, np.int64), text=text, **flags)
+
+
+def rewards_of(reward, texts):
+    """Rewards of captions, each in an episode of its own."""
+    return reward.scan(rollout([texts]), reward.initial_memory(len(texts)))[0][0].tolist()
