@@ -126,6 +126,7 @@ class BaseAgent(Predictor):
     scorer_type: ClassVar[type[Any]] = StreamScorer
     saved: ClassVar[dict[str, str]]  # path in the saved state -> attribute
     recoverable: ClassVar[dict[str, str]] = {}  # the same, of what recovery brings back
+    scorer: StreamScorer
     steps: Steps
     episodes: Episodes
 
@@ -142,7 +143,7 @@ class BaseAgent(Predictor):
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.check(self.observation_space, self.action_space)
-        self.scorer: Any = TaskScorer(config.gamma) if scorer is None else scorer
+        self.scorer = TaskScorer(config.gamma) if scorer is None else scorer
         if not isinstance(self.scorer, self.scorer_type) or not self.scorer.streams:
             raise ValueError(
                 f"scorer={scorer!r} has no streams, or lacks members of envs.types.{self.scorer_type.__name__}; "
@@ -414,8 +415,8 @@ class Steps:
         ValueError: for environments that leave resets to their caller, or keep their arrays on a GPU.
     """
 
-    def __init__(self, envs: Any, seed: int, scorer: Any = None) -> None:
-        self.mode = envs.metadata.get("autoreset_mode")
+    def __init__(self, envs: gym.vector.VectorEnv, seed: int, scorer: StreamScorer | None = None) -> None:
+        self.mode: Any = envs.metadata.get("autoreset_mode")
         if self.mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(
                 f'{envs} declares metadata["autoreset_mode"]={self.mode!r}; it must reset its environments itself, in '

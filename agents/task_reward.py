@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ class TaskScorer:
     is_task, keeps = True, False
 
     def __init__(self, gamma: float) -> None:
-        self.streams = {"task": SimpleNamespace(gamma=gamma, episodic=True)}
+        self.streams: Mapping[str, Any] = {"task": SimpleNamespace(gamma=gamma, episodic=True)}
 
     def initial_memory(self, n: int) -> Memory:
         return {}

@@ -57,6 +57,8 @@ class Dyna(BaseAgent):
     recovers: ClassVar[bool] = True
     n_envs: ClassVar[int] = 1
     scorer_type: ClassVar[type[Any]] = ReplayScorer
+    scorer: ReplayScorer
+    config: DynaConfig
     saved: ClassVar[dict[str, str]] = {
         "modules.policy": "policy",
         "imagination": "imagination",

@@ -53,6 +53,8 @@ class WorldModel(BaseAgent):
     recovers: ClassVar[bool] = True
     n_envs: ClassVar[int] = 4
     scorer_type: ClassVar[type[Any]] = ReplayScorer
+    scorer: ReplayScorer
+    config: WorldModelConfig
     saved: ClassVar[dict[str, str]] = {
         "modules.policy": "policy",
         "optimizer": "learner.flats",
@@ -217,7 +219,7 @@ class WorldModel(BaseAgent):
         self.keep_finite()
 
 
-def _notes(scorer: Any) -> list[str]:
+def _notes(scorer: ReplayScorer) -> list[str]:
     """A sentence for the user about a reward that cannot be evaluated in imagination."""
     modalities = sorted({"frame", "text", "signals"} & set(scorer.requires))
     if not modalities and scorer.relabelable:
