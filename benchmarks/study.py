@@ -353,7 +353,7 @@ def _figure(key: str, wanted: str, rows: Rows) -> dict[str, float]:
 
 
 def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
-    """Learning curves and final scores of every task, as the report draws them; dots alone where the arms are many."""
+    """Learning curves and final scores of every task, as in the report; scores alone where there are many arms."""
     from runners.report import plots
     from runners.report.comparison import Comparison
     from runners.report.curves import bands
@@ -365,12 +365,13 @@ def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
     data = Comparison(runs)
     picture.parent.mkdir(parents=True, exist_ok=True)
     with plots.style():
-        if len(data.arms) <= plots.FEW:
+        if len(data.arms) <= plots.FEW and all(len(run.steps) for run in runs):
             figure = plots.learning(Numbers(data), bands(data, POINTS), aggregated=True)
         else:
             figure = plots.finals(Numbers(data))
         for axis in figure.axes:
-            score = study.tasks.get(axis.get_title(), {}).get("score", study.score)
+            score = study.tasks.get(axis.get_title(loc="left"), {}).get("score", study.score)
+            axis.set_xlabel(axis.get_xlabel().replace("task return", score))
             axis.set_ylabel(axis.get_ylabel().replace("task return", score))
         figure.savefig(picture, dpi=160)
 
@@ -385,7 +386,7 @@ def _runs(study: Study, rows: Rows, points: Rows) -> Iterator[Any]:
         task, arm, score = row["task"], row["arm"], scores[row["task"]]
         if _number(row[score]) is None or study.arms.get(arm) == "random":
             continue
-        own = [p for p in _of(points, {key: row[key] for key in ("task", "arm", "seed")}) if p[score] != ""]
+        own = [p for p in _of(points, {key: row[key] for key in ("task", "arm", "seed")}) if p.get(score)]
         made = Run(f"{task}/{arm}/s{row['seed']}", task, arm, "", int(row["seed"]), status={"state": "finished"})
         made.scores = {"this run": {"task_return": _number(row[score])}}
         made.scores |= {"random": {"task_return": chance[task]}} if task in chance else {}

@@ -222,7 +222,7 @@ def aggregate(numbers: Numbers) -> Figure | None:
 
 
 def finals(numbers: Numbers) -> Figure:
-    """Final scores of every arm, one panel a task: where there are more arms than curves can be told apart."""
+    """Final scores of every arm, one panel a task, a random policy dotted: where there are more arms than curves."""
     data = numbers.data
     rows = {task: numbers.find("final", task=task) for task in data.tasks}
     high = 0.2 * max(map(len, rows.values())) + 0.8
@@ -230,6 +230,9 @@ def finals(numbers: Numbers) -> Figure:
     for axis, (task, found) in zip(axes, rows.items()):
         _dots(axis, data, found, "task return, IQM and 95 % interval")
         axis.set_title(_cut(task, 44))
+        chance = numbers.one("random", task=task)
+        if chance is not None and np.isfinite(chance.value):
+            axis.axvline(chance.value, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
     return figure
 
 

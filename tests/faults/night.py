@@ -1,10 +1,10 @@
-"""A sweep through a bad night: killed, one of its jobs killed, or one of its machines lost; then its page.
+"""A sweep that is killed, whose job is killed, or that loses a machine finishes every job once; then its page.
 
     local   the sweep is killed by SIGKILL, the same command is given again, then a job is killed by SIGKILL
     ray     the same grid on a cluster of three nodes, one of which is lost
 
 Counted is what it promises: that all jobs end finished, and that none which was finished runs again. The page of the
-first is what the README shows.
+first is the example in the docs.
 """
 
 from __future__ import annotations
@@ -29,36 +29,28 @@ GRID = [
     "total_timesteps=120000",
 ]
 ROOT = Path("runs/night")
-PATIENCE_S = 7200.0
+LIMIT_S = 7200.0
 
-Blow = tuple[int, Callable[[subprocess.Popen], None]]  # once so many jobs are finished, do this
+Fault = tuple[int, Callable[[subprocess.Popen], None]]  # once so many jobs are finished, do this
 
 
 def begin(name: str, *options: str) -> subprocess.Popen:
     """The sweep, in a process of its own; what it prints is appended to a log beside its folder."""
     ROOT.mkdir(parents=True, exist_ok=True)
     with (ROOT / f"{name}.log").open("a") as log:
-        command = [
-            sys.executable,
-            "-m",
-            "runners.sweep",
-            *GRID,
-            f"root={ROOT}",
-            f"name={name}",
-            "report=false",
-            *options,
-        ]
+        own = [f"root={ROOT}", f"name={name}", "report=false", *options]
+        command = [sys.executable, "-m", "runners.sweep", *GRID, *own]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
 
-def through(name: str, blows: list[Blow], *options: str) -> dict[str, float]:
-    """Run the sweep, deal each blow in its turn, give the command again if the sweep itself died, and count."""
+def sweep_with(name: str, faults: list[Fault], *options: str) -> dict[str, float]:
+    """Run the sweep, inject each fault in its turn, give the command again if the sweep itself died, and count."""
     folder = (ROOT / "sweeps" / name).absolute()
     began = time.monotonic()
     process = begin(name, *options)
-    waiting = list(blows)
+    waiting = list(faults)
     killed = 0
-    while time.monotonic() - began < PATIENCE_S:
+    while time.monotonic() - began < LIMIT_S:
         try:
             code = process.wait(0.5)
         except subprocess.TimeoutExpired:
@@ -76,7 +68,7 @@ def through(name: str, blows: list[Blow], *options: str) -> dict[str, float]:
         "finished": finished(entries),
         "again": sum(runs_after_success(folder).values()),
         "attempts": sum(entry.attempts for entry in entries.values()),
-        "blows": len(blows) - len(waiting),
+        "faults": len(faults) - len(waiting),
         "sweeps_killed": killed,
         "wall_s": round(time.monotonic() - began, 1),
         "jobs_s": round(sum(entry.seconds for entry in entries.values()), 1),
@@ -103,7 +95,7 @@ def runs_after_success(folder: Path) -> dict[str, int]:
 
 
 def differing(one: Path, other: Path) -> int:
-    """Runs of two sweeps' folders whose evaluations have not the same returns, to the last digit."""
+    """Runs of two sweeps' folders whose evaluations differ in any digit of a return."""
     found = []
     for folder in (one, other):
         ends = {path.relative_to(folder): json.loads(path.read_text()) for path in folder.glob("jobs/**/result.json")}
@@ -130,7 +122,7 @@ def kill_job(name: str) -> Callable[[subprocess.Popen], None]:
 
 
 def run(folder: Path) -> dict[str, float]:
-    """Both nights; rows to night.csv, the first one's page to the folder `night`."""
+    """Both sweeps; rows to night.csv, the first one's page to the folder `night`."""
     from runners.report.__main__ import main as report
     from tests.faults.ray_nodes import nodes
 
@@ -143,10 +135,10 @@ def run(folder: Path) -> dict[str, float]:
         results.append_rows(path, [{"launcher": name, **found}])
         figures.update({f"night_{name}_{key}": found[key] for key in ("jobs", "finished", "again")})
 
-    keep("local", through("local", [(20, kill_sweep), (45, kill_job("local"))]))
+    keep("local", sweep_with("local", [(20, kill_sweep), (45, kill_job("local"))]))
     title = "title=A bad night: four tasks, four rewards, five seeds"
     report([str(ROOT / "sweeps" / "local"), f"out={folder / 'night'}", title])
     with nodes(3) as cluster:
-        blow = (30, lambda process: cluster.kill(cluster.pids[0]))
-        keep("ray", through("ray", [blow], "launcher=ray", f"launcher.address={cluster.address}"))
+        fault = (30, lambda process: cluster.kill(cluster.pids[0]))
+        keep("ray", sweep_with("ray", [fault], "launcher=ray", f"launcher.address={cluster.address}"))
     return {**figures, "night_differ": differing(ROOT / "sweeps" / "local", ROOT / "sweeps" / "ray")}

@@ -1,14 +1,13 @@
 """A judge's server is killed in the middle of a run and comes back a minute later; then the run again without it.
 
 `runners.train` learns DoorKey with ONI beside a real server on this machine that answers by rules. The server is
-killed (SIGKILL) once labels flow, and started again a minute later. What must be seen: training goes on, the breaker
-opens, nothing is lost, labels resume. The second run replays the transcript of the first with the server off: every
-number of its log but the times is the same. A key in the environment must stand in no file of either run.
+killed (SIGKILL) once labels flow, and started again a minute later. Expected: training continues, the breaker
+opens, no question is lost, labels resume. The second run replays the transcript of the first with the server off: every
+number of its log but the times is the same. An API key in the environment must be in no file of either run.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import subprocess
@@ -60,7 +59,7 @@ def run(folder: Path, away: float = AWAY, after: float = AFTER) -> dict[str, flo
     results.append_rows(path, rows)
     before, during, total = (float(row["labels"]) for row in rows[:3])
     leaks = sum(KEY.encode() in file.read_bytes() for file in work.rglob("*") if file.is_file())
-    played, replayed = ([row for row in _read(log) if int(row["step"]) <= end] for log in (first, second))
+    played, replayed = ([row for row in results.read_rows(log) if int(row["step"]) <= end] for log in (first, second))
     return {
         "outage_labels_before": before,
         "outage_labels_during": during - before,
@@ -95,15 +94,8 @@ def _wait(process: subprocess.Popen, until: Any, seconds: float = 300.0) -> None
         time.sleep(1)
 
 
-def _read(log: Path) -> list[dict[str, str]]:
-    if not log.exists():
-        return []
-    with log.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def _last(log: Path) -> dict[str, float]:
-    rows = _read(log)
+    rows = results.read_rows(log)
     return {key: float(value) for key, value in rows[-1].items() if value} if rows else {}
 
 

@@ -1,4 +1,4 @@
-"""The study of a sweep through a bad night counts what it says it counts."""
+"""The check of a sweep that is killed counts what it says it counts."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_runs_with_other_returns_are_counted(tmp_path):
 def test_a_sweep_killed_twice_ends_with_every_job_finished_once(tmp_path, monkeypatch):
     monkeypatch.setattr(night, "ROOT", tmp_path)
     monkeypatch.setattr(night, "GRID", SMALL)
-    found = night.through("local", [(1, night.kill_sweep), (2, night.kill_sweep)])
-    assert (found["jobs"], found["finished"], found["again"], found["blows"]) == (3, 3, 0, 2)
+    found = night.sweep_with("local", [(1, night.kill_sweep), (2, night.kill_sweep)])
+    assert (found["jobs"], found["finished"], found["again"], found["faults"]) == (3, 3, 0, 2)
     assert found["sweeps_killed"] == 2 and found["attempts"] >= 3
     assert (tmp_path / "sweeps" / "local" / NAME).exists()
