@@ -5,7 +5,8 @@
 `key` is the SHA-256 of the judge's identity (model, version of its prompt and schema, goal), the question's text and
 the second text of a pair. `value` is in [0, 1], NULL for unsure and for answers in words, which stand in `raw`.
 Failures are never stored. Of two answers to one question the first stays. `created` is in seconds since 1970,
-`latency` in seconds. `export`, transcripts and files written by people hold the same columns as JSON lines; `read_rows` reads all.
+`latency` in seconds. `export`, transcripts and files written by people hold the same columns as JSON lines, which
+`read_rows` reads, too.
 
 A file that is no database, or a torn one, is moved to FILE.bad and started afresh. A full disk or a read-only file is
 reported once, and the run continues without what could not be kept.

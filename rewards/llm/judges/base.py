@@ -15,16 +15,18 @@ ask a server are an `Endpoint`, and all answers that are kept go to an `AnswerSt
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
 
 from envs.settings import Settings
 from envs.types import Transitions
-from rewards.named import check_named, make_named
 
 JUDGES: dict[str, dict[str, str]] = {
     "texts": {
@@ -162,15 +164,35 @@ def make_judge(name: str, kind: str = "texts", /, **options: Any) -> Any:
     """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none.
 
     Raises:
-        ValueError: for an unknown name or option, with the nearest; or from the judge, for a value it refuses.
+        ValueError: for an unknown name or option, with the nearest, or a missing one; or from the judge, for a value.
     """
-    return make_named(WHAT.get(kind, "judge"), JUDGES[kind], name, **options)
+    made = check_judge(name, kind, **options)
+    accepted = inspect.signature(made).parameters
+    return made(**{key: value for key, value in options.items() if key in accepted})
 
 
 def check_judge(name: str, kind: str = "texts", /, **options: Any) -> type[Judge]:
     """The class that `make_judge` would build; raises as it does, but for values."""
-    found: type[Judge] = check_named(WHAT.get(kind, "judge"), JUDGES[kind], name, **options)
+    table, what = JUDGES[kind], WHAT.get(kind, "judge")
+    if name not in table:
+        raise ValueError(f"there is no {what} {name!r}; {_nearest(name, list(table))}")
+    module, _, attribute = table[name].partition(":")
+    found: type[Judge] = getattr(import_module(module), attribute)
+    accepted = inspect.signature(found).parameters
+    known = [key for key in accepted if key not in SILENT]
+    for key in options:
+        if key not in (*known, *SILENT):
+            raise ValueError(f"the {what} {name} has no option {key!r}; {_nearest(key, known)}")
+    for key in known:
+        if key not in options and accepted[key].default is inspect.Parameter.empty:
+            raise ValueError(f"the {what} {name} needs {key}; give it among the {what}'s options")
     return found
 
 
+def _nearest(given: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(given), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
+
+
 WHAT = {"subgoals": "teacher", "code": "judge of factors"}  # in errors
+SILENT = ("seed", "device")  # options that runners give to every judge
