@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from agents.base import BaseAgent, OnStep, Steps
@@ -246,7 +247,7 @@ class Dyna(BaseAgent):
             self.keep_finite()
 
 
-def _spec(envs: Any) -> Any:
+def _spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
     """The registration of the environments, or None; Gymnasium's own vectors have it in their environments."""
     return getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
 

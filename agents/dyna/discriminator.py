@@ -23,7 +23,6 @@ the data the discriminator has seen neither kind.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from agents.replay.replay import Replay
 from agents.state import Stateful
 from envs.settings import Settings, setting
 
@@ -108,7 +108,7 @@ class Discriminator(Stateful):
         index = ranked.argmax(0)
         return index, reward.gather(0, index[None])[0] >= self.threshold
 
-    def fit(self, replay: Any, model: Dynamics, steps: int | None = None) -> dict[str, float]:
+    def fit(self, replay: Replay, model: Dynamics, steps: int | None = None) -> dict[str, float]:
         """Learn to distinguish the transitions of a `Replay` from the model's for the same observations and actions.
 
         Returns:

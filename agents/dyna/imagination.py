@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 import envs.make
@@ -30,8 +31,11 @@ from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.cuda_graphs import captured
 from agents.networks.space_encoding import SpaceEncoding
+from agents.off_policy.dqn import DeepQ
+from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
 from agents.state import Stateful
+from envs.types import ReplayScorer
 
 ROWS = 4096  # rollouts side by side: as many as stay in a core's cache
 HEAD_STEPS = 200  # gradient steps of the reward head between two fits
@@ -54,9 +58,9 @@ class Imagination(Stateful):
         self,
         config: DynaConfig,
         encoding: SpaceEncoding,
-        scorer: Any,
-        learner: Any,
-        spec: Any,
+        scorer: ReplayScorer,
+        learner: SoftActorCritic | DeepQ,
+        spec: EnvSpec | None,
         *,
         seed: int,
         device: str,
@@ -92,6 +96,7 @@ class Imagination(Stateful):
                 capacity, encoding, self.reward_source, retain=config.retain, device=device, seed=seed
             )
         elif config.update == "svg":
+            assert isinstance(learner, SoftActorCritic)  # discrete actions are refused before
             self.svg = Svg(
                 learner, self.model, self.reward_source, self.ends, gamma=config.gamma, horizon=config.training_horizon
             )
@@ -236,7 +241,7 @@ class ImaginedBuffer(Stateful):
         reward_function: RewardFunction,
         *,
         retain: int = 1,
-        device: Any = "cpu",
+        device: str | torch.device = "cpu",
         seed: int = 0,
     ) -> None:
         if capacity < 1 or retain < 1:
@@ -296,7 +301,7 @@ class ImaginedBuffer(Stateful):
         self.table[: len(state["table"])] = torch.as_tensor(state["table"]).to(self.device)
 
 
-def ending(spec: Any, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
+def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
     """When episodes of a registered environment end, for encoded actions; None where there is no known rule.
 
     Wrappers that are not ours may change the observation that the rule reads; then the model has to learn it.
@@ -319,7 +324,9 @@ def ending(spec: Any, encoding: SpaceEncoding, device: torch.device) -> Ends | N
     return lambda obs, action, next_obs: rule(obs, low + (action.clamp(-1, 1) + 1) / 2 * (high - low), next_obs)
 
 
-def _model(config: DynaConfig, encoding: SpaceEncoding, spec: Any, terminations: bool, seed: int, device: str) -> Any:
+def _model(
+    config: DynaConfig, encoding: SpaceEncoding, spec: EnvSpec | None, terminations: bool, seed: int, device: str
+) -> Any:
     """The model that `config.model` names."""
     if config.model == "sindy":
         return Sindy(encoding, SindyConfig(members=config.members), seed=seed, device=device)

@@ -20,13 +20,12 @@ When it fails: models whose gradients are wrong where their values are right: co
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from agents.dynamics import Dynamics
 from agents.dynamics.rollout import Ends, Imagined, RewardFunction, imagine
+from agents.off_policy.sac import SoftActorCritic
 
 
 def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) -> Tensor:
@@ -58,7 +57,7 @@ class Svg:
 
     def __init__(
         self,
-        learner: Any,
+        learner: SoftActorCritic,
         model: Dynamics,
         reward_function: RewardFunction,
         ends: Ends | None,

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from agents.replay.replay import Replay
+
 
 @dataclass
 class Predicted:
@@ -47,7 +49,7 @@ class Dynamics(Protocol):
             member_predictions: also `means` and `stds` of every member.
         """
 
-    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+    def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Learn from an `agents.replay.replay.Replay`, at most `steps` gradient steps (None: the model's own budget).
 
         Returns metrics to log. A fit that fails (NaN or infinite) is discarded and counted.

@@ -39,6 +39,7 @@ from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from agents.replay.replay import Replay
 from agents.state import Stateful
 from envs.settings import Settings, setting
 
@@ -96,7 +97,7 @@ class Scaler(nn.Module):
         return (rows - self.mean) / self.scale
 
 
-def split(rows: int, turn: int = 0, device: Any = "cpu") -> tuple[Tensor, Tensor]:
+def split(rows: int, turn: int = 0, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
     """Indices of `rows` in time order to fit to, and of at most `HELD` held out: the `turn`-th of every `OF` blocks.
 
     Raises:
@@ -158,7 +159,7 @@ class DynamicsEnsemble(Stateful):
         next_obs = obs + (net.outputs.mean[:-1] + change * unit[:-1])
         return Predicted(next_obs, net.outputs.mean[-1] + mean[:, -1] * unit[-1], ends, means, stds)
 
-    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+    def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """See `Dynamics.fit`.
 
         Returns:
@@ -224,7 +225,7 @@ class DynamicsEnsemble(Stateful):
         out = self.net(x.index_select(0, order).view(few, size, -1), self._elite)
         return out.flatten(0, 1).index_select(0, place)
 
-    def _table(self, replay: Any) -> tuple[Tensor | None, bool]:
+    def _table(self, replay: Replay) -> tuple[Tensor | None, bool]:
         """Whitened inputs, standardised targets, terminated: (M, W), None if not finite; whether scalers were set."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
         net = self.net

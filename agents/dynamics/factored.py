@@ -32,6 +32,7 @@ from agents.dynamics import Predicted
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
+from agents.replay.replay import Replay
 from envs.settings import setting
 
 STAYS = 6.0  # initial logit of an entry's present value: what never changes is not left to a network that overfits
@@ -86,7 +87,7 @@ class Factored(DynamicsEnsemble):
         obs, action, next_obs, _, _ = self.net.columns(held)
         return float((self.step(obs, action, sample=False).next_obs != next_obs).float().mean())
 
-    def _table(self, replay: Any) -> tuple[Tensor | None, bool]:
+    def _table(self, replay: Replay) -> tuple[Tensor | None, bool]:
         """Rows of obs, action, next_obs, reward, terminated, None if not finite; whether the data has doubled."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
         table = torch.cat([obs, action, next_obs, task[:, None], terminated[:, None].float()], -1)

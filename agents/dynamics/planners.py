@@ -85,7 +85,7 @@ class _Sequences(Stateful):
         elites: int,
         gamma: float,
         seed: int = 0,
-        device: Any = "cpu",
+        device: str | torch.device = "cpu",
     ) -> None:
         _positive(horizon=horizon, samples=samples, iterations=iterations, elites=elites)
         name = type(self).__name__

@@ -38,8 +38,9 @@ from torch import Tensor, nn
 from agents.dynamics import Dynamics, Predicted
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.space_encoding import SpaceEncoding
+from agents.replay.replay import Replay
 from agents.state import Stateful
-from envs.types import Transitions
+from envs.types import ReplayScorer, Transitions
 
 MARGIN, FAR = 0.1, 10.0  # in widths of the data: how far beyond it states are held, and where rollouts are cut
 IMAGINED = frozenset({"obs", "action", "next_obs", "reward", "terminated", "truncated", "step"})
@@ -338,7 +339,7 @@ class RewardHead(Stateful):
         learning_rate: float = 1e-3,
         batch_size: int = 256,
         seed: int = 0,
-        device: Any = "cpu",
+        device: str | torch.device = "cpu",
     ) -> None:
         if inputs < 1 or batch_size < 1 or not learning_rate > 0:
             raise ValueError(
@@ -408,13 +409,13 @@ class RewardSource(Stateful):
 
     def __init__(
         self,
-        scorer: Any,
+        scorer: ReplayScorer,
         encoding: SpaceEncoding,
         *,
         differentiable: bool = False,
         refit: int = 200,
         seed: int = 0,
-        device: Any = "cpu",
+        device: str | torch.device = "cpu",
     ) -> None:
         self.scorer, self.encoding, self.refit, self.device = scorer, encoding, refit, torch.device(device)
         self.how, self.reason = _how(scorer, encoding, differentiable)
@@ -447,7 +448,7 @@ class RewardSource(Stateful):
         reward = self.scorer.combine(self.scorer.relabel(batch), self.timesteps)
         return torch.from_numpy(reward).to(self.device)
 
-    def fit(self, replay: Any, steps: int) -> dict[str, Any]:
+    def fit(self, replay: Replay, steps: int) -> dict[str, Any]:
         """Fit the head to the rewards of real transitions in `steps` minibatches, more if the gap has jumped.
 
         Returns:
@@ -474,7 +475,7 @@ def _features(obs: Tensor, action: Tensor, next_obs: Tensor, terminated: Tensor)
     return torch.cat([obs, action, next_obs, terminated.to(obs.dtype).unsqueeze(-1)], -1)
 
 
-def _how(scorer: Any, encoding: SpaceEncoding, differentiable: bool) -> tuple[str, str]:
+def _how(scorer: ReplayScorer, encoding: SpaceEncoding, differentiable: bool) -> tuple[str, str]:
     """Where imagined rewards come from, and why."""
     if scorer.is_task:
         return "model", "the task's own reward is used: the model of the environment predicts it"

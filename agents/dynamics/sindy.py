@@ -29,7 +29,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from torch import Tensor, nn
 from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
+from agents.replay.replay import Replay
 from agents.state import Stateful
 from envs.settings import Settings, setting
 
@@ -79,7 +79,12 @@ class Sindy(Stateful):
     saved = ("_state", "head", "_flat", "use_head", "failures", "circles", "_generator")
 
     def __init__(
-        self, encoding: SpaceEncoding, config: SindyConfig | None = None, *, seed: int = 0, device: Any = "cpu"
+        self,
+        encoding: SpaceEncoding,
+        config: SindyConfig | None = None,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
     ) -> None:
         if encoding.images or not encoding.obs_size:
             raise ValueError(f"SINDy cannot predict images, and {encoding.observation_space} has some; use world_model")
@@ -128,7 +133,7 @@ class Sindy(Stateful):
             means = changes.transpose(1, 2) / known["change"]
         return Predicted(next_obs, reward, means=means)
 
-    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+    def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Least squares over `replay.arrays()`; `steps` bounds the gradient steps of the reward's network."""
         rows = [torch.as_tensor(x).to(self.device, torch.float64) for x in replay.arrays()[:4]]
         order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[: self.config.max_rows]

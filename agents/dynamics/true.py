@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agents.dynamics import Predicted
 from agents.networks.space_encoding import SpaceEncoding
+from agents.replay.replay import Replay
 from agents.state import Stateful
 from envs.batched import PROGRAMS
 from envs.family import family_of
@@ -61,7 +62,7 @@ class TrueModel(Stateful):
         )
         return Predicted(after, task, ends, after[None] if member_predictions else None)
 
-    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+    def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Nothing to learn."""
         return {}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from agents.networks.space_encoding import SpaceEncoding
 from agents.state import Stateful
 from envs.transitions import Chunk
-from envs.types import MODALITIES, Transitions
+from envs.types import MODALITIES, ReplayScorer, Transitions
 
 SAMPLING = ("uniform", "dfs", "lap")
 LAP_ALPHA = 0.4  # the source's
@@ -74,10 +74,10 @@ class Replay:
         capacity: int,
         n_envs: int,
         encoding: SpaceEncoding,
-        scorer: Any,
+        scorer: ReplayScorer,
         *,
         gamma: float,
-        device: Any = "cpu",
+        device: str | torch.device = "cpu",
         seed: int = 0,
         update_every: int = 1024,
         sampling: str = "uniform",

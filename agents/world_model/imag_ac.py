@@ -23,7 +23,7 @@ not exist.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,12 @@ from agents.dynamics.cells import State, layer
 from agents.networks.actor_critic import Flat, linear
 from agents.networks.heads import TwoHot
 from agents.networks.space_encoding import SpaceEncoding
+from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
+
+if TYPE_CHECKING:
+    from agents.world_model.model import LatentModel
+
 
 UNIFORM = 0.01  # share of a discrete policy that is uniform, so that no action dies out
 STD = (0.1, 1.0)  # range of a continuous policy's deviations
@@ -183,7 +188,7 @@ class ImagActorCritic(Behaviour):
         self.slow.load_state_dict(self.critic.state_dict())
         self.scale = ReturnRange()
 
-    def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
+    def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """Actions (N, A) in states (N, ...), and the memory as it was."""
         distribution = self.policy(world.cell.features(state))
         if deterministic:
@@ -194,7 +199,9 @@ class ImagActorCritic(Behaviour):
         """(..., F) -> (...,)."""
         return self.head.value(self.critic(features))
 
-    def update(self, world: Any, sequences: Any, replayed: Replayed, chosen: Tensor | None = None) -> dict[str, Tensor]:
+    def update(
+        self, world: LatentModel, sequences: Sequences, replayed: Replayed, chosen: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Imagine from replayed states and take a gradient step; returns metrics.
 
         Args:
@@ -226,7 +233,7 @@ class ImagActorCritic(Behaviour):
         return {name: x.detach() for name, x in metrics.items()}
 
     @torch.no_grad()
-    def imagine(self, world: Any, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def imagine(self, world: LatentModel, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`horizon` imagined steps: features (H + 1, B, F), actions (H, B, A), rewards and discounts (H, B)."""
         features, actions = [world.cell.features(state)], []
         for _ in range(self.config.horizon):
@@ -237,7 +244,7 @@ class ImagActorCritic(Behaviour):
         seen, taken = torch.stack(features), torch.stack(actions)
         bounded = taken if self.policy.discrete else taken.clamp(-1, 1)
         reward = world.reward(seen[:-1], bounded)
-        if self.config.empowerment_reward:
+        if self.config.empowerment_reward and world.empowerment is not None:
             log_prob, _ = self.policy.log_prob(self.policy(seen[:-1]), taken)
             nats = world.empowerment.log_prob(seen[:-1], seen[1:], bounded)
             reward = reward + self.config.empowerment_reward * (nats - log_prob)

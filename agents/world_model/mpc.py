@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,10 +33,14 @@ from agents.dynamics.rollout import imagine
 from agents.networks.heads import TwoHot
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
-from agents.replay.replay import Sequences
+from agents.replay.replay import Replay, Sequences
 from agents.state import Stateful
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import Behaviour, LatentPolicy, Replayed, ReturnRange
+
+if TYPE_CHECKING:
+    from agents.world_model.model import LatentModel
+
 
 DECAY = 0.5  # weight of each further step
 SUBSET = 2  # of the critics, drawn each time
@@ -47,10 +51,10 @@ class LatentDynamics(Stateful):
 
     members, differentiable = 1, True
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: LatentModel) -> None:
         self.world = world
 
-    def fit(self, replay: Any, steps: int | None = None) -> dict[str, float]:
+    def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Nothing: `WorldLearner` fits it."""
         return {}
 
@@ -99,7 +103,7 @@ class LatentMPC(Behaviour):
         like = next(self.policy.parameters())
         return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
 
-    def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
+    def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """The first actions of plans for latents (N, Z), and the plans."""
         rollout = functools.partial(imagine, LatentDynamics(world), reward_function=_task, ends=None)
         self.planner.mean = memory["plan"]
@@ -130,7 +134,7 @@ class LatentMPC(Behaviour):
         counts = weight * (linked | (terminated > 0))
         return (loss * counts).sum() / counts.sum().clamp(min=1e-6)
 
-    def update(self, world: Any, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
+    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
         """One step of the policy on replayed latents; returns metrics."""
         z, config = replayed.features, self.config
         decay = DECAY ** torch.arange(len(z), device=z.device, dtype=z.dtype)

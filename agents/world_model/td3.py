@@ -22,7 +22,7 @@ When it fails: partial observation (there is no memory); sparse rewards that act
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,10 @@ from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import Behaviour, Replayed
+
+if TYPE_CHECKING:
+    from agents.world_model.model import LatentModel
+
 
 SMOOTHING = (0.2, 0.3)  # deviation of the noise on target actions, and where it is cut
 CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient from vanishing
@@ -107,7 +111,7 @@ class LatentTD3(Behaviour):
         self.register_buffer("slow_scale", torch.ones(()))
         self.errors: tuple[Tensor, Tensor] | None = None
 
-    def act(self, world: Any, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
+    def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """Actions (N, A), and the memory as it was."""
         z, noise = state["z"], 0.0 if deterministic else self.config.exploration
         if not self.discrete:
@@ -124,7 +128,7 @@ class LatentTD3(Behaviour):
         """Gradient steps of the model before this update: bursts, between which the values' inputs stay."""
         return self.config.burst if self.updates % self.config.burst == 0 else 0
 
-    def begin_burst(self, world: Any, reward: Tensor) -> None:
+    def begin_burst(self, world: LatentModel, reward: Tensor) -> None:
         """Copy the weights to the slow networks, and set the scale of rewards (...,)."""
         flats = self._flats
         flats["slow"].value.copy_(flats["critic"].value)
@@ -134,9 +138,10 @@ class LatentTD3(Behaviour):
         size = reward.square().mean().sqrt()
         self.scale.copy_(torch.where(size > 0, size, self.scale))  # all are 0: keep the scale
 
-    def update(self, world: Any, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
+    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
-        config, seq = self.config, sequences
+        config, seq, slow = self.config, sequences, world.slow
+        assert slow is not None, "behaviour=td3 has target copies"
         total, discount, last, known = n_step(
             seq.reward, seq.terminated, seq.first, seq.valid, config.n_step, config.gamma
         )
@@ -145,7 +150,7 @@ class LatentTD3(Behaviour):
             z = world.encode(seq.vector[0], {key: image[0] for key, image in seq.pixels.items()})["z"]
             ahead = {key: image[last, rows] for key, image in seq.pixels.items()}
             next_z = world.encode(seq.vector[last, rows], ahead, slow=True)["z"]
-            target = (total + discount * self._next_value(world.slow["cell"], next_z) * self.slow_scale) / self.scale
+            target = (total + discount * self._next_value(slow["cell"], next_z) * self.slow_scale) / self.scale
             zsa = joint(world.cell, z, seq.action[0])
         q = self.q(zsa).squeeze(-1)
         gap = (q - target).abs()
