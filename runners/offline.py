@@ -152,12 +152,14 @@ def labelled(
     return rewards, metrics, reward.notes()
 
 
-def trained(config: OfflineConfig, arm: str, batch: Transitions, rewards: np.ndarray, *spaces: Space) -> IQL:
+def trained(
+    config: OfflineConfig, arm: str, batch: Transitions, rewards: np.ndarray, observations: Space, actions: Space
+) -> IQL:
     """IQL on these rewards; cloning is IQL that ignores them (beta 0)."""
     from agents.iql import IQL, IQLConfig
 
     options = config.agent_options | ({"beta": 0.0} if arm == "cloning" else {})
-    model = IQL(IQLConfig(**options), *spaces, batch, rewards, seed=config.seed, device=config.device)
+    model = IQL(IQLConfig(**options), observations, actions, batch, rewards, seed=config.seed, device=config.device)
     model.learn(config.steps)
     return model
 

@@ -32,6 +32,7 @@ LOG_EVERY = 1000  # environment steps between two rows of the log, unless the us
 def train(argv: list[str]) -> int:
     """The whole run, top to bottom; returns the exit code."""
     from runners.cli.compose import compose
+    from runners.run import control
     from runners.run.build import build
     from runners.run.exits import STORAGE, Signals
 
@@ -43,7 +44,7 @@ def train(argv: list[str]) -> int:
         parts = build(config, work.folder.path / "crashes")
         saver, live = work.begin(parts, signals)
         announce(config, preset, parts, work)
-        control = start_control(config, work)
+        work.control = control.start(config, argv, work.folder.path)
 
         signals.deferred = True
         learn(config, parts, saver, work)
@@ -51,8 +52,8 @@ def train(argv: list[str]) -> int:
         signals.release()
 
         work.phase = "report"
-        scores = evaluate(config, parts, control)
-        report(config, parts, scores, control, work)
+        scores = evaluate(config, parts, work.control)
+        report(config, parts, scores, work)
         parts.mix.close()
         code = STORAGE if saver.storage_error else 0
         work.end("failed" if code else "finished", code, saver.storage_error)
@@ -74,21 +75,6 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
         f"seed {config.seed}, {parts.device}"
     )
     print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
-
-
-def start_control(config: TrainConfig, work: Work) -> Control | None:
-    """The control run in a second process, if the reward names one and the run is short."""
-    from runners.run import control
-
-    if not control.wanted(config):
-        return None
-    try:
-        work.control = control.Control(config, work.argv, work.folder.path)
-    except OSError as error:
-        print(f"no control run ({error}); training continues without it")
-        return None
-    print(f"{work.control.label}, beside this run (control=none switches it off)", flush=True)
-    return work.control
 
 
 def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
@@ -130,14 +116,14 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
     return scores
 
 
-def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], control: Control | None, work: Work) -> None:
+def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work) -> None:
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
     from runners.evaluate import SEED, policy, table
     from runners.run.checkpoint import write_atomically
     from runners.run.curve import curve
     from runners.run.video import record_video
 
-    path = work.folder.path
+    path, control = work.folder.path, work.control
     if scores:
         print(f"\nthe task's own scores over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))

@@ -7,7 +7,7 @@ look-ahead) has no such form: `NoForm` explains why.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,11 @@ from runners.export.policy import (
     described,
     sequence,
 )
+
+if TYPE_CHECKING:
+    from agents.dyna.agent import Dyna
+    from agents.iql import IQL
+    from agents.ppo.agent import PPO
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "mish": nn.Mish, "elu": nn.ELU, "tanh": nn.Tanh}
 
@@ -67,7 +72,7 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
 # -------------------------------------------------------------------------------------------------- our own agents
 
 
-def _ppo(model: Any) -> Policy:
+def _ppo(model: PPO) -> Policy:
     net, inputs = model.policy, model.policy.inputs
     if net.gru is not None:
         raise NoForm("agent=ppo with agent.gru acts by a GRU's memory, not by the observation alone")
@@ -116,7 +121,7 @@ def _decision(actions: Any) -> Decision:
     return _bounded("clip", actions.space)
 
 
-def _dyna(model: Any) -> Policy:
+def _dyna(model: Dyna) -> Policy:
     if model.config.planner != "none":
         raise NoForm(f"agent=dyna with agent.planner={model.config.planner} acts by looking ahead in its model")
     encoding, learner = model.encoding, model.learner
@@ -130,7 +135,7 @@ def _dyna(model: Any) -> Policy:
     return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), decision, encoding.bare)
 
 
-def _iql(model: Any) -> Policy:
+def _iql(model: IQL) -> Policy:
     net = model.net
     parts, layers = _own_parts(model.encoding, _normalised(net.mean, 1 / net.std, CLIP))
     rows = [(weight[-1], bias[-1, 0]) for weight, bias in net.layers()]

@@ -16,7 +16,15 @@ from runners.run.config import TrainConfig, UsageError, load, to_dict
 from runners.run.trust import require
 
 if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from agents.base import BaseAgent
     from rewards.mix.mix import Mix
+
+    Model = BaseAgent | BaseAlgorithm
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers, from malloc.h
 LIMIT = 1 << 30  # bytes
@@ -26,10 +34,10 @@ LIMIT = 1 << 30  # bytes
 class Parts:
     """An agent, its rewards and its environments."""
 
-    venv: Any  # a Gymnasium vector, or an SB3 VecEnv
+    venv: VectorEnv | VecEnv
     mix: Mix
-    model: Any
-    driver: Any  # the callback that feeds the mix; None for an agent that does so itself
+    model: Model
+    driver: BaseCallback | None  # the callback that feeds the mix; None for an agent that does so itself
     n_envs: int
     device: str
 
@@ -66,7 +74,7 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     return Parts(venv, mix, model, driver, n_envs, device)
 
 
-def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> Any:
+def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> VectorEnv | VecEnv:
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
     from agents.sb3.agent import make_venv
     from envs.make import make_vec
@@ -101,7 +109,7 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
-def make_driver(kind: str, mix: Mix, venv: Any) -> tuple[Any, Any]:
+def make_driver(kind: str, mix: Mix, venv: VecEnv) -> tuple[BaseCallback, Any]:
     """The callback that feeds the mix, and (replay buffer class, its arguments) for off-policy agents."""
     from gymnasium import spaces
     from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
@@ -118,7 +126,7 @@ class Trained(NamedTuple):
     """A run at one of its checkpoints."""
 
     config: TrainConfig
-    model: Any
+    model: Model
     mix: Mix
     step: int
 

@@ -70,6 +70,19 @@ class Control:
                 self.process.wait()
 
 
+def start(config: TrainConfig, argv: list[str], folder: Path) -> Control | None:
+    """The control run in a second process, if a reward names one and the run is short."""
+    if not wanted(config):
+        return None
+    try:
+        control = Control(config, argv, folder)
+    except OSError as error:
+        print(f"no control run ({error}); training continues without it")
+        return None
+    print(f"{control.label}, beside this run (control=none switches it off)", flush=True)
+    return control
+
+
 def changes_of(config: TrainConfig) -> dict[str, Any]:
     """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward names one."""
     import rewards

@@ -21,7 +21,7 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     """Draw `curve.png` into a run's folder.
 
     The first panel has the task's and the learned return over environment steps; where they part, it is shaded. If the
-    agent's reward is not the task's alone, a second sets one against the other, a point a row of the log, and with several
+    agent's reward is not the task's alone, a second sets one against the other, a point a row of the log; with several
     streams a third shows their shares of the reward.
 
     Args:

@@ -38,7 +38,7 @@ class Saver(BaseCallback):
         self,
         folder: Path,
         mix: Mix,
-        driver: Any,
+        driver: BaseCallback | None,
         signals: Signals,
         live: Live,
         *,

@@ -30,7 +30,7 @@ def require(trusted: bool, where: str, env: str, env_options: Any = None, reward
     wants = [] if trusted else sorted({*_reach(env, env_options or {}, rewards or {})})
     if wants:
         raise UsageError(
-            f"{where} was saved with {', '.join(wants)}; add trust=true if the run is yours, or comes from a source you trust"
+            f"{where} was saved with {', '.join(wants)}; add trust=true if the run is yours, or from a source you trust"
         )
 
 
