@@ -151,7 +151,7 @@ def options_text(
         if not (declared.choices and all(str(choice) in words for choice in declared.choices)):
             words += f" ({declared.range})" if declared.range else ""
         tune = f" {{tune: {written(list(declared.tune))}}}" if declared.tune else ""
-        lines.append(f"  {left:<{44 if prefix else 24}}{words}{tune}".rstrip())
+        lines.append(f"  {left:<{43 if prefix else 23}} {words}{tune}".rstrip())
     return "\n".join(lines)
 
 
