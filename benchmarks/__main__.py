@@ -4,7 +4,8 @@
     python -m benchmarks list       what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json and experiments.json.
+foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json and experiments.json. A study
+whose CSV has no column `commit` was recorded with 0.1.0.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
 
     names = sys.argv[1:] if argv is None else argv
     if not names or names[0] in ("-h", "--help", "list"):
-        print(listing() if names == ["list"] else f"{__doc__}\n{listing()}")
+        print(listing(folder) if names == ["list"] else f"{__doc__}\n{listing(folder)}")
         return 0 if names else 2
     for name in names:
         if name not in every():
@@ -93,16 +94,22 @@ def of(name: str) -> tuple[Callable[[Path], dict[str, float]], str]:
     return getattr(import_module(module), function), collected
 
 
-def listing() -> str:
-    """A line for each: the claim of a study, or the first line of the file."""
+def listing(folder: Path) -> str:
+    """A line for each: the claim of a study and which version recorded its results, or the first line of the file."""
     lines = ["studies, each a grid of training runs:"]
     for name in study.names():
         found = study.Study.read(name)
-        lines.append(f"    {name:<18}{found.claim}" + (" (recorded with 0.1.0)" if found.recorded else ""))
+        lines.append(
+            f"    {name:<18}{found.claim}" + (" (recorded with 0.1.0)" if _is_old(folder / f"{name}.csv") else "")
+        )
     lines += ["", "measurements:"]
     for name, (place, _) in CODE.items():
         lines.append(f"    {name:<18}{_first_line(*place.split(':'))}")
     return "\n".join(lines)
+
+
+def _is_old(path: Path) -> bool:
+    return path.exists() and "commit" not in path.read_text().partition("\n")[0].split(",")
 
 
 def _first_line(module: str, function: str) -> str:

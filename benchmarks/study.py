@@ -227,7 +227,7 @@ def jobs_of(study: Study, place: Path, rows: Rows) -> dict[Job, tuple[Cell, int]
 
 
 def _composed(cell: Cell) -> tuple[dict[str, str], Any]:
-    """Its command line, and the configuration of that: what is wrong with it is told before anything runs."""
+    """Its command line, and the configuration of that: a mistake in it is an error before anything runs."""
     from runners.cli.compose import compose
 
     given = cell.argv(0)

@@ -1,9 +1,9 @@
 """Does the report card stop sentences that should not be trained with, and let good ones through?
 
-Six good sentences, VLM-RM's own among them, and ten bad ones over three worlds: the opposite of the goal, another
-state, gibberish, off topic, another world's goal, a denial. A sentence is stopped if the card's verdict is not
+Six good sentences, VLM-RM's own among them, and ten bad ones for three environments: the opposite of the goal, another
+state, gibberish, off topic, another environment's goal, a negation. A sentence is stopped if the card's verdict is not
 "usable". Neither the sentences nor the thresholds were changed after the first look. The model is the small one that
-ships, which was taught these worlds: it is an easy case, and says nothing about public models.
+ships, which was trained on these environments: an easy case, without evidence about public models.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BAD = (
 
 
 def run(folder: Path, frames: int = 2000) -> dict[str, float]:
-    """Ask about every sentence; writes the table, returns the figures."""
+    """The card of every sentence; writes the table, returns the figures."""
     path = folder / "bad-prompts.csv"
     rows = [
         one(env, sentence, kind, frames) for kind, group in (("good", GOOD), ("bad", BAD)) for env, sentence in group

@@ -1,4 +1,4 @@
-"""Offline: what 300 comparisons of recorded segments are worth, beside the task's own rewards.
+"""Offline learning from 300 comparisons of recorded segments, beside the task's own rewards.
 
 The data, assets/recordings/pendulum.safetensors, are 20,000 transitions of Pendulum: a random policy and SAC after
 1,000 to 4,000 steps, a fifth each, one action in ten at random. A scripted judge that errs in one answer out of ten

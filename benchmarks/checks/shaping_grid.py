@@ -1,6 +1,6 @@
-"""Which ways of paying a score can be farmed? A grid small enough to know the optimal policy of each exactly.
+"""Which shapes of a score can be farmed? A grid small enough to know the optimal policy of each exactly.
 
-A square of 12 x 12 cells; the episode ends in the goal's corner and pays 1 there. A score p(s) >= 0 rises towards the
+A square of 12 x 12 cells; the episode ends in the goal's corner with a reward of 1. A score p(s) >= 0 rises towards the
 goal, but higher still towards a decoy elsewhere. Each shape of `rewards.mix.shaping` makes it a reward, which is
 added to the task's with a weight; value iteration gives the policy that is best for the sum, and what counts is the
 share of cells from which that policy reaches the goal within 60 steps.
@@ -26,7 +26,7 @@ SLOPE = 10.0
 GOAL, DECOY = (11, 11), (2, 8)
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
 
-Paid = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # p(s), p(s'), is s' terminal -> reward
+Shape = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # p(s), p(s'), is s' terminal -> reward
 
 
 def score(width: float = 6.0) -> np.ndarray:
@@ -39,8 +39,8 @@ def score(width: float = 6.0) -> np.ndarray:
     return np.maximum(0.6 * near[0], near[1])
 
 
-def shapes(p: np.ndarray) -> dict[str, Paid]:
-    """The reward of a step for each way of paying; thresholds are the median and the 85th percentile of p."""
+def shapes(p: np.ndarray) -> dict[str, Shape]:
+    """The reward of a step for each shape; thresholds are the median and the 85th percentile of p."""
     middle, high = np.quantile(p, (0.5, 0.85))
     return {
         "task alone": lambda old, new, end: np.zeros_like(new),
@@ -54,8 +54,8 @@ def shapes(p: np.ndarray) -> dict[str, Paid]:
     }
 
 
-def world() -> tuple[np.ndarray, np.ndarray]:
-    """Successor of each cell and move, int (144, 4), walls hold; and whether a cell is the goal, bool (144,)."""
+def successors() -> tuple[np.ndarray, np.ndarray]:
+    """Successor of each cell and move, int (144, 4), walls stop it; and whether a cell is the goal, bool (144,)."""
     cells = np.stack(np.meshgrid(np.arange(SIZE), np.arange(SIZE), indexing="ij"), axis=-1).reshape(-1, 1, 2)
     moved = np.clip(cells + MOVES, 0, SIZE - 1)
     goal = np.zeros(SIZE * SIZE, bool)
@@ -91,16 +91,16 @@ def walk(successor: np.ndarray, goal: np.ndarray, policy: np.ndarray) -> np.ndar
 
 
 def walks(p: np.ndarray, shape: str, weight: float) -> np.ndarray:
-    """Walks of the policy that is best for task + weight * p, paid as `shape` says: int (WITHIN + 1, 144)."""
-    successor, goal = world()
-    paid, ends = shapes(p)[shape], goal[successor]
-    shaped = paid(np.broadcast_to(p[:, None], successor.shape), p[successor], ends)
+    """Walks of the policy that is best for task + weight * p, shaped as named: int (WITHIN + 1, 144)."""
+    successor, goal = successors()
+    reward, ends = shapes(p)[shape], goal[successor]
+    shaped = reward(np.broadcast_to(p[:, None], successor.shape), p[successor], ends)
     return walk(successor, goal, best_policy(successor, ends + weight * shaped, ends))
 
 
 def reached(p: np.ndarray, shape: str, weight: float) -> float:
     """Share of cells from which the best policy reaches the goal in time, in [0, 1]."""
-    _, goal = world()
+    _, goal = successors()
     return round(float(goal[walks(p, shape, weight)[-1]][~goal].mean()), 4)
 
 

@@ -21,7 +21,7 @@ Not like for like, also with equal networks:
     our RIDE counts cells in the episode, theirs weighs nearest neighbours;
     our RE3 seeks the third neighbour by default, the fifth with equal sizes, within the episode, theirs the fifth
     among the latest 1,000 steps of the environment;
-    rllte's NGU stops with an error in 1.0.1 and is told what it forgot; its pseudo-counts visit environments one by
+    rllte's NGU stops with an error in 1.0.1 unless an attribute is set; its pseudo-counts visit environments one by
     one.
 """
 

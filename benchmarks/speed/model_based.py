@@ -3,7 +3,7 @@
     sac_ratio                 our SAC (agent=dyna, update=none) over Stable-Baselines3's, HalfCheetah, one update a
                               step, both with 256 x 256 units and batches of 256, environment and acting included
     sac_update_ratio          the update alone
-    sac_fused_ratio           the update alone, by hand over through autograd
+    sac_fused_ratio           the update alone, fused over through autograd
     svg_cost_ratio            what a step of dhmbpo with one update costs, over one of SAC with five
     sindy_transitions_per_s   transitions a fitted SINDy model imagines, rewards and ends included
     ts1_ratio                 each row by one member, over all rows by all members, 10,000 rows

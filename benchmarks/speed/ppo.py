@@ -6,7 +6,7 @@
     rnd_ratio, streams3_ratio   ours with RND, and with RND and counts, over ours without
     rest_share             what is neither environment, inference, reward nor update, of our time; the worst task
     bound_share_<task>     time of the bare environments and of the networks' matrix products alone, over all of ours;
-                           can pass 1 in worlds written one-hot, whose unused inputs ours leaves out
+                           can pass 1 for one-hot observations, whose unused inputs ours leaves out
 
 Where time goes is written to ppo_shares.csv and drawn in figures/ppo_time.png.
 """
@@ -172,7 +172,7 @@ def _bound(env_id: str, n: int) -> float:
 
 
 def _products(weights: list[np.ndarray], rows: int, *, backward: bool) -> float:
-    """Seconds of the products of one network of two hidden layers, forward and, if asked for, back."""
+    """Seconds of the products of one network of two hidden layers, forward, and backward if wanted."""
     rng = np.random.default_rng(1)
     inputs = [rng.normal(size=(rows, w.shape[1])).astype(np.float32) for w in weights]
     best = np.inf

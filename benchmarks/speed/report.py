@@ -30,16 +30,16 @@ def run(folder: Path, seeds: int = SEEDS, rows: int = ROWS) -> dict[str, float]:
         count = write_sweep(sweep, seeds=seeds, rows=rows)
         command = [sys.executable, "-c", _MEASURED, str(sweep)]
         began = time.perf_counter()
-        said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
         seconds = time.perf_counter() - began
-        gib = int(said.stdout.splitlines()[-1]) / 2**20
+        gib = int(answer.stdout.splitlines()[-1]) / 2**20
         size = (sweep / "report.html").stat().st_size / 2**20
     row = {"runs": count, "rows": rows, "seconds": round(seconds, 2), "gib": round(gib, 3), "page_mib": round(size, 2)}
     results.append_rows(folder / "report-speed.csv", [row])
     return {"report_200_s": seconds, "report_200_gib": gib}
 
 
-# ru_maxrss also counts what the parent held when it started this process, VmHWM (in KiB) begins anew with the program.
+# ru_maxrss also counts what the parent held when it started this process, VmHWM (in KiB) starts at 0 with the program.
 _MEASURED = """
 import sys
 from pathlib import Path
@@ -91,8 +91,8 @@ def write_run(
     save(config, place / "config.yaml")
     score = float(20 + 480 * np.clip(level, 0, 1))
     (place / "metrics.csv").write_text(_log(streams, score, rows, rng), newline="")
-    said = {"this run": _scores(score, rng), "random": _scores(20.0, rng)}
-    (place / "result.json").write_text(json.dumps(said, indent=1))
+    scores = {"this run": _scores(score, rng), "random": _scores(20.0, rng)}
+    (place / "result.json").write_text(json.dumps(scores, indent=1))
     status = {"state": "finished", "key": config.key(), "total": 1000 * rows, "error": None, "exit_code": 0}
     status |= {"pid": 1, "host": "box", "time": "2026-11-21T12:00:00+0000", "step": 1000 * rows}
     (place / "status.json").write_text(json.dumps(status, indent=1))

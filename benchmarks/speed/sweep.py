@@ -1,6 +1,6 @@
-"""What a sweep costs beside its runs: 200 runs of half a minute, whose world waits in real time, eight at once.
+"""What a sweep costs beside its runs: 200 runs of half a minute whose environment sleeps, eight at once.
 
-A waiting world needs no processor, so that slots are not bound by cores, and what is left over is the sweep's own:
+An environment that sleeps needs no processor, so slots are not bound by cores, and what remains is the sweep's own:
 starting processes, logging, noticing ends. Beside it, interleaved, the same run started as a user would.
 """
 
@@ -25,7 +25,7 @@ STEPS = 100  # of a run
 
 
 class Waits(gym.Env[np.ndarray, int]):
-    """A world in which every step takes `wait` seconds and nothing happens; an episode has 50 steps."""
+    """An environment in which every step takes `wait` seconds and nothing happens; an episode has 50 steps."""
 
     observation_space = spaces.Box(-1, 1, (3,), np.float32)
     action_space = spaces.Discrete(2)  # type: ignore[assignment]

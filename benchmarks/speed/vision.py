@@ -6,7 +6,7 @@
                                    of them comes back
     clip_repeats_ratio             the small encoder with its cache over without, where 2,048 frames show 200 pictures
     vlmrm_ratio_<model>            the path over vlmrm's, on frames of 480 x 480, 64 at a time: CPU time per frame
-    vlmrm_quick_ratio_<model>      vlmrm told to shrink pictures without antialiasing, as in the torchvision it pins
+    vlmrm_quick_ratio_<model>      vlmrm set to shrink pictures without antialiasing, as in the torchvision it pins
     vlmrm_kept_ratio_<model>       vlmrm given `runners.run.build`, which our runs set and it does not
     reprompt_100k_s                seconds for another sentence, alpha or weight over 100,000 kept embeddings of 64
     reprompt_100k_s_ViT-B-32       of 512, the length of a ViT-B-32's
@@ -19,9 +19,9 @@ with `git` on first use; without it its figures are left out. Like for like: the
 weights, the same frames in memory, alpha 0.5, one goal, one baseline, and the same formula: rewards from equal
 embeddings are compared first. Not like for like, and the reason of the ratio for a small model: vlmrm shrinks whole
 480 x 480 frames in floating point with bicubic weights, ours averages bytes to the model's size where the frame is
-drawn (that is counted); and vlmrm's large arrays go back to the system after each batch, unless told otherwise, which
-takes as long as everything else. Its `scatter` to GPUs, which needs CUDA, is left out. The rewards of the two differ a
-little, as the pictures do.
+drawn (that is counted); and vlmrm's large arrays go back to the system after each batch, unless configured otherwise,
+which takes as long as everything else. Its `scatter` to GPUs, which needs CUDA, is left out. The rewards of the two
+differ a little, as the pictures do.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _source(folder: Path) -> Any:
             folder.parent.mkdir(parents=True, exist_ok=True)
             peers.call(["git", "clone", "-q", SOURCE, str(folder)])
             peers.call(["git", "-C", str(folder), "checkout", "-q", COMMIT])
-        # Its settings need packages it pins; of them only the name of a class is asked for here.
+        # Its settings need packages it pins; of them only the name of a class is used here.
         settings = types.ModuleType("vlmrm.trainer.config")
         settings.CLIPRewardConfig = object  # type: ignore[attr-defined]
         sys.modules.setdefault("vlmrm.trainer.config", settings)

@@ -1,13 +1,13 @@
 """What the watchdog costs: our workers beside Gymnasium's and Stable-Baselines3's, which have none.
 
     vec_ratio             steps a second over those of Gymnasium's AsyncVectorEnv (shared memory): the least of the rows
-    vec_ratio_<world>     the same for one world, a process for each environment
-    vec_ratio_<world>_several   the same with our environments in half as many processes
+    vec_ratio_<env>       the same for one environment, a process for each copy
+    vec_ratio_<env>_several   the same with ours in half as many processes
     sb3_vec_ratio         steps a second as an SB3 VecEnv over those of SubprocVecEnv, CartPole
 
-Worlds: CartPole, MiniGrid with its pictures, and one whose step keeps a core busy for a millisecond. All sides step
+Environments: CartPole, MiniGrid with its pictures, and one whose step keeps a core busy for a millisecond. All step
 what `envs.make` makes, with the same random actions; episodes end and begin as they come. Ratios are medians over
-rounds of what the wall's clock says, because workers' own time is not ours to read.
+rounds of wall time, because the CPU time of workers cannot be read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.speed.measure import Measure, interleave, ratio
 
 ROUNDS, N = 9, 4
 BUSY = "LodestarBusy-v0"
-WORLDS = {"cartpole": ("CartPole-v1", 1500), "minigrid": ("MiniGrid-DoorKey-8x8-v0", 600), "busy": (BUSY, 200)}
+ENVS = {"cartpole": ("CartPole-v1", 1500), "minigrid": ("MiniGrid-DoorKey-8x8-v0", 600), "busy": (BUSY, 200)}
 
 
 class Busy(gym.Env):
@@ -53,18 +53,18 @@ def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, flo
     path = folder / "watchdog.csv"
     path.unlink(missing_ok=True)
     figures: dict[str, float] = {}
-    for world, (env_id, steps) in WORLDS.items():
+    for name, (env_id, steps) in ENVS.items():
         makers: dict[str, Callable[[], Any]] = {
             "ours": functools.partial(_ours, env_id, N),
             "several": functools.partial(_ours, env_id, N // 2),
             "gymnasium": functools.partial(_theirs, env_id),
         }
-        rates = _beside(path, world, rounds, makers, max(int(steps * share), 2))
-        figures[f"vec_ratio_{world}"] = ratio(rates, "ours", "gymnasium")
-        figures[f"vec_ratio_{world}_several"] = ratio(rates, "several", "gymnasium")
+        rates = _beside(path, name, rounds, makers, max(int(steps * share), 2))
+        figures[f"vec_ratio_{name}"] = ratio(rates, "ours", "gymnasium")
+        figures[f"vec_ratio_{name}_several"] = ratio(rates, "several", "gymnasium")
     figures["vec_ratio"] = min(figures.values())
     sb3: dict[str, Callable[[], Any]] = {"ours": _our_venv, "stable-baselines3": _their_venv}
-    rates = _beside(path, "sb3", rounds, sb3, max(int(WORLDS["cartpole"][1] * share), 2))
+    rates = _beside(path, "sb3", rounds, sb3, max(int(ENVS["cartpole"][1] * share), 2))
     figures["sb3_vec_ratio"] = ratio(rates, "ours", "stable-baselines3")
     return figures
 

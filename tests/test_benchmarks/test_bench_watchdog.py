@@ -10,7 +10,7 @@ from tests.faults.workers import FAULTS
 @pytest.fixture
 def small(monkeypatch) -> None:
     monkeypatch.setattr(watchdog, "N", 2)
-    monkeypatch.setattr(watchdog, "WORLDS", {"cartpole": ("CartPole-v1", 40), "busy": (watchdog.BUSY, 5)})
+    monkeypatch.setattr(watchdog, "ENVS", {"cartpole": ("CartPole-v1", 40), "busy": (watchdog.BUSY, 5)})
 
 
 @pytest.mark.nightly

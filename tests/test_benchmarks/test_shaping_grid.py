@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks.checks import shaping_grid
-from benchmarks.checks.shaping_grid import GOAL, SIZE, WEIGHTS, best_policy, reached, score, walk, world
+from benchmarks.checks.shaping_grid import GOAL, SIZE, WEIGHTS, best_policy, reached, score, successors, walk
 from runners.report.results import read_rows
 
 KNOWN = {  # share of cells whose best policy reaches the goal, at weights 0.05, 0.2 and 1
@@ -32,7 +32,7 @@ def test_clip_loses_the_goal_behind_a_valley_that_potential_crosses():
 
 
 def test_with_the_task_alone_the_best_walk_is_a_shortest_one():
-    successor, goal = world()
+    successor, goal = successors()
     ends = goal[successor]
     cells = walk(successor, goal, best_policy(successor, ends.astype(float), ends))
     arrival = goal[cells].argmax(axis=0)

@@ -3,7 +3,7 @@
 Its networks for images do not take one of 7 x 7, or are convolutions where ours are dense: it is given the pixels of
 the image as a vector in [0, 1], float32 as its storage keeps them, so that both sides have dense layers. The
 2,560 steps in which its constructor watches the environments are not measured. Its NGU forgets the cap of its product
-(1.0.1: no attribute `mrs`) and is told its own default of 5.
+(1.0.1: no attribute `mrs`), which is set to its own default of 5.
 """
 
 from __future__ import annotations
