@@ -50,7 +50,6 @@ class SampleSpec:
 
     @property
     def key(self) -> str:
-        """A hash of it."""
         values = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 

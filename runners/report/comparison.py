@@ -40,7 +40,6 @@ class Arm:
 
     @property
     def runs(self) -> list[Run]:
-        """All of them."""
         return [run for runs in self.cells.values() for run in runs]
 
 
@@ -82,7 +81,6 @@ class Comparison:
         return [arm.name for arm in self.arms if arm.reward == "task" and not arm.control]
 
     def arm(self, name: str) -> Arm:
-        """The arm of a name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def cells(self) -> list[tuple[str, Arm, list[Run]]]:

@@ -50,7 +50,6 @@ class SweepConfig(JobsConfig):
 
     @property
     def folder(self) -> Path:
-        """The sweep's."""
         return Path(self.root).absolute() / "sweeps" / self.name
 
 

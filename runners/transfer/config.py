@@ -66,7 +66,6 @@ class TransferConfig(JobsConfig):
         return (values - values.min(axis=0)) / np.ptp(values, axis=0)
 
     def options(self, task: int) -> dict[str, Any]:
-        """Of the environment."""
         return dict(zip((key.removeprefix(ENV) for key in self.keys), self.tasks[task]))
 
     def label(self, task: int) -> str:
@@ -75,7 +74,6 @@ class TransferConfig(JobsConfig):
 
     @property
     def labels(self) -> list[str]:
-        """Of all tasks."""
         return [self.label(task) for task in range(len(self.tasks))]
 
     def run(self, task: int, seed: int) -> Job:

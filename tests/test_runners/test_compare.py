@@ -1,21 +1,36 @@
 """The report card: it works for every reward, separates good from bad, and reports so in one page and one sentence."""
 
+import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scripted import labels
 
 import rewards
+from agents.effective_horizon import EffectiveHorizon
 from envs.make import goals, make
 from envs.recording import record, save
+from rewards.base import Reward, RewardConfig
 from rewards.compare import starc
 from runners.compare import __main__ as compare
 from runners.compare import card as compare_card
 from runners.compare import sample as compare_sample
-from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, measures, verdict
+from runners.compare.card import (
+    DO_NOT,
+    NOT_JUDGED,
+    USABLE,
+    WEAK,
+    Candidate,
+    effective_horizon,
+    horizon_text,
+    measures,
+    verdict,
+)
 from runners.compare.page import extremes, lines
 from runners.compare.sample import SOURCES, SampleSpec, enumerate_mdp, load_or_enumerate, load_or_take, take
+from runners.run.config import UsageError
 
 CARTPOLE, PENDULUM = "lodestar/CartPoleUpright-v0", "lodestar/PendulumUpright-v0"
 
@@ -311,7 +326,7 @@ def test_frames_are_of_the_highest_and_the_lowest_scores_and_all_differ():
         ([f"env={CARTPOLE}", "reward=clip", "reward.rnd.weight=2"], "reward.rnd.weight belongs to a reward"),
         ([f"env={CARTPOLE}", "reward=clip", "run=nowhere"], "run=nowhere is no run's folder"),
         (["env=CartPole-v9", "reward=task"], "unknown environment 'CartPole-v9'"),
-        ([f"env={CARTPOLE}", "reward=clip", "reward.clip.alpha=7"], "outside [0, 1]"),
+        ([f"env={CARTPOLE}", "reward=clip", "reward.clip.alpha=7"], "reward.clip.alpha=7.0 is out of range"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused_in_one_sentence(arguments, sentence, capsys):
@@ -337,3 +352,55 @@ def test_a_candidate_leaves_weight_scale_and_shape_out():
     candidate = Candidate("task", config, (env.observation_space, env.action_space), spec, load_or_take(spec))
     np.testing.assert_array_equal(candidate.values, candidate.sample.batch.reward)
     assert SOURCES[0] == "scattered" and candidate.stream.shape == "none"
+
+
+# effective horizon
+
+GRID = "MiniGrid-Empty-5x5-v0"
+
+
+def horizon(k, m):
+    solved = {} if k is None else {k: m}
+    return EffectiveHorizon(k, m, math.inf if k is None else k + math.log(m, 4), 0, solved)
+
+
+def test_the_sentence_says_whether_the_reward_helped():
+    assert horizon_text(horizon(1, 4), horizon(2, 4)) == (
+        "k=1 with m=4 (H=2.00); the task's own reward: k=2 with m=4 (H=3.00): it made the task easier"
+    )
+    assert horizon_text(horizon(None, None), horizon(1, 1)).endswith(
+        "not solved; the task's own reward: k=1 with m=1 (H=1.00): it made the task harder"
+    )
+    assert horizon_text(horizon(1, 4), horizon(1, 4)).endswith("k=1 with m=4 (H=2.00)")
+
+
+class Away(Reward):
+    """The opposite of the task's reward."""
+
+    requires = frozenset({"reward"})
+    role = "goal"
+
+    def score(self, batch, memory=None):
+        return -batch.reward
+
+
+def test_a_reward_that_points_away_makes_the_task_harder():
+    env = make(GRID)
+    reward = Away(RewardConfig(), env.observation_space, env.action_space)
+    assert effective_horizon(GRID, 1, None).m == 1
+    assert effective_horizon(GRID, 1, None, reward, RewardConfig(weight=2.0)).k is None
+
+
+def test_where_it_cannot_be_computed_one_sentence_explains_why():
+    with pytest.raises(UsageError, match=r"horizon=2 cannot be found: .*give Discrete"):
+        effective_horizon("Pendulum-v1", 2, None)
+    with pytest.raises(UsageError, match=r"solved=much"):
+        compare.main.parse([f"env={GRID}", "reward=count", "solved=much"])
+
+
+def test_the_card_shows_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert compare.main([f"env={GRID}", "reward=count", "frames=20", "horizon=1", "page=page.html"]) == 0
+    out = capsys.readouterr().out
+    assert "effective horizon" in out and "k=1 with m=1" in out
+    assert "effective horizon" in Path("page.html").read_text()
