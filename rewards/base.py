@@ -42,6 +42,8 @@ import numpy as np
 from envs.settings import Settings, setting
 from envs.types import Memory, Transitions
 
+EPSILON = 1e-8  # the least deviation that anything is divided by
+
 
 class Scored(NamedTuple):
     """What `score` may return instead of a bare array when some rows have no answer yet (annotators)."""
@@ -234,6 +236,49 @@ def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.nda
     if missing.any():
         before[missing] = ask(missing)
     return before
+
+
+class RunningMeanStd:
+    """Mean and variance over everything seen so far, per element of `shape`: the running statistic of all rewards.
+
+    It moves in `update` alone, in float64, with the population variance, so that one row is as safe as a thousand
+    (Chan, Golub, LeVeque 1979: merging variances).
+
+    With a `window`, rows count as if only that many had been seen before an update: what is older fades.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), window: int | None = None) -> None:
+        self.window = window
+        self.mean = np.zeros(shape)
+        self.var = np.ones(shape)
+        self.count = 0
+
+    def update(self, x: np.ndarray) -> None:
+        """Take in `x` (N, *shape); an empty batch changes nothing."""
+        n = len(x)
+        if n == 0:
+            return
+        away = x.astype(np.float64)
+        mean = away.mean(axis=0)
+        away -= mean
+        var = np.einsum("n...,n...->...", away, away) / n  # without another array of its size
+        total = self.count + n
+        delta = mean - self.mean
+        self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
+        self.mean = self.mean + delta * n / total
+        self.count = total if self.window is None else min(total, self.window)
+
+    @property
+    def std(self) -> np.ndarray:
+        """Standard deviation, at least 1e-8."""
+        return np.maximum(np.sqrt(self.var), EPSILON)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "var": self.var, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
+        self.count = int(state["count"])
 
 
 def values_of(scored: Any) -> np.ndarray:

@@ -29,9 +29,8 @@ from torch.nn.utils import skip_init
 
 from envs.settings import setting
 from envs.types import Array, Obs, Transitions
-from rewards.base import Reward, RewardConfig
+from rewards.base import Reward, RewardConfig, RunningMeanStd
 from rewards.exploration.spaces import Layout
-from rewards.mix.scale import RunningMeanStd
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
 IMAGE = 36  # pixels; the smallest image that they take

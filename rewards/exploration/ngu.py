@@ -18,10 +18,10 @@ import numpy as np
 
 from envs.settings import setting
 from envs.types import Memory, Transitions
+from rewards.base import RunningMeanStd
 from rewards.exploration.learned import LearnedConfig
 from rewards.exploration.pseudocount import RECENT, PseudoCount, PseudoCountConfig
 from rewards.exploration.rnd import RND, RNDConfig
-from rewards.mix.scale import RunningMeanStd
 
 
 @dataclass

@@ -22,9 +22,9 @@ import numpy as np
 
 from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
+from rewards.base import EPSILON, RunningMeanStd
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
-from rewards.mix.scale import EPSILON, RunningMeanStd
 
 RECENT = 10_000  # distances, and errors in NGU, that a running mean remembers: embeddings and predictors move
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rewards.base import Reward, RewardConfig, Scored
+from rewards.base import Reward, RewardConfig, RunningMeanStd, Scored
 from rewards.check import RewardCheckError, check_reward
 from rewards.check.rollout import random_rollout
-from rewards.mix.scale import RunningMeanStd
 
 
 class Honest(Reward):

@@ -22,7 +22,7 @@ import numpy as np
 from envs.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.spaces import parts
-from rewards.mix.scale import RunningMeanStd
+from rewards.base import RunningMeanStd
 
 
 @dataclass

@@ -48,7 +48,7 @@ def test_a_difference_is_seen_and_named():
 
 
 def test_state_that_is_lost_is_found(tmp_path, monkeypatch):
-    from rewards.mix.scale import RunningMeanStd
+    from rewards.base import RunningMeanStd
 
     monkeypatch.setattr(RunningMeanStd, "load_state_dict", lambda self, state: None)
     argv = resume.command("ppo", "rnd", tmp_path / "made")
