@@ -68,9 +68,12 @@ class Stream:
 
         `again`: the rows come from a replay, in any order.
         """
+        if self.has_memory and len(batch.shape) == 1:  # one step of a rollout
+            raw, memory = self.score(batch.map(lambda x: x[None]), memory, again)
+            return raw[0], memory
         if self.has_memory:
             given = memory
-            raw, memory = self._scan(batch, memory)
+            raw, memory = self.reward.scan(batch, memory)
         else:
             raw = values_of(self.reward.score(batch.flatten())).reshape(batch.shape)
         raw = self.on_nan(raw)
@@ -110,18 +113,8 @@ class Stream:
             kept,
         )
 
-    def _scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Walk along time; memory of an ended episode is reset, rows that are no transitions leave it alone."""
-        if len(batch.shape) == 1:
-            raw, memory = self._scan(batch.map(lambda x: x[None]), memory)
-            return raw[0], memory
-        return self.reward.scan(batch, memory)
-
     def _last_scores(self, batch: Transitions, score: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores of a reward with a memory one step before, `starts_at` where an episode begins; and the last (N,)."""
-        if len(batch.shape) == 1:
-            before, last = self._last_scores(batch.map(lambda x: x[None]), score[None], last)
-            return before[0], last
         before = np.empty_like(score)
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
             before[t] = last
