@@ -11,11 +11,10 @@ only when the reward is used.
 
 from __future__ import annotations
 
+import difflib
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
-
-from rewards.named import nearest
 
 if TYPE_CHECKING:
     from rewards.base import Reward, RewardConfig
@@ -95,7 +94,9 @@ def get(name: str) -> type[Reward]:
             return plugins[name].load()
         except Exception as error:
             raise ImportError(f"the reward {name!r} of {plugins[name].value} cannot be imported: {error}") from error
-    raise ValueError(f"there is no reward {name!r}; {nearest(name, names())}")
+    near = difflib.get_close_matches(str(name), names(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
+    raise ValueError(f"there is no reward {name!r}; {hint}")
 
 
 def make(
