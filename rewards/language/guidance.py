@@ -175,7 +175,9 @@ class Guidance(Reward):
             comprehension = np.where(fresh, np.float32(0), comprehension)
         return rise, {"goal": named, "recent": recent, "asked": asked, "since": since, "comprehension": comprehension}
 
-    def _named(self, recent: np.ndarray, asked: np.ndarray, goal: np.ndarray, renewed: Any = True) -> np.ndarray:
+    def _named(
+        self, recent: np.ndarray, asked: np.ndarray, goal: np.ndarray, renewed: np.ndarray | bool = True
+    ) -> np.ndarray:
         """The goal of each environment from now on, int64 (N,): the answer for its situation, else the last one."""
         if len(self._plan):
             seen = (recent[:, :, None] == self._plan).any(axis=1)

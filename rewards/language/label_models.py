@@ -326,7 +326,7 @@ class _Dropout(nn.Module):
         return x * mask.to(x.device) / self.keep
 
 
-def _layer(inputs: int, outputs: int, generator: torch.Generator, width: int = 0) -> Any:
+def _layer(inputs: int, outputs: int, generator: torch.Generator, width: int = 0) -> nn.Linear | nn.Conv1d:
     """A dense layer, or a convolution of a width: orthogonal, without a draw from torch's global generator."""
     shape = (inputs, outputs, width) if width else (inputs, outputs)
     layer: Any = skip_init(nn.Conv1d if width else nn.Linear, *shape)

@@ -180,7 +180,7 @@ class LaRe(Learned):
             return rows, actions
         return self.phi(rows, self.numbers(batch.action)), actions[:, :0]
 
-    def numbers(self, action: Any) -> np.ndarray:
+    def numbers(self, action: np.ndarray) -> np.ndarray:
         """Actions as code reads them: float32 (N, A), in the environment's own numbers."""
         action = np.asarray(action)
         return action.reshape(len(action), int(np.prod(action.shape[1:]))).astype(np.float32)

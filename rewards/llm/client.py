@@ -369,7 +369,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def fits(value: Any, schema: dict[str, Any]) -> bool:
+def fits(value: object, schema: dict[str, Any]) -> bool:
     """Whether a decoded value fits the part of JSON schema that `Chat.ask` lists; other properties may be there."""
     kinds = _TYPES[schema["type"]] if "type" in schema else (object,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and not {bool, object} & set(kinds)):

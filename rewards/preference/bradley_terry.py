@@ -316,7 +316,7 @@ def _right(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(y == 0.5, torch.nan, right)
 
 
-def _checked(label: Any, queries: int) -> np.ndarray:
+def _checked(label: np.ndarray, queries: int) -> np.ndarray:
     label = np.asarray(label, np.float32)
     if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
         raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")

@@ -116,7 +116,7 @@ def _plain(batch: Transitions | None) -> dict[str, Any] | None:
 
 
 def _transitions(state: dict[str, Any] | None) -> Transitions | None:
-    def array(value: Any) -> Any:
+    def array(value: list[str] | np.ndarray) -> np.ndarray:
         return np.array(value, object) if isinstance(value, list) else np.array(value)
 
     if state is None:

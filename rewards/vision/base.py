@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Transitions
-from rewards.base import Reward, RewardConfig
+from envs.types import Memory, Transitions
+from rewards.base import Reward, RewardConfig, Scored
 from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
 
 LONGEST = 500  # characters; the towers read 77 tokens at most
@@ -76,10 +76,10 @@ class Vision(Reward):
         self.embedding = self.encoder.name
 
     @abstractmethod
-    def rate(self, seen: np.ndarray) -> Any:
+    def rate(self, seen: np.ndarray) -> np.ndarray | Scored:
         """Scores of embeddings, float32 (N, D); those are all zeros for a frame that shows nothing."""
 
-    def score(self, batch: Transitions, memory: Any = None) -> Any:
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray | Scored:
         """Float32 (N,), from the embedding in `batch.extras` where it is, else from `batch.frame`."""
         return self.rate(self.seen(batch))
 

@@ -14,15 +14,18 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 from weakref import WeakValueDictionary
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 LODESTAR = "lodestar"
 UNTRAINED = "untrained"
@@ -95,7 +98,7 @@ class ClipEncoder:
         self.torch, self.device, self.precision = torch, device, precision
         with _quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = _create(model, weights, folder, torch).to(device).eval().requires_grad_(False)
+            self.model = _create(model, weights, folder).to(device).eval().requires_grad_(False)
             self.tokenizer = _tokenizer(model, folder)
         visual: Any = self.model.visual
         size = visual.image_size
@@ -153,7 +156,7 @@ class ClipEncoder:
                 parts.append((encoded[:1] if alone else encoded).float().cpu())
         return torch.cat(parts).numpy().astype(np.float16) if parts else np.zeros((0, self.width), np.float16)
 
-    def _resized(self, pixels: Any) -> Any:
+    def _resized(self, pixels: torch.Tensor) -> torch.Tensor:
         """Bytes (N, H, W, 3) -> float32 (N, size, size, 3) in [0, 255]."""
         x = pixels.permute(0, 3, 1, 2).float()
         x = self.torch.nn.functional.interpolate(
@@ -182,7 +185,7 @@ class ClipEncoder:
             return 0
         return max(0, len(self.tokenizer.encode(sentence)) + 2 - limit)
 
-    def _autocast(self) -> Any:
+    def _autocast(self) -> torch.autocast:
         kinds = {"fp32": self.torch.float32, "bf16": self.torch.bfloat16, "fp16": self.torch.float16}
         kind = kinds[self.precision]
         return self.torch.autocast(self.torch.device(self.device).type, dtype=kind, enabled=self.precision != "fp32")
@@ -349,7 +352,7 @@ def _cached(model: str, weights: str, urls: Path) -> bool:
     return bool(known.get("url")) and (urls / os.path.basename(known["url"])).is_file()
 
 
-def _create(model: str, weights: str, folder: Path | None, torch: Any) -> Any:
+def _create(model: str, weights: str, folder: Path | None) -> Any:
     import open_clip
 
     options: dict[str, Any]
@@ -433,7 +436,7 @@ def _phrases(folder: Path | None) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _quiet() -> Any:
+def _quiet() -> Iterator[None]:
     """Without open_clip's log lines; what matters comes back as an exception."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)

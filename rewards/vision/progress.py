@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -204,7 +203,7 @@ class Hops(nn.Module):
             starts = (self.whiten(firsts), self.goal.expand_as(now), self.whiten(before))
             return tuple(self(p, now).cpu().numpy().reshape(after.shape[:-1]) for p in starts)
 
-    def fit(self, states: np.ndarray, progress: np.ndarray, config: Any, rng: np.random.Generator) -> float:
+    def fit(self, states: np.ndarray, progress: np.ndarray, config: ProgressConfig, rng: np.random.Generator) -> float:
         """Learn from pairs of states (M, D) with progress (M,); returns the mean error on the last tenth of them."""
         mean, spread = states.mean(0), states.std(0)
         self.mean.copy_(torch.from_numpy(mean))

@@ -9,13 +9,11 @@ The first sentence waits for the model to load; each further one takes some mill
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rewards.base import values_of
 from rewards.vision.base import shows
-from rewards.vision.clip import Clip
+from rewards.vision.clip import Clip, ClipConfig
 from rewards.vision.contrast import Contrast, ContrastConfig
 from rewards.vision.encoder import LODESTAR, shared
 
@@ -44,7 +42,7 @@ class Rescorer:
         self.seen = np.asarray(embeddings, np.float32)
         self.visible = shows(self.seen)
 
-    def __call__(self, config: Any) -> np.ndarray:
+    def __call__(self, config: ClipConfig | ContrastConfig) -> np.ndarray:
         """Float32 (N,): the score of each frame by a `clip` or a `contrast` with these settings.
 
         Raises:

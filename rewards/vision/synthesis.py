@@ -173,7 +173,7 @@ def _part(config: SynthesisConfig) -> tuple[type[Vision], Any]:
     return Clip, config if config.semantics == "binary" else replace(config, threshold=None)
 
 
-def _falling(distance: np.ndarray, end: Any) -> np.ndarray:
+def _falling(distance: np.ndarray, end: np.ndarray | float) -> np.ndarray:
     """1 at 0, falling in a straight line to 0 at `end`, and 0 beyond."""
     return np.maximum(1 - distance / end, 0)
 

@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from envs.settings import Settings
 from envs.types import Transitions
@@ -106,7 +107,7 @@ class Answers:
     raw: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, value: Any) -> Answers:
+    def of(cls, value: ArrayLike) -> Answers:
         """Answers none of which failed."""
         value = np.asarray(value, np.float32)
         return cls(value, np.zeros(value.shape, bool))

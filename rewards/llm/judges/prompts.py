@@ -1,7 +1,7 @@
 """Prompts of a language model that judges captions: questions, and background of each environment family, as files.
 
 `prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
-text first, so that servers with a prefix cache read it once. `prompts/families/*.txt` describe families of environments:
+text first, so that servers with a prefix cache read it once. `prompts/families/*.txt` describe environment families:
 `goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins with its version.
 
 A caption is untrusted data: the agent may have written it. It is put in as one JSON string of ASCII on one line,

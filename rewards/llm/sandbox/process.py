@@ -69,7 +69,7 @@ class Sandbox(Settings):
             raise ValueError(f"code is run on Linux and macOS only, not on {os.name!r}; use raw factors")
         self.counts = {"calls": 0, "failures": 0, "not finite": 0}
         self.width, self.failure, self.contained, self.broken = 0, "", False, False
-        self._stop: Any = None
+        self._stop: weakref.finalize | None = None
         self._load(self.source)
 
     def __call__(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import math
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 LONGEST = 10_000  # bytes of source
 LOOP = 64  # values of a range
@@ -160,7 +160,7 @@ def _name(node: ast.AST, name: str) -> None:
         _refuse(node, f"{name[:40]!r} cannot be used as a name")
 
 
-def _constant(node: ast.AST, value: Any) -> None:
+def _constant(node: ast.AST, value: object) -> None:
     if value is None or value is Ellipsis or isinstance(value, bool):
         return
     if not isinstance(value, int | float):
