@@ -8,6 +8,7 @@ What you write, in one file:
     class Mine(Reward):
         Config = MineConfig                     # a mutable dataclass that extends RewardConfig
         requires = frozenset({"next_obs"})      # the fields of Transitions it reads
+        def build(self): ...                    # networks and statistics, once config and spaces are set
         def score(self, batch): ...             # float32 (N,): pure, no gradient, no state moves
         def update(self, batch): ...            # the only place where weights and statistics move
 
