@@ -89,7 +89,7 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
             parts.model.learn(
                 left,
                 callback=CallbackList([saver] if parts.driver is None else [saver, parts.driver]),
-                log_interval=None,  # the saver writes the rows
+                log_interval=None,  # type: ignore[arg-type]  # the saver writes the rows
                 reset_num_timesteps=work.step == 0,
             )
         saver.finish()

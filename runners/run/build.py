@@ -16,6 +16,7 @@ from runners.run.config import TrainConfig, UsageError, load, to_dict
 from runners.run.trust import require
 
 if TYPE_CHECKING:
+    from gymnasium import Space
     from gymnasium.vector import VectorEnv
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.callbacks import BaseCallback
@@ -69,7 +70,7 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     if agent.driver == "scorer":  # it takes the mix itself
         model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)
         return Parts(venv, mix, model, None, n_envs, device)
-    driver, buffer = make_driver(agent.driver, mix, venv)
+    driver, buffer = make_driver(agent.driver, mix, observation_space)
     model = agent.build(config.agent, venv, seed=config.seed, device=device, buffer=buffer)
     return Parts(venv, mix, model, driver, n_envs, device)
 
@@ -109,7 +110,7 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
-def make_driver(kind: str, mix: Mix, venv: VecEnv) -> tuple[BaseCallback, Any]:
+def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCallback, Any]:
     """The callback that feeds the mix, and (replay buffer class, its arguments) for off-policy agents."""
     from gymnasium import spaces
     from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
@@ -118,7 +119,7 @@ def make_driver(kind: str, mix: Mix, venv: VecEnv) -> tuple[BaseCallback, Any]:
 
     if kind == "rollout":
         return RewardCallback(mix), None
-    plain = DictReplayBuffer if isinstance(venv.observation_space, spaces.Dict) else ReplayBuffer
+    plain = DictReplayBuffer if isinstance(observation_space, spaces.Dict) else ReplayBuffer
     return RelabelCallback(), (relabelling(plain), {"mix": mix})
 
 

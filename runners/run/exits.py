@@ -95,20 +95,17 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
         return error.code, sentence
     if isinstance(error, UsageError):
         return error.exit_code, sentence
-    if isinstance(error, VersionError):
-        return USAGE, sentence
     if isinstance(error, ImportError):
         plain = isinstance(error, ModuleNotFoundError) and sentence == f"No module named {error.name!r}"
         return MISSING, f"{sentence}; {install_module(str(error.name).partition('.')[0])}" if plain else sentence
-    if isinstance(error, FloatingPointError):
-        return NUMERICAL, sentence
     if isinstance(error, ValueError) and sentence.startswith("Expected parameter "):  # torch.distributions
         return NUMERICAL, (
             f"the policy's outputs stopped being finite at step {step:,}: training diverged; lower agent.learning_rate "
             "or scale the reward (reward.<name>.scale=return)"
         )
-    if isinstance(error, CheckpointError):
-        return STORAGE, sentence
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code, sentence
     if isinstance(error, WorkerError):
         return ENVIRONMENT, f"{sentence}, after {step:,} steps"
     if isinstance(error, ValueError) and phase == "set-up":
@@ -142,6 +139,7 @@ def save_kept(error: BaseException, folder: Path) -> str:
     return f" (the step is in {path})"
 
 
+_CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE}
 _STEPS = ("step", "reset", "render", "frame", "send", "recv")
 
 

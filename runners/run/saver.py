@@ -38,7 +38,7 @@ class Saver(BaseCallback):
         self,
         folder: Path,
         mix: Mix,
-        driver: BaseCallback | None,
+        driver: Any,
         signals: Signals,
         live: Live,
         *,
