@@ -133,7 +133,7 @@ class Settings:
         self.check(*declarations(type(self)))
 
     def check(self, *names: str) -> None:
-        """Refuse the first of these fields that is out of range; None is left to whoever reads it.
+        """Refuse the first of these fields that is out of range; None is allowed.
 
         Raises:
             ValueError: one sentence.

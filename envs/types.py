@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 
@@ -18,7 +18,7 @@ MODALITIES = ("frame", "text", "signals")  # what an environment may add to its 
 Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
 Memory = Any  # a dict of arrays with leading axis N, or None
 EnvReset = tuple[Any, dict[str, Any]]  # obs, info
-EnvStep = tuple[Any, float, bool, bool, dict[str, Any]]  # obs, reward, terminated, truncated, info
+EnvStep = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]  # obs, reward, terminated, truncated, info
 
 
 def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
@@ -231,7 +231,7 @@ class OnNan:
 def is_finite(value: Any) -> bool:
     """Whether an array, a tensor or a dict of them holds neither NaN nor infinity.
 
-    A sum is finite unless one of its terms is not, or it overflows: one number tells of a whole batch, so looking costs
+    A sum is finite unless one of its terms is not, or it overflows: one sum checks a whole batch, so checking costs
     next to nothing; only where it does not, every number is looked at.
     """
     return all(_place(part) is None for _, part in _parts("", value))

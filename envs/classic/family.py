@@ -29,17 +29,10 @@ import numpy as np
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnasium.envs.registration import EnvSpec
 
-from envs.classic.tasks import (
-    FLAG,
-    HELD,
-    UPRIGHT,
-    CartPoleUpright,
-    MountainCarSparse,
-    PendulumSparse,
-    is_upright,
-)
+from envs.classic.tasks import FLAG, HELD, UPRIGHT, CartPoleUpright, MountainCarSparse, PendulumSparse, is_upright
 from envs.classic.view import Canvas
 from envs.family import Axis, Ends, Family, Goal, entry, never
+from envs.types import Array
 
 Captions = Callable[[np.ndarray], np.ndarray]  # states (N, D) -> object (N,) of str
 TURN = (-math.pi, math.pi)
@@ -100,25 +93,17 @@ def _state(env: gym.Env) -> np.ndarray:
     return np.asarray(inner.state)
 
 
-def _ends_cartpole(options: dict[str, Any]) -> Ends:
-    angle = 12 * 2 * math.pi / 360
-    return lambda obs, action, next_obs: (abs(next_obs[..., 0]) > 2.4) | (abs(next_obs[..., 2]) > angle)
+def _has_fallen(options: dict[str, Any], x: Array) -> Array:
+    return (abs(x[..., 0]) > 2.4) | (abs(x[..., 2]) > 12 * 2 * math.pi / 360)
 
 
-def _ends_car(flag: float) -> Callable[[dict[str, Any]], Ends]:
-    def rule(options: dict[str, Any]) -> Ends:
-        speed = options.get("goal_velocity", 0)
-        return lambda obs, action, next_obs: (next_obs[..., 0] >= flag) & (next_obs[..., 1] >= speed)
-
-    return rule
+def _has_arrived(options: dict[str, Any], x: Array, flag: float = 0.5) -> Array:
+    return (x[..., 0] >= flag) & (x[..., 1] >= options.get("goal_velocity", 0))
 
 
-def _ends_acrobot(options: dict[str, Any]) -> Ends:
-    def ends(obs: Any, action: Any, next_obs: Any) -> Any:
-        cos1, sin1, cos2, sin2 = (next_obs[..., i] for i in range(4))
-        return -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
-
-    return ends
+def _is_above(options: dict[str, Any], x: Array) -> Array:
+    cos1, sin1, cos2, sin2 = (x[..., i] for i in range(4))
+    return -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
 
 
 @dataclass(frozen=True)
@@ -208,27 +193,22 @@ KINDS = {
 _CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
 _SWING = "swing the pendulum up and keep it upright"
 _SWING_POLE = "swing the pole up and keep it upright, with the cart near the middle of its track"
-# class in the entry point -> what counts as progress, and the rule of termination, given the constructor's arguments
-_TASKS: dict[str, tuple[str, Callable[[dict[str, Any]], Ends | None]]] = {
-    "CartPoleEnv": (
-        "keep the pole upright on the cart, and the cart away from the edges of its track",
-        _ends_cartpole,
-    ),
-    "CartPoleUpright": (
-        "keep the pole upright on the cart, and swing it up again where it fell",
-        lambda options: never,
-    ),
-    "CartPoleSwingUp": (_SWING_POLE, lambda options: never),
-    "CartPoleSwingUpSparse": (_SWING_POLE, lambda options: never),
-    "MountainCarEnv": (_CLIMB, _ends_car(0.5)),
-    "Continuous_MountainCarEnv": (_CLIMB, _ends_car(0.45)),
-    "MountainCarGoal": (_CLIMB + ", and stay there", lambda options: never),
-    "MountainCarSparse": (_CLIMB, _ends_car(0.5)),
-    "PendulumEnv": (_SWING, lambda options: never),
-    "PendulumUpright": (_SWING, lambda options: never),
-    "PendulumSparse": (_SWING, lambda options: never),
-    "PixelPendulum": (_SWING, lambda options: None),
-    "AcrobotEnv": ("swing the arm up until its tip is above the line", _ends_acrobot),
+_AIMS = {  # class in the entry point -> what counts as progress
+    "CartPoleEnv": "keep the pole upright on the cart, and the cart away from the edges of its track",
+    "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
+    **dict.fromkeys(("CartPoleSwingUp", "CartPoleSwingUpSparse"), _SWING_POLE),
+    **dict.fromkeys(("MountainCarEnv", "Continuous_MountainCarEnv", "MountainCarSparse"), _CLIMB),
+    "MountainCarGoal": _CLIMB + ", and stay there",
+    **dict.fromkeys(("PendulumEnv", "PendulumUpright", "PendulumSparse", "PixelPendulum"), _SWING),
+    "AcrobotEnv": "swing the arm up until its tip is above the line",
+}
+# class -> (constructor's arguments, next_obs) -> the episode terminates; the others never do
+_ENDS: dict[str, Callable[[dict[str, Any], Array], Array]] = {
+    "CartPoleEnv": _has_fallen,
+    "MountainCarEnv": _has_arrived,
+    "MountainCarSparse": _has_arrived,
+    "Continuous_MountainCarEnv": lambda options, x: _has_arrived(options, x, 0.45),
+    "AcrobotEnv": _is_above,
 }
 
 
@@ -298,8 +278,11 @@ def _sense(env: gym.Env) -> np.ndarray:
 
 
 def _terminates(spec: EnvSpec) -> Ends | None:
-    task = _TASKS.get(_class(spec))
-    return None if task is None else task[1](spec.kwargs)
+    name = _class(spec)
+    if name not in _AIMS or name == "PixelPendulum":
+        return None
+    rule = _ENDS.get(name)
+    return never if rule is None else lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
@@ -328,7 +311,7 @@ FAMILY = Family(
     knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic.")),
     repair=Canvas,
     caption=_caption,
-    aim=lambda spec: _TASKS.get(_class(spec), ("",))[0],
+    aim=lambda spec: _AIMS.get(_class(spec), ""),
     goals=lambda spec: [kind.goal] if (kind := _kind(spec)) is not None else [],
     scatter=_scatter,
     axis=_axis,

@@ -1,11 +1,11 @@
-"""A pendulum that is only seen, and what plays behind it: does a model of the world waste itself on the background?
+"""A pendulum seen only as pixels, with a distracting background: does a world model waste capacity on it?
 
     lodestar/PixelPendulum-v0    Pendulum-v1's physics, reward and torques; the observation is a picture
 
 What it tests: an agent must find in the picture what it can act on. With `background="video"` clouds drift behind the
 rod, in other colours for every episode: they can be predicted, they fill most of the pixels, and nothing depends on
-them. A model that must draw what it sees spends itself on them; one that asks what pays, or what its actions change,
-need not.
+them. A model that reconstructs pixels spends its capacity on them; one that predicts rewards, or what its actions
+change, need not.
 
 Observations uint8 (3, size, size): one picture, which does not show the velocity. Actions float32 (1,) in [-2, 2].
 """

@@ -8,7 +8,7 @@
     lodestar/CartPoleSwingUp-v0         starts hanging; between 0 and 1 per step: upright, centred, slow, little force
     lodestar/CartPoleSwingUpSparse-v0   1 for a step that ends upright and near the middle, else 0
 
-The first three last 200 steps and never terminate: an episode that ends at success or failure would tell a learned
+The first three last 200 steps and never terminate: an episode that ends at success or failure would reveal to a learned
 reward what it is meant to find out. The next two also stop after 200 steps; random policies did not find their reward
 in 1000 episodes, which is what a bonus for exploration is for. The way to a swung-up pole leads through states that
 look worse, 500 steps of 0.02 s. Frames come from Gymnasium's own renderers.

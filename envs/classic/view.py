@@ -1,7 +1,7 @@
 """Pictures of classic control for all environments at once, as `envs.render.frame` gives them of one.
 
 Gymnasium draws 600 x 400 or 500 x 500 pixels with pygame, which are then averaged down. Here every pixel of the small
-picture is told how much of it a shape covers, from its distance to the shape's edges, so nothing is drawn large. The
+picture gets how much of it a shape covers, from its distance to the shape's edges, so nothing is drawn large. The
 shapes, their order, their colours and pygame's whole-pixel corners are Gymnasium's; the two kinds of pictures differ by
 the roundness of edges, less than a grey level on average. The arrow that shows Pendulum's torque is left out.
 """

@@ -34,7 +34,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 
 from envs.family import Family, Goal, entry
 from envs.types import EnvReset, EnvStep
@@ -181,13 +180,6 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return "; ".join(events)
 
 
-def _goals(spec: EnvSpec) -> list[Goal]:
-    return [
-        Goal(name, f"the player {words}", "a player in a small open world", functools.partial(_achieved, name=name))
-        for name, words in EVENTS.items()
-    ]
-
-
 def _achieved(env: gym.Env, name: str) -> bool:
     inner: Any = env.unwrapped
     return inner.player.achievements[name] > 0
@@ -224,7 +216,10 @@ FAMILY = Family(
     ids=("lodestar/Crafter-v0",),
     knows=lambda spec: entry(spec) == "envs.crafter.family:Crafter",
     caption=_caption,
-    goals=_goals,
+    goals=lambda spec: [
+        Goal(name, f"the player {words}", "a player in a small open world", functools.partial(_achieved, name=name))
+        for name, words in EVENTS.items()
+    ],
     aim=lambda spec: (
         "a player survives in a small open world and unlocks achievements: collect wood, stone, coal, iron and at last "
         "a diamond, make tools and swords on the way, drink, eat, sleep, and defeat zombies and skeletons"

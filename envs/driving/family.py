@@ -19,7 +19,7 @@ where slow is below 0.73 of the speed limit, fast above 0.9; a road turns that b
 close is less than 20 m. CarRacing has no other cars, and its road is always clear.
 
 Success: highway and racetrack to their end, merge to the end of its road, roundabout and intersection to the exit of
-the planned route, all without a crash and on the road; CarRacing, a return of 900; the rest as far as a crash tells.
+the planned route, all without a crash and on the road; CarRacing, a return of 900; for the rest, no crash.
 
 Scattered states have the car somewhere on its route, or on any lane where it has none, at any speed, every other time
 with a slower vehicle just ahead, or already in it; in CarRacing anywhere along the track and as far as its width beside
@@ -206,14 +206,6 @@ def _is_clear(env: gym.Env) -> bool:
     return not car.crashed and bool(car.gap > CLOSE)
 
 
-def _is_safe(env: gym.Env) -> bool:
-    return not read(sense(env)).crashed
-
-
-def _is_rightmost(env: gym.Env) -> bool:
-    return bool(read(sense(env)).lane == 1)
-
-
 def _is_on_road(env: gym.Env) -> bool:
     return bool(read(sense(env)).on_road)
 
@@ -223,7 +215,7 @@ SAFE = Goal(
     "safe",
     "The road is clear with no car accidents",
     "A car",
-    _is_safe,
+    lambda env: not read(sense(env)).crashed,
     "Two cars have collided with each other on the road",
 )
 _CLEAR = Goal(
@@ -237,7 +229,7 @@ _RIGHTMOST = Goal(
     "rightmost",
     "a green car in the lowest lane of the road",
     "a green car on a road",
-    _is_rightmost,
+    lambda env: bool(read(sense(env)).lane == 1),
     "a green car in the highest lane of the road",
 )
 _TRACK = Goal("on_track", "a red car on the grey track", "a red car", _is_on_road, "a red car on the green grass")

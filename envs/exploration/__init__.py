@@ -1,1 +1,1 @@
-"""Worlds that tell methods of exploration and model learning apart."""
+"""Environments that separate methods of exploration and model learning."""

@@ -18,7 +18,7 @@ Differences from it:
 Observations are planes of cells, row by row, float32 of 0 and 1, one plane after another. The best return is known:
 `shortest()` is the least number of steps to the end, so it is 1, or gamma^(shortest - 1) discounted.
 
-Limits: flat planes tell a network nothing about which cells are neighbours, unless it convolves.
+Limits: flat planes do not show a network which cells are neighbours, unless it convolves.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ They offer to a study: `n_cells`, and `info["cell"]`, an int in [0, n_cells), at
 
 Their pictures are drawn with NumPy: the agent is blue, rooms are set row by row as words are in lines of text.
 
-Limits: a one-hot cell tells a network nothing about which cells are neighbours. A picture of many cells has less than
+Limits: a one-hot cell does not show a network which cells are neighbours. A picture of many cells has less than
 a pixel for each of them in a small frame.
 """
 

@@ -1,13 +1,13 @@
-"""Five tiny worlds that each isolate one thing an agent must get right; the first that fails says where to look.
+"""Five tiny environments that each isolate one thing an agent must get right; the first that fails says where to look.
 
     lodestar/ProbeValue-v0         one step, reward 1: the value of the only observation becomes 1
-    lodestar/ProbeObservation-v0   one step, reward = observation, +1 or -1: the value must tell two observations apart
+    lodestar/ProbeObservation-v0   one step, reward = observation, +1 or -1: the value must distinguish two observations
     lodestar/ProbeDiscount-v0      two steps, reward 1 at the end: values become gamma at obs 0 and 1 at obs 1
     lodestar/ProbePolicy-v0        one step, two actions, reward 1 for action 1, else -1: the policy becomes action 1
     lodestar/ProbeJoint-v0         one step, reward 1 iff the action is 1 at obs +1 or 0 at obs -1, else -1
 
 Observations are Box(-1, 1, (1,)) float32, episodes terminate. The first three have a single action, so that nothing but
-the value can go wrong. The idea is folklore among people who debug deep reinforcement learning.
+the value can go wrong. The idea is folklore in debugging deep reinforcement learning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envs.types import EnvReset, EnvStep
 
 
 class Probe(gym.Env):
-    """One world per `kind`; see the module.
+    """One environment per `kind`; see the module.
 
     Args:
         kind: "value", "observation", "discount", "policy" or "joint".
@@ -47,9 +47,7 @@ class Probe(gym.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
         self._step = 0
-        self._value = 0.0
-        if self.kind in ("observation", "joint"):
-            self._value = float(self.np_random.choice([-1.0, 1.0]))
+        self._value = float(self.np_random.choice([-1.0, 1.0])) if self.kind in ("observation", "joint") else 0.0
         return self._obs(), {}
 
     def step(self, action: Any) -> EnvStep:
@@ -77,16 +75,17 @@ def _terminates(spec: EnvSpec) -> Ends:
     return (lambda obs, action, next_obs: obs[..., 0] > 0.5) if spec.kwargs.get("kind") == "discount" else always
 
 
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+    space: Any = env.action_space
+    return episode_return > 0 if space.n > 1 else None
+
+
 FAMILY = Family(
     name="probe",
-    description="probes: five tiny worlds to debug an agent with",
+    description="probes: five tiny environments to debug an agent with",
     ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),
     knows=lambda spec: entry(spec).startswith("envs.exploration.probe:"),
-    aim=lambda spec: "take the action that is paid",
+    aim=lambda spec: "take the action that is rewarded",
     terminates=_terminates,
-    success=lambda env, episode_return, terminated, info: episode_return > 0 if _has_choice(env) else None,
+    success=_success,
 )
-
-
-def _has_choice(env: gym.Env) -> bool:
-    return isinstance(env.action_space, spaces.Discrete) and bool(env.action_space.n > 1)

@@ -7,8 +7,8 @@ Observation, flat float32 in {0, 1}, for the default view of 7 x 7 cells:
 
 so (984,) for DoorKey, whose mission is always the same, and (1048,) for KeyCorridor or BabyAI.
 
-Options of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop"; of what `info["text"]` says,
-`captions` = "events" or "full", `chatter` and `varied` (false), as `envs.minigrid.captions` tells.
+Options of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop"; of `info["text"]`,
+`captions` = "events" or "full", `chatter` and `varied` (false), see `envs.minigrid.captions`.
 
 Signals, float32 (7 + 3 * width * height,):
     agent_x, agent_y        the agent's cell, from the upper left corner, which is (0, 0)
@@ -52,7 +52,7 @@ class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
     random number of the environment's, which names the episode.
 
     Attributes:
-        speech: what captions are to say, and of what.
+        speech: the options of captions, and what they describe.
     """
 
     def __init__(
@@ -241,12 +241,8 @@ _WITH_DOOR = ("DoorKey", "MultiRoom", "Unlock", "KeyCorridor", "LockedRoom")
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:
-    goals = []
-    if any(word in spec.id for word in _WITH_GOAL):
-        goals.append(_GOAL)
-    if any(word in spec.id for word in _WITH_DOOR):
-        goals.append(_DOOR)
-    return goals
+    table = ((_GOAL, _WITH_GOAL), (_DOOR, _WITH_DOOR))
+    return [goal for goal, words in table if any(word in spec.id for word in words)]
 
 
 _AIMS = {  # by the beginning of the name; the first that fits

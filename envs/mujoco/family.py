@@ -52,7 +52,7 @@ class OwnContext(gym.Wrapper, RecordConstructorArgs):
 
 
 def _warn(message: str) -> None:
-    # Gymnasium's own models bring this one at every start, and nobody who uses them can change it.
+    # Gymnasium's own models give this one at every start, and users cannot change it.
     if "settotalmass" not in message:
         warnings.warn(f"MuJoCo: {message.strip()}", RuntimeWarning, stacklevel=2)
 
@@ -90,10 +90,6 @@ def _on_its_feet(env: gym.Env) -> bool:
     return _axis_up(env, 2) > 0.8
 
 
-def _nose_up(env: gym.Env) -> bool:
-    return _axis_up(env, 0) > 0.8
-
-
 def _standing(env: gym.Env) -> bool:
     """Torso upright within 12 degrees and at 0.8 of the height it has when the robot stands."""
     return _axis_up(env, 2) > math.cos(math.radians(12)) and _height(env) > 0.8 * _STANDING_HEIGHT[_robot(env.spec)]
@@ -109,17 +105,9 @@ def _gap(env: gym.Env) -> float:
     return float(np.linalg.norm(data.body("fingertip").xpos[:2] - data.body("target").xpos[:2]))
 
 
-def _on_target(env: gym.Env) -> bool:
-    return _gap(env) < 0.02
-
-
 def _stands(env: gym.Env) -> float:
     """1 upright at full height, less where it leans or is low."""
     return min(_axis_up(env, 2), _height(env) / _STANDING_HEIGHT[_robot(env.spec)])
-
-
-def _pole(env: gym.Env) -> float:
-    return math.cos(float(_data(env).qpos[1]))
 
 
 _STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}
@@ -145,7 +133,7 @@ _GOALS: dict[str, list[Goal]] = {
             "rearing",
             f"{_CHEETAH} standing upright on its hind leg",
             _CHEETAH,
-            _nose_up,
+            lambda env: _axis_up(env, 0) > 0.8,
             negative=f"{_CHEETAH} standing on its front leg",
             degree=lambda env: _axis_up(env, 0),
         ),
@@ -158,14 +146,20 @@ _GOALS: dict[str, list[Goal]] = {
         Goal("on_its_back", f"{_ANT} lying upside down", _ANT, _on_its_back, degree=lambda env: -_axis_up(env, 2)),
     ],
     "InvertedPendulum": [
-        Goal("upright", "pole vertically upright on top of the cart", "pole and cart", _pole_up, degree=_pole)
+        Goal(
+            "upright",
+            "pole vertically upright on top of the cart",
+            "pole and cart",
+            _pole_up,
+            degree=lambda env: math.cos(float(_data(env).qpos[1])),
+        )
     ],
     "Reacher": [
         Goal(
             "on_target",
             "the tip of the arm touching the target",
             "an arm and a target",
-            _on_target,
+            lambda env: _gap(env) < 0.02,
             degree=lambda env: -_gap(env),
         )
     ],
@@ -313,79 +307,63 @@ def _set_down(inner: Any, pose: np.ndarray) -> None:
     inner.set_state(pose, still)
 
 
+Options = dict[str, Any]  # the constructor's keyword arguments
+
+
 def _within(x: Array, limits: tuple[float, float]) -> Array:
     return (limits[0] < x) & (x < limits[1])
 
 
-def _ends_walking(height: tuple[float, float], angle: tuple[float, float], state: tuple[float, float] | None) -> Any:
+def _unhealthy(
+    height: tuple[float, float], angle: tuple[float, float], state: tuple[float, float] | None
+) -> Callable[[Options, Array], Array]:
     """Hopper and Walker2d: the torso's height, its pitch, and of Hopper every number that follows."""
 
-    def rule(options: dict[str, Any]) -> Ends:
+    def rule(options: Options, next_obs: Array) -> Array:
         first = 0 if options.get("exclude_current_positions_from_observation", True) else 1
-        heights, angles = options.get("healthy_z_range", height), options.get("healthy_angle_range", angle)
+        healthy = _within(next_obs[..., first], options.get("healthy_z_range", height))
+        healthy = healthy & _within(next_obs[..., first + 1], options.get("healthy_angle_range", angle))
         states = options.get("healthy_state_range", state)
-
-        def ends(obs: Array, action: Array, next_obs: Array) -> Array:
-            healthy = _within(next_obs[..., first], heights) & _within(next_obs[..., first + 1], angles)
-            if states is not None:
-                healthy = healthy & _within(next_obs[..., first + 1 :], states).all(-1)
-            return ~healthy
-
-        return ends
+        return ~healthy if states is None else ~(healthy & _within(next_obs[..., first + 1 :], states).all(-1))
 
     return rule
 
 
-def _ends_tall(height: tuple[float, float], finite: bool) -> Any:
-    """Ant and Humanoid: the torso's height, and of Ant that all positions and speeds are numbers."""
-
-    def rule(options: dict[str, Any]) -> Ends:
-        first = 0 if options.get("exclude_current_positions_from_observation", True) else 2
-        low, high = options.get("healthy_z_range", height)
-
-        def ends(obs: Array, action: Array, next_obs: Array) -> Array:
-            z = next_obs[..., first]
-            if finite:  # Ant's limits belong to what is healthy, Humanoid's do not
-                return ~((low <= z) & (z <= high) & (abs(next_obs) < math.inf).all(-1))
-            return ~((low < z) & (z < high))
-
-        return ends
-
-    return rule
+def _torso(options: Options, next_obs: Array, height: tuple[float, float]) -> tuple[Array, tuple[float, float]]:
+    """The height of Ant's or Humanoid's torso, and its limits."""
+    first = 0 if options.get("exclude_current_positions_from_observation", True) else 2
+    return next_obs[..., first], options.get("healthy_z_range", height)
 
 
-def _ends_pole(options: dict[str, Any]) -> Ends:
-    def ends(obs: Array, action: Array, next_obs: Array) -> Array:
-        return ~((abs(next_obs) < math.inf).all(-1) & (abs(next_obs[..., 1]) <= 0.2))
-
-    return ends
+def _ant(options: Options, next_obs: Array) -> Array:
+    z, (low, high) = _torso(options, next_obs, (0.2, 1.0))  # limits that are healthy themselves, unlike Humanoid's
+    return ~((low <= z) & (z <= high) & (abs(next_obs) < math.inf).all(-1))
 
 
-def _ends_two_poles(options: dict[str, Any]) -> Ends:
-    def ends(obs: Array, action: Array, next_obs: Array) -> Array:
-        _, sin1, sin2, cos1, cos2 = (next_obs[..., i] for i in range(5))
-        return 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2) <= 1.0  # the tip's height; poles of 0.6 m
-
-    return ends
+def _two_poles_low(options: Options, next_obs: Array) -> Array:
+    _, sin1, sin2, cos1, cos2 = (next_obs[..., i] for i in range(5))
+    return 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2) <= 1.0  # the tip's height; poles of 0.6 m
 
 
-_ENDS: dict[str, Callable[[dict[str, Any]], Ends]] = {
-    "Hopper": _ends_walking((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
-    "Walker2d": _ends_walking((0.8, 2.0), (-1.0, 1.0), None),
-    "Ant": _ends_tall((0.2, 1.0), True),
-    "Humanoid": _ends_tall((1.0, 2.0), False),
-    "InvertedPendulum": _ends_pole,
-    "InvertedDoublePendulum": _ends_two_poles,
-    **{name: lambda options: never for name in ("HalfCheetah", "HumanoidStandup", "Swimmer", "Reacher", "Pusher")},
+_ENDS: dict[str, Callable[[Options, Array], Array] | None] = {  # None: never
+    "Hopper": _unhealthy((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
+    "Walker2d": _unhealthy((0.8, 2.0), (-1.0, 1.0), None),
+    "Ant": _ant,
+    "Humanoid": lambda options, x: ~_within(*_torso(options, x, (1.0, 2.0))),
+    "InvertedPendulum": lambda options, x: ~((abs(x) < math.inf).all(-1) & (abs(x[..., 1]) <= 0.2)),
+    "InvertedDoublePendulum": _two_poles_low,
+    **dict.fromkeys(("HalfCheetah", "HumanoidStandup", "Swimmer", "Reacher", "Pusher")),
 }
 
 
 def _terminates(spec: EnvSpec) -> Ends | None:
     """The rule of a robot; None for one with a body of its own, and for versions before 4."""
-    rule = _ENDS.get(spec.name)
-    if rule is None or spec.version not in (4, 5) or "xml_file" in spec.kwargs:
+    if spec.name not in _ENDS or spec.version not in (4, 5) or "xml_file" in spec.kwargs:
         return None
-    return rule(spec.kwargs) if spec.kwargs.get("terminate_when_unhealthy", True) else never
+    rule = _ENDS[spec.name]
+    if rule is None or not spec.kwargs.get("terminate_when_unhealthy", True):
+        return never
+    return lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:

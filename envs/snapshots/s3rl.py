@@ -35,17 +35,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.snapshots.snapshots import (
-    State,
-    check_same,
-    from_json,
-    get_state,
-    layers,
-    remembers,
-    set_state,
-    supported,
-    to_json,
-)
+from envs.snapshots import snapshots as simulator
+from envs.snapshots.snapshots import State, from_json, get_state, set_state, supported, to_json
 from envs.types import EnvReset, EnvStep
 from envs.wrappers import Observer
 
@@ -132,7 +123,7 @@ def record(
     return Snapshots(states, np.stack(seen))
 
 
-@remembers("steps", "_borrowed", "_age", "_return")
+@simulator.remembers("steps", "_borrowed", "_age", "_return")
 class SnapshotReset(gym.Wrapper):
     """Early resets lead into snapshots, evenly over their clusters; later ones are the environment's own.
 
@@ -166,17 +157,18 @@ class SnapshotReset(gym.Wrapper):
         count = len(snapshots.states)
         if not 1 <= clusters <= count:
             raise ValueError(f"clusters={clusters} is out of range; {count} snapshots make 1 to {count} clusters")
-        if until < 0:
-            raise ValueError(f"until={until} is out of range; give 0 steps or more")
-        if truncate < 1:
-            raise ValueError(f"truncate={truncate} is out of range; give at least 1 step")
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability={probability} is out of range; give a number in [0, 1]")
-        if any(isinstance(wrapper, Observer) for wrapper in layers(env)):
+        for name, value, fits, fix in (
+            ("until", until, until >= 0, "0 steps or more"),
+            ("truncate", truncate, truncate >= 1, "at least 1 step"),
+            ("probability", probability, 0 <= probability <= 1, "a number in [0, 1]"),
+        ):
+            if not fits:
+                raise ValueError(f"{name}={value} is out of range; give {fix}")
+        if any(isinstance(wrapper, Observer) for wrapper in simulator.layers(env)):
             raise ValueError(
                 "an Observer inside would show the state before the snapshot; put the Observer around this"
             )
-        check_same(env, snapshots.states[0])
+        simulator.check_same(env, snapshots.states[0])
         self.until, self.truncate, self.probability = until, truncate, probability
         self.steps = 0  # of this environment so far
         self._states, self._clusters = snapshots.states, snapshots.clusters(clusters)

@@ -15,7 +15,7 @@ the same numbers.
 
 Differences from Gymnasium's AsyncVectorEnv: two groups, workers with several environments each, the watchdog.
 
-Limits: it pays where a worker's environments take much longer than waking it, 10 to 50 microseconds a group; all
+Limits: it is faster where a worker's environments take much longer than waking it, 10 to 50 microseconds a group; all
 environments of a worker are lost with it; Linux and macOS only.
 """
 
@@ -230,13 +230,13 @@ class Workers(BufferedVectorEnv):
                 if trace or old.stack():
                     error.add_note(trace or f"The stack of the worker process:\n{old.stack()}")
                 raise
-            self.say(f"{sentence}; its episodes are lost and it is made anew ({count})")
+            self.say(f"{sentence}; its episodes are lost and it is replaced ({count})")
             self._generations[worker] += 1
             self._workers[worker] = new = self._hire(worker, {row: self._new_seed(row) for row in self._rows(worker)})
             try:
                 byte, message = new.answer(False, FAILED)
             except Gone as gone:
-                sentence = self._name(worker) + str(gone) + " while its environments were made anew"
+                sentence = self._name(worker) + str(gone) + " while its environments were made again"
             else:
                 if byte != FAILED:
                     break

@@ -200,7 +200,7 @@ def crash_loop(folder: Path, quick: bool) -> Found:
     from runners.run import checkpoint
 
     code, printed, _ = trained(folder / "run", "env.how=kill", "env.at=40", "total_timesteps=100000")
-    restarts = printed.count("it is made anew")
+    restarts = printed.count("it is replaced")
     found = checkpoint.load(folder / "run" / "checkpoints")
     step = found[1] if found else -1
     wrong = [] if code == 6 else [f"exit code {code}"]

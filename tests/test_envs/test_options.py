@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from envs.make import make
-from envs.options import is_open, options
+from envs.options import DISTURBANCES, is_open, options
 
 TAKES_NAMES = ["lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0", "CartPole-v1", "Pendulum-v1", "FrozenLake-v1"]
 TAKES_NAMES += ["MiniGrid-DoorKey-8x8-v0", "HalfCheetah-v5", "highway-fast-v0", "lodestar/ProbeValue-v0"]
@@ -18,12 +18,12 @@ def defaults(env_id):
 
 def test_options_are_those_of_the_constructor_and_what_disturbs():
     assert defaults("lodestar/NoisyRooms-v0") == {
-        "rooms": 8, "noise": "off", "bits": 8, "code": "one_hot", "dense_size": 8, "sticky": None, "noisy_tv": None,
+        "rooms": 8, "noise": "off", "bits": 8, "code": "one_hot", "dense_size": 8, "sticky": None, "noisy_tv": None, "episodic_reward": False,
     }  # fmt: skip
-    assert list(options("lodestar/DeepSea-v0")) == ["size", "stochastic", "mapping_seed", "sticky", "noisy_tv"]
+    assert list(options("lodestar/DeepSea-v0")) == ["size", "stochastic", "mapping_seed", *DISTURBANCES]
     assert options("lodestar/DeepSea-v0")["size"].annotation is int
     assert options("CartPole-v1")["sticky"].annotation == float | None
-    assert defaults("lodestar/ProbeValue-v0") == {"kind": "value", "sticky": None, "noisy_tv": None}
+    assert defaults("lodestar/ProbeValue-v0") == {"kind": "value", "sticky": None, "noisy_tv": None, "episodic_reward": False}
 
 
 def test_a_registration_changes_defaults_and_an_adapter_adds_options():
@@ -62,7 +62,7 @@ def test_a_constructor_that_takes_every_word_is_open():
         gym.register(f"Options{name}-v0", entry)
     assert [is_open(f"Options{name}-v0") for name in ("Any", "Plain", "Function")] == [True, False, True]
     assert not any(map(is_open, [*TAKES_NAMES, "NetHackScore-v0"]))
-    assert defaults("OptionsAny-v0") == {"speed": 3, "sticky": None, "noisy_tv": None}
+    assert defaults("OptionsAny-v0") == {"speed": 3, "sticky": None, "noisy_tv": None, "episodic_reward": False}
 
 
 def test_an_unknown_id_is_answered_with_the_nearest():

@@ -70,7 +70,7 @@ def test_too_many_losses_end_the_vector_with_what_happened_before() -> None:
     ) as caught:
         for _ in range(30):
             envs.step(np.zeros(4, int))
-    assert [sentence[-26:] for sentence in said] == ["anew (1 of 2 within 600 s)", "anew (2 of 2 within 600 s)"]
+    assert [sentence[-30:] for sentence in said] == ["replaced (1 of 2 within 600 s)", "replaced (2 of 2 within 600 s)"]
     assert caught.value.__notes__[0].count("ended with exit code 3") == 3
     assert envs.closed and not any(map(runs, [process.pid for process in envs._processes]))
 

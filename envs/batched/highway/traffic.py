@@ -12,7 +12,7 @@ up a lane change depends on the turn, and there the turn is kept.
 Differences: the road has no end, the original's is 10 km long; of two cars at exactly the same place along the road,
 one sees the other as its leader, in the original each the other. Last bits may differ.
 
-When it fails: two cars that cannot be told apart by the last bit of a distance may decide differently than in the
+When it fails: two cars whose distances differ in the last bit may decide differently than in the
 original, and from there on the two go separate ways.
 """
 
@@ -67,12 +67,12 @@ class Traffic:
         self._base = cars * np.arange(n)[:, None]
         self._centres = WIDTH * np.arange(lanes)[:, None]
         self._every = every
-        # Of every car, and of two more that stand infinitely far ahead and behind: "there is nobody".
+        # Of every car, and of two more that stand infinitely far ahead and behind, which stand for none.
         self._seen = np.zeros((6, n * cars + 2))
         self._x, self._vx, self._vy, self._cos, self._sin, self._speed = self._seen
         self._x[-2:] = np.inf, -np.inf
         self._wanted = np.ones(n * cars + 2)
-        self._order = np.empty((n, cars + 2), np.int64)  # cars by place, between the two nobodies
+        self._order = np.empty((n, cars + 2), np.int64)  # cars by place, between the two that stand for none
         self._order[:, 0], self._order[:, -1] = n * cars + 1, n * cars
 
     def step(self, state: dict[str, np.ndarray]) -> None:
@@ -156,7 +156,7 @@ class Traffic:
             target[car[change]] = beside[change]
 
     def _give_up(self, lane: np.ndarray, target: np.ndarray, before: np.ndarray, cars: np.ndarray) -> None:
-        """K `cars` on their way to a lane stay where they are if somebody close ahead is on the way there too."""
+        """K `cars` on their way to a lane stay where they are if a car close ahead is on the way there too."""
         if not len(cars):
             return
         others = self._base[self._road[cars]] + self._ranks  # (K, V)

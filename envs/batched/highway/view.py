@@ -171,9 +171,9 @@ class RoadPainter:
         v = np.floor(cos * (dy + 0.5) - sin * (dx + 0.5)).astype(np.int64) + self._middle[0]
         row, column = down + dy, across + dx
         shade = self._sprite[np.clip(v, 0, len(self._sprite) - 1), np.clip(u, 0, self._sprite.shape[1] - 1)]
-        shown = (shade > 0) & (row >= 0) & (row < self._height) & (column >= 0) & (column < self._width)
-        road, colour = (np.broadcast_to(part, shown.shape)[shown] for part in (cars[0][:, None], colour))
-        row, column, shade = row[shown], column[shown], shade[shown] - 1
+        inside = (shade > 0) & (row >= 0) & (row < self._height) & (column >= 0) & (column < self._width)
+        road, colour = (np.broadcast_to(part, inside.shape)[inside] for part in (cars[0][:, None], colour))
+        row, column, shade = row[inside], column[inside], shade[inside] - 1
         pixel = (road * self._height + row) * self._width + column
         if len(self._last) < kinds.size * self._width:
             self._last = np.zeros(kinds.size * self._width, np.int32)
