@@ -23,7 +23,12 @@ def test_options_are_those_of_the_constructor_and_what_disturbs():
     assert list(options("lodestar/DeepSea-v0")) == ["size", "stochastic", "mapping_seed", *DISTURBANCES]
     assert options("lodestar/DeepSea-v0")["size"].annotation is int
     assert options("CartPole-v1")["sticky"].annotation == float | None
-    assert defaults("lodestar/ProbeValue-v0") == {"kind": "value", "sticky": None, "noisy_tv": None, "episodic_reward": False}
+    assert defaults("lodestar/ProbeValue-v0") == {
+        "kind": "value",
+        "sticky": None,
+        "noisy_tv": None,
+        "episodic_reward": False,
+    }
 
 
 def test_a_registration_changes_defaults_and_an_adapter_adds_options():
