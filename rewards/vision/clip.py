@@ -39,7 +39,7 @@ class ClipConfig(VisionConfig):
     baseline: str = setting("", "what any frame shows, in the form of `goal`; needed where alpha > 0")
     alpha: float = setting(
         0.0,
-        "goal-baseline regularisation, in [0, 1]: 0 is the plain cosine, 1 looks only along the line from baseline to "
+        "goal-baseline regularisation: 0 is the plain cosine, 1 looks only along the line from baseline to "
         "goal [tuned per task, 0 to 1]",
         low=0,
         high=1,

@@ -46,12 +46,12 @@ class SelfReferenceConfig(RewardConfig):
         "positive last reward, as in tasks with a goal",
         low=-math.inf,
     )
-    successes: int = setting(16, "latest successful episodes that are kept, at least 1", low=1)
-    centres: int = setting(64, "of their states, at least 1", low=1)
+    successes: int = setting(16, "latest successful episodes that are kept", low=1)
+    centres: int = setting(64, "of their states", low=1)
     width: float = setting(
         0.5,
         "distance from a centre at which its progress counts for 0.61, in standard deviations of the successes' "
-        "states, root mean square over the numbers that differ among them; above 0",
+        "states, root mean square over the numbers that differ among them",
         above=0,
     )
     longest: int = setting(1000, "states of a running episode that are remembered; what came before is left out", low=1)
