@@ -13,8 +13,8 @@
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
 `reward.*.x` is the option x of every reward but the task's. A task, an arm or a cell may also set `seeds` (0: not run),
-and a task its `score`, its `threshold` and its `arms`. An arm that is a text is not trained: `random` and `control` are
-what the runs of the task's first arm evaluated beside themselves.
+and a task its `score`, its `threshold` and its `arms`. An arm that is a text is not trained: `random` and `control` are evaluated
+by the runs of the task's first arm, whatever `judge` says.
 
 A finished run becomes at once a row of NAME.csv and a curve of NAME_curves.csv; what has its row is not run again, on
 whatever machine. Rows without a commit are those of 0.1.0; a study that is run again puts them aside first.
@@ -381,15 +381,16 @@ def _runs(study: Study, rows: Rows, points: Rows) -> Iterator[Any]:
     from runners.report.read import TASK_RETURN, Run
 
     scores = {cell.task: cell.score for cell in study.grid()}
-    chance = {row["task"]: _number(row[scores[row["task"]]]) for row in rows if study.arms.get(row["arm"]) == "random"}
+    at_random = [row for row in rows if study.arms.get(row["arm"]) == "random"]
+    chance = {(row["task"], row["seed"]): _number(row[scores[row["task"]]]) for row in at_random}
     for row in rows:
         task, arm, score = row["task"], row["arm"], scores[row["task"]]
-        if _number(row[score]) is None or study.arms.get(arm) == "random":
+        if _number(row[score]) is None or row in at_random:
             continue
         own = [p for p in _of(points, {key: row[key] for key in ("task", "arm", "seed")}) if p.get(score)]
         made = Run(f"{task}/{arm}/s{row['seed']}", task, arm, "", int(row["seed"]), status={"state": "finished"})
         made.scores = {"this run": {"task_return": _number(row[score])}}
-        made.scores |= {"random": {"task_return": chance[task]}} if task in chance else {}
+        made.scores["random"] = {"task_return": chance.get((task, row["seed"]))}
         made.steps = np.array([float(p["steps"]) for p in own])
         made.table = {TASK_RETURN: np.array([float(p[score]) for p in own])}
         yield made
