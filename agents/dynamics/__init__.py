@@ -27,16 +27,8 @@ class Predicted:
     stds: Tensor | None = None
 
 
-class Dynamics(Protocol):
-    """A dynamics model.
-
-    Attributes:
-        members: K.
-        differentiable: whether gradients flow through `step` to obs and action.
-    """
-
-    members: int
-    differentiable: bool
+class OneStepModel(Protocol):
+    """What can be rolled out."""
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """One transition for each row.
@@ -48,6 +40,18 @@ class Dynamics(Protocol):
                 of the members' means.
             member_predictions: also `means` and `stds` of every member.
         """
+
+
+class Dynamics(OneStepModel, Protocol):
+    """A dynamics model that is fitted to a replay.
+
+    Attributes:
+        members: K.
+        differentiable: whether gradients flow through `step` to obs and action.
+    """
+
+    members: int
+    differentiable: bool
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Learn from an `agents.replay.replay.Replay`, at most `steps` gradient steps (None: the model's own budget).

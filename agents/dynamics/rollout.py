@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.dynamics import Dynamics, Predicted
+from agents.dynamics import OneStepModel, Predicted
 from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay
@@ -156,7 +156,7 @@ class Adaptive(Stateful):
 
 
 def imagine(
-    model: Dynamics,
+    model: OneStepModel,
     act: Act,
     reward_function: RewardFunction,
     ends: Ends | None,
@@ -273,7 +273,7 @@ def _guard(x: Tensor, finite: list[Tensor]) -> Tensor:
 
 
 def _outcome(
-    model: Dynamics,
+    model: OneStepModel,
     obs: Tensor,
     action: Tensor,
     choose: Choose | None,

@@ -8,7 +8,6 @@ alone (the score of a reward with a memory; frames, texts, signals) is kept as c
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +51,7 @@ class Sequences(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # int64 (L, B), place in the replay
 
 
-class Replay:
+class Replay(Stateful):
     """Transitions of N environments, at most `capacity`, relabelled when they are sampled.
 
     Args:
@@ -68,6 +67,11 @@ class Replay:
     Raises:
         ValueError: for a capacity without room for a step of every environment, and an unknown way of sampling.
     """
+
+    saved = (
+        *("sampler", "_memory", "_low", "_high", "_continues", "_was_valid", "added", "timesteps", "_pos", "_filled"),
+        *("_unlearned", "metrics", "_pending"),
+    )
 
     def __init__(
         self,
@@ -299,38 +303,23 @@ class Replay:
         What is pending stays so: embedded with other neighbours it would differ in its last bit.
         """
         filled = self._filled
-        return {
+        return super().state_dict() | {
             "table": self.table[: filled * self.n_envs],
             "images": self.images.state_dict(filled),
-            "sampler": self.sampler.state_dict(),
             "columns": {k: v[:filled].tolist() if v.dtype == object else v[:filled] for k, v in self.columns.items()},
-            "memory": copy.deepcopy(self._memory),
-            "bounds": [self._low.copy(), self._high.copy()],
-            "envs": [self._continues, self._was_valid],
-            "counters": [self.added, self.timesteps, self._pos, filled, self._unlearned],
-            "metrics": dict(self.metrics),
-            "pending": self._pending.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned into a replay of the same size."""
+        super().load_state_dict(state)
         table = torch.as_tensor(state["table"])
         self.table[: len(table)] = table.to(self.device)
         self.images.load_state_dict(state["images"])
-        self.sampler.load_state_dict(state["sampler"])
         self.columns = {}
         for key, saved in state["columns"].items():
             value = np.array(saved, object) if isinstance(saved, list) else np.asarray(saved)
             self.columns[key] = np.zeros((self.length, *value.shape[1:]), value.dtype)
             self.columns[key][: len(value)] = value
-        self._memory = copy.deepcopy(state["memory"])
-        self._low, self._high = (np.array(x) for x in state["bounds"])
-        self._continues, self._was_valid = (np.array(x) for x in state["envs"])
-        self.added, self.timesteps, self._pos, self._filled, self._unlearned = map(int, state["counters"])
-        self.metrics = dict(state["metrics"])
-        self._pending = Chunk(self._pending.length)
-        if "pending" in state:
-            self._pending.load_state_dict(state["pending"])
 
 
 class Sampler(Stateful):

@@ -45,6 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agents.dynamics import Predicted
 from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer
 from agents.networks.actor_critic import Flat, linear
 from agents.networks.glyphs import Glyphs
@@ -125,6 +126,11 @@ class LatentModel(nn.Module):
     def continues(self, features: Tensor, action: Tensor) -> Tensor:
         """(..., F), (..., A) -> (...,), in [0, 1]."""
         return torch.sigmoid(self.end_net(torch.cat([features, action], -1)).squeeze(-1))
+
+    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
+        """One step as `agents.dynamics.OneStepModel`, for a cell without memory: `obs` is the latent (B, Z)."""
+        next_obs = self.cell.step({"z": obs}, action)["z"]
+        return Predicted(next_obs, self.reward(obs, action), 1 - self.continues(obs, action))
 
     @torch.no_grad()
     def replayed(self, seq: Sequences) -> Replayed:

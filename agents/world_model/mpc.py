@@ -26,15 +26,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from agents.dynamics import Predicted
 from agents.dynamics.cells import State
 from agents.dynamics.planners import MPPI
 from agents.dynamics.rollout import imagine
 from agents.networks.heads import TwoHot
 from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
-from agents.replay.replay import Replay, Sequences
-from agents.state import Stateful
+from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import Behaviour, LatentPolicy, Replayed, ReturnRange
 
@@ -44,25 +42,6 @@ if TYPE_CHECKING:
 
 DECAY = 0.5  # weight of each further step
 SUBSET = 2  # of the critics, drawn each time
-
-
-class LatentDynamics(Stateful):
-    """A latent model without memory as an `agents.dynamics.Dynamics`, whose observations are latents (B, Z)."""
-
-    members, differentiable = 1, True
-
-    def __init__(self, world: LatentModel) -> None:
-        self.world = world
-
-    def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
-        """Nothing: `WorldLearner` fits it."""
-        return {}
-
-    def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
-        """The next latent, the reward head's value, and the probability that the episode ends."""
-        world = self.world
-        next_obs = world.cell.step({"z": obs}, action)["z"]
-        return Predicted(next_obs, world.reward(obs, action), 1 - world.continues(obs, action))
 
 
 class LatentMPC(Behaviour):
@@ -105,7 +84,7 @@ class LatentMPC(Behaviour):
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """The first actions of plans for latents (N, Z), and the plans."""
-        rollout = functools.partial(imagine, LatentDynamics(world), reward_function=_task, ends=None)
+        rollout = functools.partial(imagine, world, reward_function=_task, ends=None)
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
             rollout, state["z"], value=self._value, policy=self._propose, deterministic=deterministic

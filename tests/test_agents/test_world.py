@@ -10,7 +10,6 @@ from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.agent import WorldLearner, WorldModel
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.mpc import LatentDynamics
 from agents.world_model.td3 import joint
 
 SMALL = {"latent": 16, "hidden": 16, "embed": 16, "groups": 4, "classes": 4}
@@ -105,7 +104,7 @@ def test_the_hidden_layer_leads_to_the_next_latent_and_can_be_read_without_movin
 def test_plans_are_evaluated_by_the_models_own_heads():
     made = learner("tdmpc2")
     z, action = torch.rand(4, 16, generator=random()), torch.rand(4, 2, generator=random(1))
-    predicted = LatentDynamics(made.world).step(z, action)
+    predicted = made.world.step(z, action)
     assert torch.equal(predicted.next_obs, made.world.cell.step({"z": z}, action)["z"])
     assert torch.equal(predicted.reward, made.world.reward(z, action))
     torch.testing.assert_close(predicted.terminated, 1 - made.world.continues(z, action))
