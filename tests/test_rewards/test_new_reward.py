@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.settings import setting
-from rewards.base import Reward, RewardConfig
+from rewards.base import Reward, RewardConfig, RunningMeanStd
 from rewards.exploration.spaces import parts
-from rewards.base import RunningMeanStd
 
 
 @dataclass
