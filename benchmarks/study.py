@@ -13,8 +13,8 @@
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
 `reward.*.x` is the option x of every reward but the task's. A task, an arm or a cell may also set `seeds` (0: not run),
-and a task its `score`, its `threshold` and its `arms`. An arm that is a text is not trained: `random` and `control` are evaluated
-by the runs of the task's first arm, whatever `judge` says.
+and a task its `score`, its `threshold` and its `arms`. An arm that is a text is not trained: `random` and `control` are
+evaluated by the runs of the task's first arm, whatever `judge` says.
 
 A finished run becomes at once a row of NAME.csv and a curve of NAME_curves.csv; what has its row is not run again, on
 whatever machine. Rows without a commit are those of 0.1.0; a study that is run again puts them aside first.
@@ -201,11 +201,11 @@ def put_aside(path: Path, header: list[str]) -> None:
     """Results with other columns, such as those of 0.1.0, keep their numbers under another name."""
     found = results.read_rows(path)
     if found and list(found[0]) != header:
-        for old in (path, curves(path)):
-            if old.exists():
-                kept = old.with_stem(f"{old.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-                print(f"{old} has other columns, as in 0.1.0: it is kept as {kept.name}", flush=True)
-                old.rename(kept)
+        version = time.strftime("%Y%m%d-%H%M%S") if "commit" in found[0] else "0.1.0"
+        for old in filter(Path.exists, (path, curves(path))):
+            kept = old.with_stem(f"{old.stem}-{version}")
+            print(f"{old} has other columns: it is kept as {kept.name}", flush=True)
+            old.rename(kept)
 
 
 def curves(path: Path) -> Path:

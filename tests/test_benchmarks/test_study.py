@@ -170,8 +170,7 @@ def test_results_with_other_columns_are_put_aside_whole(tmp_path):
         (tmp_path / name).write_text("arm,seed,return\ntask,0,1\n")
     study.put_aside(tmp_path / "tiny.csv", ["task", "arm"])
     assert not (tmp_path / "tiny.csv").exists() and not (tmp_path / "tiny_curves.csv").exists()
-    kept = sorted(path.name.partition("-")[0] for path in tmp_path.iterdir())
-    assert kept == ["tiny", "tiny_curves"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-0.1.0.csv", "tiny_curves-0.1.0.csv"]
     assert {path.read_text() for path in tmp_path.iterdir()} == {"arm,seed,return\ntask,0,1\n"}
 
 
