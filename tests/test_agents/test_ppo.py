@@ -136,6 +136,7 @@ def test_one_value_of_the_sum_is_the_value_of_the_weighted_rewards():
     np.testing.assert_allclose(model.policy(torch.zeros(1, 1), {})[1].detach(), [[0.5]], atol=0.05)
 
 
+@pytest.mark.nightly
 def test_a_recurrent_policy_remembers_what_the_observation_no_longer_shows():
     class Cue(gym.Env):
         """The first observation says which action is right two steps later; nothing else does."""

@@ -165,6 +165,7 @@ def test_it_plans_for_the_average_where_actions_slip():
     assert action == 1
 
 
+@pytest.mark.nightly
 def test_it_learns_a_corner_from_random_play():
     venv = envs.make.make_vec("MiniGrid-Empty-5x5-v0", 8, seed=0)
     config = SQIRLConfig(episodes=16, max_steps=12, net_arch=[32], epochs=2)

@@ -129,6 +129,7 @@ def test_the_reward_head_alone_moves_when_it_is_refitted():
     assert moved == {"reward"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "preset"), [("Joint", "mrq"), ("Policy", "r2dreamer")])
 def test_it_solves_the_probes(name, preset):
     made = envs.make.make_vec(f"lodestar/Probe{name}-v0", 4, seed=0, backend="gym")

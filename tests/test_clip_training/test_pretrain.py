@@ -180,6 +180,7 @@ def miniature(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_a_miniature_beats_the_untrained_model(miniature):
     states, frames = pendulums(5, 150)
     said = {"up": "the pendulum is upright", "down": "the pendulum is hanging down"}
@@ -203,6 +204,7 @@ def test_a_trained_folder_is_a_model_like_any_other(miniature):
     assert reward.frame_size == 64 and "simulator state" in reward.notes()[0]
 
 
+@pytest.mark.nightly
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
     tiny = dict.fromkeys(("steps", "text_steps"), 2) | dict.fromkeys(("frames", "batch", "captions", "bank"), 8)
     digests = [

@@ -102,6 +102,7 @@ def test_mujoco_frames_survive_the_closing_of_another_environment() -> None:
     np.testing.assert_array_equal(render.frame(first, 64), info["frame"])
 
 
+@pytest.mark.nightly
 def test_torch_can_compile_after_mujoco_has_drawn() -> None:
     """Both bring an LLVM; in the wrong order the process dies (see `render.before_opengl`)."""
     program = (

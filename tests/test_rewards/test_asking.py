@@ -77,6 +77,7 @@ time.sleep(120)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fork", [False, True], ids=["alone", "with a child that inherits its pipes"])
 def test_no_process_outlives_a_killed_trainer(server, fork):
     script = PARENT.format(url=server.url, fork=fork)

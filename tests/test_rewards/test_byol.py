@@ -173,6 +173,7 @@ def test_a_rollout_of_nothing_but_resets_gives_and_teaches_nothing():
     assert byol.update(nothing) == {}
 
 
+@pytest.mark.nightly
 def test_a_cycle_is_predicted_and_what_was_never_seen_is_not():
     byol = make(spaces.Box(-3, 3, (4,), np.float32), learning_rate=3e-3, horizon=2)
     points = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
@@ -190,6 +191,7 @@ def test_a_cycle_is_predicted_and_what_was_never_seen_is_not():
     assert torch.pdist(normalize(codes)).min() > 0.1  # the five have not become one
 
 
+@pytest.mark.nightly
 def test_a_belief_remembers_what_the_observation_no_longer_shows():
     # the first observation says where the third leads; the two between are equal
     space = spaces.Box(-1, 1, (2,), np.float32)

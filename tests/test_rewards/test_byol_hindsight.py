@@ -98,6 +98,7 @@ def half_noise(points, steps=8, envs=16, seed=0):
     return Transitions(obs[:-1], no.astype(int), no.astype(np.float32), obs[1:], no, no, ~no, step)
 
 
+@pytest.mark.nightly
 def test_noise_beside_a_known_cycle_is_no_longer_rewarded_while_a_new_cycle_is():
     space = spaces.Box(-3, 3, (8,), np.float32)
     points = np.random.default_rng(0).normal(size=(10, 4))

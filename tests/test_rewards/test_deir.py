@@ -42,6 +42,7 @@ def test_a_state_of_this_episode_gives_no_reward_again():
     np.testing.assert_allclose(bonus[2:], 0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_the_discriminator_learns_which_successor_is_true_where_actions_decide():
     rng = np.random.default_rng(0)
     action = rng.integers(0, 2, 2048)

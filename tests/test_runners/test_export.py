@@ -190,6 +190,7 @@ def test_a_graph_takes_every_kind_of_entry_in_its_own_type(tmp_path):
     np.testing.assert_array_equal(actions, model.predict(obs, deterministic=True)[0])
 
 
+@pytest.mark.nightly
 def test_an_exported_policy_needs_none_of_this_project(run, tmp_path):
     out, _ = export(ExportConfig(run=str(run), out=str(tmp_path / "out"), format="safetensors"))
     import runners.export.policy as module

@@ -60,6 +60,7 @@ def config(**changes):
     return OfflineConfig(**{**options, **changes})
 
 
+@pytest.mark.nightly
 def test_a_policy_learned_from_comparisons_does_as_well_as_one_that_was_told_the_rewards(recorded):
     found = run(config(), recorded)
     returns = {name: scores["task_return"] for name, scores in found["arms"].items()}

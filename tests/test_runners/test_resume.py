@@ -89,16 +89,23 @@ def _assert_same_run(first, second):
 @pytest.mark.parametrize(
     ("arguments", "step"),
     [
-        pytest.param([*PPO, "reward=task"], 1000, id="ppo-task"),
+        pytest.param([*PPO, "reward=task"], 1000, id="ppo-task", marks=pytest.mark.nightly),
         pytest.param([*PPO, "reward=rnd"], 1500, id="ppo-rnd"),
-        pytest.param([*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"], 1000, id="ppo-streams"),
-        pytest.param([*PPO, "reward=count", "backend=gym", "agent.gru=8"], 1000, id="ppo-gru"),
-        pytest.param([*PPO, "reward=task", "backend=workers"], 1000, id="ppo-workers"),
+        pytest.param(
+            [*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"],
+            1000,
+            id="ppo-streams",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            [*PPO, "reward=count", "backend=gym", "agent.gru=8"], 1000, id="ppo-gru", marks=pytest.mark.nightly
+        ),
+        pytest.param([*PPO, "reward=task", "backend=workers"], 1000, id="ppo-workers", marks=pytest.mark.nightly),
         pytest.param([*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"], 1000, id="sb3-critic"),
         pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
         pytest.param(CLIP, 256, id="ppo-clip"),
         pytest.param([*DYNA, "reward=[task,rnd]"], 200, id="dyna-rnd"),
-        pytest.param([*DYNA, "agent.preset=dhmbpo", "reward=task"], 300, id="dyna-svg"),
+        pytest.param([*DYNA, "agent.preset=dhmbpo", "reward=task"], 300, id="dyna-svg", marks=pytest.mark.nightly),
         pytest.param([*WORLD, "reward=[task,rnd]"], 200, id="world_model-rnd"),
         pytest.param([*SQIRL, "reward=[task,rnd]"], 2000, id="sqirl-rnd"),
     ],

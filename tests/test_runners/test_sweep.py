@@ -109,6 +109,7 @@ def test_a_job_that_fails_does_not_stop_the_others_and_is_tried_as_often_as_aske
     assert again["CartPole-v1/ppo-task/s0"].attempts == 1
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_is_tried_again_and_continues_from_its_checkpoint(tmp_path):
     job = "benchmarks.speed.sweep-Waits-v0/ppo-task/s0"
     argv = _argv(tmp_path, f"env={SLOW}", "env.wait=0.02")
@@ -162,6 +163,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, capfd):
     log.close()
 
 
+@pytest.mark.nightly
 def test_a_dry_run_prints_what_it_would_cost_and_leaves_nothing(tmp_path, capfd):
     assert main(_argv(tmp_path, "env=CartPole-v1", "agent.n_steps=32,64", "seed=0,1,2", "dry=true")) == 0
     out = capfd.readouterr().out

@@ -90,6 +90,7 @@ def test_the_exit_code_of_a_job_and_the_signal_that_ended_it_are_reported(tmp_pa
     launcher.close()
 
 
+@pytest.mark.nightly
 def test_jobs_have_torch_imported_one_thread_and_cores_of_their_own(tmp_path):
     forkserver._forkserver._stop()  # another test's, which has other things imported
     cores = sorted(os.sched_getaffinity(0))

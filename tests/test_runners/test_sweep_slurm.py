@@ -33,6 +33,7 @@ def launcher():
     launcher.close()
 
 
+@pytest.mark.nightly
 def test_a_job_finishes_one_fails_and_one_is_cancelled(launcher, tmp_path):
     good = job(tmp_path, "CartPole-v1/good", "total_timesteps=128")
     wrong = job(tmp_path, "CartPole-v1/wrong", "total_timesteps=128", "agent.learning_rat=1")
@@ -51,6 +52,7 @@ def test_a_job_finishes_one_fails_and_one_is_cancelled(launcher, tmp_path):
     assert json.loads((endless.folder / "status.json").read_text())["state"] == "stopped"
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_was_killed_adopts_the_jobs_that_still_run(tmp_path):
     one = job(tmp_path, "a/b", "total_timesteps=900")
     script = f"""
@@ -88,6 +90,7 @@ def slurm(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.nightly
 def test_under_slurm_a_preempted_job_continues_under_its_id_and_a_lost_one_is_reported(slurm, tmp_path):
     first, lost = job(tmp_path, "first", "total_timesteps=900"), job(tmp_path, "lost", "total_timesteps=1e8")
     launcher = Slurm(partition="fast", account="us", minutes=30, memory_gb=1.5, notice_s=60, setup=["true"])

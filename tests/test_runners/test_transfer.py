@@ -154,6 +154,7 @@ def arguments(tmp_path, *more):
     return [*own, *run, f"root={tmp_path}", *more]
 
 
+@pytest.mark.nightly
 def test_two_real_sources_survive_a_kill_and_give_the_same_matrix(tmp_path):
     command = [sys.executable, "-m", "runners.transfer", *arguments(tmp_path)]
     folder, home = tmp_path / "transfer" / "t", Path(__file__).parents[2]

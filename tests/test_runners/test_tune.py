@@ -178,6 +178,7 @@ searched(plan(Path({tmp!r}), "trials=6", "seeds=2", "pruner=none"), Instant(earn
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_search_continues_the_trial_that_ran(tmp_path):
     whole = searched(plan(tmp_path / "whole", "trials=6", "seeds=2", "pruner=none"), Instant(earn))
     here = Path(__file__).parent
