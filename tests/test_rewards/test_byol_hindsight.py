@@ -1,6 +1,7 @@
 """BYOL-Hindsight: what its critic hears, what it teaches, and noise that is no longer rewarded."""
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 
