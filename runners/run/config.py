@@ -122,6 +122,8 @@ class TrainConfig(Settings):
 RENAMED = {
     "agent.dreams_per_step": "agent.rollouts_per_step",
     "agent.reward_in_dreams": "agent.reward_source",
+    "reward.guidance.world": "reward.guidance.family",
+    "reward.oni.world": "reward.oni.family",
 }
 
 # Where a run is kept and what it reports does not change what it learns.
