@@ -7,7 +7,7 @@
     clip_repeats_ratio             the small encoder with its cache over without, where 2,048 frames show 200 pictures
     vlmrm_ratio_<model>            the path over vlmrm's, on frames of 480 x 480, 64 at a time: CPU time per frame
     vlmrm_quick_ratio_<model>      vlmrm set to shrink pictures without antialiasing, as in the torchvision it pins
-    vlmrm_kept_ratio_<model>       vlmrm given `runners.run.build`, which our runs set and it does not
+    vlmrm_kept_ratio_<model>       vlmrm given `keep_freed_memory`, which our runs set and it does not
     reprompt_100k_s                seconds for another sentence, alpha or weight over 100,000 kept embeddings of 64
     reprompt_100k_s_ViT-B-32       of 512, the length of a ViT-B-32's
 
