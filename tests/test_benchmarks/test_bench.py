@@ -66,6 +66,7 @@ def test_sac_is_measured_on_as_many_frames_as_it_says(relabel, monkeypatch):
     assert work().num_timesteps == frames == 110
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("measure", [foundation._ppo, foundation._ppo_callback, foundation._ppo_wrapper])
 def test_ppo_is_measured_on_as_many_frames_as_it_says(measure, monkeypatch):
     monkeypatch.setattr(foundation, "PPO_FRAMES", 2048)

@@ -31,6 +31,7 @@ def test_a_script_has_what_the_driver_asks_for_and_stays_small(script):
     assert len(text.splitlines()) <= 60
 
 
+@pytest.mark.nightly
 def test_our_scripts_learn_as_many_frames_as_they_say():
     row = json.loads(bench_peers.call([sys.executable, str(SCRIPTS / "drive.py"), "ours_rnd", "2"],
                                       {"PYTHONPATH": str(bench_peers.ROOT)}))  # fmt: skip
