@@ -32,7 +32,7 @@ from runners.run.config import UsageError, unknown
 from tests.faults import Fault, Found
 
 HEADLINES = ("kills_lost", "deaths_hung", "malicious_executed", "resume_max_diff", "secrets_leaked")
-GROUPS = ("workers", "processes", "storage", "resume", "numbers", "security")
+GROUPS = ("workers", "processes", "storage", "resume", "numbers", "security", "judges")
 
 
 def faults() -> dict[str, Fault]:

@@ -43,6 +43,11 @@ def test_every_fault_has_a_name_of_its_own_and_says_what_is_promised():
         assert row.fault and row.promise, name
 
 
+def test_every_file_with_a_list_of_faults_is_a_group():
+    files = Path(command.__file__).parent.glob("*.py")
+    assert {path.stem for path in files if "\nFAULTS = [" in path.read_text()} == set(command.GROUPS)
+
+
 def _row(name, action):
     return Fault(name, "a fault", "A promise.", action)
 
