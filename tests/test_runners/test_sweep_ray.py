@@ -20,6 +20,8 @@ from runners.sweep import ray as ray_launcher
 from runners.sweep.ray import Ray
 from tests.faults.ray_nodes import nodes
 
+pytestmark = pytest.mark.nightly  # a Ray cluster takes half a minute to start
+
 
 def children(pid: int) -> list[int]:
     return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
