@@ -12,9 +12,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,13 +66,12 @@ class AnnotateConfig(Settings):
         return {"goal": self.goal or known.goal, "family": self.family or known.family, **self.judge_options}
 
 
-@dataclass
-class Texts:
+class Texts(NamedTuple):
     """Different captions, in their order, and the goal and the family of environments that the file names."""
 
     texts: list[str]
-    goal: str = ""
-    family: str = ""
+    goal: str
+    family: str
 
 
 def read(path: str) -> Texts:
@@ -83,7 +83,7 @@ def read(path: str) -> Texts:
     """
     if not Path(path).is_file():
         raise UsageError(f"{path} is no file; give a recording (runners.record text=true) or a file of labels")
-    known = Texts([])
+    goal = family = ""
     if path.endswith(".jsonl"):
         rows = labels(path)
         found = [text for row in rows for text in (row["text"], row.get("other")) if text]
@@ -98,11 +98,10 @@ def read(path: str) -> Texts:
         found = [text for text in batch.text.tolist() if text]
         if meta.get("env"):
             spec = spec_of(meta["env"])
-            known.goal, known.family = family_of(spec).aim(spec), family_of(spec).name
-    known.texts = list(dict.fromkeys(found))
-    if not known.texts:
+            goal, family = family_of(spec).aim(spec), family_of(spec).name
+    if not found:
         raise UsageError(f"{path} holds no text but empty ones; there is nothing to ask about")
-    return known
+    return Texts(list(dict.fromkeys(found)), goal, family)
 
 
 def labels(path: str) -> list[dict[str, Any]]:
@@ -129,17 +128,14 @@ def annotate(config: AnnotateConfig) -> dict[str, Any]:
     """Label a recording; returns the counters."""
     known = read(config.record)
     options = config.options(known)
-    judge = make_judge(config.judge, **options)
-    try:
-        identity, local = judge.identity, judge.local
+    with closing(make_judge(config.judge, **options)) as judge:
+        identity = judge.identity
         items: list[Item] = drawn(known.texts, config.pairs, config.seed) if config.pairs else list(known.texts)
         items = missing(config.out, items, identity)
         if config.dry_run:
             return estimate(config, options, judge, known, items)
-        if items and not local:
+        if items and not judge.local:
             preflight(config.judge, options, items[0])
-    finally:
-        judge.close()
     if not items:
         print(f"{config.out} holds all labels already")
         return {"labels": 0}
@@ -156,10 +152,8 @@ def annotate(config: AnnotateConfig) -> dict[str, Any]:
         concurrency=config.concurrency,
         seed=config.seed,
     )
-    try:
+    with closing(annotator):
         return ask(annotator, items, config, identity)
-    finally:
-        annotator.close()
 
 
 def drawn(texts: Sequence[str], count: int, seed: int) -> list[Item]:
@@ -198,16 +192,10 @@ def missing(out: str, items: list[Item], identity: str) -> list[Item]:
 
 
 def preflight(name: str, options: dict[str, Any], item: Item) -> None:
-    """One question before all others.
-
-    Raises:
-        UsageError: if there is no usable answer.
-    """
-    judge = make_judge(name, **{**options, **({"attempts": 1} if name == "openai" else {})})
-    try:
+    """One question before all others, which must get a usable answer."""
+    once = {"attempts": 1} if name == "openai" else {}
+    with closing(make_judge(name, **{**options, **once})) as judge:
         answers = judge.label([item]) if isinstance(item, str) else judge.compare([item[0]], [item[1]])
-    finally:
-        judge.close()
     if answers.failed.any():
         raise UsageError(
             f"the judge {name} gave no usable answer to a first question: {answers.failure}; start the server, or "
@@ -223,18 +211,16 @@ def estimate(
 
     cached = 0
     if config.cache and Path(config.cache).is_file():
-        cache = AnswerStore(config.cache)
-        cached = len(cache.get(judge.identity, items))
-        cache.close()
+        with closing(AnswerStore(config.cache)) as cache:
+            cached = len(cache.get(judge.identity, items))
     asked = len(items) - cached
     tokens, seconds = 0, 0.0
     if config.judge == "openai":
         tokens = asked * (int(np.mean([characters(options, item) for item in items])) // 4 + ANSWER) if items else 0
         seconds = asked * SECONDS / config.concurrency
     what = "pairs" if config.pairs else "texts"
-    print(
-        f"{config.record}: {len(known.texts):,} different texts; {len(items):,} {what} without a label in {config.out}"
-    )
+    there = f"{len(known.texts):,} different texts"
+    print(f"{config.record}: {there}; {len(items):,} {what} without a label in {config.out}")
     print(f"in {config.cache or 'no cache'}: {cached:,}; to be asked: {asked:,}")
     guess = f"about {tokens:,} tokens and {seconds:,.0f} s (at {SECONDS:g} s an answer, {config.concurrency} at once)"
     print(f"that takes {guess if tokens else 'no tokens: the judge answers on this machine'}")
@@ -284,11 +270,9 @@ def ask(annotator: Annotator, items: list[Item], config: AnnotateConfig, identit
 
 def is_spent(config: AnnotateConfig, counts: dict[str, float]) -> bool:
     """Whether a budget is used up and no question is open."""
-    open_questions = counts["asked"] - counts["answered"] - counts["failed"]
-    labels_spent = config.budget and counts["answered"] >= config.budget
-    return (
-        bool(labels_spent or (config.token_budget and counts["tokens"] >= config.token_budget)) and open_questions <= 0
-    )
+    labels = config.budget and counts["answered"] >= config.budget
+    tokens = config.token_budget and counts["tokens"] >= config.token_budget
+    return bool(labels or tokens) and counts["asked"] <= counts["answered"] + counts["failed"]
 
 
 def summary(config: AnnotateConfig, counts: dict[str, float], written: int, begun: float) -> str:

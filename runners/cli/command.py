@@ -155,6 +155,13 @@ def options_text(
     return "\n".join(lines)
 
 
+def changed(options: Any) -> dict[str, Any]:
+    """What a Config sets otherwise than its defaults."""
+    plain = type(options)()
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {name: value for name, value in values.items() if value != getattr(plain, name)}
+
+
 def written(value: Any) -> str:
     """A value as a command line writes it; "" for a field without a default."""
     if isinstance(value, list | tuple):

@@ -9,6 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from runners.run.config import UsageError, nearest
@@ -55,22 +56,13 @@ def read(text: str) -> Any:
 
 
 def value_of(argument: str) -> Any:
-    """What stands behind the = of one argument.
-
-    Raises:
-        UsageError: if it is no key=value.
-    """
+    """What stands behind the = of one argument."""
     return read(split(argument)[1])
 
 
 def parse(key: str, text: str, kind: Any) -> Any:
-    """A text as a field of type `kind` wants it.
-
-    Raises:
-        UsageError: if it is of another type.
-    """
-    plain = kind is str and not text.startswith(('"', "'", "[", "{"))
-    if plain:
+    """A text as a field of type `kind` wants it."""
+    if kind is str and not text.startswith(('"', "'", "[", "{")):
         return {"null": "", "true": "true", "false": "false"}.get(text.lower(), text)
     return cast(key, read(text), kind)
 
@@ -87,7 +79,10 @@ def cast(key: str, value: Any, kind: Any) -> Any:
         return value
     if bool in kinds and (isinstance(value, bool) or value in ("true", "false")):
         return value in (True, "true")
-    number = None if isinstance(value, bool) else _number(value)
+    number = None
+    if not isinstance(value, bool):
+        with suppress(TypeError, ValueError):  # 1e-3 is a text to YAML
+            number = value if isinstance(value, int) else float(value)
     if int in kinds and number is not None and float(number).is_integer():
         return int(number)
     if float in kinds and number is not None:
@@ -102,6 +97,11 @@ def cast(key: str, value: Any, kind: Any) -> Any:
         if origin is dict and isinstance(value, dict):
             return value
     raise UsageError(f"{key}={short(value)} is not {' or '.join(_WORDS.get(kind, str(kind)) for kind in kinds)}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number; True is not 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def literal(value: Any) -> str:
@@ -124,16 +124,6 @@ def short(value: Any) -> str:
     """At most 60 characters of it."""
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _number(value: Any) -> int | float | None:
-    """The number that a value is, or that a text of YAML says (1e-3 is a text to YAML)."""
-    if isinstance(value, int | float):
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _plain(value: Any) -> Any:

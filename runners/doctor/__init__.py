@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
 
 class Finding(NamedTuple):
@@ -49,18 +50,17 @@ def ask(
     """Run a check in a process of its own.
 
     Args:
-        name: of the line, if the check reports nothing itself.
+        name: of the line about a check that raises, crashes or hangs; `fix` and `required`, too.
         target: "module:function"; it gives findings one by one.
         *arguments: what it is called with, plain data.
-        fix: for the line about a check that raises, crashes or hangs.
-        required: as in `Finding`, of that line.
         timeout: seconds until the process, and all it started, is killed.
         **variables: of its environment, beside those of this process.
 
     Returns:
         What it found, and one more line if it did not come to its end.
     """
-    command = [sys.executable, "-X", "faulthandler", "-m", "runners.doctor.child", target, json.dumps(arguments)]
+    child = "import runners.doctor; runners.doctor.run()"
+    command = [sys.executable, "-X", "faulthandler", "-c", child, target, json.dumps(arguments)]
     try:
         process = subprocess.Popen(
             command,
@@ -79,7 +79,10 @@ def ask(
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         hung = True
-        _kill(process)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (AttributeError, OSError):  # no process groups on Windows
+            process.kill()
         out, err = process.communicate()
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
     findings = [Finding(**line) for line in lines if "name" in line]
@@ -93,18 +96,32 @@ def ask(
     return [*findings, Finding(name, "missing", failure, fix, required)]
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def run() -> NoReturn:
+    """The check that the arguments name, in this process: a line of JSON on standard output for each finding.
+
+    Whatever libraries print is kept apart, and what they do at exit is no part of the check.
+    """
+    findings, code = os.fdopen(os.dup(1), "w"), 0
+    os.dup2(2, 1)
+
+    def put(**line: object) -> None:
+        print(json.dumps(line), file=findings, flush=True)
+
+    module, _, name = sys.argv[1].partition(":")
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, OSError):  # no process groups on Windows
-        process.kill()
+        for finding in getattr(import_module(module), name)(*json.loads(sys.argv[2])):
+            put(**finding._asdict())
+        put(end=True)
+    except Exception as error:
+        put(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
     try:
-        return signal.Signals(-code).name
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from typing import Any
 
 from envs.settings import Settings, setting
 from runners.cli.command import Command
@@ -70,10 +71,8 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     """Everything that is looked at, in the order of the lines."""
     timeout = config.timeout
 
-    def alone(name: str, target: str, *given: object, fix: str = "", required: bool = True) -> Check:
-        return partial(
-            ask, name, f"runners.doctor.checks:{target}", *given, fix=fix, required=required, timeout=timeout
-        )
+    def alone(name: str, target: str, *given: object, **line: Any) -> Check:
+        return partial(ask, name, f"runners.doctor.checks:{target}", *given, timeout=timeout, **line)
 
     try:
         core, extras = required()
@@ -111,11 +110,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
 
 
 def choose(made: dict[str, Check], only: list[str]) -> dict[str, Check]:
-    """Those that `only` names; all if it names none.
-
-    Raises:
-        UsageError: for a name that is none.
-    """
+    """Those that `only` names; all if it names none."""
     for name in only:
         if name not in made:
             raise UsageError(unknown("only", name, made))
@@ -125,12 +120,8 @@ def choose(made: dict[str, Check], only: list[str]) -> dict[str, Check]:
 def answers(made: list[Check]) -> Iterator[list[Finding]]:
     """Run checks side by side, as many as there are cores; what they found, in their order."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pool = ThreadPoolExecutor(min(usable, 8))
-    try:
-        for future in [pool.submit(check) for check in made]:
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(min(usable, 8)) as pool:
+        yield from pool.map(lambda check: check(), made)
 
 
 def show(findings: list[Finding]) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -231,11 +231,10 @@ def each(*requirements: str) -> Iterator[Finding]:
             words = " ".join(str(error).split())[:200]
             yield Finding(name, "missing", f"{type(error).__name__}: {words}", install(line))
             continue
-        found = f"{have}, {time.perf_counter() - begin:.1f} s"
-        if wish.specifier.contains(have, prereleases=True):
-            yield Finding.of(name, found)
-        else:
-            yield Finding.of(name, f"{found}, but {wish.specifier} is asked for", install(line))
+        found, fix = f"{have}, {time.perf_counter() - begin:.1f} s", ""
+        if not wish.specifier.contains(have, prereleases=True):
+            found, fix = f"{found}, but {wish.specifier} is asked for", install(line)
+        yield Finding.of(name, found, fix)
 
 
 def extra(name: str, *requirements: str) -> Iterator[Finding]:
@@ -277,10 +276,11 @@ def pin() -> Iterator[Finding]:
     wishes = [Requirement(line) for line in metadata.requires("nle") or []]
     wish = next((w.specifier for w in wishes if w.name == "gymnasium"), None)
     if wish is None or wish.contains(gymnasium):
-        yield Finding.of("nle's pin", f"gymnasium {gymnasium} is what nle {nle} asks for")
+        found, fix = f"gymnasium {gymnasium} is what nle {nle} asks for", ""
     else:
         found = f"gymnasium {gymnasium}, but nle {nle} asks for gymnasium{wish}"
-        yield Finding.of("nle's pin", found, f"if NetHack misbehaves: pip install 'gymnasium{wish}'")
+        fix = f"if NetHack misbehaves: pip install 'gymnasium{wish}'"
+    yield Finding.of("nle's pin", found, fix)
 
 
 def launchers() -> Iterator[Finding]:
@@ -407,31 +407,29 @@ def cached() -> Iterator[Finding]:
             continue
         then = "HF_HUB_OFFLINE forbids to download it" if offline else "its first use would download it"
         fix = "reward.clip.weights=<file>, or the shipped models, which need no download"
-        words = f"optional; {tag} is not on this machine, and {then}"
-        yield Finding(f"CLIP {model}", "missing", words, fix, required=False)
+        yield _optional(f"CLIP {model}", f"{tag} is not on this machine, and {then}", fix)
 
 
 def judge(url: str, model: str) -> Iterator[Finding]:
     """One real question to a server, if one is named; its key is never printed."""
-    key = "set" if os.environ.get("OPENAI_API_KEY") else "not set"
+    key = f"(OPENAI_API_KEY is {'set' if os.environ.get('OPENAI_API_KEY') else 'not set'})"
     if not url:
-        words = f"not asked (OPENAI_API_KEY is {key}); judge=http://localhost:8000/v1 asks a server"
-        yield Finding.of("judge", words, required=False)
+        yield Finding.of("judge", f"not asked {key}; judge=http://localhost:8000/v1 asks a server", required=False)
         return
     from rewards.llm.client import Chat, Endpoint, JudgeError
 
     fix = "start the server, or see that the address ends with its version, as in http://localhost:8000/v1"
     try:
         model = model or _first_model(url)
-        chat = Chat(Endpoint(model, url, connect=PATIENCE_S, timeout=PATIENCE_S, attempts=1, max_tokens=16))
-        begin = time.perf_counter()
-        chat.ask(["Answer with the single word yes."])
-        chat.close()
+        endpoint = Endpoint(model, url, connect=PATIENCE_S, timeout=PATIENCE_S, attempts=1, max_tokens=16)
+        with closing(Chat(endpoint)) as chat:
+            begin = time.perf_counter()
+            chat.ask(["Answer with the single word yes."])
     except (JudgeError, ValueError) as error:
-        yield Finding("judge", "missing", f"{error} (OPENAI_API_KEY is {key})", fix, required=False)
+        yield Finding("judge", "missing", f"{error} {key}", fix, required=False)
         return
-    words = f"{model} at {url} answered in {time.perf_counter() - begin:.2f} s (OPENAI_API_KEY is {key})"
-    yield Finding.of("judge", words, required=False)
+    seconds = time.perf_counter() - begin
+    yield Finding.of("judge", f"{model} at {url} answered in {seconds:.2f} s {key}", required=False)
 
 
 def _first_model(url: str) -> str:

@@ -1,10 +1,4 @@
-"""A trained policy without what trained it: `python -m runners.export run=...`, and `load` for what it wrote.
-
-policy.py     the policy itself: preprocessing, layers and the action, described by policy.json
-convert.py    any agent's network in that form
-onnx.py       the same as an ONNX graph
-card.py       the run card, README.md
-"""
+"""A trained policy without what trained it: `python -m runners.export run=...`, and `load` for what it wrote."""
 
 from __future__ import annotations
 

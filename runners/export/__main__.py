@@ -8,11 +8,17 @@ What is written is compared with the agent on 256 observations of its environmen
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +34,8 @@ if TYPE_CHECKING:
 
 ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
-FILES = ("policy.safetensors", "policy.json", "policy.onnx", "README.md")
+GRAPH, OPSET = "policy.onnx", 18
+FILES = ("policy.safetensors", "policy.json", GRAPH, "README.md")
 
 
 @dataclass
@@ -76,25 +83,24 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     from runners.export.card import card
     from runners.export.convert import NoForm, convert
 
-    if config.format != "safetensors":
-        from runners.export import onnx
-
-        onnx.require()
+    lacking = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if config.format != "safetensors" and lacking:
+        words = f"format=onnx needs {', '.join(lacking)}: pip install 'lodestar-rl[onnx]'"
+        raise ImportError(f"{words}, or give format=safetensors")
     run = Path(config.run)
     subject = file_subject(config) if run.is_file() else run_subject(run, config.trust)
     out = Path(config.out) if config.out else (run.parent if run.is_file() else run) / "export"
     out.mkdir(parents=True, exist_ok=True)
-    env = subject.make()
     policy, why = None, ""
-    try:
-        policy = convert(subject.agent, subject.model, env.observation_space)
-        obs = observations(env, subject.model, ROWS, config.seed)
-    except NoForm as reason:
-        why = str(reason)
-        if config.format == "onnx":
-            raise UsageError(f"{why}, which an ONNX graph of one step cannot hold; give format=safetensors") from None
-    finally:
-        env.close()
+    with closing(subject.make()) as env:
+        try:
+            policy = convert(subject.agent, subject.model, env.observation_space)
+            obs = observations(env, subject.model, ROWS, config.seed)
+        except NoForm as reason:
+            why = str(reason)
+            if config.format == "onnx":
+                words = f"{why}, which an ONNX graph of one step cannot hold; give format=safetensors"
+                raise UsageError(words) from None
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as temporary:
         folder = Path(temporary)
         if policy is None:
@@ -128,23 +134,18 @@ def run_subject(run: Path, trust: bool = False) -> Subject:
 
 
 def file_subject(config: ExportConfig) -> Subject:
-    """A policy that runners.offline wrote.
-
-    Raises:
-        UsageError: if the file is none.
-    """
+    """A policy that runners.offline wrote."""
     from safetensors import SafetensorError
 
     from agents.iql import IQL
     from envs.make import make
 
-    env = make(config.env, **config.env_options)
-    try:
-        model = IQL.load(config.run, env.observation_space, env.action_space)
-    except SafetensorError as error:
-        raise UsageError(f"run={config.run} is no safetensors file ({error}); give one of runners.offline") from None
-    finally:
-        env.close()
+    with closing(make(config.env, **config.env_options)) as env:
+        try:
+            model = IQL.load(config.run, env.observation_space, env.action_space)
+        except SafetensorError as error:
+            words = f"run={config.run} is no safetensors file ({error}); give one of runners.offline"
+            raise UsageError(words) from None
     return Subject("iql", model, lambda: make(config.env, **config.env_options))
 
 
@@ -168,22 +169,54 @@ def observations(env: Any, model: Any, count: int, seed: int) -> Any:
 
 
 def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any) -> list[str]:
-    """Write the formats asked for, read them back, compare them with the agent: a sentence each.
-
-    Raises:
-        UsageError: if one acts otherwise.
-    """
+    """Write the formats asked for, read them back, compare them with the agent: a sentence each."""
     expected, _ = subject.model.predict(obs, deterministic=True)
     sentences = []
     if format != "onnx":
         policy.write(folder, about(subject))
         sentences.append(compared("policy.safetensors", policy.read(folder).act(obs), expected))
     if format != "safetensors":
-        from runners.export import onnx
-
-        onnx.write(policy, folder / onnx.FILE)
-        sentences.append(compared(onnx.FILE, onnx.actions(folder / onnx.FILE, policy, obs), expected))
+        write_onnx(policy, folder / GRAPH)
+        sentences.append(compared(GRAPH, onnx_actions(folder / GRAPH, policy, obs), expected))
     return sentences
+
+
+def write_onnx(policy: Policy, path: Path) -> None:
+    """Write the graph, the batch's size left open, weights inside; the exporter logs, warns and prints: silently."""
+    import torch
+
+    example = tuple(torch.from_numpy(np.zeros((2, *shape), dtype)) for shape, dtype in policy.inputs.values())
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                policy,
+                example,
+                path,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=list(policy.inputs),
+                output_names=["action"],
+                dynamic_shapes=(tuple({0: batch} for _ in example),),
+                external_data=False,
+                verbose=False,
+            )
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def onnx_actions(path: Path, policy: Policy, obs: Any) -> np.ndarray:
+    """What the graph does with a batch of observations, by onnxruntime."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    columns, _ = policy.columns(obs)
+    return session.run(None, dict(zip(policy.inputs, columns)))[0]
 
 
 def compared(name: str, actions: np.ndarray, expected: Any) -> str:
@@ -208,8 +241,6 @@ def compared(name: str, actions: np.ndarray, expected: Any) -> str:
 
 def write_weights(subject: Subject, folder: Path, why: str) -> str:
     """The weights alone, for an agent whose policy is no function of the observation."""
-    import json
-
     from safetensors.torch import save_file
 
     from runners.export.policy import DESCRIPTION, FORMAT, WEIGHTS

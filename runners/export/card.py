@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.family import family_of
 from envs.make import spec_of
-from runners.cli.command import written
+from runners.cli.command import changed, written
 from runners.evaluate import table
 from runners.run.checkpoint import versions
 from runners.run.config import TrainConfig
@@ -23,7 +23,8 @@ from runners.run.config import TrainConfig
 if TYPE_CHECKING:
     from runners.run.build import Trained
 
-KEPT_APART = {"root", "run_dir", "resume", "env_options", "reward", "agent", "agent_name", "preset", "control", "video"}
+KEPT_APART = {"env", "env_options", "reward", "agent", "agent_name", "preset", "root", "run_dir", "resume", "control"}
+KEPT_APART |= {"video"}
 
 
 def scrubbed(value: Any) -> Any:
@@ -43,16 +44,10 @@ def settings(config: TrainConfig) -> list[str]:
     names = list(config.reward)
     found = [f"env={config.env}", *(f"env.{key}={value}" for key, value in config.env_options.items())]
     found += [f"reward=[{','.join(names)}]", f"agent={config.agent_name}", "preset=none"]
-    own = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
-    for name, default in own.items():
-        if name not in KEPT_APART and name != "env" and getattr(config, name) != default:
-            found.append(f"{name}={getattr(config, name)}")
+    own = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainConfig) if f.name not in KEPT_APART}
+    found += [f"{name}={value}" for name, value in own.items() if value != getattr(TrainConfig, name)]
     for prefix, options in [("agent", config.agent), *((f"reward.{name}", o) for name, o in config.reward.items())]:
-        plain = type(options)()
-        for field in dataclasses.fields(options):
-            value = getattr(options, field.name)
-            if value != getattr(plain, field.name):
-                found.append(f"{prefix}.{field.name}={written(value)}")
+        found += [f"{prefix}.{name}={written(value)}" for name, value in changed(options).items()]
     return [scrubbed(argument) for argument in found]
 
 
@@ -66,7 +61,7 @@ def vision(config: TrainConfig) -> list[str]:
         if not hasattr(options, "goal") or not hasattr(options, "precision") or model is None:
             continue
         if model in MODELS and not weights:
-            domains = _worlds(MODELS[model])
+            domains = _json(MODELS[model] / "phrases.json").get("worlds", [])
             inside = any(fnmatch.fnmatchcase(config.env.rpartition(":")[2], world) for world in domains)
             words = "its model ships with the suite and was not trained on this environment"
             words = "in-domain: its model was trained on frames of this environment" if inside else words
@@ -76,13 +71,6 @@ def vision(config: TrainConfig) -> list[str]:
             words = "zero-shot, as far as its public weights are"
         sentences.append(f"{name} ({scrubbed(str(model))}): {words}.")
     return sentences
-
-
-def _worlds(folder: Path) -> list[str]:
-    try:
-        return list(json.loads((folder / "phrases.json").read_text()).get("worlds", []))
-    except (OSError, ValueError):
-        return []
 
 
 def card(trained: Trained, run: Path, checked: list[str]) -> str:

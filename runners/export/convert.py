@@ -7,6 +7,7 @@ look-ahead) has no such form: `NoForm` explains why.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,18 +18,12 @@ from torch import Tensor, nn
 from agents.networks.actor_critic import CLIP, Inputs
 from runners.export.policy import (
     Affine,
-    Cells,
-    Clamp,
     Decision,
     Expectation,
+    Function,
     Linears,
-    Mean,
     Part,
     Policy,
-    Split,
-    Standard,
-    Symexp,
-    Turned,
     described,
     sequence,
 )
@@ -51,7 +46,7 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
     Args:
         name: of the agent, as on the command line; "iql" for a policy of `runners.offline`.
         model: the agent.
-        observation_space: of the environment as the agent is shown it, images as the environment gives them.
+        observation_space: what the agent observes, images with the axes that the environment gives them.
 
     Raises:
         NoForm: if there is no such policy.
@@ -60,13 +55,8 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
         what = {"recurrent_ppo": "an LSTM's memory", "world_model": "a world model's memory", "sqirl": "looking ahead"}
         raise NoForm(f"agent={name} acts by {what[name]}, not by the observation alone")
     with torch.no_grad():
-        if name == "ppo":
-            return _ppo(model)
-        if name == "dyna":
-            return _dyna(model)
-        if name == "iql":
-            return _iql(model)
-        return _sb3(name, model, observation_space)
+        own = {"ppo": _ppo, "dyna": _dyna, "iql": _iql}.get(name)
+        return own(model) if own else _sb3(name, model, observation_space)
 
 
 # -------------------------------------------------------------------------------------------------- our own agents
@@ -77,18 +67,19 @@ def _ppo(model: PPO) -> Policy:
     if net.gru is not None:
         raise NoForm("agent=ppo with agent.gru acts by a GRU's memory, not by the observation alone")
     parts, begin = [], 0
-    for key, (_, _, length) in inputs.flat.items():
-        layers: list[nn.Module] = []
-        if net.normalize_obs:
-            layers = _normalised(net.obs_mean[begin : begin + length], net.obs_scale[begin : begin + length], CLIP)
-        if net.trunk is None:
-            parts.append(_flat_part(inputs, key, layers))
-        begin += length
     join: list[nn.Module] = []
     if net.trunk is not None:
         parts, join = _glyph_parts(net), list(net.trunk.join)
+    else:
+        for key, (_, _, length) in inputs.flat.items():
+            parts.append(_flat_part(inputs, key, _whitening(net, slice(begin, begin + length))))
+            begin += length
     parts += [Part(key or "obs", "image", _chain(net.convolutions[f"image_{key}"])) for key in inputs.images]
-    decision = _decision(net.actions)
+    actions = net.actions
+    if actions.gaussian:
+        decision = _bounded("clip", actions.space)
+    else:
+        decision = _choice(actions.space, actions.sizes, actions.start)
     if join and len(parts) > 1 and inputs.images:
         raise NoForm("agent.net=glyphs beside images has no exported form")
     return Policy(_inputs(model.observation_space), parts, _chain(*join, *net.pi, net.pi_head), decision, inputs.bare)
@@ -97,70 +88,58 @@ def _ppo(model: PPO) -> Policy:
 def _glyph_parts(net: Any) -> list[Part]:
     """The trunk's parts, in the order in which it joins them; the observation is one Box."""
     trunk, parts = net.trunk, []
-    order = ["cells", *trunk.others]
-    for name in order:
+    for name in ("cells", *trunk.others):
         place = (trunk.parts[name].start, trunk.parts[name].stop)
-        layers: list[nn.Module] = []
-        if net.normalize_obs:
-            layers = _normalised(net.obs_mean[slice(*place)], net.obs_scale[slice(*place)], CLIP)
+        layers = _whitening(net, slice(*place))
         if name == "cells":
             kinds = (place[1] - place[0]) // trunk.side**2
-            layers += [Cells(trunk.side, kinds), *trunk.cells]
+            layers += [Function("cells", trunk.side, kinds), *trunk.cells]
         else:
             layers += trunk.others[name]
         parts.append(Part("obs", "numbers", _chain(*layers), place=place))
     return parts
 
 
-def _decision(actions: Any) -> Decision:
-    """What the outputs of `agents.networks.actor_critic.Actions` mean."""
-    dtype = np.dtype(actions.dtype).name
-    if not actions.gaussian:
-        starts = np.broadcast_to(np.asarray(actions.start, int), (len(actions.sizes),))
-        return Decision("choose", actions.shape, dtype, tuple(actions.sizes), tuple(map(int, starts)))
-    return _bounded("clip", actions.space)
+def _whitening(net: Any, place: slice) -> list[nn.Module]:
+    return _normalised(net.obs_mean[place], net.obs_scale[place]) if net.normalize_obs else []
 
 
 def _dyna(model: Dyna) -> Policy:
     if model.config.planner != "none":
         raise NoForm(f"agent=dyna with agent.planner={model.config.planner} acts by looking ahead in its model")
     encoding, learner = model.encoding, model.learner
-    whitening = _normalised(learner.mean, learner.scale, CLIP)
-    parts, layers = _own_parts(encoding, whitening)
+    parts = [_flat_part(encoding, key) for key in encoding.flat]
+    layers = _normalised(learner.mean, learner.scale)
+    activation, space = learner.config.activation, encoding.action_space
     if encoding.discrete:
-        layers += [*_stacked(learner.critic, learner.config.activation), *_values(learner), Mean(0)]
-        return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), _choice(encoding), encoding.bare)
-    layers += [*_stacked(learner.actor, learner.config.activation, outputs=encoding.action_size), Mean(0), nn.Tanh()]
-    decision = _bounded("rescale", encoding.action_space)
+        layers += [*_stacked(learner.critic, activation), *_values(learner), Function("mean", 0)]
+        decision = _choice(space, space.n, space.start)
+    else:
+        layers += [*_stacked(learner.actor, activation, encoding.action_size), Function("mean", 0), nn.Tanh()]
+        decision = _bounded("rescale", space)
     return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), decision, encoding.bare)
 
 
 def _iql(model: IQL) -> Policy:
-    net = model.net
-    parts, layers = _own_parts(model.encoding, _normalised(net.mean, 1 / net.std, CLIP))
+    net, space = model.net, model.action_space
+    parts = [_flat_part(model.encoding, key) for key in model.encoding.flat]
+    layers = _normalised(net.mean, 1 / net.std)
     rows = [(weight[-1], bias[-1, 0]) for weight, bias in net.layers()]
     rows[0] = (rows[0][0][: model.encoding.size], rows[0][1])  # what follows is an action, zero for the policy
     for number, (weight, bias) in enumerate(rows):
         layers += [_linear(weight, bias), *([nn.ReLU()] if number < len(rows) - 1 else [])]
     if model.discrete:
-        decision = _choice(model.encoding)
+        decision = _choice(space, space.n, space.start)
     else:
         layers.append(nn.Tanh())
-        decision = _bounded("rescale", model.action_space)
+        decision = _bounded("rescale", space)
     return Policy(_inputs(model.observation_space), parts, _chain(*layers), decision, model.encoding.bare)
 
 
-def _own_parts(inputs: Inputs, whitening: list[nn.Module]) -> tuple[list[Part], list[nn.Module]]:
-    """Every entry as it is; what all of them go through first."""
-    return [_flat_part(inputs, key, []) for key in inputs.flat], list(whitening)
-
-
-def _flat_part(inputs: Inputs, key: str, layers: list[nn.Module]) -> Part:
+def _flat_part(inputs: Inputs, key: str, layers: Sequence[nn.Module] = ()) -> Part:
     kind, sizes, _ = inputs.flat[key]
-    if kind == "numbers":
-        return Part(key or "obs", kind, _chain(*layers))
-    starts = np.broadcast_to(inputs.starts[key], (len(sizes),))
-    return Part(key or "obs", kind, _chain(*layers), sizes=tuple(map(int, sizes)), starts=tuple(map(int, starts)))
+    groups = {} if kind == "numbers" else _groups(sizes, inputs.starts[key])
+    return Part(key or "obs", kind, _chain(*layers), **groups)
 
 
 def _stacked(net: Any, activation: str, outputs: int | None = None) -> list[nn.Module]:
@@ -183,7 +162,7 @@ def _stacked(net: Any, activation: str, outputs: int | None = None) -> list[nn.M
             break
         if net.scaled[number]:
             gain, shift = next(stack), next(stack)
-            layers += [Standard(), _affine(torch.zeros_like(gain), gain, shift)]
+            layers += [Function("standard"), _affine(torch.zeros_like(gain), gain, shift)]
         layers.append(ACTIVATIONS[activation]())
     return layers
 
@@ -195,7 +174,11 @@ def _values(learner: Any) -> list[nn.Module]:
         return []
     expectation = Expectation(head.outputs)
     expectation.centres.copy_(head.centres if head.support == "symlog" else head.centres * head.scale)
-    return [Split(learner.values, head.outputs), expectation, *([Symexp()] if head.support == "symlog" else [])]
+    return [
+        Function("split", learner.values, head.outputs),
+        expectation,
+        *([Function("symexp")] if head.support == "symlog" else []),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ Stable-Baselines3
@@ -210,46 +193,41 @@ def _sb3(name: str, model: Any, space: spaces.Space) -> Policy:
         net = policy.q_net if name == "dqn" else policy.quantile_net
         extractor, layers = net.features_extractor, list(net.q_net if name == "dqn" else net.quantile_net)
         if name == "qrdqn":
-            layers += [Split(net.n_quantiles, int(model.action_space.n)), Mean(-2)]
+            layers += [Function("split", net.n_quantiles, int(model.action_space.n)), Function("mean", -2)]
         decision = _sb3_decision(model.action_space)
     else:
         actor = policy.actor
         extractor = actor.features_extractor
         layers = list(actor.mu) if name == "td3" else [*actor.latent_pi, actor.mu, nn.Tanh()]
         decision = _bounded("rescale", model.action_space)
-    parts = _sb3_parts(extractor, model.observation_space, space)
-    return Policy(_inputs(space), parts, _chain(*layers), decision, not isinstance(space, spaces.Dict))
-
-
-def _sb3_parts(extractor: Any, seen: Any, given: Any) -> list[Part]:
-    """What a features extractor reads, entry by entry in its order; `seen` has images' channels first."""
-    if not isinstance(seen, spaces.Dict):
-        return [_sb3_part("obs", extractor, seen, given)]
-    return [_sb3_part(key, layer, seen[key], given[key]) for key, layer in extractor.extractors.items()]
+    seen = model.observation_space
+    bare = not isinstance(space, spaces.Dict)
+    if bare:
+        parts = [_sb3_part("obs", extractor, seen, space)]
+    else:
+        parts = [_sb3_part(key, layer, seen[key], space[key]) for key, layer in extractor.extractors.items()]
+    return Policy(_inputs(space), parts, _chain(*layers), decision, bare)
 
 
 def _sb3_part(key: str, layer: Any, seen: Any, given: Any) -> Part:
+    """What a features extractor reads of one entry; `seen` has images' channels first."""
     from stable_baselines3.common.preprocessing import is_image_space
 
     if isinstance(seen, spaces.Discrete | spaces.MultiDiscrete):
-        sizes = np.atleast_1d(seen.n if isinstance(seen, spaces.Discrete) else seen.nvec.ravel())
-        return Part(key, "one-hot", _chain(), sizes=tuple(map(int, sizes)), starts=(0,) * len(sizes))
+        return Part(key, "one-hot", _chain(), **_groups(seen.n if isinstance(seen, spaces.Discrete) else seen.nvec, 0))
     if not (isinstance(seen, spaces.Box) and is_image_space(seen)):
         return Part(key, "numbers", _chain())
-    turned = [Turned()] if seen.shape != given.shape else []
+    turned = [Function("turned")] if seen.shape != given.shape else []
     convolved = [*layer.cnn, *layer.linear] if hasattr(layer, "cnn") else [nn.Flatten()]
     return Part(key, "image", _chain(*turned, *convolved))
 
 
 def _sb3_decision(space: Any) -> Decision:
-    dtype, shape = np.dtype(space.dtype).name, tuple(space.shape or ())
     if isinstance(space, spaces.Box):
         return _bounded("clip", space)
     if isinstance(space, spaces.MultiBinary):
-        return Decision("threshold", shape, dtype)
-    sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec.ravel())
-    starts = np.broadcast_to(np.asarray(getattr(space, "start", 0)).ravel(), (len(sizes),))
-    return Decision("choose", shape, dtype, tuple(map(int, sizes)), tuple(map(int, starts)))
+        return Decision("threshold", space.shape, np.dtype(space.dtype).name)
+    return _choice(space, space.n if isinstance(space, spaces.Discrete) else space.nvec, space.start)
 
 
 # ------------------------------------------------------------------------------------------------------- what both use
@@ -260,9 +238,15 @@ def _inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     return {key: (tuple(part.shape or ()), np.dtype(part.dtype).name) for key, part in parts.items()}
 
 
-def _choice(encoding: Any) -> Decision:
-    space = encoding.action_space
-    return Decision("choose", (), np.dtype(space.dtype).name, (int(space.n),), (int(space.start),))
+def _choice(space: Any, sizes: Any, starts: Any) -> Decision:
+    return Decision("choose", tuple(space.shape or ()), np.dtype(space.dtype).name, **_groups(sizes, starts))
+
+
+def _groups(sizes: Any, starts: Any) -> dict[str, Any]:
+    """Of one-hots or of choices: how many numbers each has, and its smallest."""
+    sizes = np.ravel(sizes)
+    starts = np.broadcast_to(np.ravel(starts), sizes.shape)
+    return {"sizes": tuple(map(int, sizes)), "starts": tuple(map(int, starts))}
 
 
 def _bounded(kind: str, space: Any) -> Decision:
@@ -291,8 +275,8 @@ def _renorm(layer: Any) -> Affine:
     return _affine(layer.ra_mean, scale / torch.sqrt(layer.ra_var + layer.eps), bias)
 
 
-def _normalised(mean: Tensor, scale: Tensor, clip: float) -> list[nn.Module]:
-    return [_affine(mean, scale), Clamp(-clip, clip)]
+def _normalised(mean: Tensor, scale: Tensor) -> list[nn.Module]:
+    return [_affine(mean, scale), Function("clamp", -CLIP, CLIP)]
 
 
 def _affine(shift: Tensor, scale: Tensor, bias: Tensor | None = None) -> Affine:

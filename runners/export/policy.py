@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,15 @@ class Affine(Layer):
         return (x - self.shift) * self.scale + self.bias
 
 
-class Clamp(Layer):
-    """Cut to [low, high]."""
+class Function(Layer):
+    """One of `FUNCTIONS`, by its name, with numbers of its own."""
+
+    def __init__(self, name: str, *numbers: int | float) -> None:
+        super().__init__(*numbers)
+        self.name = name
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.clamp(*self.numbers)
-
-
-class Cells(Layer):
-    """(B, side * side * kinds), channels last -> (B, kinds, side, side)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        side, kinds = self.numbers
-        return x.reshape(-1, side, side, kinds).permute(0, 3, 1, 2)
-
-
-class Turned(Layer):
-    """(B, H, W, C) -> (B, C, H, W)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(0, 3, 1, 2)
+        return FUNCTIONS[self.name](x, *self.numbers)
 
 
 class Linears(Layer):
@@ -83,20 +73,6 @@ class Linears(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias
-
-
-class Standard(Layer):
-    """Each row's features with mean 0 and variance 1, as layer normalisation does before its gain."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:])
-
-
-class Mean(Layer):
-    """The mean along an axis."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(*self.numbers)
 
 
 class Expectation(Layer):
@@ -112,24 +88,20 @@ class Expectation(Layer):
         return torch.softmax(x, -1) @ self.centres
 
 
-class Symexp(Layer):
-    """sign(x) (exp|x| - 1)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sign(x) * torch.expm1(x.abs())
-
-
-class Split(Layer):
-    """(..., a * b) -> (..., a, b)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, self.numbers)
-
-
-OWN = (Affine, Clamp, Cells, Turned, Linears, Standard, Mean, Expectation, Symexp, Split)
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "clamp": torch.clamp,  # to [low, high]
+    # (B, side * side * kinds), channels last -> (B, kinds, side, side)
+    "cells": lambda x, side, kinds: x.reshape(-1, side, side, kinds).permute(0, 3, 1, 2),
+    "turned": lambda x: x.permute(0, 3, 1, 2),  # (B, H, W, C) -> (B, C, H, W)
+    # Each row's features with mean 0 and variance 1, as layer normalisation does before its gain.
+    "standard": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "mean": torch.mean,  # along an axis
+    "symexp": lambda x: torch.sign(x) * torch.expm1(x.abs()),
+    "split": lambda x, *sizes: x.unflatten(-1, sizes),  # (..., a * b) -> (..., a, b)
+}
 PLAIN = (nn.Flatten, nn.ReLU, nn.Tanh, nn.SiLU, nn.Mish, nn.ELU)  # made with nothing
 LAYERS: dict[str, Any] = {"linear": nn.Linear, "conv": nn.Conv2d}
-LAYERS |= {kind.__name__.lower(): kind for kind in (*PLAIN, *OWN)}
+LAYERS |= {kind.__name__.lower(): kind for kind in (*PLAIN, Affine, Linears, Expectation)}
 
 
 def described(layer: nn.Module) -> list[Any]:
@@ -138,9 +110,12 @@ def described(layer: nn.Module) -> list[Any]:
     Raises:
         ValueError: for a layer that has none.
     """
+    if isinstance(layer, Function):
+        return [layer.name, *layer.numbers]
     name = next((name for name, kind in LAYERS.items() if type(layer) is kind), None)
     if name is None:
-        raise ValueError(f"a {type(layer).__name__} layer has no exported form; there are {', '.join(LAYERS)}")
+        known = ", ".join([*LAYERS, *FUNCTIONS])
+        raise ValueError(f"a {type(layer).__name__} layer has no exported form; there are {known}")
     if isinstance(layer, nn.Linear):
         return [name, int(layer.in_features), int(layer.out_features)]
     if isinstance(layer, nn.Conv2d):
@@ -150,7 +125,8 @@ def described(layer: nn.Module) -> list[Any]:
 
 def sequence(entries: list[list[Any]]) -> nn.Sequential:
     """Layers as described, their weights not yet read."""
-    return nn.Sequential(*(LAYERS[name](*numbers) for name, *numbers in entries))
+    made = (LAYERS[name](*n) if name in LAYERS else Function(name, *n) for name, *n in entries)
+    return nn.Sequential(*made)
 
 
 class Part(nn.Module):

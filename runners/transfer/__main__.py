@@ -22,8 +22,7 @@ def transfer(config: TransferConfig) -> None:
     from runners.sweep.config import begin
     from runners.sweep.job_log import JobLog
     from runners.transfer import mbtl
-    from runners.transfer.policies import SourcePolicies
-    from runners.transfer.summary import OURS, summary, table, write
+    from runners.transfer.results import OURS, SourcePolicies, summary, table, write
 
     with Signals(), closing(JobLog(config.folder)) as log:
         begin(config.folder, config.fixed())

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.settings import setting
 from runners.cli.compose import ENV, compose
-from runners.cli.value import literal, value_of
+from runners.cli.value import is_number, literal, value_of
 from runners.run.config import UsageError
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
@@ -95,7 +95,7 @@ def _grid(text: str) -> tuple[str, list[float]]:
             "judged on the same task whatever its options: runners.tune)"
         )
     given = value_of(text)
-    numbers = isinstance(given, list) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in given)
+    numbers = isinstance(given, list) and all(map(is_number, given))
     if not numbers or len(given) != 3 or not given[0] < given[1] or given[2] < 2 or given[2] != int(given[2]):
         raise UsageError(f"over={text} is no range; give [low,high,how many], as in over=env.g=[2,15,12]")
     low, high, count = given

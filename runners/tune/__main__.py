@@ -47,8 +47,7 @@ def tune(config: TuneConfig) -> None:
 def search(config: TuneConfig, log: JobLog, launcher: Launcher) -> None:
     """Try, then test."""
     from runners.sweep.drive import drive
-    from runners.tune.search import Search, open_study
-    from runners.tune.verdict import best, table, test_jobs, verdict, write
+    from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
 
     study = open_study(config)
     Search(config, study, launcher, lambda sentence: print(sentence, flush=True)).run(log)

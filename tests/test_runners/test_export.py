@@ -15,7 +15,7 @@ import agents
 from envs.make import make, make_vec
 from runners.evaluate import table
 from runners.export import load
-from runners.export.__main__ import ExportConfig, compared, export, main
+from runners.export.__main__ import ExportConfig, compared, export, main, onnx_actions, write_onnx
 from runners.export.card import scrubbed
 from runners.export.convert import NoForm, convert
 from runners.export.policy import Policy
@@ -179,13 +179,11 @@ def test_onnxruntime_gives_the_agents_actions_for_real_observations(run, tmp_pat
 def test_a_graph_takes_every_kind_of_entry_in_its_own_type(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    from runners.export import onnx
-
     model = moved(made("sb3_ppo", "ExportRooms-v0", {}), "sb3_ppo")
     obs = sampled(Rooms.observation_space)
     policy = convert("sb3_ppo", model, Rooms.observation_space)
-    onnx.write(policy, tmp_path / "policy.onnx")
-    actions = onnx.actions(tmp_path / "policy.onnx", policy, obs)
+    write_onnx(policy, tmp_path / "policy.onnx")
+    actions = onnx_actions(tmp_path / "policy.onnx", policy, obs)
     assert actions.dtype == np.int64 and actions.shape == (ROWS, 2)
     np.testing.assert_array_equal(actions, model.predict(obs, deterministic=True)[0])
 

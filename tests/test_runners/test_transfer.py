@@ -14,7 +14,7 @@ import pytest
 
 from runners.transfer import mbtl
 from runners.transfer.__main__ import main
-from runners.transfer.summary import summary, table
+from runners.transfer.results import summary, table
 
 LINE = np.linspace(0, 1, 3)[:, None]
 

@@ -11,7 +11,7 @@ from envs.settings import declarations
 from runners.cli.compose import compose
 from runners.list import main as show
 from runners.run.config import UsageError
-from runners.tune.space import Space, space, spaces, values_of
+from runners.tune.config import Space, space, spaces, values_of
 
 
 def config(*argv):

@@ -1,4 +1,4 @@
-"""The results: a table, transfer.json, matrix.csv and transfer.png."""
+"""A family's policies: each is trained once and evaluated on every task; then a table, a file and a picture of them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,75 @@ from typing import Any
 
 import numpy as np
 
-from runners.report import results
+from runners.report.results import append_rows
 from runners.report.statistics import aggregate
 from runners.run.checkpoint import versions, write_atomically
+from runners.sweep.drive import drive
+from runners.sweep.job import Launcher
+from runners.sweep.job_log import JobLog
 from runners.transfer.config import TransferConfig
 from runners.transfer.mbtl import generalised
 
 OURS = "mbtl"
+RETURNS = "transfer.json"  # in a run's folder: its policy's return on every task
+
+
+class SourcePolicies:
+    """Source -> the returns of its policies on all tasks; what is missing is trained."""
+
+    def __init__(self, config: TransferConfig, log: JobLog, launcher: Launcher) -> None:
+        self.config, self.log, self.launcher = config, log, launcher
+        self.rows: dict[int, np.ndarray] = {}  # (seeds, N)
+
+    def get(self, sources: list[int]) -> dict[int, np.ndarray]:
+        """The returns of policies trained at some sources, mean over seeds, (N,) each; those that are new run at once.
+
+        Raises:
+            RuntimeError: if a run did not finish; the same command tries it again.
+            Stopped: by a signal; the runs have saved.
+        """
+        new = [source for source in dict.fromkeys(sources) if source not in self.rows]
+        seeds = range(self.config.seeds)
+        jobs = [self.config.run(source, seed) for source in new for seed in seeds]
+        entries = drive(jobs, self.log, self.launcher, resume="errored")
+        for job in jobs:
+            if not job.finished:
+                error = entries[job.name].error or entries[job.name].state
+                raise RuntimeError(f"{job.name} did not finish ({error}); the same command continues it")
+        for source in new:
+            self.rows[source] = np.array([returns(self.config, self.config.run(source, seed).folder) for seed in seeds])
+        return {source: self.rows[source].mean(axis=0) for source in sources}
+
+
+def returns(config: TransferConfig, run: Path) -> list[float]:
+    """Return of a run's policy on every task, without further training: mean over episodes, (N,)."""
+    path, asked = run / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if {key: known.get(key) for key in asked} != asked:
+        from runners.evaluate import play, policy
+        from runners.run.build import load_run
+
+        trained, model, mix, _ = load_run(run, trust=True)  # trained by this command, a moment ago
+        found = []
+        for task in range(len(config.tasks)):
+            scores = play(
+                trained.env,
+                policy(model, trained.env),
+                config.episodes,
+                max_steps=int(trained.eval_steps),
+                max_episode_steps=trained.max_episode_steps,
+                options={**trained.env_options, **config.options(task)},
+                mix=mix,
+            )
+            found.append(float(np.mean(scores.returns)))
+        mix.close()
+        known = {**asked, "returns": found}
+        write_atomically(path, json.dumps(known) + "\n")
+    return known["returns"]
 
 
 def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int, np.ndarray]) -> dict[str, Any]:
-    """All results, as plain data.
-
-    Args:
-        config: with the tasks.
-        orders: method -> the sources, in order.
-        rows: source -> returns (seeds, N).
-    """
+    """All results, as plain data: `orders` are method -> sources in order, `rows` source -> returns (seeds, N)."""
     means = {source: values.mean(axis=0) for source, values in rows.items()}
     chosen = orders[OURS]
     best = np.max([means[source] for source in chosen], axis=0)
@@ -81,7 +133,7 @@ def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndar
     ]
     path = config.folder / "matrix.csv"
     path.unlink(missing_ok=True)
-    results.append_rows(path, lines)
+    append_rows(path, lines)
     return draw(config, found, rows)
 
 
