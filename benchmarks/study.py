@@ -354,6 +354,8 @@ def _figure(key: str, wanted: str, rows: Rows) -> dict[str, float]:
 
 def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
     """Learning curves and final scores of every task, as in the report; scores alone where there are many arms."""
+    import matplotlib
+
     from runners.report import plots
     from runners.report.comparison import Comparison
     from runners.report.curves import bands
@@ -364,7 +366,7 @@ def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
         return
     data = Comparison(runs)
     picture.parent.mkdir(parents=True, exist_ok=True)
-    with plots.style():
+    with matplotlib.rc_context(plots.STYLE):
         if len(data.arms) <= plots.FEW and all(len(run.steps) for run in runs):
             figure = plots.learning(Numbers(data), bands(data, POINTS), aggregated=True)
         else:

@@ -11,6 +11,7 @@ page, so a second sentence about the same frames takes no time. The exit code do
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +23,9 @@ from runners.cli.command import Command
 from runners.run.config import TrainConfig, UsageError, unknown
 
 if TYPE_CHECKING:
-    from agents.effective_horizon import EffectiveHorizon
     from envs.family import Goal
-    from rewards.base import Reward, RewardConfig
-    from runners.compare.card import Candidate, Card
+    from rewards.base import RewardConfig
+    from runners.compare.card import Candidate
 
 
 @dataclass
@@ -58,7 +58,7 @@ def compare(config: CompareConfig) -> int:
 
     from envs.make import goals
     from runners.compare import page
-    from runners.compare.card import card, distances_between
+    from runners.compare.card import card, distances_between, effective_horizon, horizon_text
     from runners.compare.sample import load_or_enumerate
     from runners.run.build import keep_freed_memory
 
@@ -72,28 +72,17 @@ def compare(config: CompareConfig) -> int:
         chosen.append(candidate)
         cards.append(card(candidate, goal, mdp, "" if goal is None else known[goal].name))
     if config.horizon:
-        _add_horizons(config, configs, chosen, cards)
+        asked = config.env, config.horizon, config.solved
+        look_ahead = functools.partial(effective_horizon, *asked, options=chosen[0].spec.options)
+        task = look_ahead()
+        for candidate, made in zip(chosen, cards):
+            own = configs[candidate.name].reward[candidate.name]
+            made["horizon"] = horizon_text(look_ahead(candidate.reward, own), task)
     between = distances_between(chosen)
     print("\n".join(page.lines(config.env, cards, between)))
     path = Path(config.page) if config.page else chosen[0].spec.folder / f"{'+'.join(configs)}.html"
     print(f"page: {page.write(path, config.env, chosen, cards, between)}")
     return 0
-
-
-def _add_horizons(
-    config: CompareConfig, configs: dict[str, TrainConfig], chosen: list[Candidate], cards: list[Card]
-) -> None:
-    """Write the effective horizon under each reward into its card."""
-    from runners.compare.card import effective_horizon, horizon_text
-
-    def compute(name: str, reward: Reward | None = None, own: RewardConfig | None = None) -> EffectiveHorizon:
-        options = configs[name].env_options
-        return effective_horizon(config.env, config.horizon, config.solved, reward, own, options)
-
-    task = compute(chosen[0].name)
-    for candidate, made in zip(chosen, cards):
-        own = configs[candidate.name].reward[candidate.name]
-        made["horizon"] = horizon_text(compute(candidate.name, candidate.reward, own), task)
 
 
 def compose(config: CompareConfig) -> dict[str, TrainConfig]:
@@ -121,9 +110,8 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
         if goal is not None and f"reward.{name}.goal" not in given:
             sentences = {"goal": goal.prompt, "baseline": goal.baseline, "negative": goal.negative}
             for field, sentence in sentences.items():
-                key = f"reward.{name}.{field}"
+                key, quoted = f"reward.{name}.{field}", sentence.replace('"', '\\"')
                 if hasattr(rewards.get(name).Config, field) and sentence and key not in given:
-                    quoted = sentence.replace('"', '\\"')
                     own.append(f'{key}="{quoted}"')
         configs[name] = compose_run([f"env={config.env}", f"reward=[{name}]", "preset=none", *own])[0]
     return configs

@@ -21,22 +21,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
+import rewards
+from agents.effective_horizon import EffectiveHorizon
+from agents.effective_horizon import effective_horizon as look_ahead
+from envs.snapshots.clones import Clones
 from envs.types import Transitions
 from rewards import compare as distances
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Mix, Stream
 from runners.compare.sample import FiniteMDP, Sample, SampleSpec
 from runners.run.config import UsageError
-
-if TYPE_CHECKING:
-    from agents.effective_horizon import EffectiveHorizon
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
 CHANCE, GOOD = 0.7, 0.85  # AUROC
@@ -62,14 +65,11 @@ class Candidate:
     sample, so that another sentence about the same frames costs a product of matrices.
 
     Args:
-        name: of the reward.
         config: its settings; weight, scale and shape are left out, because a score is what is compared.
         spaces: of observations and actions.
         spec: of the sample, which keys the embeddings that are kept.
-        sample: the transitions.
         warm: passes of `update` over the sample before it is scored; None for as many as a goal reward needs to be
             ready, and none for a bonus.
-        seed: of the reward.
     """
 
     def __init__(
@@ -83,8 +83,6 @@ class Candidate:
         warm: int | None = None,
         seed: int = 0,
     ) -> None:
-        import rewards
-
         config = dataclasses.replace(config, weight=1.0, scale="none", shape="none")
         self.name, self.config, self.spec, self.sample = name, config, spec, sample
         self.spaces, self.seed, self.warm = spaces, seed, warm
@@ -126,8 +124,6 @@ class Candidate:
 
     def _embedded(self, batch: Transitions, key: str) -> Transitions:
         """Frames exchanged for the reward's embedding of them, from the folder if it is there."""
-        from safetensors.numpy import load_file, save_file
-
         name = self.reward.embedding
         if name is None or batch.frame is None or "frame" not in self.reward.requires:
             return batch
@@ -175,10 +171,8 @@ def card(candidate: Candidate, goal: int | None, mdp: FiniteMDP | None = None, g
     """Everything that is known of a reward before training.
 
     Args:
-        candidate: the reward, with its scores.
         goal: index of the goal in the sample's truth; None where the environment has none.
         mdp: every state of the environment, where it is small.
-        goal_name: of the goal.
     """
     sample, values, counted = candidate.sample, candidate.values, candidate.sample.counted
     truth = None if goal is None else sample.truth[:, goal]
@@ -222,10 +216,8 @@ def _target(sample: Sample, goal: int | None) -> tuple[np.ndarray, bool]:
 
 def measures(values: np.ndarray, truth: np.ndarray | None, target: np.ndarray, *, intervals: bool = True) -> Card:
     """Pearson, Spearman and EPIC against a target (N,), AUROC and EPIC against a truth (bool (N,)), with intervals."""
-    statistics: dict[str, tuple[Any, np.ndarray]] = {
-        "pearson": (distances.pearson, target),
-        "spearman": (distances.spearman, target),
-    }
+    statistics: dict[str, tuple[Any, np.ndarray]]
+    statistics = {"pearson": (distances.pearson, target), "spearman": (distances.spearman, target)}
     found: Card = {"epic": distances.epic(values, target)}
     if truth is not None:
         statistics["auroc"] = (distances.auroc, truth)
@@ -317,21 +309,18 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
     goal, negative, baseline = map(candidate.sentence, ("goal", "negative", "baseline"))
     if candidate.reward.role == "bonus" or not goal:  # the goal of a bonus has another meaning
         return []
-    variants: list[tuple[str, Card]] = []
-    for kind, (one, other) in (("gibberish", GIBBERISH), ("off topic", OFF_TOPIC)):
-        variants.append((kind, {"goal": one, **({"negative": other} if negative else {})}))
-    if negative:
-        variants.append(("negated", {"goal": negative, "negative": goal}))
-    else:
-        variants.append(("negated", {"goal": " | ".join(f"not {part.strip()}" for part in goal.split("|"))}))
+    opposite = negative or " | ".join(f"not {part.strip()}" for part in goal.split("|"))
+    pairs = {"gibberish": GIBBERISH, "off topic": OFF_TOPIC, "negated": (opposite, goal)}
+    fields = ("goal", "negative") if negative else ("goal",)
+    variants: dict[str, Card] = {kind: dict(zip(fields, pair)) for kind, pair in pairs.items()}
     if baseline:
         plain = {"alpha": 0.0} if hasattr(candidate.config, "alpha") else {}
-        variants.append(("baseline alone", {"goal": baseline, **plain}))
+        variants["baseline alone"] = {"goal": baseline, **plain}
     if candidate.reward.control:
-        variants.append(("untrained", dict(candidate.reward.control)))
+        variants["untrained"] = dict(candidate.reward.control)
     counted = candidate.sample.counted
     rows: list[Card] = []
-    for kind, changes in variants:
+    for kind, changes in variants.items():
         row: Card = {"kind": kind, "sentence": changes.get("goal", goal)}
         try:
             values = candidate.again(**changes).values[counted]
@@ -355,12 +344,11 @@ def starc(candidate: Candidate, target: np.ndarray, mdp: FiniteMDP | None, goal:
         return {"distance": distance, "kind": f"exact, {len(mdp.successors)} states"}
     rows = candidate.sample.uniform
     batch = candidate.sample.batch[rows]
-    now, after = distances.state_features(batch)
     both = np.stack([candidate.values[rows], target[rows]], 1)
-    fitted = distances.fit_canonical(both, now, after, batch.terminated, **FITTED)
+    fitted = distances.fit_canonical(both, *distances.state_features(batch), batch.terminated, **FITTED).T
     return {
-        "distance": distances.starc_distance(fitted[:, 0], fitted[:, 1]),
-        "distance_interval": distances.interval(distances.starc_distance, fitted[:, 0], fitted[:, 1]),
+        "distance": distances.starc_distance(*fitted),
+        "distance_interval": distances.interval(distances.starc_distance, *fitted),
         "kind": "on the sample's distribution, discount 0.9, values fitted",
     }
 
@@ -389,14 +377,12 @@ def _canonical_epic(candidate: Candidate, target: np.ndarray) -> Card | None:
 def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], tuple[float, float]]:
     """Pair of rewards -> EPIC distance (of states) and STARC distance on the sample's distribution."""
     found = {}
-    for i, one in enumerate(candidates):
-        for other in candidates[i + 1 :]:
-            counted, uniform = one.sample.counted, one.sample.uniform
-            batch = one.sample.batch[uniform]
-            now, after = distances.state_features(batch)
-            values = one.values[uniform], other.values[uniform]
-            far = distances.starc_on_distribution(*values, now, after, batch.terminated, **FITTED)
-            found[one.name, other.name] = distances.epic(one.values[counted], other.values[counted]), far
+    for one, other in itertools.combinations(candidates, 2):
+        counted, uniform = one.sample.counted, one.sample.uniform
+        batch = one.sample.batch[uniform]
+        values = one.values[uniform], other.values[uniform]
+        far = distances.starc_on_distribution(*values, *distances.state_features(batch), batch.terminated, **FITTED)
+        found[one.name, other.name] = distances.epic(one.values[counted], other.values[counted]), far
     return found
 
 
@@ -411,19 +397,15 @@ def effective_horizon(
     """The look-ahead needed to solve `env` under a reward as a run uses it: a bonus beside the task, a goal alone.
 
     Args:
-        env: the environment; discrete actions, a state that can be copied.
+        env: has discrete actions, and a state that can be copied.
         k: the largest look-ahead to try.
         solved: the task's return that counts; None for the environment's own success.
         reward: as it stands; None for the task's own reward.
         config: its settings, weight and shape included.
-        options: of the environment.
 
     Raises:
         UsageError: if it cannot be computed here.
     """
-    from agents.effective_horizon import effective_horizon as compute
-    from envs.snapshots.clones import Clones
-
     modalities: dict[str, Any] = {}
     scorer = None
     if reward is not None:
@@ -432,21 +414,21 @@ def effective_horizon(
         modalities |= {"frame_size": scorer.frame_size} if "frame" in scorer.requires else {}
     try:
         clones = Clones(env, **(options or {}), **modalities)
-        return compute(clones, scorer, solved=solved, k_max=k, m_max=HORIZON_TRIES, budget=HORIZON_BUDGET)
+        limits = {"k_max": k, "m_max": HORIZON_TRIES, "budget": HORIZON_BUDGET}
+        return look_ahead(clones, scorer, solved=solved, **limits)
     except ValueError as error:
         raise UsageError(f"horizon={k} cannot be found: {error}") from None
 
 
 def _mix(reward: Reward, config: RewardConfig | None) -> Mix:
     """As a run would use it, weight, shape and scale included: the card compares bare scores."""
-    from rewards import get
-
     bare, reward.config = reward.config, config or reward.config
     stream = Stream("asked", reward, gamma=1.0)
     reward.config = bare
     if reward.role == "goal":
         return Mix([stream])
-    task = get("task")(get("task").Config(), reward.observation_space, reward.action_space)
+    cls = rewards.get("task")
+    task = cls(cls.Config(), reward.observation_space, reward.action_space)
     return Mix([Stream("task", task, gamma=1.0), stream])
 
 
@@ -464,7 +446,7 @@ def horizon_text(found: EffectiveHorizon, task: EffectiveHorizon) -> str:
 
 def verdict(found: Card) -> tuple[str, list[str]]:
     """One of four verdicts, and the reasons; the rules are in this file's first lines."""
-    low, high = found["range"][0], found["range"][-1]
+    low, *_, high = found["range"]
     if not np.isfinite([low, high]).all() or high - low <= 1e-9:
         return DO_NOT, [f"it is {low:.3g} everywhere"]
     if found["role"] == "bonus":

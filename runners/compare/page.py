@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
 
 from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, Card
 from runners.report import html
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 REWARD, TRUTH, OTHER, INK = "#2f6fad", "#c07a1f", "#b9bec6", "#33383f"
 COLOURS = {USABLE: "#3d8b5f", WEAK: "#c9902b", DO_NOT: "#b5483f", NOT_JUDGED: "#7b828c"}
@@ -109,7 +109,7 @@ def _controls(card: Card) -> list[tuple[str, str, str]]:
     """Kind, sentence and numbers of each control, or why it has none."""
     rows = []
     for row in card["controls"]:
-        area = f"AUROC {row['auroc']:.2f}, " if not np.isnan(row.get("auroc", np.nan)) else ""
+        area = f"AUROC {row['auroc']:.2f}, " if np.isfinite(row.get("auroc", np.nan)) else ""
         text = row.get("error") or f"{area}Pearson {row['pearson']:+.2f}, range {row['low']:.2f} to {row['high']:.2f}"
         rows.append((row["kind"], row["sentence"], text))
     return rows
@@ -135,8 +135,6 @@ def extremes(candidate: Candidate, count: int = 8) -> dict[str, list[int]]:
 
 def _frame(candidate: Candidate, card: Card, row: int) -> tuple[str, str, bool]:
     """A frame, its score, and whether it meets the goal."""
-    from PIL import Image
-
     frames: Any = candidate.sample.batch.frame
     buffer = io.BytesIO()
     Image.fromarray(frames[row]).save(buffer, "PNG")
@@ -179,9 +177,6 @@ def _histogram(candidate: Candidate, card: Card) -> tuple[str, str]:
 
 
 def _axes() -> tuple[Figure, Axes]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(4.6, 2.7), facecolor="#ffffff")
     FigureCanvasAgg(figure)
     axis = figure.add_axes((0.14, 0.18, 0.71, 0.78))  # a layout engine would draw everything twice

@@ -22,8 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
+from envs import recording, render
+from envs.family import family_of
+from envs.make import goals, make
+from envs.snapshots.snapshots import get_state, set_state, supported
+from envs.transitions import Cursor, from_gym_step, modalities_of_one
 from envs.types import Transitions, concatenate
+from envs.wrappers import Observer
+from rewards.adapters.guided import guides
+from runners.evaluate import policy
+from runners.run.build import load_run
 from runners.run.config import UsageError
 
 SOURCES = ("scattered", "random policy", "trained policy", "landscape")
@@ -101,8 +111,6 @@ class Sample:
 
 def load_or_take(spec: SampleSpec) -> Sample:
     """The sample of a spec, from the folder if it is there."""
-    from envs import recording
-
     path = spec.folder / f"sample-{spec.key}.safetensors"
     if not path.exists():
         sample = take(spec)
@@ -113,8 +121,6 @@ def load_or_take(spec: SampleSpec) -> Sample:
 
 def load_or_enumerate(spec: SampleSpec) -> FiniteMDP | None:
     """Every state of an environment, from the folder if it was enumerated before; None where that is impossible."""
-    from envs import recording
-
     path = spec.folder / f"states-{spec.key}.safetensors"
     too_large = path.with_suffix(".none")
     if path.exists():
@@ -165,17 +171,11 @@ def take(spec: SampleSpec) -> Sample:
 
 
 def _policy_of(spec: SampleSpec) -> Callable[[Any, bool], Any]:
-    from rewards.adapters.guided import guides
-    from runners.evaluate import policy
-    from runners.run.build import load_run
-
     config, model, mix, _ = load_run(Path(spec.run))
     if config.env != spec.env:
         raise UsageError(f"run={spec.run} is of {config.env}, not of {spec.env}; give a run of the same environment")
-    if guides(mix):
-        raise UsageError(
-            f"the policy of run={spec.run} is guided by {', '.join(guides(mix))}; give a run without a guide"
-        )
+    if found := guides(mix):
+        raise UsageError(f"the policy of run={spec.run} is guided by {', '.join(found)}; give a run without a guide")
     return policy(model)
 
 
@@ -183,11 +183,6 @@ class _Sampler:
     """One environment below its Observer, so that only states that count are rendered."""
 
     def __init__(self, spec: SampleSpec) -> None:
-        from envs.family import family_of
-        from envs.make import goals, make
-        from envs.transitions import Cursor
-        from envs.wrappers import Observer
-
         env = make(
             spec.env,
             frame_size=spec.frame_size,
@@ -207,8 +202,6 @@ class _Sampler:
         self.seconds = {"render": 0.0, "step": 0.0}
 
     def can_scatter(self) -> bool:
-        from envs.snapshots.snapshots import supported
-
         try:
             supported(self.env)
         except ValueError:
@@ -222,8 +215,6 @@ class _Sampler:
 
     def modalities(self, drawn: bool, counted: bool = True) -> dict[str, Any]:
         """The frame, caption and signals of the state; `blank` is noted of states that count."""
-        from envs import render
-
         info: dict[str, Any] = {}
         if self.spec.frame_size is not None and drawn:
             begin, blank = time.perf_counter(), False
@@ -241,23 +232,17 @@ class _Sampler:
         return info
 
     def begin(self, obs: Any) -> Any:
-        from envs.transitions import modalities_of_one
-
         self.memory.clear()
         self.cursor.begin(modalities_of_one(self.modalities(self.spec.before, counted=False)))
         return obs
 
     def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool]:
-        from envs.transitions import from_gym_step
-
         begin = time.perf_counter()
         next_obs, reward, terminated, truncated, _ = self.env.step(action)
         self.seconds["step"] += time.perf_counter() - begin
         ends = source in (0, 3)  # a row that is an episode of its own
-        modalities = self.modalities(drawn=True)
-        row = from_gym_step(
-            self.cursor, obs, action, float(reward), next_obs, terminated, truncated or ends, modalities
-        )
+        found = self.modalities(drawn=True)
+        row = from_gym_step(self.cursor, obs, action, float(reward), next_obs, terminated, truncated or ends, found)
         self.rows.append(row if self.spec.before else row.replace(obs_frame=None))
         self.notes["source"].append(source)
         self.notes["place"].append(place)
@@ -268,36 +253,30 @@ class _Sampler:
     def episodes(self, source: int, rows: int, act: Callable[[Any, bool], Any] | None) -> None:
         ended, obs = True, None
         for _ in range(rows):
-            begins = ended
             if ended:
                 obs = self.begin(self.env.reset()[0])
-            action = self.env.action_space.sample() if act is None else act(obs, begins)
+            action = self.env.action_space.sample() if act is None else act(obs, ended)
             obs, ended = self.step(obs, action, source)
         if rows:  # the next row is another episode
             self.rows[-1] = self.rows[-1].replace(truncated=self.rows[-1].truncated | ~self.rows[-1].terminated)
 
     def scattered(self) -> None:
-        from envs.snapshots.snapshots import get_state, set_state
-
         self.env.reset()
         self.family.scatter(self.env, self.rng)
-        obs = self.begin(set_state(self.env, get_state(self.env)))
-        self.step(obs, self.env.action_space.sample(), 0)
+        self.one_step(0)
 
     def landscape(self) -> None:
-        from envs.snapshots.snapshots import get_state, set_state
-
-        if self.axis is None:
-            return
-        for place in np.linspace(self.axis.low, self.axis.high, POSES):
+        for place in np.linspace(self.axis.low, self.axis.high, POSES) if self.axis else ():
             self.env.reset()
             self.axis.place(self.env, float(place))
-            obs = self.begin(set_state(self.env, get_state(self.env)))
-            self.step(obs, self.env.action_space.sample(), 3, float(place))
+            self.one_step(3, float(place))
+
+    def one_step(self, source: int, place: float = np.nan) -> None:
+        """A random action from the state that the environment was put into."""
+        obs = self.begin(set_state(self.env, get_state(self.env)))
+        self.step(obs, self.env.action_space.sample(), source, place)
 
     def sample(self) -> Sample:
-        from envs import render
-
         n, goals = len(self.rows), len(self.goals)
         blank = np.array(self.notes["blank"] or np.zeros(n), bool)
         if blank.all():
@@ -333,8 +312,7 @@ class FiniteMDP:
         """Values of the rows as a table (S + 1, A, S + 1); the last state is the terminal one."""
         states, actions = self.successors.shape
         table = np.zeros((states + 1, actions, states + 1))
-        s, a = np.indices(self.successors.shape)
-        table[s, a, self.successors] = values.reshape(states, actions)
+        np.put_along_axis(table[:-1], self.successors[..., None], values.reshape(states, actions, 1), axis=2)
         return table
 
     @property
@@ -350,10 +328,6 @@ def enumerate_mdp(spec: SampleSpec, limit: int = STATES) -> FiniteMDP | None:
 
     None where states cannot be copied and restored, where there are more than `limit`, or where dynamics are random.
     """
-    from gymnasium import spaces
-
-    from envs.snapshots.snapshots import get_state, set_state, supported
-
     sampler = _Sampler(spec)
     env = sampler.env
     try:

@@ -44,13 +44,7 @@ class Arm:
 
 
 class Comparison:
-    """Tasks and arms, in the order in which they are printed.
-
-    Args:
-        runs: as they were found, published ones among them.
-        problems: what is known to be missing already, one sentence each.
-        commands: of the sweeps.
-    """
+    """Tasks and arms, in the order in which they are printed; `problems` are sentences about what is missing."""
 
     def __init__(self, runs: Sequence[Run], problems: Sequence[str] = (), commands: Sequence[str] = ()) -> None:
         self.tasks = sorted({run.task for run in runs}, key=str.casefold)
@@ -108,10 +102,8 @@ def _arms(runs: Sequence[Run]) -> list[Arm]:
 def _differing(runs: list[Run]) -> list[str]:
     """Keys whose values differ between runs of one task."""
     keys: set[str] = set()
-    by_task: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_task[run.task].append(run)
-    for members in by_task.values():
+    for task in {run.task for run in runs}:
+        members = [run for run in runs if run.task == task]
         every = {key for run in members for key in run.config}
         keys |= {key for key in every if len({str(run.config.get(key)) for run in members}) > 1}
     return sorted(key for key in keys if key not in APART and not key.startswith("env_options."))
@@ -128,12 +120,8 @@ def _options(run: Run, keys: list[str]) -> str:
 
 def _one_a_seed(runs: list[Run], problems: list[str]) -> list[Run]:
     """Of runs with one seed the finished, the longest, the newest; the others are named."""
-
-    def preference(run: Run) -> tuple[bool, float, str]:
-        return run.state == "finished", float(run.steps[-1]) if len(run.steps) else 0.0, run.name
-
     best: dict[Any, Run] = {}
-    for run in sorted(runs, key=preference):
+    for run in sorted(runs, key=lambda run: (run.state == "finished", run.last, run.name)):
         if run.key in best:
             other = best[run.key].name
             problems.append(f"{other} is left out: {run.name} is the same run, and went further or is newer")
@@ -164,9 +152,9 @@ def _unfinished(data: Comparison) -> list[str]:
             if not np.isfinite(run.result("task_return")) and run.config.get("eval_episodes") != 0:
                 lines.append(f"{run.name} finished without a final evaluation")
             continue
-        step, code, error = int(run.steps[-1]) if len(run.steps) else 0, *map(run.status.get, ("exit_code", "error"))
+        code, error = map(run.status.get, ("exit_code", "error"))
         lines.append(
-            f"{run.name} {endings.get(run.state, 'has no record of how it ended')} at step {step:,}"
+            f"{run.name} {endings.get(run.state, 'has no record of how it ended')} at step {run.last:,.0f}"
             + (f" of {run.total:,.0f}" if np.isfinite(run.total) else "")
             + (f", exit code {code}" if code else "")
             + (f": {' '.join(str(error).split())[:300]}" if error else "")

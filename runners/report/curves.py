@@ -43,30 +43,27 @@ class Band:
 
 
 def bands(data: Comparison, points: int, tag: str = TASK_RETURN) -> dict[tuple[str, str], Band]:
-    """(task, arm) -> its band; all arms of a task on the same grid.
-
-    Args:
-        data: runs, sorted into tasks and arms.
-        points: of the grid.
-        tag: what is drawn.
-    """
+    """(task, arm) -> its band; all arms of a task on the same grid of so many points."""
     found = {}
     for task in data.tasks:
-        runs = [run for run in data.runs if run.task == task and len(run.curve(tag)[0])]
-        if not runs:
-            continue
-        ends = [run.curve(tag)[0][[0, -1]] for run in runs]
-        grid = np.linspace(min(first for first, _ in ends), max(last for _, last in ends), points)
+        grid = _grid([run.curve(tag)[0] for run in data.runs if run.task == task], points)
         for arm in data.arms:
-            curves = aligned([run for run in arm.cells.get(task, []) if len(run.curve(tag)[0])], grid, tag)
+            curves = aligned(arm.cells.get(task, []), grid, tag)
             if len(curves):
                 found[task, arm.name] = band(curves, grid)
     return found
 
 
+def _grid(steps: Sequence[np.ndarray], points: int) -> np.ndarray:
+    """From the first to the last of all steps; empty if there are none."""
+    every = [ascending[[0, -1]] for ascending in steps if len(ascending)]
+    return np.linspace(np.min(every), np.max(every), points) if every else np.zeros(0)
+
+
 def aligned(runs: Sequence[Run], grid: np.ndarray, tag: str = TASK_RETURN) -> np.ndarray:
-    """Curves on a grid, (R, P); nan before a run's first row and after its last."""
-    return np.array([np.interp(grid, *run.curve(tag), left=np.nan, right=np.nan) for run in runs])
+    """Curves of the runs that have one on a grid, (R, P); nan before a run's first row and after its last."""
+    found = [run.curve(tag) for run in runs]
+    return np.array([np.interp(grid, *curve, left=np.nan, right=np.nan) for curve in found if len(curve[0])])
 
 
 def band(curves: np.ndarray, grid: np.ndarray) -> Band:
@@ -89,14 +86,12 @@ def shares(runs: Sequence[Run], points: int) -> tuple[np.ndarray, dict[str, np.n
     Empty unless there are two streams at least.
     """
     tags = {tag for run in runs for tag in run.table if tag.startswith("reward/") and tag.endswith("_share")}
-    there = [run for run in runs if any(len(run.curve(tag)[0]) for tag in tags)]
-    if len(tags) < 2 or not there:
+    grid = _grid([run.curve(tag)[0] for run in runs for tag in tags], points)
+    if len(tags) < 2 or not len(grid):
         return np.zeros(0), {}
-    ends = [run.curve(tag)[0][[0, -1]] for run in there for tag in tags if len(run.curve(tag)[0])]
-    grid = np.linspace(min(first for first, _ in ends), max(last for _, last in ends), points)
     found = {}
     for tag in sorted(tags, key=lambda tag: (tag != "reward/task_share", tag)):
-        curves = aligned([run for run in there if len(run.curve(tag)[0])], grid, tag)
+        curves = aligned(runs, grid, tag)
         count = np.isfinite(curves).sum(0)
         mean = np.where(count > 0, np.nansum(curves, 0) / np.maximum(count, 1), np.nan)
         found[tag.removeprefix("reward/").removesuffix("_share")] = mean
@@ -105,14 +100,11 @@ def shares(runs: Sequence[Run], points: int) -> tuple[np.ndarray, dict[str, np.n
 
 def against(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps, learned return and task return of the rows that have both; empty if the two are the same."""
-    both = [run.table.get(tag) for tag in (LEARNED_RETURN, TASK_RETURN)]
-    if both[0] is None or both[1] is None:
-        return np.zeros(0), np.zeros(0), np.zeros(0)
-    there = np.isfinite(both[0]) & np.isfinite(both[1])
-    learned, task = both[0][there], both[1][there]
-    if np.allclose(learned, task):
-        return np.zeros(0), np.zeros(0), np.zeros(0)
-    return run.steps[there], learned, task
+    nothing = np.full(len(run.steps), np.nan)
+    learned, task = (run.table.get(tag, nothing) for tag in (LEARNED_RETURN, TASK_RETURN))
+    there = np.isfinite(learned) & np.isfinite(task)
+    there &= not np.allclose(learned[there], task[there])
+    return run.steps[there], learned[there], task[there]
 
 
 def alarm(run: Run) -> tuple[float, float, float] | None:

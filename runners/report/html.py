@@ -8,16 +8,14 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+import jinja2
+from matplotlib.figure import Figure
 
 
 def write(path: Path, template: str, values: dict[str, Any]) -> Path:
     """Fill in a template, named as in `report/page.html`, and write the page; makes its folder."""
-    import jinja2
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1]),
         autoescape=True,

@@ -5,6 +5,7 @@ All of them are `Row`s, which the page prints and report.csv holds; intervals ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,7 @@ class Numbers:
         self.evaluated = {task: evaluated(data, task) for task in data.tasks}
         self._finals()
         self.scales = {task: self._scale(task, reference) for task in data.tasks}
+        self._scaled = [task for task, scale in self.scales.items() if not scale.missing]
         self._aggregates()
         self._differences()
         given = threshold or {}
@@ -117,10 +119,6 @@ class Numbers:
         thresholds = np.linspace(max(low, -1.0), min(high, 2.0), points)
         return thresholds, {name: statistics.profile(parts, thresholds) for name, parts in strata.items()}
 
-    @property
-    def _scaled(self) -> list[str]:
-        return [task for task in self.data.tasks if not self.scales[task].missing]
-
     def _add(
         self, figure: str, task: str, arm: str, estimate: Any, runs: int = 0, of: int = 0, against: str = ""
     ) -> None:
@@ -132,7 +130,7 @@ class Numbers:
 
     def _finals(self) -> None:
         for task in self.data.tasks:
-            chance = [run.result("task_return", "random") for arm in self.data.arms for run in arm.cells.get(task, [])]
+            chance = [run.result("task_return", "random") for run in self.data.runs if run.task == task]
             chance = [value for value in chance if np.isfinite(value)]
             self._add("random", task, "random policy", _mean(chance), len(chance))
             for arm in self.data.arms:
@@ -149,11 +147,8 @@ class Numbers:
 
     def _scale(self, task: str, reference: str) -> TaskScale:
         chance = self.find("random", task=task)[0].value
-        means = {
-            arm.name: float(np.mean(list(scores.values())))
-            for arm in self.data.arms
-            if not arm.published and (scores := self.scores[task, arm.name])
-        }
+        own = [arm for arm in self.data.arms if not arm.published and self.scores[task, arm.name]]
+        means = {arm.name: float(self._array(task, arm).mean()) for arm in own}
         if not np.isfinite(chance):
             return TaskScale(missing="no run measured a random policy there")
         if not means:
@@ -162,7 +157,7 @@ class Numbers:
             if means.get(reference, chance) <= chance:
                 return TaskScale(missing=f"{reference} has no score above a random policy's there")
             return TaskScale(chance, means[reference], f"the mean of {reference}")
-        best = max(means, key=lambda name: means[name])
+        best = max(means, key=means.__getitem__)
         if means[best] <= chance:
             return TaskScale(missing="no arm is better than a random policy there")
         baselines = [name for name in self.data.baselines if name in means]
@@ -185,11 +180,10 @@ class Numbers:
             self._add("normalised", ALL, arm.name, estimate, sum(map(len, strata)), len(arm.runs))
             if arm.baseline:
                 other = self.data.arm(arm.baseline)
-                tasks = [
-                    task for task in self.data.tasks if self.scores[task, arm.name] and self.scores[task, other.name]
-                ]
-                x, y = ([self._array(task, one) for task in tasks] for one in (arm, other))
-                if tasks:
+                pairs = [(self._array(task, arm), self._array(task, other)) for task in self.data.tasks]
+                pairs = [(mine, theirs) for mine, theirs in pairs if len(mine) and len(theirs)]
+                if pairs:
+                    x, y = map(list, zip(*pairs))
                     estimate = _estimate(statistics.probability_of_improvement, x, y)
                     self._add("improvement", ALL, arm.name, estimate, sum(map(len, x)), against=other.name)
 
@@ -206,11 +200,10 @@ class Numbers:
                 rest = len(seeds), len(set(mine) | set(theirs)), arm.baseline
                 estimate = _estimate(statistics.paired_difference, [x], [y])
                 self._add("difference", task, arm.name, estimate, *rest)
-                scale = self.scales[task]
-                if not scale.missing:
-                    estimate = _estimate(statistics.paired_difference, [scale(x)], [scale(y)])
+                if task in self._scaled:
+                    scaled.append(self.scales[task](x) - self.scales[task](y))
+                    estimate = _estimate(statistics.aggregate, scaled[-1:])
                     self._add("normalised_difference", task, arm.name, estimate, *rest)
-                    scaled.append(scale(x) - scale(y))
             if scaled:
                 count = sum(map(len, scaled))
                 estimate = _estimate(statistics.aggregate, scaled)
@@ -219,23 +212,20 @@ class Numbers:
     def _steps_to(self) -> None:
         """Steps to a task return: the median over runs, a run that never gets there counted as infinitely slow."""
         for task, limits in self.thresholds.items():
-            for caption, limit in limits:
-                for arm in self.data.arms:
-                    curves = [run.curve(TASK_RETURN) for run in arm.cells.get(task, [])]
-                    steps = np.array([statistics.steps_to_threshold(*c, limit) for c in curves if len(c[0])])
-                    if len(steps):
-                        estimate = (np.median(steps), steps.min(), steps.max())
-                        reached = int(np.isfinite(steps).sum())
-                        self._add("steps_to", task, arm.name, estimate, reached, len(steps), caption)
+            for (caption, limit), arm in itertools.product(limits, self.data.arms):
+                curves = [run.curve(TASK_RETURN) for run in arm.cells.get(task, [])]
+                steps = np.array([statistics.steps_to_threshold(*c, limit) for c in curves if len(c[0])])
+                if len(steps):
+                    estimate = (np.median(steps), steps.min(), steps.max())
+                    self._add("steps_to", task, arm.name, estimate, int(np.isfinite(steps).sum()), len(steps), caption)
 
     def _default_thresholds(self, task: str) -> list[tuple[str, float]]:
         """Where the baseline's training ends, and half of the way there; the best arm's, if it did not improve."""
         ends: dict[str, float] = {}
         for arm in self.data.arms:
             tails = [score(run, False) for run in arm.cells.get(task, []) if not run.published]
-            tails = [value for value in tails if np.isfinite(value)]
-            if tails:
-                ends[arm.name] = float(statistics.iqm(tails))
+            if np.isfinite(tails).any():
+                ends[arm.name] = float(statistics.iqm([value for value in tails if np.isfinite(value)]))
         curves = [run.curve(TASK_RETURN)[1] for run in self.data.own if run.task == task]
         firsts = [values[0] for values in curves if len(values)]
         if not ends or not firsts:
@@ -256,11 +246,9 @@ class Numbers:
         from scipy.stats import spearmanr
 
         for task, arm, runs in self.data.cells():
-            each = []
-            for run in runs:
-                _, learned, truth = against(run)
-                if len(learned) > 2 and np.ptp(learned) > 0 and np.ptp(truth) > 0:
-                    each.append(float(spearmanr(learned, truth).statistic))
+            pairs = [against(run)[1:] for run in runs]
+            varied = [pair for pair in pairs if len(pair[0]) > 2 and min(map(np.ptp, pair)) > 0]
+            each = [float(spearmanr(*pair).statistic) for pair in varied]
             if each:
                 estimate = _estimate(statistics.aggregate, [np.array(each)])
                 self._add("rank_correlation", task, arm.name, estimate, len(each), len(runs))

@@ -6,11 +6,12 @@ Text from files is escaped by the template; videos are checked by their first by
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 
 from runners.report import html, plots
@@ -19,6 +20,7 @@ from runners.report.curves import Band, alarm, label_steps
 from runners.report.numbers import ALL, CLEAR, Numbers, Row
 from runners.report.read import ELAPSED, Run
 from runners.sweep.display import clock
+from runners.sweep.job_log import Entry
 
 PAGE_VIDEOS, VIDEO = 24_000_000, 4_000_000  # bytes of all videos of a page, and of one
 CONFIGS = 2_000_000  # characters of all configurations of a page
@@ -27,15 +29,7 @@ NOTHING = "–"
 
 
 def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], title: str, points: int) -> None:
-    """Write the page.
-
-    Args:
-        path: of the HTML file.
-        numbers: what was computed.
-        bands: the learning curves.
-        title: of the page.
-        points: that a scatter or a stack of shares is drawn from.
-    """
+    """Write the page; a scatter or a stack of shares is drawn from `points` rows."""
     data = numbers.data
     own = [arm.name for arm in data.arms if not arm.published]
     values = {
@@ -192,10 +186,10 @@ def _verdict(row: Row) -> str:
 
 def scales(numbers: Numbers) -> list[str]:
     """What 0 and 1 mean on each task, and what has no such scale."""
-    tasks: dict[str, list[str]] = {}
+    tasks: dict[str, list[str]] = defaultdict(list)
     for task, scale in numbers.scales.items():
         if not scale.missing:
-            tasks.setdefault(scale.name, []).append(task)
+            tasks[scale.name].append(task)
     lines = [
         f"On {join(members)}, 0 is what a random policy scores and 1 is {name}." for name, members in tasks.items()
     ]
@@ -208,7 +202,7 @@ def scales(numbers: Numbers) -> list[str]:
 
 
 def _figures(numbers: Numbers, bands: dict[tuple[str, str], Band], points: int) -> dict[str, Any]:
-    with plots.style():
+    with matplotlib.rc_context(plots.STYLE):
         shares, shares_left = plots.shares(numbers.data, points)
         truth, truth_left = plots.truth(numbers, points)
         drawn = {
@@ -278,11 +272,11 @@ def _thresholds(numbers: Numbers) -> list[tuple[Any, ...]]:
 
 
 def _alarms(data: Comparison) -> list[tuple[Any, ...]]:
-    raised = [(task, arm.name, run.seed, alarm(run)) for task, arm, runs in data.cells() for run in runs]
     return [
-        (task, name, NOTHING if seed is None else seed, f"{one[0]:.0%}", f"{one[1]:,.0f}", f"{one[2]:,.0f}")
-        for task, name, seed, one in raised
-        if one is not None
+        (task, arm.name, NOTHING if run.seed is None else run.seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}")
+        for task, arm, runs in data.cells()
+        for run in runs
+        for share, first, last in filter(None, [alarm(run)])
     ]
 
 
@@ -292,11 +286,12 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
     for task, arm, runs in numbers.data.cells():
         scores = numbers.scores[task, arm.name]
         median = float(np.median(list(scores.values()))) if scores else 0.0
-        with_video = [run for run in runs if _video(run) is not None]
-        if not with_video:
+        places = [(run, run.folder / name) for run in runs if run.folder for name in ("video.mp4", "video.gif")]
+        found = [(run, path) for run, path in places if path.is_file()]
+        if not found:
             continue
-        run = min(with_video, key=lambda run: (abs(scores.get(run.seed, np.inf) - median), run.seed or 0))
-        caption, content = f"{arm.name}, {task}, seed {run.seed}", _bytes(_video(run))
+        run, path = min(found, key=lambda one: (abs(scores.get(one[0].seed, np.inf) - median), one[0].seed or 0))
+        caption, content = f"{arm.name}, {task}, seed {run.seed}", _bytes(path)
         kind = "video/mp4" if content[4:8] == b"ftyp" else "image/gif" if content[:6] in (b"GIF87a", b"GIF89a") else ""
         if not kind or spent + len(content) > PAGE_VIDEOS:
             left.append(caption)
@@ -307,15 +302,10 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
     return {"videos": videos, "videos_left": join(left, 30)}
 
 
-def _video(run: Run) -> Path | None:
-    places = [run.folder / name for name in ("video.mp4", "video.gif")] if run.folder else []
-    return next((path for path in places if path.is_file()), None)
-
-
-def _bytes(path: Path | None) -> bytes:
+def _bytes(path: Path) -> bytes:
     """A video's bytes; none if it is too large, or cannot be read."""
     try:
-        return path.read_bytes() if path is not None and path.stat().st_size <= VIDEO else b""
+        return path.read_bytes() if path.stat().st_size <= VIDEO else b""
     except OSError:
         return b""
 
@@ -330,10 +320,9 @@ def _configs(data: Comparison) -> list[tuple[str, str]]:
 
 def _provenance(data: Comparison) -> dict[str, Any]:
     own = data.own
-    packages: dict[str, set[str]] = {}
-    for run in own:
-        for package, version in run.versions.items():
-            packages.setdefault(package, set()).add(version)
+    packages: dict[str, set[str]] = defaultdict(set)
+    for package, version in (pair for run in own for pair in run.versions.items()):
+        packages[package].add(version)
     used = join((f"{name} {' and '.join(sorted(found))}" for name, found in packages.items()), 40)
     mixed = [name for name, found in packages.items() if len(found) > 1]
     hosts = sorted({str(run.status["host"]) for run in own if run.status.get("host")})
@@ -352,12 +341,11 @@ def _provenance(data: Comparison) -> dict[str, Any]:
 
 def _account(run: Run) -> tuple[Any, ...]:
     """A run's line in the list of all."""
-    starts: Any = len(run.commands) or NOTHING
-    where = str(run.status.get("host", NOTHING))
-    if run.attempt is not None:
-        starts, where = run.attempt.attempts or starts, run.attempt.where or where
+    attempt = run.attempt or Entry()
+    starts = attempt.attempts or len(run.commands) or NOTHING
+    where = attempt.where or str(run.status.get("host", NOTHING))
     code = run.status.get("exit_code")
-    step = f"{run.steps[-1]:,.0f}" if len(run.steps) else NOTHING
+    step = f"{run.last:,.0f}" if len(run.steps) else NOTHING
     ended = str(run.status.get("time", NOTHING))
     return run.name, run.state, NOTHING if code is None else code, step, starts, _clock(_seconds(run)), ended, where
 

@@ -6,21 +6,21 @@ Text comes from files, so `$` in it is a dollar, not the beginning of a formula.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from runners.report import curves
 from runners.report.comparison import Comparison
 from runners.report.curves import Band, against, label_steps, thin
 from runners.report.numbers import ALL, Numbers, Row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito 2008, without the yellow that vanishes on white; the baseline is ink, published runs are grey.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a4b9e", "#8c6d31")
@@ -48,6 +48,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lodestar",
     "svg.fonttype": "path",
 }
+RANDOM: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (1, 2))}  # a random policy's line
 COLUMNS, PANEL = 3, (3.7, 2.55)  # panels side by side, and the size of one, inches
 MOST_PANELS = 24  # of small multiples
 SHORT, FEW = 18, 6  # letters of an arm's name and number of arms that are written beside the lines themselves
@@ -77,15 +78,6 @@ def looks(data: Comparison) -> dict[str, Look]:
     return found
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw within it."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        yield
-
-
 def grid(
     count: int, size: tuple[float, float] = PANEL, columns: int = COLUMNS, fixed: bool = False
 ) -> tuple[Figure, list[Axes]]:
@@ -93,9 +85,6 @@ def grid(
 
     Margins fit what is written in them; `fixed` ones take a third of the time.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     across = 2 if count == 4 and columns == 3 else min(count, columns)
     down = -(-count // across)
     wide, high = size[0] * across, size[1] * down
@@ -116,7 +105,7 @@ def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: b
     tasks = [task for task in data.tasks if any((task, arm.name) in bands for arm in data.arms)]
     both = aggregated and bool(rows) and len(data.arms) > 1
     count = len(tasks) + both
-    high = max(PANEL[1], 0.2 * len(rows) + 0.8) if aggregated and count < 4 else PANEL[1]
+    high = max(PANEL[1], 0.2 * len(rows) + 0.8 if aggregated and count < 4 else 0)
     size = (6.4, 3.4) if count == 1 else (PANEL[0], high)
     figure, axes = grid(max(count, 1), size, 4 if aggregated and count > 6 else COLUMNS)
     for axis, task in zip(axes, tasks):
@@ -153,15 +142,14 @@ def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task
             ends.append((float(there[-1]), arm.name, look.colour))
     chance = numbers.one("random", task=task)
     if chance is not None and np.isfinite(chance.value):
-        axis.axhline(chance.value, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+        axis.axhline(chance.value, **RANDOM, zorder=1)
         ends.append((chance.value, "random policy", GREY))
-    seen_runs = [band.span for (at, _), band in bands.items() if at == task]
-    low, high = min(span[0] for span in seen_runs), max(span[1] for span in seen_runs)
-    low, high = min([low, *(value for value, _, _ in ends)]), max([high, *(value for value, _, _ in ends)])
+    reached = [end for (at, _), band in bands.items() if at == task for end in band.span]
+    reached += [value for value, _, _ in ends]
+    low, high = min(reached), max(reached)
     margin = 0.04 * (high - low) or 1.0
     axis.set_ylim(low - margin, high + margin)  # a band of two runs may reach far beyond anything that happened
-    axis.set_title(_cut(task, 44))
-    axis.set(xlabel="environment steps", ylabel="task return")
+    axis.set(title=_cut(task, 44), xlabel="environment steps", ylabel="task return")
     _steps(axis)
     if _direct(data):
         _beside(axis, ends)
@@ -169,19 +157,15 @@ def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task
 
 def _beside(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
     """Write names at the ends of lines, moved apart where they would touch."""
-    low, high = axis.get_ylim()
-    gap = 0.075
+    (low, high), gap = axis.get_ylim(), 0.075
     placed: list[float] = []
     ordered = sorted(ends)
     for value, _, _ in ordered:
-        place = (value - low) / (high - low)
-        placed.append(max(place, placed[-1] + gap) if placed else place)
-    excess = max(0.0, placed[-1] - 1.02) if placed else 0.0
-    limit = float("inf")
+        placed.append(max((value - low) / (high - low), placed[-1] + gap if placed else -np.inf))
+    limit = 1.02
     for i in reversed(range(len(placed))):
-        placed[i] = min(placed[i] - (excess if i == len(placed) - 1 else 0), limit)
+        placed[i] = min(placed[i], limit)
         limit = placed[i] - gap
-    axis.set_ylim(low, high)
     for (_, name, colour), place in zip(ordered, placed):
         axis.text(1.02, place, name, transform=axis.transAxes, color=colour, fontsize=8, va="center")
 
@@ -191,11 +175,9 @@ def _direct(data: Comparison) -> bool:
 
 
 def _legend(figure: Figure, data: Comparison) -> None:
-    from matplotlib.lines import Line2D
-
     seen = looks(data)
     handles = [Line2D([], [], color=seen[a.name].colour, linestyle=seen[a.name].line, linewidth=1.6) for a in data.arms]
-    handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=0.9))
+    handles.append(Line2D([], [], **RANDOM))
     names = [_cut(arm.name, 60) for arm in data.arms] + ["random policy"]
     fit = int(figure.get_figwidth() * 13 / (max(map(len, names)) + 6))  # about 13 letters an inch
     columns = max(1, min(len(names), fit))
@@ -232,7 +214,7 @@ def finals(numbers: Numbers) -> Figure:
         axis.set_title(_cut(task, 44))
         chance = numbers.one("random", task=task)
         if chance is not None and np.isfinite(chance.value):
-            axis.axvline(chance.value, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
+            axis.axvline(chance.value, **RANDOM, zorder=0)
     return figure
 
 
@@ -278,17 +260,14 @@ def forest(numbers: Numbers) -> Figure | None:
         return None
     figure, (axis,) = grid(1, (7.6, 0.9 + 0.235 * len(rows)))
     seen = looks(numbers.data)
-    names = []
     for i, row in enumerate(rows):
-        if row is None:
-            names.append("")
-            continue
-        colour, whole = seen[row.arm].colour, row.task == ALL
-        if np.isfinite(row.low):
-            axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=3 if whole else 1.4, alpha=0.55)
-        axis.plot([row.value], [-i], "D" if whole else "o", color=colour, markersize=6 if whole else 4)
-        names.append(f"{_cut(row.arm, 30)}, {_cut(row.task, 30)}")
+        if row is not None:
+            colour, whole = seen[row.arm].colour, row.task == ALL
+            if np.isfinite(row.low):
+                axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=3 if whole else 1.4, alpha=0.55)
+            axis.plot([row.value], [-i], "D" if whole else "o", color=colour, markersize=6 if whole else 4)
     axis.axvline(0, color=INK, linewidth=0.8, zorder=0)
+    names = [f"{_cut(row.arm, 30)}, {_cut(row.task, 30)}" if row else "" for row in rows]
     _list(axis, names, "difference to the baseline, normalised")
     for label, row in zip(axis.get_yticklabels(), [row for row in rows if row]):
         label.set_fontweight("bold" if row.task == ALL else "normal")
@@ -309,10 +288,10 @@ def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
         for name, mean in means.items():
             mean = np.nan_to_num(mean)
             middle = int(np.argmax(mean))
-            at = float(total[middle] + mean[middle] / 2)
             if mean[middle] > 0.12:
                 side = "left" if middle < len(steps) / 8 else "right" if middle > len(steps) * 7 / 8 else "center"
-                axis.text(steps[middle], at, f" {_cut(name, 16)} ", ha=side, va="center", fontsize=8)
+                place = steps[middle], float(total[middle] + mean[middle] / 2)
+                axis.text(*place, f" {_cut(name, 16)} ", ha=side, va="center", fontsize=8)
             total += mean
         axis.set_title(f"{_cut(arm.name, 30)}\n{_cut(task, 30)}", fontsize=8)
         axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]), yticks=(0, 0.5, 1))
@@ -353,8 +332,6 @@ def _outer(axes: list[Axes], x: str, y: str, columns: int) -> None:
 
 
 def _steps(axis: Axes, most: int = 5) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     axis.xaxis.set_major_locator(MaxNLocator(most))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label_steps(value)))
 

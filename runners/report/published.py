@@ -26,7 +26,6 @@ STEPS = ("global_step", "step", "steps", "timesteps", "total_timesteps", "env_st
 RETURNS: tuple[str, ...] = ("charts/episodic_return", "episodic_return", "rollout/ep_rew_mean", "eval/mean_reward")
 RETURNS += ("episode_return", "episode_reward", "ep_rew_mean", "mean_reward", "return", "returns")
 RETURNS += ("reward", "score", "value")
-SEEDS = ("seed",)
 NAMES = ("exp_name", "algo", "algorithm", "agent", "method", "run", "run_name", "name")
 TASKS = ("env_id", "env", "environment", "task", "game")
 EXTREMES = ("__MIN", "__MAX", "_step")
@@ -37,15 +36,11 @@ Points = dict[tuple[str, str, str], list[tuple[float, float]]]  # (name, task, s
 
 
 def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Published runs in a CSV.
+    """Published runs in a CSV, and a sentence about each that was left out.
 
     Args:
-        path: of the file.
         label: the arm's name, if there is one arm only; else put before its arms' names.
         tasks: that are compared; a file that names none belongs to the only one, or to the one its own name contains.
-
-    Returns:
-        The runs, and a sentence about what was left out.
 
     Raises:
         UsageError: if the file cannot be read, or is of no known form.
@@ -108,7 +103,7 @@ def _fill(run: Run, pairs: np.ndarray) -> None:
 
 def _long(header: list[str], rows: list[list[str]]) -> Points:
     step, value = _column(header, STEPS), _column(header, RETURNS)
-    name, task, seed = (_column(header, names) for names in (NAMES, TASKS, SEEDS))
+    name, task, seed = (_column(header, names) for names in (NAMES, TASKS, ("seed",)))
     if step is None or value is None:
         return {}
     found: Points = defaultdict(list)
@@ -145,8 +140,7 @@ def _cleanrl(run: str) -> tuple[str, str, str]:
     parts = run.split("__")
     if len(parts) >= 4 and parts[-1].isdigit() and parts[-2].isdigit():
         return "__".join(parts[1:-2]), parts[0], parts[-2]
-    grouped = re.sub(r"^(Group|exp_name|algo|env_id): *", "", run)
-    return grouped, "", ""
+    return re.sub(r"^(Group|exp_name|algo|env_id): *", "", run), "", ""
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Points:

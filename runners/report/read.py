@@ -7,9 +7,12 @@ folder that cannot be read costs one sentence, and a part of it that cannot be r
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,11 +76,14 @@ class Run:
         """Steps that it was meant to take; nan if unknown."""
         return number(self.config.get("total_timesteps"))
 
+    @property
+    def last(self) -> float:
+        """The step of its last row; 0 without rows."""
+        return float(self.steps[-1]) if len(self.steps) else 0.0
+
     def curve(self, tag: str) -> Curve:
         """Where a tag has finite values."""
-        values = self.table.get(tag)
-        if values is None:
-            return np.zeros(0), np.zeros(0)
+        values = self.table.get(tag, np.full(len(self.steps), np.nan))
         there = np.isfinite(values)
         return self.steps[there], values[there]
 
@@ -91,17 +97,15 @@ class Run:
         return number(self.scores.get(policy, {}).get(key))
 
 
-def find(paths: list[Path], labels: list[str]) -> tuple[list[Run], list[str]]:
-    """All runs below some paths, and a sentence about each folder that could not be read.
+def find(labelled: Iterable[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
+    """All runs in or below some folders, and a sentence about each that could not be read.
 
-    Args:
-        paths: folders; a run's own folder is one too.
-        labels: one for each path, put before its arms' names; may be empty.
+    A folder's label is put before its arms' names; it may be empty.
     """
     runs: list[Run] = []
     problems: list[str] = []
     seen: set[Path] = set()
-    for path, label in zip(paths, labels):
+    for path, label in labelled:
         jobs, lost = _jobs(path)
         problems += lost
         for folder in _folders(path):
@@ -130,17 +134,16 @@ def _folders(path: Path) -> list[Path]:
 
 def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
     """Run folder -> its entry in the job log of a sweep, and a sentence about each job that left no folder."""
-    found: dict[Path, Entry] = {}
-    lost = []
     try:
         entries = replay(path)
     except (OSError, TypeError, ValueError) as error:
         return {}, [f"its job log cannot be read: {_sentence(error)}"]
-    for name, entry in entries.items():
-        found[path / "jobs" / name] = entry
-        if not (path / "jobs" / name / "config.yaml").exists():
-            lost.append(f"{name} left nothing: {entry.state}" + (f", {entry.error}" if entry.error else ""))
-    return found, lost
+    lost = [
+        f"{name} left nothing: {entry.state}" + (f", {entry.error}" if entry.error else "")
+        for name, entry in entries.items()
+        if not (path / "jobs" / name / "config.yaml").exists()
+    ]
+    return {path / "jobs" / name: entry for name, entry in entries.items()}, lost
 
 
 def sweep_command(path: Path) -> list[str]:
@@ -159,18 +162,14 @@ def read_run(folder: Path, name: str) -> Run:
     """
     text = _text(folder / "config.yaml")
     config = _yaml(text)
-    rewards = config.get("reward")
-    agent = config.get("agent")
+    rewards, agent = config.get("reward"), config.get("agent")
     if not isinstance(rewards, dict) or not isinstance(agent, dict) or not config.get("env"):
         raise ValueError("config.yaml does not name the env, reward and agent that were run")
     flat = flatten(config)
-    options = {key.removeprefix("env_options."): flat[key] for key in flat if key.startswith("env_options.")}
-    task = str(config["env"])
-    if options:
-        task += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
-    seed = config.get("seed")
-    run = Run(name, task, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), None, flat, folder)
-    run.seed = seed if isinstance(seed, int) else None
+    options = [f"{key.removeprefix('env_options.')}={flat[key]}" for key in flat if key.startswith("env_options.")]
+    task = f"{config['env']} ({', '.join(options)})" if options else str(config["env"])
+    seed = config.get("seed") if isinstance(config.get("seed"), int) else None
+    run = Run(name, task, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), seed, flat, folder)
     place = str(folder.resolve())  # may name a home directory
     run.text = text.replace(place, name)
     run.control = folder.parent.name == "control"
@@ -220,17 +219,15 @@ def _metrics(run: Run, path: Path) -> None:
         header = next(rows, [])
         if "step" not in header:
             raise ValueError("it has no column 'step'")
-        whole, torn, at = [], [], -1
-        step, width = header.index("step"), len(header)
-        for at, row in enumerate(rows):
-            if len(row) == width and row[step].isdigit():
-                whole.append(row)
-            else:
-                torn.append(at)
-    broken = [row for row in torn if row != at]
+        step, width, every = header.index("step"), len(header), list(rows)
+    good = [len(row) == width and row[step].isdigit() for row in every]
+    whole = list(itertools.compress(every, good))
+    broken = good[:-1].count(False)
     if broken:
-        run.notes.append(f"metrics.csv has {len(broken)} rows that are not whole; they are left out")
-    table = {tag: _column([row[i] for row in whole]) for i, tag in enumerate(header) if _wanted(tag)}
+        run.notes.append(f"metrics.csv has {broken} rows that are not whole; they are left out")
+    wanted = ("step", TASK_RETURN, LEARNED_RETURN, ALARM, ELAPSED)
+    columns = {tag: i for i, tag in enumerate(header) if tag in wanted or re.fullmatch(r"(?s)reward/.*_share", tag)}
+    table = {tag: _column([row[i] for row in whole]) for tag, i in columns.items()}
     steps = table.pop("step")
     rising = np.ones(len(steps), bool)
     rising[1:] = steps[1:] > np.maximum.accumulate(steps)[:-1]
@@ -246,11 +243,6 @@ def _column(cells: list[str]) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _wanted(tag: str) -> bool:
-    known = ("step", TASK_RETURN, LEARNED_RETURN, ALARM, ELAPSED)
-    return tag in known or (tag.startswith("reward/") and tag.endswith("_share"))
-
-
 def _result(run: Run, path: Path) -> None:
     scores = json.loads(_text(path, 4_000_000))
     run.scores = {str(policy): found for policy, found in scores.items() if isinstance(found, dict)}
@@ -264,9 +256,8 @@ def _versions(run: Run, path: Path) -> None:
 def _text(path: Path, most: int = MOST_BYTES) -> str:
     size = path.stat().st_size
     if size > most:
-        raise ValueError(
-            f"{path.name} has {size:,} bytes, more than the {most:,} that runners.train could have written"
-        )
+        limit = f"more than the {most:,} that runners.train could have written"
+        raise ValueError(f"{path.name} has {size:,} bytes, {limit}")
     return path.read_text(encoding="utf-8", errors="replace")
 
 

@@ -71,14 +71,11 @@ def probability_of_improvement(x: Strata, y: Strata) -> Estimate:
 
     Where every run of x beats every one of y, all resamples agree, and the interval is a point.
     """
-    tasks = _same(x, y)
+    _same(x, y)
 
     def wins(parts: list[np.ndarray]) -> np.ndarray:
-        each = []
-        for one, other in zip(parts[:tasks], parts[tasks:]):
-            sign = np.sign(one[:, :, None] - other[:, None, :])
-            each.append(0.5 + 0.5 * sign.mean((1, 2)))
-        return np.mean(each, 0)
+        signs = [np.sign(a[:, :, None] - b[:, None, :]) for a, b in zip(parts[: len(x)], parts[len(x) :])]
+        return np.mean([0.5 + 0.5 * sign.mean((1, 2)) for sign in signs], 0)
 
     return _within(interval([*x, *y], wins), 0, 1)
 
@@ -169,10 +166,9 @@ def _jackknife(parts: list[np.ndarray], k: int, statistic: Statistic) -> np.ndar
     return (n - 1) / n * ((without - without.mean(0)) ** 2).sum(0)
 
 
-def _same(x: Strata, y: Strata) -> int:
+def _same(x: Strata, y: Strata) -> None:
     if len(x) != len(y):
         raise ValueError(f"{len(x)} and {len(y)} tasks cannot be compared; give the tasks that both have")
-    return len(x)
 
 
 def _within(estimate: Estimate, low: float, high: float) -> Estimate:

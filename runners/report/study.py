@@ -84,8 +84,7 @@ class Report:
     def __init__(self, config: ReportConfig) -> None:
         self.config = config
         named = list(zip(config.paths, config.labels))
-        folders = [(path, label) for path, label in named if path.is_dir()]
-        runs, problems = find([path for path, _ in folders], [label for _, label in folders])
+        runs, problems = find([(path, label) for path, label in named if path.is_dir()])
         tasks = sorted({run.config["env"] for run in runs})
         for path, label in named:
             if not path.is_dir():
@@ -120,9 +119,11 @@ class Report:
 
     def picture(self, path: Path) -> None:
         """The picture for a paper: curves of every task, and the aggregate."""
+        import matplotlib
+
         from runners.report import plots
 
-        with plots.style():
+        with matplotlib.rc_context(plots.STYLE):
             plots.learning(self.numbers, self.curves, aggregated=True).savefig(path, dpi=160)
 
     def summary(self) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -133,7 +134,7 @@ class Report:
                 "arm": arm.name,
                 "seed": run.seed,
                 "state": run.state,
-                "step": int(run.steps[-1]) if len(run.steps) else 0,
+                "step": int(run.last),
                 "task_return": score(run, self.numbers.evaluated[task]),
                 "success": run.result("success"),
             }

@@ -40,8 +40,8 @@ class Signals:
     A second Ctrl-C while the first is waiting exits at once.
     """
 
-    def __init__(self) -> None:
-        self.deferred = False
+    def __init__(self, deferred: bool = False) -> None:
+        self.deferred = deferred
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 

@@ -15,6 +15,9 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from runners.run.exits import TERMINATED
 from runners.sweep.job import LOG, Outcome, work
@@ -40,11 +43,9 @@ class Child:
         self._asked = False
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
-        cwd = home if home.is_dir() else None
+        options: dict[str, Any] = {"cwd": home if home.is_dir() else None, "start_new_session": True}
         with (self.folder / LOG).open("ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)
         self.where = f"{socket.gethostname()}:{self._process.pid}"
 
     def ask(self) -> None:
@@ -81,7 +82,9 @@ def main(argv: list[str] | None = None) -> int:
     parent, folder, *job = sys.argv[1:] if argv is None else argv
     _plain_signals()
     threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
-    _wait_until_free(Path(folder))
+    # a run of this folder that lost its worker may still be saving; `runners.train` would refuse at once
+    with suppress(Timeout), FileLock(Path(folder) / ".lock").acquire(timeout=FREE_S):
+        pass
     return work(job, Path(folder))
 
 
@@ -101,14 +104,6 @@ def _follow(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SAVE_S)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _wait_until_free(folder: Path) -> None:
-    """A run of this folder that lost its worker may still be saving; `runners.train` would refuse at once."""
-    from filelock import FileLock, Timeout
-
-    with suppress(Timeout), FileLock(folder / ".lock").acquire(timeout=FREE_S):
-        pass
 
 
 if __name__ == "__main__":

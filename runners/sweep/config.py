@@ -59,7 +59,7 @@ class JobsConfig(Settings):
     def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: dict[str, Any]) -> Job:
         """A run with some changes; `name` is its folder in that of the command, too."""
         place = (folder / name).absolute()
-        given = (f"{key}={literal(value)}" for key, value in {**changes, "run_dir": str(place)}.items())
+        given = [f"{key}={literal(value)}" for key, value in {**changes, "run_dir": str(place)}.items()]
         return Job(name, (*argv, *given), place, self.gpus)
 
     def refuse(self, *keys: str) -> None:
@@ -68,12 +68,10 @@ class JobsConfig(Settings):
         Raises:
             UsageError: for the first of them that was given.
         """
-        for argument in self.rest:
-            if argument.partition("=")[0] in keys:
-                key = argument.partition("=")[0]
-                raise UsageError(
-                    f"{key}= cannot be given here, as every run has a folder of its own; give name= or root="
-                )
+        for key in (argument.partition("=")[0] for argument in self.rest):
+            if key in keys:
+                hint = "as every run has a folder of its own; give name= or root="
+                raise UsageError(f"{key}= cannot be given here, {hint}")
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:
@@ -91,11 +89,7 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
-    """A launcher by its name.
-
-    Args:
-        name: one of `LAUNCHERS`.
-        options: fields of its class that have a declaration.
+    """A launcher by its name, and the declared fields of its class.
 
     Raises:
         UsageError: if the name, or an option of it, is unknown.
@@ -107,11 +101,8 @@ def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     module, _, kind = LAUNCHERS[name].partition(":")
     cls = getattr(import_module(module), kind)
     known = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
-    hints, given = typing.get_type_hints(cls), {}
-    for key, value in options.items():
+    for key in options:
         if f"launcher.{key}" not in known:
             raise UsageError(unknown(f"{name}'s launcher option", f"launcher.{key}", known))
-        if value is not None:
-            given[key] = cast(f"launcher.{key}", value, hints[key])
-    launcher: Launcher = cls(**given)
-    return launcher
+    hints, given = typing.get_type_hints(cls), {key: value for key, value in options.items() if value is not None}
+    return cls(**{key: cast(f"launcher.{key}", value, hints[key]) for key, value in given.items()})

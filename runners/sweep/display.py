@@ -53,11 +53,8 @@ def progress(folder: Path) -> RunProgress:
     status = read_status(folder) or {}
     row = _last_row(folder / "metrics.csv")
     step = max(int(row.get("step") or 0), int(status.get("step") or 0))
-    numbers = {key: float(row[tag]) if row.get(tag) else None for key, tag in _COLUMNS.items()}
-    return RunProgress(step, int(status.get("total") or 0), **numbers)
-
-
-_COLUMNS = {"task_return": "rollout/ep_rew_mean", "fps": "time/fps"}
+    numbers = [float(row[tag]) if row.get(tag) else None for tag in ("rollout/ep_rew_mean", "time/fps")]
+    return RunProgress(step, int(status.get("total") or 0), *numbers)
 
 
 def _last_row(path: Path) -> dict[str, str]:
@@ -86,7 +83,6 @@ class Display(Watcher):
     """Prints how a sweep stands; use it as a context.
 
     Args:
-        jobs: all of the sweep's.
         stream: a terminal gets a live table, anything else plain lines.
         every_s: seconds between two plain lines.
         clock: monotonic, in seconds.
@@ -100,9 +96,8 @@ class Display(Watcher):
         every_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.jobs, self.clock = jobs, clock
+        self.jobs, self.clock, self.every_s = jobs, clock, every_s
         self.stream = sys.stdout if stream is None else stream
-        self.every_s = every_s
         self._began = self._last = clock()
         self._before: float | None = None  # jobs that were done when we began
         self._live: Live | None = None

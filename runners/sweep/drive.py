@@ -11,15 +11,13 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runners.run.config import UsageError, unknown
 from runners.run.exits import HELD, INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
 from runners.run.folder import read_status
 from runners.sweep.job import LOG, Job, Launcher, Outcome
@@ -62,28 +60,20 @@ def drive(
 
     Args:
         jobs: a list, or what makes the next job when a slot is free.
-        log: is written at every change.
-        launcher: runs them; stays open unless a signal came.
+        launcher: stays open unless a signal came.
         resume: which jobs of an earlier sweep run: "unfinished" (waiting, running, stopped or lost), "errored" (also
             what failed), or "never" (none that was begun).
         attempts: how often a job is started before it counts as failed; lost machines (at most `LOSSES` a job) and
             folders that another process holds are not counted.
-        watcher: follows the sweep.
 
     Raises:
-        UsageError: if `resume` or `attempts` is out of range.
         Stopped: if SIGINT or SIGTERM came; the jobs have saved and are logged as stopped.
     """
-    if resume not in RESUME:
-        raise UsageError(unknown("resume", resume, RESUME))
-    if attempts < 1:
-        raise UsageError(f"attempts={attempts} is out of range; give 1 or more")
     loop = _Loop(log, launcher, resume, attempts, watcher or Watcher())
-    with _signals() as signals:
-        if isinstance(signals, Signals):
-            signals.deferred = True
+    signals = Signals(deferred=True)
+    with signals if threading.current_thread() is threading.main_thread() else nullcontext():  # others take no signals
         try:
-            loop.run(iter(jobs), lambda: getattr(signals, "received", None))
+            loop.run(iter(jobs), signals)
         except BaseException:
             loop.stop()
             raise
@@ -104,12 +94,11 @@ class _Loop:
     losses: Counter[str] = field(default_factory=Counter)  # ended with the machine
     log_error: str = ""  # that was printed already
 
-    def run(self, jobs: Iterator[Job], signal_number: Callable[[], int | None]) -> None:
+    def run(self, jobs: Iterator[Job], signals: Signals) -> None:
         more = True
         while more or self.running or self.again or self.held:
-            number = signal_number()
-            if number is not None:
-                raise Stopped(number)
+            if signals.received is not None:
+                raise Stopped(signals.received)
             self._take_up_held()
             while more and len(self.running) < self.launcher.slots:
                 job = next(jobs, None)
@@ -138,12 +127,9 @@ class _Loop:
     def _wanted(self, job: Job) -> bool:
         """Whether a job is to run; one that is finished is never run again."""
         entry = self.log.entry(job)
-        if job.finished:
-            if entry.state != "finished":
-                entry = self.log.write(job.name, "finished", code=OK, error="")
-            self.watcher.job_ended(job, entry)
-            return False
-        if entry.state == "failed" and self.resume != "errored":
+        if job.finished and entry.state != "finished":
+            entry = self.log.write(job.name, "finished", code=OK, error="")
+        if job.finished or (entry.state == "failed" and self.resume != "errored"):
             self.watcher.job_ended(job, entry)
             return False
         if entry.state == "running":  # its sweep vanished
@@ -203,7 +189,7 @@ class _Loop:
 
 def _finished(job: Job, outcome: Outcome) -> bool:
     """Whether the run itself reports so: an exit code 0 alone may be an environment's that called `exit`."""
-    end = time.monotonic() + (SEEN_S if outcome.code == OK else 0.0)
+    end = time.monotonic() + SEEN_S * (outcome.code == OK)
     while not job.finished:
         if time.monotonic() >= end:
             return False
@@ -211,22 +197,13 @@ def _finished(job: Job, outcome: Outcome) -> bool:
     return True
 
 
-def _signals() -> AbstractContextManager[Any]:
-    """Python lets the main thread alone take signals."""
-    return Signals() if threading.current_thread() is threading.main_thread() else nullcontext()
-
-
 def at_work(folder: Path) -> str:
     """What holds the lock of a run's folder, as "process 123"; empty if nothing does."""
-    path = folder / ".lock"
-    if not path.exists():
-        return ""
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        if (folder / ".lock").exists():
+            FileLock(folder / ".lock").acquire(timeout=0).lock.release()
     except Timeout:
         return f"process {(read_status(folder) or {}).get('pid', 'of another command')}"
-    lock.release()
     return ""
 
 

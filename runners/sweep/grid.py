@@ -39,7 +39,6 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
     Args:
         argv: `key=value` arguments of runners.train, each of which may name alternatives.
         folder: the sweep's; its runs are in `jobs`.
-        gpus: what each job takes of a GPU.
 
     Raises:
         UsageError: if an argument or a job is wrong; the sentence names the job.
@@ -50,14 +49,14 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
             raise UsageError(f"{key}= is no key of a job: {_REFUSED[key]}")
     if math.prod(map(len, choices.values())) > MAX_JOBS:
         raise UsageError(f"the grid has more than {MAX_JOBS:,} jobs; take some alternatives away")
-    seeds = choices.pop("seed", ["0"])
-    cells = _cells(choices, seeds[0])
+    seeds = choices.pop("seed", [])
+    cells = _cells(choices, next(iter(seeds), "0"))
     first = next(iter(cells.values()))[0]
-    numbers = list(dict.fromkeys(_seed(first, text) for text in seeds))
+    numbers = list(dict.fromkeys(_seed(first, text) for text in seeds or ["0"]))
     jobs = []
     for number, (name, (given, config)) in itertools.product(numbers, cells.items()):
         config = dataclasses.replace(config, seed=number)
-        extra = {"seed": str(number)} if "seed" in map(_key, argv) else {}
+        extra = {"seed": str(number)} if seeds else {}
         extra |= {} if number == min(numbers) or "video" in given else {"video": "false"}
         jobs.append(make_job(f"{name}/s{number}", given | extra, config, folder, gpus))
     return jobs
@@ -100,10 +99,7 @@ def _override(text: str) -> Any:
 def _flat(override: Any) -> Iterator[Any]:
     """The values of a choice or a range, and of the ranges in a choice."""
     for value in override.sweep_iterator():
-        if type(value).__name__ == "RangeSweep":
-            yield from value.range()
-        else:
-            yield value
+        yield from value.range() if type(value).__name__ == "RangeSweep" else [value]
 
 
 def _text(value: Any) -> str:
@@ -138,11 +134,14 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
 def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
     """Without the options that belong to what another job uses and this one does not; each once."""
     import agents
+    from envs.options import options
 
     picks = [chosen([f"{key}={text}" for key, text in given.items()]) for given in points]
     fields = {name: {f.name for f in dataclasses.fields(agents.get(name).Config)} for name, _ in picks}
     rewards = {name for _, names in picks for name in names}
-    known = {given["env"]: _env_options(given["env"]) for given in points if any(k.startswith(ENV) for k in given)}
+    with_options = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
+    _check_environments(with_options)
+    known = {env: set(options(env)) for env in with_options}
     kept = []
     for given, (agent, names) in zip(points, picks):
         mine = {"agent": fields[agent], "reward": {*names}, "env": known.get(given.get("env", ""), set())}
@@ -150,13 +149,6 @@ def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
         foreign = {kind: theirs[kind] - mine[kind] for kind in mine}
         kept.append({k: v for k, v in given.items() if [*k.split("."), ""][1] not in foreign.get(k.split(".")[0], ())})
     return [dict(items) for items in dict.fromkeys(tuple(given.items()) for given in kept)]
-
-
-def _env_options(env: str) -> set[str]:
-    from envs.options import options
-
-    _check_environments({env})
-    return set(options(env))
 
 
 def _check_environments(names: set[str]) -> None:
@@ -203,13 +195,6 @@ def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path
     status = read_status(place)
     if status and status.get("key") != config.key():
         raise UsageError(f"{place} holds a run with another configuration; give another name=")
-    arguments = {"control": "none", **given, "run_dir": _quoted(str(place))}
+    plain = re.fullmatch(r"[\w./=,+-]+", str(place))
+    arguments = {"control": "none", **given, "run_dir": str(place) if plain else literal(str(place))}
     return Job(name, tuple(f"{key}={text}" for key, text in arguments.items()), place, gpus)
-
-
-def _quoted(path: str) -> str:
-    return path if re.fullmatch(r"[\w./=,+-]+", path) else literal(path)
-
-
-def _key(argument: str) -> str:
-    return argument.partition("=")[0]

@@ -55,9 +55,8 @@ class Ray(Launcher):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.address not in ("auto", "local") and not re.fullmatch(r"[\w.-]+:\d+", self.address):
-            raise UsageError(
-                f"launcher.address={self.address} is no address of a cluster; give auto, local or host:port"
-            )
+            wrong = f"launcher.address={self.address} is no address of a cluster"
+            raise UsageError(f"{wrong}; give auto, local or host:port")
         self._ray = _import()
         self._joined = not self._ray.is_initialized()  # a connection that was there before stays when we close
         if self._joined:
@@ -157,15 +156,13 @@ class Ray(Launcher):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
         look = self._ray.remote(num_cpus=0, max_retries=0)(_misfit)
-        asked = [
-            (node["NodeName"], look.options(scheduling_strategy=On(node["NodeID"], soft=False)))
-            for node in self._ray.nodes()
-            if node["Alive"] and node["Resources"].get("CPU")
-        ]
-        for name, ref in [(name, task.remote((path, word), versions())) for name, task in asked]:
+        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        there = [look.options(scheduling_strategy=On(node["NodeID"], soft=False)) for node in nodes]
+        for node, ref in zip(nodes, [task.remote((path, word), versions()) for task in there]):
             try:
                 misfit = self._ray.get(ref, timeout=CHECK_S)
             except self._ray.exceptions.RayError as error:
+                name = node["NodeName"]
                 misfit = f"the node {name} cannot run lodestar-rl ({_first_line(error)}); install it there as here"
             if misfit:
                 path.unlink(missing_ok=True)
@@ -192,9 +189,7 @@ def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
     """One sentence if this node cannot take jobs; else empty."""
     node = socket.gethostname()
     found = versions()
-    other = [
-        f"{name} {found[name]} instead of {version}" for name, version in expected.items() if found[name] != version
-    ]
+    other = [f"{name} {found[name]} instead of {wanted}" for name, wanted in expected.items() if found[name] != wanted]
     if other:
         return f"the node {node} has {', '.join(other)}; install the same there"
     path, word = token

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,8 @@ class Slurm(Launcher):
             self._folder.mkdir(parents=True, exist_ok=True)
         known = self._ids().get(job.name)
         if known is not None:
-            adopted = _BatchJob(job, self._handle(known), self.executor == "local")
+            kind = self._submitit.LocalJob if self.executor == "local" else self._submitit.SlurmJob
+            adopted = _BatchJob(job, kind(self._folder, known), self.executor == "local")
             if adopted.alive():
                 self._running[job.name] = adopted
                 return f"{self.executor} {known}"
@@ -111,9 +113,10 @@ class Slurm(Launcher):
 
     def _flush(self) -> None:
         """Submit what waits: one array for all jobs that want the same number of GPUs."""
-        while self._waiting:
-            gpus = self._wanted_gpus(self._waiting[0])
-            jobs = [job for job in self._waiting if self._wanted_gpus(job) == gpus]
+        groups: dict[int, list[Job]] = defaultdict(list)
+        for job in self._waiting:
+            groups[max(self.gpus, math.ceil(job.gpus))].append(job)
+        for gpus, jobs in groups.items():
             self._waiting = [job for job in self._waiting if job not in jobs]
             executor = self._make_executor(gpus)
             with executor.batch():
@@ -136,9 +139,6 @@ class Slurm(Launcher):
                 self._ended.append((running.job, outcome))
                 del self._running[name]
 
-    def _wanted_gpus(self, job: Job) -> int:
-        return max(self.gpus, math.ceil(job.gpus))
-
     def _make_executor(self, gpus: int) -> Any:
         local = self.executor == "local"
         kind = self._submitit.LocalExecutor if local else self._submitit.SlurmExecutor
@@ -154,16 +154,11 @@ class Slurm(Launcher):
         executor.update_parameters(**{name: value for name, value in options.items() if value not in (None, 0, [])})
         return executor
 
-    def _handle(self, job_id: str) -> Any:
-        kind = self._submitit.LocalJob if self.executor == "local" else self._submitit.SlurmJob
-        return kind(self._folder, job_id)
-
     def _ids(self) -> dict[str, str]:
         assert self._folder is not None
-        try:
+        with suppress(OSError, ValueError):
             return dict(json.loads((self._folder / IDS).read_text()))
-        except (OSError, ValueError):
-            return {}
+        return {}
 
 
 class _BatchJob:

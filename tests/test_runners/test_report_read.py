@@ -34,7 +34,7 @@ def write(folder, env="CartPole-v1", reward=("task",), seed=0, score=100.0, stat
 
 
 def found_in(*paths, labels=None):
-    return Comparison(*find(list(paths), labels or [""] * len(paths)))
+    return Comparison(*find(zip(paths, labels or [""] * len(paths))))
 
 
 def test_the_tags_are_those_of_the_log():
@@ -44,7 +44,7 @@ def test_the_tags_are_those_of_the_log():
 
 def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path):
     write(tmp_path / "a", seed=3, env_options={"sticky": 0.25}, score=80.0)
-    (run,), problems = find([tmp_path], [""])
+    (run,), problems = find([(tmp_path, "")])
     assert problems == [] and run.notes == []
     assert (run.name, run.task, run.reward, run.agent, run.seed) == ("a", "CartPole-v1 (sticky=0.25)", "task", "ppo", 3)
     assert run.config["agent.gamma"] == 0.99 and run.total == 1000 and run.state == "finished"
@@ -55,7 +55,7 @@ def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path)
 def test_the_absolute_path_of_the_runs_is_left_out(tmp_path):
     folder = write(tmp_path / "home" / "a")
     (folder / "command.txt").write_text(f"python -m runners.train env=CartPole-v1 run_dir={folder}\n")
-    (run,), _ = find([tmp_path / "home"], [""])
+    (run,), _ = find([(tmp_path / "home", "")])
     assert run.commands == ["python -m runners.train env=CartPole-v1 run_dir=a"]
     assert "run_dir: a\n" in run.text and str(tmp_path) not in run.text
 
@@ -64,11 +64,11 @@ def test_a_run_is_found_wherever_it_is_and_its_control_beside_it_but_not_its_che
     run = write(tmp_path / "deep" / "down" / "s0")
     write(run / "control" / "run")
     write(run / "checkpoints" / "step_1")
-    assert [(r.name, r.control) for r in find([tmp_path], [""])[0]] == [
+    assert [(r.name, r.control) for r in find([(tmp_path, "")])[0]] == [
         ("deep/down/s0", False),
         ("deep/down/s0/control/run", True),
     ]
-    assert [r.name for r in find([run], [""])[0]] == ["s0", "control/run"]
+    assert [r.name for r in find([(run, "")])[0]] == ["s0", "control/run"]
 
 
 def test_a_broken_folder_costs_one_named_line(tmp_path):
@@ -86,7 +86,7 @@ def test_a_broken_folder_costs_one_named_line(tmp_path):
         (tmp_path / name / "config.yaml").write_text(text)
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "config.yaml").write_text("a: " + "x" * 300_000)
-    runs, problems = find([tmp_path], [""])
+    runs, problems = find([(tmp_path, "")])
     assert [run.name for run in runs] == ["good"]
     assert sorted(line.split()[0] for line in problems) == sorted(
         ["empty", "torn", "list", "partial", "bomb", "deep", "tag", "large"]
@@ -115,7 +115,7 @@ def test_a_broken_part_costs_one_line_and_the_rest_is_used(tmp_path, name, text,
 def test_a_last_row_that_a_kill_cut_short_is_left_out_silently_and_words_are_no_Numbers(tmp_path):
     write(tmp_path / "a")
     (tmp_path / "a" / "metrics.csv").write_text("step,rollout/ep_rew_mean\n1,2\n2,word\n3,inf\n4,5\n3,9\n6")
-    (run,), _ = find([tmp_path], [""])
+    (run,), _ = find([(tmp_path, "")])
     assert run.notes == [] and np.array_equal(run.curve(read.TASK_RETURN), [[1, 4], [2, 5]])
 
 
@@ -170,7 +170,7 @@ def test_missing_failed_and_unequal_runs_are_named(tmp_path):
 
 def test_a_run_without_an_evaluation_has_no_score_unless_nothing_was_evaluated(tmp_path):
     write(tmp_path / "a", curve=[(100, 10), (900, 20), (950, 30), (1000, 40)])
-    (run,), _ = find([tmp_path], [""])
+    (run,), _ = find([(tmp_path, "")])
     assert score(run, True) == 100
     assert score(run, False) == 30  # of the steps from 900 on
     run.status["state"] = "failed"
@@ -197,7 +197,7 @@ def test_a_band_is_the_same_however_its_points_are_cut(monkeypatch):
 def test_the_alarm_says_how_often_and_when(tmp_path):
     write(tmp_path / "a")
     (tmp_path / "a" / "metrics.csv").write_text("step,reward/alarm\n10,0\n20,1\n30,1\n40,0\n50,\n")
-    (run,), _ = find([tmp_path], [""])
+    (run,), _ = find([(tmp_path, "")])
     assert alarm(run) == (0.5, 20.0, 30.0)
 
 
@@ -336,7 +336,7 @@ def test_a_file_that_names_no_task_is_reported_and_an_unknown_form_refused(tmp_p
 def test_published_arms_stand_last_and_are_never_paired(tmp_path):
     write(tmp_path / "runs" / "s1", seed=1)
     (tmp_path / "chart.csv").write_text(WIDE)
-    runs, _ = find([tmp_path / "runs"], [""])
+    runs, _ = find([(tmp_path / "runs", "")])
     made = Comparison(runs + published(tmp_path / "chart.csv", "", ["CartPole-v1"])[0])
     assert [(arm.name, arm.baseline) for arm in made.arms] == [("task", ""), ("published: ppo", "")]
     found = Numbers(made)
