@@ -266,9 +266,10 @@ class _Sampler:
         self.one_step(0)
 
     def landscape(self) -> None:
-        for place in np.linspace(self.axis.low, self.axis.high, POSES) if self.axis else ():
+        axis = self.axis
+        for place in np.linspace(axis.low, axis.high, POSES) if axis else ():
             self.env.reset()
-            self.axis.place(self.env, float(place))
+            axis.place(self.env, float(place))
             self.one_step(3, float(place))
 
     def one_step(self, source: int, place: float = np.nan) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from runners.run.config import flatten
 from runners.run.folder import read_status
 from runners.sweep.job_log import Entry, replay
 
@@ -184,15 +185,6 @@ def read_run(folder: Path, name: str) -> Run:
     if (folder / "command.txt").exists():
         run.commands = _text(folder / "command.txt").replace(place, name).splitlines()
     return run
-
-
-def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """{"agent": {"gamma": 1}} -> {"agent.gamma": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = isinstance(value, dict) and value
-        flat.update(flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
-    return flat
 
 
 def _yaml(text: str) -> dict[str, Any]:

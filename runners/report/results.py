@@ -7,9 +7,10 @@ import datetime
 import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from runners.run.packages import version
 
 PACKAGES = ("lodestar-rl", "torch", "gymnasium", "stable-baselines3", "numpy", "minigrid", "open_clip_torch")
 
@@ -42,7 +43,7 @@ def write_figures(path: Path, command: str, figures: dict[str, float]) -> None:
         "command": "; ".join(dict.fromkeys(filter(None, commands))),
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": _versions(),
+        "versions": {"python": platform.python_version(), **{p: found for p in PACKAGES if (found := version(p))}},
         "figures": dict(sorted(merged.items())),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,13 +55,3 @@ def write_figures(path: Path, command: str, figures: dict[str, float]) -> None:
 def _rounded(value: float) -> float:
     """To four digits after the point, or to three of its own where nothing would be left."""
     return round(value, 4) or float(f"{value:.3g}")
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -13,7 +13,6 @@ curves.csv (a line a point of the common grid): task, arm, step, runs, of, iqm, 
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from runners.report.comparison import Comparison, score
 from runners.report.curves import bands
 from runners.report.numbers import Numbers
 from runners.report.published import published
-from runners.report.read import find, sweep_command
+from runners.report.read import find, number, sweep_command
 from runners.run.config import UsageError, unknown
 
 
@@ -54,9 +53,8 @@ class ReportConfig(Settings):
             raise UsageError("there is no PATH; give a folder with runs below it, such as runs/sweeps/x, or a CSV")
         self.paths = list(map(Path, self.rest))
         self.labels = self.label.split(",") if self.label else [""] * len(self.rest)
-        if len(self.labels) != len(self.rest):
-            count = f"{len(self.labels)} names; give one for each PATH: {len(self.rest)}"
-            raise UsageError(f"label={self.label} has {count}")
+        if (count := len(self.labels)) != len(self.rest):
+            raise UsageError(f"label={self.label} has {count} names; give one for each PATH: {len(self.rest)}")
         folder = next((path for path in self.paths if path.is_dir()), self.paths[0].parent)
         self.folder = Path(self.out or folder)
         self.title = self.title or f"Report on {folder.resolve().name}"
@@ -65,13 +63,9 @@ class ReportConfig(Settings):
     def _threshold(self, text: str) -> tuple[str, float]:
         """475 -> ("", 475); A:1 -> ("A", 1)."""
         task, _, value = text.rpartition(":")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
+        if np.isnan(number(value)):
             raise UsageError(f"threshold={self.threshold} is no task return; give a number, or TASK:NUMBER,TASK:NUMBER")
-        return task, number
+        return task, number(value)
 
 
 class Report:

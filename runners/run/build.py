@@ -60,17 +60,16 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
     one = make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)
-    observation_space, action_space = one.observation_space, one.action_space
+    spaces = one.observation_space, one.action_space
     one.close()
-    agent.check(observation_space, action_space)
-    spaces = (observation_space, action_space)
+    agent.check(*spaces)
     mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
     mix.on_nan = OnNan(config.on_nan)
     venv = make_envs(config, agent.driver, n_envs, mix, crashes)
     if agent.driver == "scorer":  # it takes the mix itself
         model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)
         return Parts(venv, mix, model, None, n_envs, device)
-    driver, buffer = make_driver(agent.driver, mix, observation_space)
+    driver, buffer = make_driver(agent.driver, mix, spaces[0])
     model = agent.build(config.agent, venv, seed=config.seed, device=device, buffer=buffer)
     return Parts(venv, mix, model, driver, n_envs, device)
 

@@ -143,6 +143,15 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     return values
 
 
+def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """{"agent": {"gamma": 1}} -> {"agent.gamma": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        flat.update(flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
+    return flat
+
+
 def from_dict(values: dict[str, Any]) -> TrainConfig:
     """The inverse of `to_dict`; classes come from the tables, never from the data.
 
@@ -201,16 +210,16 @@ def unknown(what: str, given: Any, names: Iterable[str]) -> str:
 
 def nearest(given: str, names: Iterable[str]) -> str | None:
     """The name that `given` may have meant: by letters, by last part, or by initials (lr)."""
-    best, best_score = None, 0.6
     word = given.lower()
-    for name in names:
+
+    def score(name: str) -> float:
         last = name.rsplit(".", 1)[-1]
-        score = difflib.SequenceMatcher(None, word, name.lower()).ratio()
-        score = max(score, 0.98 * difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last.lower()).ratio())
         if word == last.lower():
-            score = 1.0
-        elif len(word) > 1 and word == "".join(part[0] for part in last.split("_") if part):
-            score = 0.95
-        if score > best_score:
-            best, best_score = name, score
-    return best
+            return 1.0
+        if len(word) > 1 and word == "".join(part[0] for part in last.split("_") if part):
+            return 0.95
+        whole = difflib.SequenceMatcher(None, word, name.lower()).ratio()
+        return max(whole, 0.98 * difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last.lower()).ratio())
+
+    best = max(names, key=score, default="")
+    return best if score(best) > 0.6 else None

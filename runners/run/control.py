@@ -24,40 +24,30 @@ class Control:
     def __init__(self, config: TrainConfig, argv: list[str], folder: Path) -> None:
         changes = changes_of(config)
         self.label = "control: " + ", ".join(f"{key.split('.', 1)[1]}={value}" for key, value in changes.items())
-        self.folder = folder / "control"
-        self.folder.mkdir(exist_ok=True)
+        self.run, self.log = folder / "control" / "run", folder / "control" / "log.txt"
+        self.log.parent.mkdir(exist_ok=True)
         extra = [f"{key}={value}" for key, value in changes.items()]
-        extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.folder / 'run'}"]
-        environment = {**os.environ, "LODESTAR_PARENT": str(os.getpid())}
-        self.log = self.folder / "log.txt"
+        extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "runners.train", *argv, *extra],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**os.environ, "LODESTAR_PARENT": str(os.getpid())},
                 start_new_session=True,  # Ctrl-C reaches it through us, not through the terminal
             )
-
-    @property
-    def run(self) -> Path:
-        """The folder of the control run."""
-        return self.folder / "run"
 
     def result(self, patience_s: float = 600.0) -> dict[str, Any] | None:
         """Wait for the control's evaluation; None if it failed or took too long."""
         try:
-            code = self.process.wait(patience_s)
+            if self.process.wait(patience_s) == 0:
+                return json.loads((self.run / "result.json").read_text())["this run"]
         except subprocess.TimeoutExpired:
             self.stop()
-            return None
-        if code != 0:
-            return None
-        try:
-            return json.loads((self.run / "result.json").read_text())["this run"]
         except (OSError, ValueError, KeyError):
-            return None
+            pass
+        return None
 
     def stop(self) -> None:
         """Let it save and end; it is killed after five seconds."""
@@ -87,11 +77,8 @@ def changes_of(config: TrainConfig) -> dict[str, Any]:
     """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward names one."""
     import rewards
 
-    changes = {}
-    for name in config.reward:
-        for key, value in (rewards.get(name).control or {}).items():
-            changes[f"reward.{name}.{key}"] = value
-    return changes
+    found = {name: rewards.get(name).control or {} for name in config.reward}
+    return {f"reward.{name}.{key}": value for name, control in found.items() for key, value in control.items()}
 
 
 def wanted(config: TrainConfig) -> bool:

@@ -25,8 +25,6 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     streams a third shows their shares of the reward.
 
     Args:
-        folder: of the run.
-        title: what was run.
         scores: of the final evaluation; the random policy's is drawn as a line.
         control: the control run, whose task return is drawn too.
     """

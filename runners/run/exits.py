@@ -25,12 +25,7 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number = number
-
-    @property
-    def code(self) -> int:
-        """The exit code."""
-        return 128 + self.number
+        self.number, self.code = number, 128 + number  # of the signal, and the exit code
 
 
 class Signals:
@@ -126,17 +121,14 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
 
 def save_kept(error: BaseException, folder: Path) -> str:
     """Write the arrays that an error carries to nan.npz in a run's folder; the end of its sentence."""
-    found = getattr(error, "kept", None)
-    if not found:
-        return ""
-    import numpy as np
+    path, found = folder / "nan.npz", getattr(error, "kept", None)
+    if found:
+        import numpy as np
 
-    path = folder / "nan.npz"
-    try:
-        np.savez(path, **found)
-    except (OSError, ValueError):
-        return ""
-    return f" (the step is in {path})"
+        with suppress(OSError, ValueError):
+            np.savez(path, **found)
+            return f" (the step is in {path})"
+    return ""
 
 
 _CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE}

@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from runners.run.checkpoint import versions, write_atomically
-from runners.run.config import InUse, TrainConfig, UsageError, load, save, to_dict
+from runners.run.config import InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
@@ -30,14 +30,8 @@ class RunFolder:
     """A run's folder, locked by this process until `close`."""
 
     def __init__(self, path: Path, lock: FileLock, new: bool) -> None:
-        self.path = path
-        self.new = new
-        self._lock = lock
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
-        return self.path / "checkpoints"
+        self.path, self.new, self._lock = path, new, lock
+        self.checkpoints = path / "checkpoints"
 
     def status(self) -> dict[str, Any]:
         """The contents of status.json; empty for a new run."""
@@ -45,7 +39,8 @@ class RunFolder:
 
     def write_status(self, **changes: Any) -> None:
         """Update status.json: `state` (running, stopped, failed, finished), `step`, `error`, `exit_code`, ..."""
-        status = {**self.status(), **changes, "pid": os.getpid(), "host": socket.gethostname(), "time": _now()}
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        status = {**self.status(), **changes, "pid": os.getpid(), "host": socket.gethostname(), "time": now}
         write_atomically(self.path / STATUS, json.dumps(status, indent=1) + "\n")
 
     def begin(self, config: TrainConfig, command: str) -> None:
@@ -139,29 +134,17 @@ def _differences(config: TrainConfig, path: Path) -> str:
         other = to_dict(load(path / "config.yaml"))
     except UsageError:
         return "a configuration that cannot be read"
-    mine, theirs = _flat(to_dict(config)), _flat(other)
-    ignored = {"run_dir", "root", "resume"}
-    keys = [key for key in sorted({*mine, *theirs} - ignored) if mine.get(key) != theirs.get(key)]
+    mine, theirs = flatten(to_dict(config)), flatten(other)
+    changeable = {"run_dir", "root", "resume"}
+    keys = [key for key in sorted({*mine, *theirs} - changeable) if mine.get(key) != theirs.get(key)]
     return ", ".join(f"{key}={theirs.get(key)}" for key in keys[:4]) or "its version"
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
 
 
 def _unfinished(config: TrainConfig) -> list[Path]:
     """Runs of the same configuration that can be continued, newest first."""
-    found = []
-    for path in config.folder().glob("*/"):
-        status = read_status(path)
-        if not status or status.get("key") != config.key():
-            continue
-        if status.get("state") != "finished" and status.get("exit_code") != NUMERICAL:
-            found.append(path)
-    return sorted(found, key=lambda path: path.name, reverse=True)
+    found = {path: read_status(path) or {} for path in sorted(config.folder().glob("*/"), reverse=True)}
+    mine = {path: status for path, status in found.items() if status.get("key") == config.key()}
+    return [path for path, s in mine.items() if s.get("state") != "finished" and s.get("exit_code") != NUMERICAL]
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
@@ -180,7 +163,3 @@ def _lock(path: Path, new: bool) -> RunFolder | None:
     except Timeout:
         return None
     return RunFolder(path, lock, new)
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

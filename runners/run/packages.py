@@ -62,8 +62,7 @@ def required() -> tuple[list[str], dict[str, list[str]]]:
 
 def distribution(requirement: str) -> str:
     """Its name: of `gymnasium[mujoco]>=1.2,<2` it is `gymnasium`."""
-    found = re.match(r"[\w.-]+", requirement)
-    return found[0] if found else requirement
+    return re.split(r"[^\w.-]", requirement)[0]
 
 
 def module_of(name: str) -> str:

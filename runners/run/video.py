@@ -10,20 +10,25 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import imageio.v2 as imageio
+import matplotlib
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
+from envs import render
+from envs.family import family_of
+from envs.make import make, spec_of
+from envs.options import creator
+from envs.transitions import Cursor, from_gym_step, modalities_of_one
+from envs.types import Transitions, stack
+from rewards.adapters.guided import guided
+from rewards.mix.mix import Mix
+from runners.run.config import TrainConfig
 from runners.run.curve import COLOURS
 
-if TYPE_CHECKING:
-    from PIL import Image, ImageDraw
-
-    from envs.types import Transitions
-    from rewards.mix.mix import Mix
-    from runners.run.config import TrainConfig
-
-    Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
+Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
 
 BACKGROUND, INK = "#16181d", "#c8ccd4"
 SIDE = 448  # pixels of the picture
@@ -62,27 +67,20 @@ def record_video(config: TrainConfig, act: Act, mix: Mix, path: Path, seed: int)
 
 def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     """Write episodes one after the other, as mp4, or gif if the name says so; returns how many frames there are."""
-    import imageio.v2 as imageio
-
     moving: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 16}
     if path.suffix == ".gif":
         moving = {"duration": 1000 / fps, "loop": 0}
     writer: Any = imageio.get_writer(path, **moving)
     count = 0
     with writer:
-        for episode in episodes:
-            for t in range(len(episode.images)):
-                writer.append_data(draw(episode, t))
-                count += 1
+        for frame in (draw(episode, t) for episode in episodes for t in range(len(episode.images))):
+            writer.append_data(frame)
+            count += 1
     return count
 
 
 def can_be_drawn(env_id: str) -> bool:
     """Whether an environment declares that it draws pictures; one that declares nothing is taken to."""
-    from envs.family import family_of
-    from envs.make import spec_of
-    from envs.options import creator
-
     spec = spec_of(env_id)
     mode = family_of(spec).arguments(spec, {"render_mode": "rgb_array"}, None)["render_mode"]  # as the family calls it
     return mode in getattr(creator(env_id), "metadata", {}).get("render_modes", [mode])
@@ -90,13 +88,11 @@ def can_be_drawn(env_id: str) -> bool:
 
 def open_env(config: TrainConfig, mix: Mix, drawn: bool = True) -> Any:
     """The environment of a run, with what its rewards read; text stands in for pictures unless `drawn`."""
-    from envs.make import make
-    from rewards.adapters.guided import guided
-
+    modes = getattr(creator(config.env), "metadata", {}).get("render_modes", [])
     reads: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")}
     env = make(
         config.env,
-        render_mode="rgb_array" if drawn else _text_mode(config.env),
+        render_mode="rgb_array" if drawn else "ansi" if "ansi" in modes else None,
         frame_size=mix.frame_size,
         max_episode_steps=config.max_episode_steps,
         **reads,
@@ -118,28 +114,19 @@ def play(
     """One episode, with every stream's reward.
 
     Args:
-        config: of the run.
         act: the policy; None acts at random.
-        mix: the rewards.
-        seed: of the episode.
         steps: at most so many are played.
         drawn: whether the environment draws pictures.
         env: what `open_env` gave, to be used again; None for one that is closed at the end.
     """
-    from envs.transitions import Cursor, from_gym_step, modalities_of_one
-    from envs.types import stack
-
     own = env is None
     env = open_env(config, mix, drawn) if own else env
     env.action_space.seed(seed)
+    images, texts, rows = list[np.ndarray](), list[str](), list[Transitions]()
+    cursor, ending = Cursor(1), "cut"
     try:
-        cursor = Cursor(1)
         obs, info = env.reset(seed=seed)
         cursor.begin(modalities_of_one(info))
-        images: list[np.ndarray] = []
-        texts: list[str] = []
-        rows: list[Transitions] = []
-        ending = "cut"
         while ending == "cut" and len(rows) < steps:
             action = env.action_space.sample() if act is None else act(obs, not rows)
             next_obs, reward, terminated, truncated, info = env.step(action)
@@ -152,26 +139,16 @@ def play(
             env.close()
     batch = stack(rows)
     seen = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
-    batch = mix.embed(batch)
-    raw, _ = mix.score(batch)
+    raw, _ = mix.score(mix.embed(batch))
     streams = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
     if "task" not in streams:
         streams["task (not in the reward)"] = batch.reward[:, 0]
     return Episode(images, streams, texts, seen, ending)
 
 
-def _text_mode(env_id: str) -> str | None:
-    """How an environment that draws nothing describes itself, if it does."""
-    from envs.options import creator
-
-    return "ansi" if "ansi" in getattr(creator(env_id), "metadata", {}).get("render_modes", []) else None
-
-
 def _picture(env: Any, obs: Any, drawn: bool) -> np.ndarray:
     """The environment's picture (SIDE, SIDE, 3); of one that draws none, its text or its observation."""
     if drawn:
-        from envs import render
-
         return render.frame(env, SIDE)
     text = str(env.render()) if env.render_mode == "ansi" else f"observation\n{obs}"
     return written(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
@@ -179,28 +156,18 @@ def _picture(env: Any, obs: Any, drawn: bool) -> np.ndarray:
 
 def written(text: str) -> np.ndarray:
     """Text as a picture (SIDE, SIDE, 3), in letters of one width that are as large as fits."""
-    from PIL import Image, ImageDraw, ImageFont
-
     lines = text.splitlines() or [""]
     width = max(map(len, lines))
     size = int(max(6, min(20, (SIDE - 20) / max(0.61 * width, 1), (SIDE - 20) / (1.25 * len(lines)))))
     canvas = Image.new("RGB", (SIDE, SIDE), BACKGROUND)
-    font = ImageFont.truetype(str(_fonts() / "DejaVuSansMono.ttf"), size)
+    font = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", size)
     for number, line in enumerate(lines):
         ImageDraw.Draw(canvas).text((10, 10 + 1.25 * size * number), line, fill=INK, font=font)
     return np.asarray(canvas)
 
 
-def _fonts() -> Path:
-    import matplotlib
-
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-
-
 def draw(episode: Episode, t: int) -> np.ndarray:
     """Step t of an episode: the picture, what the rewards read of it, a lane per stream with its rewards so far."""
-    from PIL import Image, ImageDraw, ImageFont
-
     text = episode.texts[t] if episode.texts else None
     seen = episode.seen[t] if episode.seen else None
     streams = episode.streams
@@ -219,15 +186,13 @@ def draw(episode: Episode, t: int) -> np.ndarray:
         words = f"{name} {values[t]:+.4f}    sum {values[: t + 1].sum():+.2f}    step {t + 1}"
         pen.text((left, top), words, fill=colour, font=font)
         low, high = float(values.min()), float(values.max())
-        height = LANE - 28
         unit = (values[: t + 1] - low) / (high - low) if high > low else np.full(t + 1, 0.5)
         x = left + width * np.arange(t + 1) / max(len(values) - 1, 1)
-        y = top + 20 + height * (1 - unit)
+        y = top + 20 + (LANE - 28) * (1 - unit)
         points = list(zip(x.tolist(), y.tolist()))
         if len(points) > 1:
             pen.line(points, fill=colour, width=1)
-        last_x, last_y = points[-1]
-        pen.ellipse([last_x - 3, last_y - 3, last_x + 3, last_y + 3], fill=colour)
+        pen.ellipse([x[-1] - 3, y[-1] - 3, x[-1] + 3, y[-1] + 3], fill=colour)
     return np.asarray(canvas)
 
 
@@ -235,8 +200,6 @@ def _draw_read(
     canvas: Image.Image, pen: ImageDraw.ImageDraw, font: Any, text: str | None, seen: np.ndarray | None
 ) -> None:
     """What the rewards read: the frame, pixel by pixel, and the caption beside it."""
-    from PIL import Image
-
     left = 10
     if seen is not None:
         side = PANEL - 12

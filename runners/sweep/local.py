@@ -60,7 +60,7 @@ class Local(Launcher):
         self._free = list(range(self.slots))
         self._queue: list[Job] = []  # submitted, but no GPU has room
         self._running: dict[Any, _JobProcess] = {}  # by what becomes ready when its process ends
-        self._gpus: dict[str, float] | None = None  # name -> its free share, once a job has asked for one
+        self._gpus: dict[str, float] = {}  # name -> its free share, once a job has asked for one
 
     def submit(self, job: Job) -> str:
         """Start a job, or keep it until a GPU has room for it.
@@ -68,10 +68,10 @@ class Local(Launcher):
         Raises:
             UsageError: if it asks for more GPUs than there are.
         """
-        if job.gpus and self._gpus is None:
+        if job.gpus and not self._gpus:
             self._gpus = dict.fromkeys(devices(), 1.0)
-        if job.gpus > len(self._gpus or {}):
-            raise UsageError(f"gpus={job.gpus:g} a job, but this machine has {len(self._gpus or {})}; give less, or 0")
+        if job.gpus > len(self._gpus):
+            raise UsageError(f"gpus={job.gpus:g} a job, but this machine has {len(self._gpus)}; give less, or 0")
         self._queue.append(job)
         self._start()
         found = [run.process.pid for run in self._running.values() if run.job is job]
@@ -126,7 +126,7 @@ class Local(Launcher):
             _kill(run.process)  # what it may have left behind
         self._free.append(run.slot)
         for gpu in run.gpus:
-            self._gpus[gpu] += min(run.job.gpus, 1.0)  # type: ignore[index]
+            self._gpus[gpu] += min(run.job.gpus, 1.0)
         seconds = time.monotonic() - run.began
         return run.job, Outcome(None if code == UNKNOWN else code, seconds, f"{HOST}:{run.process.pid}")
 
@@ -134,10 +134,8 @@ class Local(Launcher):
         """GPUs with room for a job, which is taken; None if there is none now."""
         if not share or not self._free:
             return []
-        assert self._gpus is not None
-        each = min(share, 1.0)
+        each, wanted = min(share, 1.0), max(round(share), 1)
         roomy = sorted((gpu for gpu, free in self._gpus.items() if free > each - 1e-6), key=self._gpus.__getitem__)
-        wanted = max(round(share), 1)
         if len(roomy) < wanted:
             return None
         for gpu in roomy[-wanted:]:

@@ -184,20 +184,19 @@ class _BatchJob:
     def ask(self) -> None:
         """Ask it to save and exit."""
         self._asked = True
-        if self.local:
-            with suppress(ProcessLookupError):
-                os.kill(int(self.handle.job_id), signal.SIGTERM)
-            return
-        subprocess.call(["scancel", "--state=PENDING", self.handle.job_id])
-        subprocess.call(["scancel", "--signal=TERM", self.handle.job_id])
+        self._end(signal.SIGTERM, ["--state=PENDING"], ["--signal=TERM"])
 
     def kill(self) -> None:
         """End it at once."""
+        self._end(signal.SIGINT, [])  # upon which submitit kills what it started
+
+    def _end(self, local_signal: int, *scancel: list[str]) -> None:
         if self.local:
             with suppress(ProcessLookupError):
-                os.kill(int(self.handle.job_id), signal.SIGINT)  # upon which submitit kills what it started
-        else:
-            subprocess.call(["scancel", self.handle.job_id])
+                os.kill(int(self.handle.job_id), local_signal)
+            return
+        for options in scancel:
+            subprocess.call(["scancel", *options, self.handle.job_id])
 
     def outcome(self) -> Outcome | None:
         """How it ended; None while it has not."""

@@ -13,22 +13,9 @@ MODULES = [
     *("torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "stable_baselines3", "gymnasium", "hydra"),
     *("tensorboard.summary.writer.record_writer", "scipy.stats", "matplotlib.figure", "matplotlib.image"),
     *("matplotlib.backends.backend_agg", "imageio.v2", "PIL.ImageDraw", "PIL.ImageFont"),
-    *(
-        "agents.ppo.agent",
-        "agents.sb3.agent",
-        "envs.make",
-        "rewards.adapters.guided",
-        "rewards.adapters.sb3",
-        "rewards.vision.encoder",
-    ),
-    *(
-        "runners.cli.compose",
-        "runners.run.curve",
-        "runners.evaluate",
-        "runners.run.folder",
-        "runners.run.saver",
-        "runners.train",
-    ),
+    *("agents.ppo.agent", "agents.sb3.agent", "envs.make", "rewards.adapters.guided", "rewards.adapters.sb3"),
+    *("rewards.vision.encoder", "runners.cli.compose", "runners.run.curve", "runners.run.video", "runners.evaluate"),
+    *("runners.run.folder", "runners.run.saver", "runners.train"),
 ]
 
 for _library in ("OMP", "MKL", "OPENBLAS"):  # one job a core; read when the library is loaded
