@@ -5,6 +5,7 @@ Text from files is escaped by the template; videos are checked by their first by
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -238,7 +239,7 @@ def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
 
 def _overall(numbers: Numbers, row: Row) -> tuple[Any, ...]:
     better = numbers.one("improvement", arm=row.arm)
-    ends = (NOTHING, NOTHING) if better is None else (middle(better, 3), interval(better, 3))
+    ends = (middle(better, 3), interval(better, 3)) if better else (NOTHING, NOTHING)
     return row.arm, middle(row, 3), interval(row, 3), row.runs, *ends
 
 
@@ -311,11 +312,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def _configs(data: Comparison) -> list[tuple[str, str]]:
-    texts, spent = [], 0
-    for run in data.own:
-        spent += len(run.text)
-        texts.append((run.name, run.text if spent <= CONFIGS else "left out, as the page would become too large"))
-    return texts
+    spent = itertools.accumulate(len(run.text) for run in data.own)
+    late = "left out, as the page would become too large"
+    return [(run.name, run.text if size <= CONFIGS else late) for run, size in zip(data.own, spent)]
 
 
 def _provenance(data: Comparison) -> dict[str, Any]:

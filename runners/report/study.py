@@ -24,8 +24,7 @@ from envs.settings import Settings, declarations, setting
 from runners.report.comparison import Comparison, score
 from runners.report.curves import bands
 from runners.report.numbers import Numbers
-from runners.report.published import published
-from runners.report.read import find, number, sweep_command
+from runners.report.read import find, number, published, sweep_command
 from runners.run.config import UsageError, unknown
 
 

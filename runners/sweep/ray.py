@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,10 @@ def _import() -> Any:
 
 def _connect(ray: Any, address: str) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    with _own_signals():
+    with ExitStack() as after:
+        # Ray puts a handler of its own in the place of ours, which would end a sweep without saving
+        for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
+            after.callback(signal.signal, number, signal.getsignal(number))
         if address != "local":
             named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
             try:
@@ -267,20 +270,6 @@ def local_only() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray puts a handler of its own in the place of ours, which would end a sweep without saving."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,8 +10,7 @@ from runners.report import read
 from runners.report.comparison import Comparison, configurations, score
 from runners.report.curves import alarm, band, bands
 from runners.report.numbers import ALL, Numbers
-from runners.report.published import published
-from runners.report.read import find
+from runners.report.read import find, published
 from runners.report.study import summarize
 from runners.run import log
 from runners.run.config import UsageError
