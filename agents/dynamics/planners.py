@@ -56,20 +56,11 @@ def _judged(imagined: Imagined, score: Tensor) -> Tensor:
     return torch.where(whole & score.isfinite(), score, torch.finfo(score.dtype).min)
 
 
-def _positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name}={number} leaves nothing to plan with; give at least 1")
-
-
 class _Sequences(Stateful):
     """Base of CEM and MPPI: a Gaussian over H actions for each of B states, improved a few times.
 
     Attributes:
         mean: (B, H, A), the newest plans; a next call begins with them, one step on. None before the first.
-
-    Raises:
-        ValueError: for discrete actions, and for counts that make no search.
     """
 
     saved = ("mean", "generator")
@@ -87,15 +78,6 @@ class _Sequences(Stateful):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        _positive(horizon=horizon, samples=samples, iterations=iterations, elites=elites)
-        name = type(self).__name__
-        if encoding.discrete:
-            raise ValueError(
-                f"{name} plans continuous actions, and there are {encoding.action_size} discrete ones; use "
-                "planner=upmpc, or an environment whose actions are a Box"
-            )
-        if elites > samples:
-            raise ValueError(f"elites={elites} are the best of samples={samples}; give at most as many")
         self.horizon, self.samples, self.iterations, self.elites = horizon, samples, iterations, elites
         self.gamma, self.action_size = gamma, encoding.action_size
         self.mean: Tensor | None = None
@@ -116,13 +98,15 @@ class _Sequences(Stateful):
 
         Args:
             rollout: see the module.
-            obs: (B, D).
+            obs: (B, D), where the plans begin.
             value: of the last states.
             policy: proposes some of MPPI's sequences.
             deterministic: whether MPPI gives the mean instead of a random elite.
             warm: whether to begin with the plans of the last call, which were made for the states before these.
         """
-        mean = self._begin(obs, warm)
+        mean = obs.new_zeros(len(obs), self.horizon, self.action_size)
+        if warm and self.mean is not None and self.mean.shape == mean.shape:
+            mean[:, :-1] = self.mean[:, 1:]
         std = torch.full_like(mean, self.widest)
         proposed = self._propose(rollout, obs, policy)
         n = self.samples - (0 if proposed is None else proposed.shape[1])
@@ -138,12 +122,6 @@ class _Sequences(Stateful):
             mean, std, weight = self._refit(mean, std, best, top)
         self.mean = mean
         return mean[:, 0].clone() if deterministic else self._draw(best, weight, std)
-
-    def _begin(self, obs: Tensor, warm: bool) -> Tensor:
-        fresh = obs.new_zeros(len(obs), self.horizon, self.action_size)
-        if warm and self.mean is not None and self.mean.shape == fresh.shape:
-            fresh[:, :-1] = self.mean[:, 1:]
-        return fresh
 
     def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
         return None
@@ -182,21 +160,16 @@ class CEM(_Sequences):
     """The cross-entropy method: mean and variance become those of the elites.
 
     Args:
-        encoding: spaces; actions are numbers.
         horizon: H, steps looked ahead.
         samples: N, sequences for each state.
         iterations: how often the Gaussian is refitted.
         elites: how many of the best it is refitted to.
         momentum: in [0, 1), share of the old mean and variance that stays.
-        gamma: discount in [0, 1].
-        seed, device: of the planner's random numbers.
     """
 
     def __init__(self, encoding: SpaceEncoding, *, momentum: float = 0.1, **options: Any) -> None:
         defaults = {"horizon": 15, "samples": 200, "iterations": 5, "elites": 20, "gamma": 0.99}
         super().__init__(encoding, **{**defaults, **options})
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum={momentum} is out of range; give a share in [0, 1)")
         self.momentum = momentum
 
     def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
@@ -231,11 +204,6 @@ class MPPI(_Sequences):
     ) -> None:
         defaults = {"horizon": 3, "samples": 512, "iterations": 6, "elites": 64, "gamma": 0.99}
         super().__init__(encoding, **{**defaults, **options})
-        if not (temperature > 0 and 0 < lowest <= widest and 0 <= policy_samples < self.samples):
-            raise ValueError(
-                f"temperature={temperature}, lowest={lowest}, widest={widest}, policy_samples={policy_samples} make no "
-                f"search; give a temperature above 0, 0 < lowest <= widest and fewer than samples={self.samples}"
-            )
         self.temperature, self.policy_samples = temperature, policy_samples
         self.lowest, self.widest = lowest, widest
 
@@ -264,9 +232,6 @@ class UPMPC(Stateful):
         gamma: discount in [0, 1].
         measure: uncertainty u of an outcome, (B,).
         decay: of the running scale of rewards, in [0, 1).
-
-    Raises:
-        ValueError: for counts that make no search.
     """
 
     saved = ("square",)
@@ -280,7 +245,6 @@ class UPMPC(Stateful):
         measure: Callable[[Predicted], Tensor] = disagreement,
         decay: float = 0.99,
     ) -> None:
-        _positive(candidates=candidates, horizon=horizon)
         self.candidates, self.horizon, self.alpha, self.gamma = candidates, horizon, alpha, gamma
         self.measure, self.decay = measure, decay
         self.square: Tensor | None = None  # running mean square of imagined rewards

@@ -78,15 +78,8 @@ class Imagined:
 
 
 def disagreement(predicted: Predicted) -> Tensor:
-    """How far apart the members' means are: their standard deviation, mean over D; (B,), in the model's units.
-
-    Raises:
-        ValueError: for a model without member predictions.
-    """
-    if predicted.means is None:
-        raise ValueError(
-            "this model has no member predictions to compare; use an ensemble (model=ensemble, members >= 2)"
-        )
+    """How far apart the members' means are: their standard deviation, mean over D; (B,), in the model's units."""
+    assert predicted.means is not None, "step(..., member_predictions=True) of a model with members"
     return predicted.means.std(0, correction=0).mean(-1)
 
 
@@ -128,19 +121,11 @@ class Adaptive(Stateful):
 
     threshold = factor * running mean over rollouts of the `quantile` of the disagreement at the first step; a larger
     factor trusts the model further.
-
-    Raises:
-        ValueError: if a number is out of range.
     """
 
     saved = ("threshold",)
 
     def __init__(self, factor: float = 1.0, quantile: float = 0.95, decay: float = 0.9) -> None:
-        if not (factor > 0 and 0 < quantile < 1 and 0 <= decay < 1):
-            raise ValueError(
-                f"factor={factor}, quantile={quantile}, decay={decay} make no threshold; give a factor above 0, a "
-                "quantile in (0, 1) and a decay in [0, 1)"
-            )
         self.factor, self.quantile, self.decay = factor, quantile, decay
         self.threshold: Tensor | None = None
 
@@ -193,12 +178,7 @@ def imagine(
             more; those more than `FAR` widths beyond are cut and counted.
         lengths: int64 (B,), how many steps each row takes at most.
         sample: whether outcomes are random; see `Dynamics.step`.
-
-    Raises:
-        ValueError: for a horizon below 1.
     """
-    if horizon < 1:
-        raise ValueError(f"horizon={horizon} imagines nothing; give at least 1 step")
     member_predictions = penalty is not None or cut is not None
     record = _Record(horizon)
     began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
@@ -322,12 +302,16 @@ def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, n
     return torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
 
 
-class RewardHead(Stateful):
-    """A network from features (I) to a reward, in the reward's own units; inputs and targets are standardised.
+def seeded_mlp(sizes: tuple[int, ...], seed: int) -> nn.Sequential:
+    """Linear layers of these sizes with SiLU between them."""
+    with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
+        torch.default_generator.manual_seed(seed)
+        layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.SiLU())]
+    return nn.Sequential(*layers[:-1])
 
-    Raises:
-        ValueError: for numbers that are not above 0.
-    """
+
+class RewardHead(Stateful):
+    """A network from features (I) to a reward, in the reward's own units; inputs and targets are standardised."""
 
     saved = ("net", "_flat", "mean", "std", "center", "scale", "_generator")
 
@@ -341,18 +325,8 @@ class RewardHead(Stateful):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        if inputs < 1 or batch_size < 1 or not learning_rate > 0:
-            raise ValueError(
-                f"a head with inputs={inputs}, batch_size={batch_size}, learning_rate={learning_rate} cannot learn; "
-                "give numbers above 0"
-            )
         self.device, self.learning_rate, self.batch_size = torch.device(device), learning_rate, batch_size
-        layers: list[nn.Module] = []
-        with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
-            torch.default_generator.manual_seed(seed)
-            for before, units in itertools.pairwise((inputs, *net_arch)):
-                layers += [nn.Linear(before, units), nn.SiLU()]
-            self.net = nn.Sequential(*layers, nn.Linear((inputs, *net_arch)[-1], 1)).to(self.device)
+        self.net = seeded_mlp((inputs, *net_arch, 1), seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self.mean, self.std = torch.zeros(inputs, device=self.device), torch.ones(inputs, device=self.device)
         self.center, self.scale = torch.zeros((), device=self.device), torch.ones((), device=self.device)

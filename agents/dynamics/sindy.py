@@ -31,9 +31,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agents.dynamics import Predicted
+from agents.dynamics.rollout import seeded_mlp
 from agents.networks.actor_critic import Flat
 from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Replay
@@ -79,12 +80,7 @@ class Sindy(Stateful):
     saved = ("_state", "head", "_flat", "use_head", "failures", "circles", "_generator")
 
     def __init__(
-        self,
-        encoding: SpaceEncoding,
-        config: SindyConfig | None = None,
-        *,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
+        self, encoding: SpaceEncoding, config: SindyConfig | None = None, *, seed: int = 0, device: str = "cpu"
     ) -> None:
         if encoding.images or not encoding.obs_size:
             raise ValueError(f"SINDy cannot predict images, and {encoding.observation_space} has some; use world_model")
@@ -92,14 +88,10 @@ class Sindy(Stateful):
         self.members, self.size = self.config.members, encoding.obs_size
         actions = encoding.action_size
         affine = self.config.affine or encoding.discrete
-        self.library = Library(self.size + actions, actions, self.config.degree, affine).to(self.device)
+        self.library = Library(self.size + actions, actions, self.config.degree, affine, self.device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
         d, p = self.size, len(self.library.terms)
-        with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
-            torch.default_generator.manual_seed(seed)
-            widths = (2 * d + actions, 64, 64)
-            hidden = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.SiLU())]
-            self.head = nn.Sequential(*hidden, nn.Linear(64, 1)).to(self.device)
+        self.head = seeded_mlp((2 * d + actions, 64, 64, 1), seed).to(self.device)
         self._flat = Flat.over(list(self.head.parameters()))
         self._state = {  # what a fit finds; rows of coefficients: changes, then the reward
             "coefficients": torch.zeros(self.members, d + 1, p),
@@ -230,8 +222,11 @@ class Sindy(Stateful):
 
     def _by_head(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         known = self._state
-        here, there = ((x - known["mean"]) / known["scale"] for x in (obs, next_obs))
-        return known["reward_mean"] + known["reward_std"] * self.head(torch.cat([here, action, there], -1))[:, 0]
+        return known["reward_mean"] + known["reward_std"] * self.head(self._head_inputs(obs, action, next_obs))[:, 0]
+
+    def _head_inputs(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+        here, there = ((x - self._state["mean"]) / self._state["scale"] for x in (obs, next_obs))
+        return torch.cat([here, action, there], -1)
 
     def _scaled(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
         """The state with the units and bounds of these rows."""
@@ -249,7 +244,8 @@ class Sindy(Stateful):
         unit = torch.cat([known["change"], known["reward_std"][None]]).double()
         targets = torch.cat([next_obs - obs, task[:, None]], -1) / unit
         columns = self.library(self._variables(obs, action))
-        size = _root_mean_square(columns)
+        size = columns.square().mean(1).sqrt()
+        size = torch.where(size > 0, size, 1.0)
         columns = columns / size[:, None]
         blocks = torch.arange(len(obs), device=self.device).chunk(BLOCKS)
         drawn = torch.randint(len(blocks), (k, len(blocks)), generator=self._generator, device=self.device)
@@ -290,10 +286,9 @@ class Sindy(Stateful):
 
     def _fit_head(self, rows: list[Tensor], steps: int) -> None:
         """Adam on the squared error of the reward in its standard deviations, from the current weights."""
-        known, (obs, action, next_obs, task) = self._state, rows
-        here, there = ((x - known["mean"]) / known["scale"] for x in (obs, next_obs))
-        inputs, target = torch.cat([here, action, there], -1), (task - known["reward_mean"]) / known["reward_std"]
-        draws = torch.randint(len(task), (steps, HEAD_BATCH), generator=self._generator, device=self.device)
+        known, inputs = self._state, self._head_inputs(*rows[:3])
+        target = (rows[3] - known["reward_mean"]) / known["reward_std"]
+        draws = torch.randint(len(target), (steps, HEAD_BATCH), generator=self._generator, device=self.device)
         for number, batch in enumerate(draws):
             self._flat.grad.zero_()
             (self.head(inputs[batch])[:, 0] - target[batch]).square().mean().backward()
@@ -319,12 +314,6 @@ def _circles(obs: Tensor) -> list[tuple[int, int]]:
     return found
 
 
-def _root_mean_square(columns: Tensor) -> Tensor:
-    """(P,) of columns (P, B), 1 where there is nothing."""
-    size = columns.square().mean(1).sqrt()
-    return torch.where(size > 0, size, 1.0)
-
-
 class Library:
     """All monomials of I variables up to a degree, the constant first.
 
@@ -341,7 +330,9 @@ class Library:
         ValueError: for a library of more than 500 terms.
     """
 
-    def __init__(self, variables: int, controls: int, degree: int, affine: bool) -> None:
+    def __init__(
+        self, variables: int, controls: int, degree: int, affine: bool, device: torch.device | str = "cpu"
+    ) -> None:
         first = variables - controls if affine else variables
         for self.degree in [degree] if degree else [3, 2, 1]:  # a fit solves systems of the library's size
             self.terms = [
@@ -361,7 +352,7 @@ class Library:
         for size in range(2, self.degree + 1):
             below = {term: place for place, term in enumerate(t for t in self.terms if len(t) == size - 1)}
             here = [term for term in self.terms if len(term) == size]
-            self._last.append((torch.tensor([below[t[:-1]] for t in here]), torch.tensor([t[-1] for t in here])))
+            self._last.append(torch.tensor([[below[t[:-1]] for t in here], [t[-1] for t in here]], device=device))
 
     def __call__(self, variables: Tensor) -> Tensor:
         """(I, B) -> (P, B)."""
@@ -369,11 +360,6 @@ class Library:
         for left, right in self._last:
             columns.append(columns[-1][left] * variables[right])
         return torch.cat(columns)
-
-    def to(self, device: torch.device) -> Library:
-        """Itself, there."""
-        self._last = [(left.to(device), right.to(device)) for left, right in self._last]
-        return self
 
 
 def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Tensor | None = None) -> Tensor:

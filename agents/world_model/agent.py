@@ -17,7 +17,7 @@ When it fails: few steps on a small state vector, which `agents.dyna.agent` mode
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -101,11 +101,7 @@ class WorldModel(BaseAgent):
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Refuse spaces the agent cannot handle.
-
-        Raises:
-            ValueError: naming the space.
-        """
+        """Raise a ValueError for a space that the agent cannot handle."""
         SpaceEncoding(observation_space, action_space)
 
     def collect(self, on_step: OnStep) -> bool:
@@ -139,11 +135,9 @@ class WorldModel(BaseAgent):
         if len(self.replay) >= self.config.learning_starts:
             return action
         uniform = torch.rand(action.shape, generator=self.learner.generator, device=self.device)
-        if self.encoding.discrete:
-            uniform = torch.zeros_like(uniform).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
-        else:
-            uniform = 2 * uniform - 1
-        return uniform
+        if not self.encoding.discrete:
+            return 2 * uniform - 1
+        return torch.zeros_like(uniform).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False) -> Any:
         to = functools.partial(torch.as_tensor, device=self.device)
@@ -157,19 +151,18 @@ class WorldModel(BaseAgent):
         to, batches = functools.partial(torch.as_tensor, device=self.device), [batch for batch, _ in self._recent]
         images = [self.encoding.pixels(batch.obs) for batch in batches]
         valid = np.stack([batch.valid for batch in batches])
-        observed = Observed(
-            to(np.stack([self.encoding.vector(batch.obs) for batch in batches])),
-            {key: to(np.stack([image[key] for image in images])) for key in images[0]},
-            torch.stack([action for _, action in self._recent]),
-            to(np.stack([(batch.step == 0) & batch.valid for batch in batches])),
-            to(valid),
-        )
         count = min(int(valid.sum()), len(self.replay))
         if not count:
             return 0.0
         reward = self.replay.newest(count).reward
         spread = float(torch.cat([reward, self.replay.sample(SPREAD).reward]).std(correction=0))
-        return self.learner.head_error(observed, reward) / spread if spread > 0 else 0.0
+        if not spread > 0:
+            return 0.0
+        vector = to(np.stack([self.encoding.vector(batch.obs) for batch in batches]))
+        pixels = {key: to(np.stack([image[key] for image in images])) for key in images[0]}
+        action = torch.stack([action for _, action in self._recent])
+        first = to(np.stack([(batch.step == 0) & batch.valid for batch in batches]))
+        return self.learner.head_error(vector, pixels, action, first, to(valid), reward) / spread
 
     def _watch_head(self) -> float:
         """Measure the gap; a jump means that the reward has changed, and the head is refitted first."""
@@ -226,16 +219,6 @@ def _notes(scorer: ReplayScorer) -> list[str]:
         return []
     reads = f"reads {', '.join(modalities)}" if modalities else "depends on the episode before"
     return [f"the reward {reads}, which is not imagined: imagined rewards are its head's; see train/head_gap"]
-
-
-class Observed(NamedTuple):
-    """Real sequences, time first; without rewards."""
-
-    vector: Tensor  # (T, N, D)
-    pixels: dict[str, Tensor]  # key -> uint8 (T, N, C, H, W)
-    action: Tensor  # (T, N, A)
-    first: Tensor  # bool (T, N)
-    valid: Tensor  # bool (T, N)
 
 
 class WorldLearner(nn.Module):
@@ -306,9 +289,10 @@ class WorldLearner(nn.Module):
         expected = {name: state[name] for name in cell.sizes}
         states, _ = cell.observe(embed, unread, first[None], expected, sample=not deterministic)
         now = {name: part[0] for name, part in states.items()}
-        memory = {}
-        for name, empty in self.behaviour.initial(len(first)).items():
-            memory[name] = torch.where(first.view(-1, *[1] * (empty.dim() - 1)), empty, state[name])
+        memory = {
+            name: torch.where(first.view(-1, *[1] * (empty.dim() - 1)), empty, state[name])
+            for name, empty in self.behaviour.initial(len(first)).items()
+        }
         action, memory = self.behaviour.act(self.world, now, memory, deterministic)
         action = action.clamp(-1, 1)
         expected = cell.step(now, action, sample=False) if "h" in now else now
@@ -360,11 +344,13 @@ class WorldLearner(nn.Module):
             flat.step(config.model_learning_rate, config.max_grad_norm)
 
     @torch.no_grad()
-    def head_error(self, observed: Observed, reward: Tensor) -> float:
-        """Root mean square error of the reward head on the newest valid steps in time order, rewards (B,)."""
-        embed = self.world.encoder(observed.vector, observed.pixels)
-        states, _ = self.world.cell.observe(embed, observed.action, observed.first)
-        predicted = self.world.reward(self.world.cell.features(states), observed.action)[observed.valid]
+    def head_error(
+        self, vector: Tensor, pixels: dict[str, Tensor], action: Tensor, first: Tensor, valid: Tensor, reward: Tensor
+    ) -> float:
+        """Root mean square error of the reward head on real sequences (T, N, ...), of whose valid steps the newest in
+        time order have the rewards (B,)."""
+        states, _ = self.world.cell.observe(self.world.encoder(vector, pixels), action, first)
+        predicted = self.world.reward(self.world.cell.features(states), action)[valid]
         return float((predicted[-len(reward) :] - reward).square().mean().sqrt())
 
     def _note(self, metrics: dict[str, Tensor]) -> None:

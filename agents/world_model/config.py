@@ -148,7 +148,7 @@ class WorldModelConfig(Settings):
     dual_lr: float = setting(1e-2, "learning rate of the budget's multiplier (repo)", above=0, high=1)
     latent: int = setting(64, "recurrent units, or length of a latent without memory", low=1)
     groups: int = setting(8, "categoricals", low=1)
-    classes: int = setting(8, "of each categorical", low=1)
+    classes: int = setting(8, "of each categorical", low=2)
     hidden: int = setting(96, "units of hidden layers", low=1)
     embed: int = setting(96, "length of an encoded observation", low=1)
     net: str = setting("mlp", "reads flat observations; glyphs: in parts, as NetHack's", choices=("mlp", "glyphs"))

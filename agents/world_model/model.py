@@ -78,21 +78,17 @@ class LatentModel(nn.Module):
         self.head = TwoHot(low=-10.0, high=10.0)
         self.reward_net = value_net(both, config.hidden, self.head.outputs)
         self.end_net = nn.Sequential(layer(both, config.hidden), linear(config.hidden, 1, 0.01))
-        self.decoder = ObservationDecoder(encoding, self._decoded, (config.hidden,)) if config.recon else None
+        # Drama's decoder reads the latent alone.
+        decoded = self.cell.sizes["z"] if config.cell == "ssm" else self.cell.size
+        self.decoder = ObservationDecoder(encoding, decoded, (config.hidden,)) if config.recon else None
         self.project = nn.Linear(self.cell.size, config.embed) if config.barlow or config.infonce else None
-        self.empowerment = None
-        if config.empowerment:
-            self.empowerment = Empowerment(self.cell.size, encoding.action_size, encoding.discrete, config.hidden)
+        inverse = (self.cell.size, encoding.action_size, encoding.discrete, config.hidden)
+        self.empowerment = Empowerment(*inverse) if config.empowerment else None
         self.budget = KLBudget(config.kl_budget, config.dual_lr, config.kl_balance) if config.kl == "repo" else None
         self.slow = None
         if config.behaviour == "td3":
             self.slow = nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "cell": copy.deepcopy(self.cell)})
         self.metrics: dict[str, Tensor] = {}
-
-    @property
-    def _decoded(self) -> int:
-        """Length of the decoder's input: the latent alone for a linear recurrence (Drama)."""
-        return self.cell.sizes["z"] if self.config.cell == "ssm" else self.cell.size
 
     def flats(self) -> dict[str, Flat]:
         """Parameters as vectors by name, once on their device; the reward head is separate, to be refitted alone."""
@@ -171,17 +167,12 @@ class LatentModel(nn.Module):
 
     def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
         """Losses of reward, end and KL at every step."""
-        weight = seq.valid.to(seq.reward.dtype)
+        config, weight, both = self.config, seq.valid.to(seq.reward.dtype), self.cell.kl(stats)
         losses = self._heads(self.cell.features(states), seq.action, seq.reward, seq.terminated, weight)
-        both = self.cell.kl(stats)
-        if both is None or self.config.kl == "none":
-            return losses
-        dyn, rep = both
-        if self.budget is not None:
-            losses["kl"] = self.budget(_mean(dyn, weight), _mean(rep, weight))
-            return losses
-        config = self.config
-        losses["kl"] = _mean(divergence(dyn, rep, config.kl_dyn, config.kl_rep, config.free_nats), weight)
+        if self.budget is not None and both is not None:
+            losses["kl"] = self.budget(*(_mean(side, weight) for side in both))
+        elif config.kl != "none" and both is not None:
+            losses["kl"] = _mean(divergence(*both, config.kl_dyn, config.kl_rep, config.free_nats), weight)
         return losses
 
     def _unrolled_losses(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
@@ -261,15 +252,13 @@ class ObservationEncoder(nn.Module):
     pass convolutions that quarter and halve each side until it is below 8, and small grids keep their size.
 
     Raises:
-        ValueError: for an unknown `net`, or "glyphs" for observations without parts.
+        ValueError: for net="glyphs" and observations without parts.
     """
 
     def __init__(
         self, encoding: SpaceEncoding, size: int = 128, net_arch: tuple[int, ...] = (128,), net: str = "mlp"
     ) -> None:
         super().__init__()
-        if net not in ("mlp", "glyphs"):
-            raise ValueError(f"net={net!r} is unknown; give mlp or glyphs")
         self.size, self.numbers, self.trunk = size, encoding.obs_size, None
         width = 0
         if net == "glyphs":
@@ -305,9 +294,8 @@ class ObservationDecoder(nn.Module):
         super().__init__()
         self.numbers = encoding.obs_size
         if encoding.obs_size:
-            widths = (features, *net_arch)
-            layers = [layer(a, b) for a, b in itertools.pairwise(widths)]
-            self.mlp = nn.Sequential(*layers, linear(widths[-1], encoding.obs_size, 1.0))
+            layers = [layer(a, b) for a, b in itertools.pairwise((features, *net_arch))]
+            self.mlp = nn.Sequential(*layers, linear((features, *net_arch)[-1], encoding.obs_size, 1.0))
         self.images = nn.ModuleDict(
             {f"image_{k}": _deconvolutions(features, shape) for k, shape in encoding.images.items()}
         )
@@ -354,33 +342,26 @@ def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
     """(B, F) -> (B, C, H, W): `_convolutions` reversed."""
     sizes = _sizes(shape)[::-1]
     layers: list[nn.Module] = [layer(features, math.prod(sizes[0])), nn.Unflatten(1, sizes[0])]
-    for before, after in itertools.pairwise(sizes):
-        stride = after[1] // before[1]
+    for (before, low, _), (after, height, width) in itertools.pairwise(sizes):
+        stride = height // low
         if stride == 1:
-            convolution: nn.Module = nn.Conv2d(before[0], after[0], 3, 1, 1)
+            layers += [_orthogonal(nn.Conv2d(before, after, 3, 1, 1)), nn.SiLU()]
         else:
-            left = (after[1] % stride, after[2] % stride)
-            convolution = nn.ConvTranspose2d(before[0], after[0], 2 * stride, stride, stride // 2, output_padding=left)
-        layers += [_orthogonal(convolution), nn.SiLU()]
+            shape = (2 * stride, stride, stride // 2, (height % stride, width % stride))
+            layers += [_orthogonal(nn.ConvTranspose2d(before, after, *shape)), nn.SiLU()]
     return nn.Sequential(*layers[:-1], nn.Sigmoid())
 
 
-def _orthogonal(convolution: nn.Module) -> nn.Module:
-    for name, p in convolution.named_parameters():
-        if name == "bias":
-            nn.init.zeros_(p)
-        else:
-            nn.init.orthogonal_(p, math.sqrt(2))
+def _orthogonal(convolution: nn.Conv2d | nn.ConvTranspose2d) -> nn.Module:
+    nn.init.orthogonal_(convolution.weight, math.sqrt(2))
+    nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
     return convolution
 
 
 def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Tensor:
     """sum_i (C_ii - 1)^2 + off_diagonal * sum_{i != j} C_ij^2, C the correlations of columns, over all rows.
 
-    Args:
-        projected: (..., E), from the latent.
-        target: (..., E), the embedding; detached.
-        off_diagonal: weight of what columns share.
+    `projected` (..., E) comes from the latent, `target` (..., E) is the embedding and gets no gradient.
     """
     x, y = _standardized(projected), _standardized(target.detach())
     square = (x.T @ y / len(x) - torch.eye(x.shape[-1], device=x.device)).square()
@@ -428,9 +409,6 @@ class KLBudget(nn.Module):
 
     log beta moves by at most `learning_rate` a step. `balance` is the share of the divergence that trains the prior:
     k / (1 + k) with the source's k = 5.
-
-    Raises:
-        ValueError: for numbers out of range.
     """
 
     log_beta: Tensor
@@ -439,11 +417,6 @@ class KLBudget(nn.Module):
         self, budget: float = 3.0, learning_rate: float = 1e-2, balance: float = 5 / 6, beta: float = 1e-3
     ) -> None:
         super().__init__()
-        for name, value in (("budget", budget), ("learning_rate", learning_rate), ("beta", beta)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"a KL budget's {name}={value} is out of range; give a number above 0")
-        if not 0 <= balance <= 1:
-            raise ValueError(f"a KL budget's balance={balance} is out of range; give a number in [0, 1]")
         self.budget, self.learning_rate, self.balance = budget, learning_rate, balance
         self.register_buffer("log_beta", torch.tensor(math.log(beta)))
 

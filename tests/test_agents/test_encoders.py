@@ -116,8 +116,6 @@ def test_nethack_goes_through_glyphs():
     assert encoder.join[0].in_features == encoder.trunk.width == 256
     with pytest.raises(ValueError, match=r"needs observations in parts"):
         ObservationEncoder(codec_of(), net="glyphs")
-    with pytest.raises(ValueError, match=r"net='cnn' is unknown; give mlp or glyphs"):
-        ObservationEncoder(codec_of(), net="cnn")
 
 
 def test_a_picture_of_64_pixels_becomes_4_by_4():

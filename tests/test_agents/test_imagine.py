@@ -1,6 +1,5 @@
 """Imagination: every rule of a rollout, hand-computed, and gradients against finite differences."""
 
-import pytest
 import torch
 
 from agents.dynamics import Predicted
@@ -203,12 +202,3 @@ def test_a_rollout_is_cut_where_members_disagree_more_than_at_its_start():
     other = Adaptive(factor=2.0, quantile=0.5, decay=0.5)
     other.load_state_dict(adaptive.state_dict())
     assert other.threshold == 6.0
-
-
-def test_impossible_requests_are_refused():
-    with pytest.raises(ValueError, match=r"horizon=0 imagines nothing; give at least 1 step"):
-        imagine(Linear(), always(1.0), task, None, column(1), 0)
-    with pytest.raises(ValueError, match=r"factor=-1, quantile=0.95, decay=0.9 make no threshold"):
-        Adaptive(factor=-1)
-    with pytest.raises(ValueError, match=r"has no member predictions to compare; use an ensemble"):
-        disagreement(Predicted(column(1), torch.ones(1)))

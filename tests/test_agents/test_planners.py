@@ -19,7 +19,6 @@ Q, R = torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64)), 0.1
 STARTS = torch.tensor([[0.3, 0.0], [-0.3, 0.2], [0.0, -0.35]], dtype=torch.float64)
 HORIZON = 12
 CODEC = SpaceEncoding(spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
-CHOICES = SpaceEncoding(spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(3))
 
 
 class Integrator:
@@ -196,16 +195,3 @@ def test_upmpc_chooses_the_same_in_any_unit_of_reward():
         assert planner.plan(rollout, proposals, obs).argmax() == 1
         planner.alpha = -1.0  # 1.44 - 0.6
         assert planner.plan(rollout, proposals, obs).argmax() == 0
-
-
-def test_impossible_planners_are_refused():
-    with pytest.raises(ValueError, match=r"CEM plans continuous actions, and there are 3 discrete ones; use planner=u"):
-        CEM(CHOICES)
-    with pytest.raises(ValueError, match=r"elites=9 are the best of samples=3; give at most as many"):
-        MPPI(CODEC, samples=3, elites=9, policy_samples=0)
-    with pytest.raises(ValueError, match=r"horizon=0 leaves nothing to plan with"):
-        UPMPC(horizon=0)
-    with pytest.raises(ValueError, match=r"momentum=1 is out of range; give a share in \[0, 1\)"):
-        CEM(CODEC, momentum=1)
-    with pytest.raises(ValueError, match=r"temperature=0, .* make no search"):
-        MPPI(CODEC, temperature=0)
