@@ -134,10 +134,10 @@ def effective_horizon(
         raise ValueError(f"step={step}, seeds={seeds} is no search; give step=2 or more, and one seed or more")
     n_actions, _ = _checked(clones, 1, 1, max_steps)
     found: dict[int, int] = {}
-    steps = 0
+    value, steps = math.inf, 0
     for k in range(1, k_max + 1):
         m = 1
-        while m <= m_max and (not found or k + math.log(m, n_actions) < _value(found, n_actions)):
+        while m <= m_max and k + math.log(m, n_actions) < value:
             results = []
             for seed in range(seeds):
                 played = gorp(clones, scorer, k, m, seed=seed, max_steps=max_steps, budget=budget)
@@ -146,15 +146,11 @@ def effective_horizon(
                 if not results[-1]:
                     break
             if all(results):
-                found[k] = m
+                found[k], value = m, k + math.log(m, n_actions)
                 break
             m *= step
-    k_best = min(found) if found else None
-    return EffectiveHorizon(k_best, found.get(k_best or 0), _value(found, n_actions), steps, found)
-
-
-def _value(found: dict[int, int], n_actions: int) -> float:
-    return min((k + math.log(m, n_actions) for k, m in found.items()), default=math.inf)
+    k_best = min(found, default=None)
+    return EffectiveHorizon(k_best, found.get(k_best or 0), value, steps, found)
 
 
 def _solves(played: Played, solved: float | None, clones: Clones) -> bool:
@@ -181,11 +177,8 @@ def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int
 
 def _rewards(scorer: Any, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
     """Rewards of rows, 0 after an end; the memory of one episode is repeated for all futures."""
-    if scorer is None:
-        return np.where(batch.valid, batch.reward, np.float32(0)), None
-    n = batch.shape[1]
-    reward, after = scorer.total(batch, _spread(memory, n), 0)
-    return np.where(batch.valid, reward, np.float32(0)), after
+    scored = (batch.reward, None) if scorer is None else scorer.total(batch, _spread(memory, batch.shape[1]), 0)
+    return np.where(batch.valid, scored[0], np.float32(0)), scored[1]
 
 
 def _spread(memory: Any, n: int) -> Any:

@@ -214,12 +214,8 @@ class IQL(Predictor):
         spread = float(worth.std()) if self.config.normalize_reward else 1.0
         numbers = np.stack([worth / (spread if spread > 0 else 1.0), ~np.asarray(data.terminated, bool)], -1)
         whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
-        table = [
-            *whitened,
-            torch.tensor(self.encoding.encode(data.action), device=self.device),
-            torch.tensor(numbers, dtype=torch.float32, device=self.device),
-        ]
-        return torch.cat(table, -1)
+        action = torch.tensor(self.encoding.encode(data.action), device=self.device)
+        return torch.cat([*whitened, action, torch.tensor(numbers, dtype=torch.float32, device=self.device)], -1)
 
     def _chosen(self, outputs: Tensor, deterministic: bool) -> Tensor:
         if self.discrete:

@@ -45,20 +45,14 @@ class SQIRLConfig(Settings):
     prefix = "agent."
     k: int = setting(1, "how far it looks ahead; the source tries 1 to 3", low=1, high=5, tune=(1, 3))
     episodes: int = setting(
-        16,
-        "played at each stage of the first pass, m; at least as many as environments",
-        low=1,
-        high=1_000_000,
-        tune=(4, 64, "log"),
+        16, "played at each stage of the first pass, m; at least n_envs", low=1, high=1_000_000, tune=(4, 64, "log")
     )
     learning_rate: float = setting(1e-3, "of Adam [1e-4]", above=0, high=1, tune=(1e-4, 1e-2, "log"))
     gamma: float = setting(1.0, "discount; 1 is the sum of what is left [1, MiniGrid .99]", above=0, high=1)
     batch_size: int = setting(128, "rows a gradient step", low=1)
     epochs: int = setting(10, "passes over a stage's rows, for each depth", low=1)
     net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
-    max_steps: int = setting(
-        0, "steps of an episode that are planned for; 0 for as many as the longest one has", low=0, high=1_000_000
-    )
+    max_steps: int = setting(0, "steps that are planned for; 0: as many as the longest episode has", low=0, high=10**6)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,9 +104,8 @@ class Stages(nn.Module):
         return self.net(x[:, None], [table[at] for table in self.tables])[:, 0].argmax(-1)
 
     def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
-        for number in range(len(self.tables)):
-            like = self.tables[number]
-            setattr(self, f"layer{number}", like.new_zeros(tuple(state[f"layer{number}"].shape)))
+        for number, table in enumerate(self.tables):
+            setattr(self, f"layer{number}", table.new_zeros(tuple(state[f"layer{number}"].shape)))
         return super().load_state_dict(state, strict, assign)
 
 
@@ -148,14 +141,10 @@ class SQIRL(BaseAgent):
                 f"agent.episodes={config.episodes} are fewer than n_envs={envs.num_envs}; give {envs.num_envs} or more"
             )
         inputs = self.encoding.obs_size + 1
-        made = [
-            Stacked(1, inputs, config.net_arch, self.encoding.action_size, activation="relu", seed=seed + depth)
-            for depth in range(config.k)
-        ]
-        self.nets = nn.ModuleList(made).to(self.device)
-        self.flats = [Flat.over(list(net.parameters())) for net in made]
-        last = Stacked(1, inputs, config.net_arch, self.encoding.action_size, activation="relu", seed=seed)
-        self.policy = Stages(last, inputs).to(self.device)
+        sizes = (1, inputs, config.net_arch, self.encoding.action_size)
+        self.nets = nn.ModuleList(Stacked(*sizes, seed=seed + depth) for depth in range(config.k)).to(self.device)
+        self.flats = [Flat.over(list(net.parameters())) for net in self.nets]
+        self.policy = Stages(Stacked(*sizes, seed=seed), inputs).to(self.device)
         self.steps = Steps(envs, seed, self.scorer)
         self.episodes = self.steps.episodes
         self.rng = np.random.default_rng([seed, 3])
@@ -164,11 +153,7 @@ class SQIRL(BaseAgent):
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Refuse spaces the agent cannot handle.
-
-        Raises:
-            ValueError: naming the space and the agents that can.
-        """
+        """Raise a ValueError for a space that the agent cannot handle, naming the agent that can."""
         encoding = SpaceEncoding(observation_space, action_space)
         if not encoding.discrete:
             raise ValueError(f"SQIRL tries every action, and {action_space} cannot be listed; use agent=dyna")

@@ -96,22 +96,14 @@ class DynaConfig(LearnerConfig):
     training_horizon: int = setting(None, "svg: steps that gradients pass through", low=1, otherwise=3)
     distribution_horizon: int = setting(None, "svg: steps imagined to find states to begin from", low=1, otherwise=5)
     uncertainty: str = setting(
-        None,
-        "penalty on imagined rewards, see agents.dyna.penalties",
-        choices=("none", *PENALTIES),
-        otherwise="none",
+        None, "penalty on imagined rewards, see agents.dyna.penalties", choices=("none", *PENALTIES), otherwise="none"
     )
     penalty_weight: float = setting(None, "of that; below 0 it rewards uncertainty", low=-1e6, high=1e6, otherwise=1.0)
     filter: str = setting(
-        None,
-        "morec: a discriminator picks the likeliest of several outcomes",
-        choices=("none", "morec"),
-        otherwise="none",
+        None, "morec: a discriminator picks the likeliest outcome", choices=("none", "morec"), otherwise="none"
     )
     filter_candidates: int = setting(None, "outcomes it picks from", low=2, otherwise=8)
-    filter_threshold: Any = setting(
-        None, "score below which a rollout ends, or auto: 5th percentile of real ones", otherwise="auto"
-    )
+    filter_threshold: Any = setting(None, "score that ends a rollout; auto: 5th percentile of real", otherwise="auto")
     planner: str = setting(
         None,
         "upmpc picks among the policy's actions; cem and mppi search",
@@ -155,11 +147,8 @@ class DynaConfig(LearnerConfig):
             "agent.elites={elites} is out of range; give 1 to agent.members={members}",
         )
         HorizonSchedule(self.horizon)
-        compared, searches, several = (
-            self.compared,
-            self.planner in ("cem", "mppi"),
-            self.model in ("ensemble", "sindy"),
-        )
+        compared, searches = self.compared, self.planner in ("cem", "mppi")
+        several = self.model in ("ensemble", "sindy")
         self.refuse_if(
             self.update == "svg" and self.model in ("factored", "true"),
             "agent: update=svg needs gradients of the model, and model={model} has none; use update=buffer",
@@ -196,11 +185,10 @@ class DynaConfig(LearnerConfig):
     @property
     def compared(self) -> str:
         """The setting that compares members, if one does."""
-        if self.planner == "upmpc":
-            return "planner=upmpc"
-        if self.adaptive == "macura":
-            return "adaptive=macura"
-        return "" if self.uncertainty == "none" else f"uncertainty={self.uncertainty}"
+        for name in ("planner", "adaptive", "uncertainty"):
+            if getattr(self, name) in ("upmpc", "macura", *PENALTIES):
+                return f"{name}={getattr(self, name)}"
+        return ""
 
     @property
     def uses_model(self) -> bool:

@@ -104,9 +104,7 @@ class _Sequences(Stateful):
             deterministic: whether MPPI gives the mean instead of a random elite.
             warm: whether to begin with the plans of the last call, which were made for the states before these.
         """
-        mean = obs.new_zeros(len(obs), self.horizon, self.action_size)
-        if warm and self.mean is not None and self.mean.shape == mean.shape:
-            mean[:, :-1] = self.mean[:, 1:]
+        mean = self._begin(obs, warm)
         std = torch.full_like(mean, self.widest)
         proposed = self._propose(rollout, obs, policy)
         n = self.samples - (0 if proposed is None else proposed.shape[1])
@@ -122,6 +120,12 @@ class _Sequences(Stateful):
             mean, std, weight = self._refit(mean, std, best, top)
         self.mean = mean
         return mean[:, 0].clone() if deterministic else self._draw(best, weight, std)
+
+    def _begin(self, obs: Tensor, warm: bool) -> Tensor:
+        mean = obs.new_zeros(len(obs), self.horizon, self.action_size)
+        if warm and self.mean is not None and self.mean.shape == mean.shape:
+            mean[:, :-1] = self.mean[:, 1:]
+        return mean
 
     def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
         return None

@@ -11,6 +11,7 @@ of a setting says so.
 
 from __future__ import annotations
 
+import functools
 import math
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -88,9 +89,7 @@ class OffPolicyConfig(SB3Config):
     learning_starts: int = setting(1_000, "steps of random actions first (SB3 100)", low=0, tune=(100, 10_000, "log"))
     batch_size: int = setting(256, "transitions a minibatch", low=1, tune=(32, 64, 128, 256, 512, "choice"))
     tau: float = setting(0.005, "soft update of the targets", above=0, high=1, tune=(1e-3, 0.1, "log"))
-    train_freq: int = setting(
-        1, "steps of each environment between two rounds of updates", low=1, tune=(1, 4, 8, 16, "choice")
-    )
+    train_freq: int = setting(1, "steps of each environment between updates", low=1, tune=(1, 4, 8, 16, "choice"))
     gradient_steps: int = setting(-1, "updates a round; -1: one for each transition (SB3 1)", low=-1)
 
 
@@ -139,11 +138,6 @@ class TD3Config(OffPolicyConfig):
 
 
 @dataclass
-class TQCConfig(SACConfig):
-    """As SAC, with truncated quantile critics."""
-
-
-@dataclass
 class CrossQConfig(SACConfig):
     """As SAC, with batch normalisation instead of target networks: tau is not used."""
 
@@ -169,11 +163,7 @@ class SB3Agent:
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Refuse spaces the algorithm cannot handle.
-
-        Raises:
-            ValueError: naming the space and the agents that can.
-        """
+        """Raise a ValueError for a space that the algorithm cannot handle, naming the agents that can."""
         name = cls.__name__
         if not isinstance(action_space, cls.actions):
             able = "sac, td3, tqc, crossq or ppo" if isinstance(action_space, spaces.Box) else "ppo, a2c, dqn or qrdqn"
@@ -216,14 +206,8 @@ class SB3Agent:
                 raise ValueError(f"agent.n_steps={config.n_steps} with one environment is no rollout; take 2 or more")
             if "batch_size" in arguments and rollout % arguments["batch_size"]:
                 arguments["batch_size"] = math.gcd(rollout, arguments["batch_size"])  # no truncated minibatch
-        return pkgutil.resolve_name(cls.algorithm)(
-            policy_name(config.policy, venv.observation_space, cls.lstm),
-            venv,
-            seed=seed,
-            device=device,
-            verbose=verbose,
-            **arguments,
-        )
+        policy = policy_name(config.policy, venv.observation_space, cls.lstm)
+        return pkgutil.resolve_name(cls.algorithm)(policy, venv, seed=seed, device=device, verbose=verbose, **arguments)
 
 
 def policy_name(policy: str, observation_space: gym.Space, lstm: bool = False) -> str:
@@ -232,11 +216,9 @@ def policy_name(policy: str, observation_space: gym.Space, lstm: bool = False) -
         return policy
     from stable_baselines3.common.preprocessing import is_image_space
 
-    if isinstance(observation_space, spaces.Dict):
-        kind = "MultiInput"
-    else:
-        image = is_image_space(observation_space) and min(observation_space.shape or ()) >= 3
-        kind = "Cnn" if image and max(observation_space.shape or ()) >= 36 else "Mlp"
+    kind = "MultiInput" if isinstance(observation_space, spaces.Dict) else "Mlp"
+    if is_image_space(observation_space) and min(sides := observation_space.shape or ()) >= 3 and max(sides) >= 36:
+        kind = "Cnn"
     return kind + ("LstmPolicy" if lstm else "Policy")
 
 
@@ -244,8 +226,7 @@ def _gaussian_noise(venv: VecEnv, sigma: float) -> Any:
     import numpy as np
     from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
 
-    assert venv.action_space.shape is not None
-    size = venv.action_space.shape
+    size: Any = venv.action_space.shape
     noise = NormalActionNoise(np.zeros(size), np.full(size, sigma))  # type: ignore[arg-type]
     return VectorizedActionNoise(noise, venv.num_envs) if venv.num_envs > 1 else noise
 
@@ -287,11 +268,10 @@ class DQN(OffPolicyAgent):
     algorithm = "stable_baselines3:DQN"
 
 
-class QRDQN(OffPolicyAgent):
+class QRDQN(DQN):
     """Quantile-regression DQN (Dabney et al. 2018, arXiv 1710.10044); discrete actions."""
 
     Config = QRDQNConfig
-    actions = (spaces.Discrete,)
     algorithm = "sb3_contrib:QRDQN"
 
 
@@ -311,19 +291,16 @@ class TD3(OffPolicyAgent):
     algorithm = "stable_baselines3:TD3"
 
 
-class TQC(OffPolicyAgent):
+class TQC(SAC):
     """Truncated quantile critics (Kuznetsov et al. 2020, arXiv 2005.04269); continuous actions."""
 
-    Config = TQCConfig
-    actions = (spaces.Box,)
     algorithm = "sb3_contrib:TQC"
 
 
-class CrossQ(OffPolicyAgent):
+class CrossQ(SAC):
     """Batch normalisation in the critics, no targets (Bhatt et al. 2024, arXiv 1902.05605); continuous actions."""
 
     Config = CrossQConfig
-    actions = (spaces.Box,)
     algorithm = "sb3_contrib:CrossQ"
 
 
@@ -338,24 +315,17 @@ def make_venv(
 ) -> VecEnv:
     """`n` copies of an environment as an SB3 VecEnv, the i-th seeded with `seed + i`.
 
-    `kwargs` go to `envs.make.make`.
-
-    `wrap` goes around each. With `workers`, options of `envs.vector.workers.Workers`, they live in processes of their
-    own, which is worth it where a step takes a millisecond or more.
+    `kwargs` go to `envs.make.make`, `wrap` goes around each. With `workers`, options of `envs.vector.workers.Workers`,
+    they live in processes of their own, which is worth it where a step takes a millisecond or more.
     """
-    if n < 1:
-        raise ValueError(f"n_envs={n} is no number of environments; give 1 or more")
 
-    def maker(index: int) -> Callable[[], gym.Env]:
-        def make_one() -> gym.Env:
-            from envs.make import make
+    def make_one(index: int) -> gym.Env:
+        from envs.make import make
 
-            env = make(env_id, seed=seed + index, **kwargs)
-            return env if wrap is None else wrap(env)
+        env = make(env_id, seed=seed + index, **kwargs)
+        return env if wrap is None else wrap(env)
 
-        return make_one
-
-    makers = [maker(index) for index in range(n)]
+    makers = [functools.partial(make_one, index) for index in range(n)]
     venv: VecEnv
     if workers is None:
         venv = DummyVecEnv(makers)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -25,23 +25,14 @@ from envs.vector.workers import Workers
 
 
 class WorkerVecEnv(VecEnv):
-    """Environments in worker processes as an SB3 VecEnv.
-
-    Args:
-        makers: each makes one environment, as `envs.make.make` returns it.
-        **options: of `envs.vector.workers.Workers`.
-
-    Attributes:
-        workers: the vector that does the work.
-    """
+    """Environments in worker processes as an SB3 VecEnv; `options` are those of `envs.vector.workers.Workers`."""
 
     def __init__(self, makers: Sequence[Maker], **options: Any) -> None:
         self.workers = Workers(makers, **options)
         self._began = time.perf_counter()
         try:
-            super().__init__(
-                self.workers.num_envs, self.workers.single_observation_space, self.workers.single_action_space
-            )
+            workers = self.workers
+            super().__init__(workers.num_envs, workers.single_observation_space, workers.single_action_space)
         except BaseException:
             self.close()
             raise
@@ -65,7 +56,7 @@ class WorkerVecEnv(VecEnv):
         if any(options != self._options[0] for options in self._options):
             raise ValueError("environments in workers are reset with the same options; give set_options one dict")
         obs, modalities = self.workers.reset(seed=self._seeds, options=self._options[0] or None)
-        self.reset_infos = self._rows(modalities, range(self.num_envs))
+        self.reset_infos = self._rows(modalities)
         self._reset_seeds()
         self._reset_options()
         return map_obs(np.copy, obs)
@@ -77,19 +68,18 @@ class WorkerVecEnv(VecEnv):
     def step_wait(self) -> Any:
         obs, rewards, terminations, truncations, infos = self.workers.recv_all()
         ended = terminations | truncations
-        rows = self._rows(infos, range(self.num_envs))
-        late = truncations & ~terminations
-        for info, truncated in zip(rows, late.tolist()):
+        rows = self._rows(infos)
+        for info, truncated in zip(rows, (truncations & ~terminations).tolist()):
             info["TimeLimit.truncated"] = truncated
         for row in np.flatnonzero(ended).tolist():
             self.reset_infos[row] = {name: value for name, value in rows[row].items() if name in MODALITIES}
             rows[row] |= self._last(infos, row)
         return map_obs(np.copy, obs), rewards.copy(), ended, rows
 
-    def _rows(self, infos: Mapping[str, Any], rows: Iterable[int]) -> list[dict[str, Any]]:
+    def _rows(self, infos: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What the environments show, copied, a dict each."""
         modalities = {name: np.copy(infos[name]) for name in MODALITIES if name in infos}
-        return [{name: value[row] for name, value in modalities.items()} for row in rows]
+        return [{name: value[row] for name, value in modalities.items()} for row in range(self.num_envs)]
 
     def _last(self, infos: Mapping[str, Any], row: int) -> dict[str, Any]:
         """What an episode's end adds to, or exchanges in, the info of its row."""

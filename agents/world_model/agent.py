@@ -347,8 +347,7 @@ class WorldLearner(nn.Module):
     def head_error(
         self, vector: Tensor, pixels: dict[str, Tensor], action: Tensor, first: Tensor, valid: Tensor, reward: Tensor
     ) -> float:
-        """Root mean square error of the reward head on real sequences (T, N, ...), of whose valid steps the newest in
-        time order have the rewards (B,)."""
+        """RMSE of the reward head on real sequences (T, N, ...), whose newest valid steps had the rewards (B,)."""
         states, _ = self.world.cell.observe(self.world.encoder(vector, pixels), action, first)
         predicted = self.world.reward(self.world.cell.features(states), action)[valid]
         return float((predicted[-len(reward) :] - reward).square().mean().sqrt())

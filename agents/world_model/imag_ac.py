@@ -78,10 +78,7 @@ class ReturnRange(nn.Module):
 
 
 class LatentPolicy(nn.Module):
-    """A distribution over actions: categorical with a uniform share, or a Gaussian with its mean in [-1, 1].
-
-    `action_size` is A; a discrete action is one-hot, else A numbers.
-    """
+    """A distribution over actions (A): one-hot with a uniform share, or a Gaussian with its mean in [-1, 1]."""
 
     def __init__(self, inputs: int, action_size: int, discrete: bool, hidden: int) -> None:
         super().__init__()
@@ -176,7 +173,7 @@ class Behaviour(nn.Module):
 class ImagActorCritic(Behaviour):
     """The actor, the critic, and the imagined rollouts that both learn from."""
 
-    networks: ClassVar[dict[str, str]] = {"actor": "policy", "critic": "critic", "slow": "slow"}
+    networks = {"actor": "policy", "critic": "critic", "slow": "slow"}
 
     def __init__(
         self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator
@@ -204,11 +201,7 @@ class ImagActorCritic(Behaviour):
     ) -> dict[str, Tensor]:
         """Imagine from replayed states and take a gradient step; returns metrics.
 
-        Args:
-            world: an `agents.world_model.model.LatentModel`.
-            sequences: unused, for the behaviours' common interface.
-            replayed: a minibatch in the model.
-            chosen: int64 (B,), which of its L * B rows to begin from; None for a random part.
+        `chosen`, int64 (B,), are the rows of `replayed`, L * B, to begin from; None for a random part.
         """
         config = self.config
         starts = self._starts(replayed) if chosen is None else chosen

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -48,15 +48,10 @@ class LatentMPC(Behaviour):
     """The critics, the policy and the planner, for continuous actions."""
 
     joint = True
-    networks: ClassVar[dict[str, str]] = {"actor": "policy", "critic": "q", "slow": "slow_q"}
+    networks = {"actor": "policy", "critic": "q", "slow": "slow_q"}
 
     def __init__(
-        self,
-        config: WorldModelConfig,
-        encoding: SpaceEncoding,
-        features: int,
-        generator: torch.Generator,
-        seed: int = 0,
+        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int
     ) -> None:
         super().__init__(config, encoding, generator)
         self.head = TwoHot(low=-10.0, high=10.0)
@@ -87,7 +82,11 @@ class LatentMPC(Behaviour):
         rollout = functools.partial(imagine, world, reward_function=_task, ends=None)
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
-            rollout, state["z"], value=self._value, policy=self._propose, deterministic=deterministic
+            rollout,
+            state["z"],
+            value=lambda z: self._values(self.q, z).mean(0),
+            policy=lambda z, t: (self._sample(z), None),
+            deterministic=deterministic,
         )
         return action, {"plan": self.planner.mean}
 
@@ -104,10 +103,8 @@ class LatentMPC(Behaviour):
         steps = len(weight)
         terminated = seq.terminated[:steps]
         with torch.no_grad():
-            after = encoded[1 : steps + 1]
-            both = torch.cat([after, self._sample(after)], -1)
-            ahead_value = self.head.value(self._subset(self.slow_q, both)).amin(0)
-            target = seq.reward[:steps] + self.config.gamma * (1 - terminated) * ahead_value
+            value = self._values(self.slow_q, encoded[1 : steps + 1]).amin(0)
+            target = seq.reward[:steps] + self.config.gamma * (1 - terminated) * value
         logits = self.q(torch.cat([ahead[:-1], seq.action[:steps]], -1).flatten(0, 1), generator=self.generator)
         loss = self.head.loss(logits, target.flatten()).mean(0).view_as(target)
         counts = weight * (linked | (terminated > 0))
@@ -138,11 +135,9 @@ class LatentMPC(Behaviour):
     def _sample(self, z: Tensor) -> Tensor:
         return self.policy.sample(self.policy(z), self.generator).clamp(-1, 1)
 
-    def _propose(self, z: Tensor, t: int) -> tuple[Tensor, None]:
-        return self._sample(z), None
-
-    def _value(self, z: Tensor) -> Tensor:
-        return self.head.value(self._subset(self.q, torch.cat([z, self._sample(z)], -1))).mean(0)
+    def _values(self, q: Stacked, z: Tensor) -> Tensor:
+        """Values of latents (..., Z) by two critics and the policy's actions, (2, ...)."""
+        return self.head.value(self._subset(q, torch.cat([z, self._sample(z)], -1)))
 
 
 def _task(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:

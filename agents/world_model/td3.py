@@ -22,7 +22,7 @@ When it fails: partial observation (there is no memory); sparse rewards that act
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +55,7 @@ def n_step(
         terminated: (L, B), by that action.
         first: bool (L, B), whether a row begins an episode.
         valid: bool (L, B), whether it is a transition.
-        n: steps, at least 1.
+        n: steps.
         gamma: discount.
 
     Returns:
@@ -80,22 +80,12 @@ class LatentTD3(Behaviour):
         errors: rows of the replay and the largest error of any critic there, (B,) each, of the last update.
     """
 
-    networks: ClassVar[dict[str, str]] = {
-        "critic": "q",
-        "slow": "slow_q",
-        "actor": "policy",
-        "slow_actor": "slow_policy",
-    }
+    networks = {"critic": "q", "slow": "slow_q", "actor": "policy", "slow_actor": "slow_policy"}
     scale: Tensor
     slow_scale: Tensor
 
     def __init__(
-        self,
-        config: WorldModelConfig,
-        encoding: SpaceEncoding,
-        features: int,
-        generator: torch.Generator,
-        seed: int = 0,
+        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int
     ) -> None:
         super().__init__(config, encoding, generator)
         hidden = config.hidden
@@ -130,9 +120,8 @@ class LatentTD3(Behaviour):
 
     def begin_burst(self, world: LatentModel, reward: Tensor) -> None:
         """Copy the weights to the slow networks, and set the scale of rewards (...,)."""
-        flats = self._flats
-        flats["slow"].value.copy_(flats["critic"].value)
-        flats["slow_actor"].value.copy_(flats["actor"].value)
+        for slow, fast in (("slow", "critic"), ("slow_actor", "actor")):
+            self._flats[slow].value.copy_(self._flats[fast].value)
         world.catch_up()
         self.slow_scale.copy_(self.scale)
         size = reward.square().mean().sqrt()
@@ -158,19 +147,15 @@ class LatentTD3(Behaviour):
         self.descend(loss, "critic")
         self.errors = (seq.index[0], torch.where(known, gap.detach().amax(0), 0.0))
         metrics = {"critic_loss": loss, "value": q.mean() * self.scale, "reward_scale": self.scale}
-        if not self.discrete:
-            metrics["actor_loss"] = self._improve(world.cell, z, known)
+        if not self.discrete:  # the policy ascends the mean value
+            raw = self.policy(z)
+            zsa = joint(world.cell, z, torch.tanh(raw), frozen=True)
+            value = self.q(zsa, [p.detach() for p in self.q.weights()]).mean(0).squeeze(-1)
+            loss = ((CALM * raw.square().mean(-1) - value) * known).sum() / known.sum().clamp(min=1)
+            self.descend(loss, "actor")
+            metrics["actor_loss"] = loss
         self.updates += 1
         return {name: x.detach().clone() for name, x in metrics.items()}
-
-    def _improve(self, cell: Any, z: Tensor, known: Tensor) -> Tensor:
-        """The policy ascends the mean value."""
-        raw = self.policy(z)
-        zsa = joint(cell, z, torch.tanh(raw), frozen=True)
-        value = self.q(zsa, [p.detach() for p in self.q.weights()]).mean(0).squeeze(-1)
-        loss = ((CALM * raw.square().mean(-1) - value) * known).sum() / known.sum().clamp(min=1)
-        self.descend(loss, "actor")
-        return loss
 
     def _next_value(self, cell: Any, z: Tensor) -> Tensor:
         """Values of latents (B, Z) by the slow networks: (B,)."""
