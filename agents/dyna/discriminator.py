@@ -101,11 +101,10 @@ class Discriminator(Stateful):
         """One of N outcomes (N, B, D) for each row (B,), and whether it is good enough to continue from, bool (B,)."""
         many = len(candidates)
         reward = self.reward(obs.expand(many, -1, -1), action.expand(many, -1, -1), candidates)
-        ranked = reward
+        index = reward.argmax(0)
         if self.config.beta is not None:  # the largest of logits + Gumbel noise is a sample
             noise = torch.empty_like(reward).exponential_(generator=self.generator).clamp_(min=1e-30)
-            ranked = self.config.beta * reward - noise.log_()
-        index = ranked.argmax(0)
+            index = (self.config.beta * reward - noise.log_()).argmax(0)
         return index, reward.gather(0, index[None])[0] >= self.threshold
 
     def fit(self, replay: Replay, model: Dynamics, steps: int | None = None) -> dict[str, float]:
@@ -127,8 +126,7 @@ class Discriminator(Stateful):
         steps, size = self.config.steps if steps is None else steps, self.config.batch_size
         for begin in range(0, steps, self.config.every):
             count = min(self.config.every, steps - begin)
-            drawn = torch.randint(len(rows), (count * size,), generator=self.generator, device=self.device)
-            drawn = rows[drawn]
+            drawn = rows[torch.randint(len(rows), (count * size,), generator=self.generator, device=self.device)]
             s, a = obs.index_select(0, drawn), action.index_select(0, drawn)
             with torch.no_grad():
                 real = self._inputs(s, a, next_obs.index_select(0, drawn))

@@ -65,18 +65,13 @@ def loo_kl(predicted: Predicted) -> Tensor:
     off = means - centre  # moments about the mean of all: subtracting the squares of large means would lose digits
     second = variances + off.square()
     mean = -off / others  # of the others, from the centre: all of them sum to 0
-    variance = (second.sum(0) - second) / others - mean.square()
-    variance = variance.clamp(min=LEAST**2)
+    variance = ((second.sum(0) - second) / others - mean.square()).clamp(min=LEAST**2)
     gap = off - mean
     return 0.5 * ((variances + gap.square()) / variance - 1 - torch.log(variances / variance)).sum(-1).mean(0)
 
 
 PENALTIES: dict[str, Penalty] = {
-    "aleatoric_max": aleatoric_max,
-    "pairwise_max": pairwise_max,
-    "ens_std": ens_std,
-    "ens_var": ens_var,
-    "loo_kl": loo_kl,
+    measure.__name__: measure for measure in (aleatoric_max, pairwise_max, ens_std, ens_var, loo_kl)
 }
 
 

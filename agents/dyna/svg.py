@@ -65,29 +65,13 @@ class Svg:
         gamma: float,
         horizon: int,
     ):
-        self.learner, self.model, self.reward_function, self.ends = learner, model, reward_function, ends
-        self.gamma, self.horizon = gamma, horizon
+        self.learner, self.gamma, self.horizon = learner, gamma, horizon
+        self.simulated = (model, lambda obs, t: learner.sample(obs), reward_function, ends)
 
     def update(self, obs: Tensor, step: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
-        """One step of actor, critics and alpha from B states.
-
-        Args:
-            obs: (B, D).
-            step: int64 (B,), within the episode.
-            bounds: as `agents.dynamics.rollout.imagine` takes them.
-        """
-        learner = self.learner
-        alpha = learner.alpha
-        imagined = imagine(
-            self.model,
-            lambda x, t: learner.sample(x),
-            self.reward_function,
-            self.ends,
-            obs,
-            self.horizon,
-            step=step,
-            bounds=bounds,
-        )
+        """One step of actor, critics and alpha from B states (B, D), `step` int64 (B,) within the episode."""
+        learner, alpha = self.learner, self.learner.alpha
+        imagined = imagine(*self.simulated, obs, self.horizon, step=step, bounds=bounds)
         reached = imagined.next_obs[-1]
         action, log_prob = learner.sample(reached)
         value = learner.aggregate(learner.q(reached, action)) - alpha * log_prob

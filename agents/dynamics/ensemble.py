@@ -177,15 +177,10 @@ class DynamicsEnsemble(Stateful):
         held = table[places]
         budget = self.config.first_steps if fresh else self.config.max_steps
         taken, loss = self._train(table, rows, held, min(budget, budget if steps is None else steps), fresh)
-        return {
-            "model_error": self._error(held),
-            "model_loss": loss,
-            "model_steps": float(taken),
-            "model_failures": float(self.failures),
-        }
+        metrics = {"model_error": self._error(held), "model_loss": loss}
+        return {**metrics, "model_steps": float(taken), "model_failures": float(self.failures)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._elect(self.elites)
 
@@ -194,7 +189,7 @@ class DynamicsEnsemble(Stateful):
 
     def _error(self, held: Tensor) -> float:
         inputs, targets, _ = self.net.columns(held)
-        mean, _, _ = self.net.read(self.net(inputs, self._elite))
+        mean = self.net.read(self.net(inputs, self._elite))[0]
         return float((mean - targets).square().mean().sqrt())
 
     def _elect(self, elites: Tensor) -> None:
@@ -246,9 +241,7 @@ class DynamicsEnsemble(Stateful):
     def _train(self, table: Tensor, rows: Tensor, held: Tensor, budget: int, fresh: bool) -> tuple[int, float]:
         """Gradient steps on bootstrapped `rows` of the table; keeps each member's best weights; (steps, loss)."""
         members, size = self.members, self.config.batch_size
-        own = rows[None]
-        if members > 1:
-            own = rows[self._random(len(rows), members, len(rows))]
+        own = rows[self._random(len(rows), members, len(rows))] if members > 1 else rows[None]
         best, lowest = self._flat.value.clone(), self._held_loss(held)
         begin, idle, steps, loss, total = 0, 0, 1, lowest, torch.zeros((), device=self.device)
         while begin < budget and (fresh or begin < self.config.min_steps or idle < 2):
@@ -289,11 +282,9 @@ class DynamicsEnsemble(Stateful):
     @torch.no_grad()
     def _keep(self, best: Tensor, better: Tensor) -> None:
         """Write the members that got better, bool (K,), into the flat vector `best`."""
-        begin = 0
-        for weight in self._weights:
-            part = best[begin : begin + weight.numel()].view_as(weight)
+        for weight, part in zip(self._weights, best.split([weight.numel() for weight in self._weights])):
+            part = part.view_as(weight)
             part.copy_(torch.where(better[:, None, None], weight, part))
-            begin += weight.numel()
 
     def _random(self, below: int, *shape: int) -> Tensor:
         return torch.randint(below, shape, generator=self.generator, device=self.device)
