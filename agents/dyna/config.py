@@ -105,10 +105,7 @@ class DynaConfig(LearnerConfig):
     filter_candidates: int = setting(None, "outcomes it picks from", low=2, otherwise=8)
     filter_threshold: Any = setting(None, "score that ends a rollout; auto: 5th percentile of real", otherwise="auto")
     planner: str = setting(
-        None,
-        "upmpc picks among the policy's actions; cem and mppi search",
-        choices=("none", "upmpc", "cem", "mppi"),
-        otherwise="none",
+        None, "upmpc picks the policy's; others search", choices=("none", "upmpc", "cem", "mppi"), otherwise="none"
     )
     alpha_real: float = setting(None, "upmpc: weight of uncertainty, sought when acting", low=0, otherwise=1.0)
     alpha_imagined: float = setting(None, "upmpc: the same, avoided at the first imagined step", low=0, otherwise=2.0)

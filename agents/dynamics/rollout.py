@@ -25,6 +25,7 @@ that depends on what happened earlier in the episode, or on something no observa
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -179,7 +180,8 @@ def imagine(
         lengths: int64 (B,), how many steps each row takes at most.
         sample: whether outcomes are random; see `Dynamics.step`.
     """
-    member_predictions = penalty is not None or cut is not None
+    members = penalty is not None or cut is not None
+    one_step = functools.partial(model.step, sample=sample, member_predictions=members)
     record = _Record(horizon)
     began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
     alive = torch.ones_like(began, dtype=torch.bool)
@@ -190,9 +192,7 @@ def imagine(
             alive = alive & (t < lengths)
         action, log_prob = act(obs, t)
         finite = [alive]  # which rows turn out to be finite; gradients pass through no others
-        outcome, keep = _outcome(
-            model, _guard(obs, finite), _guard(action, finite), choose, candidates, sample, member_predictions
-        )
+        outcome, keep = _outcome(one_step, _guard(obs, finite), _guard(action, finite), choose, candidates)
         taken = None if penalty is None else penalty(outcome)
         inside, held, far = _contain(outcome.next_obs, box)
         checked = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
@@ -253,23 +253,14 @@ def _guard(x: Tensor, finite: list[Tensor]) -> Tensor:
 
 
 def _outcome(
-    model: OneStepModel,
-    obs: Tensor,
-    action: Tensor,
-    choose: Choose | None,
-    candidates: int,
-    sample: bool,
-    member_predictions: bool,
+    step: Callable[[Tensor, Tensor], Predicted], obs: Tensor, action: Tensor, choose: Choose | None, candidates: int
 ) -> tuple[Predicted, Tensor | None]:
     """What happens, and whether to keep it, bool (B,) or None for all."""
     if choose is None:
-        return model.step(obs, action, sample=sample, member_predictions=member_predictions), None
-    rows = torch.arange(len(obs), device=obs.device)
-    many = model.step(
-        obs.repeat(candidates, 1), action.repeat(candidates, 1), sample=sample, member_predictions=member_predictions
-    )
+        return step(obs, action), None
+    many = step(obs.repeat(candidates, 1), action.repeat(candidates, 1))
     index, keep = choose(obs, action, many.next_obs.unflatten(0, (candidates, -1)))
-    picked = index * len(obs) + rows
+    picked = index * len(obs) + torch.arange(len(obs), device=obs.device)
 
     def pick(x: Tensor | None, axis: int) -> Any:
         return None if x is None else x.index_select(axis, picked)
@@ -394,9 +385,8 @@ class RewardSource(Stateful):
         self.scorer, self.encoding, self.refit, self.device = scorer, encoding, refit, torch.device(device)
         self.how, self.reason = _how(scorer, encoding, differentiable)
         self.timesteps = 0
-        self.head: RewardHead | None = None
-        if self.how == "head":
-            self.head = RewardHead(2 * encoding.obs_size + encoding.action_size + 1, seed=seed, device=device)
+        inputs = 2 * encoding.obs_size + encoding.action_size + 1
+        self.head = RewardHead(inputs, seed=seed, device=device) if self.how == "head" else None
         self._seen = 0  # rows the replay had when the head was fitted
         self._usual: float | None = None  # running gap: falls at once, rises slowly
 
@@ -453,7 +443,6 @@ def _how(scorer: ReplayScorer, encoding: SpaceEncoding, differentiable: bool) ->
     """Where imagined rewards come from, and why."""
     if scorer.is_task:
         return "model", "the task's own reward is used: the model of the environment predicts it"
-    why = ""
     foreign = sorted(scorer.requires - IMAGINED)
     if foreign:
         why = f"the reward reads {', '.join(foreign)}, which no model imagines"
@@ -463,6 +452,6 @@ def _how(scorer: ReplayScorer, encoding: SpaceEncoding, differentiable: bool) ->
         why = "the reward depends on the episode before, which an imagined transition lacks"
     elif differentiable:
         why = "gradients of the reward are needed, and it has none"
-    if why:
-        return "head", f"rewards of imagined transitions are predicted by a network, learned from real ones: {why}"
-    return "call", "imagined transitions are scored by the reward itself"
+    else:
+        return "call", "imagined transitions are scored by the reward itself"
+    return "head", f"rewards of imagined transitions are predicted by a network, learned from real ones: {why}"

@@ -78,37 +78,24 @@ class WorldModelConfig(Settings):
 
     preset: str = setting("r2dreamer", "a published variant", choices=tuple(PRESETS))
     cell: str = setting(
-        None,
-        "rssm (recurrent), ssm (linear recurrence) or simnorm (no memory)",
-        choices=("rssm", "simnorm", "ssm"),
-        otherwise="rssm",
+        None, "recurrent, without memory, or a linear recurrence", choices=("rssm", "simnorm", "ssm"), otherwise="rssm"
     )
     behaviour: str = setting(
-        None,
-        "imag_ac (actor-critic in imagination), mppi (planning) or td3 (no imagination)",
-        choices=("imag_ac", "mppi", "td3"),
-        otherwise="imag_ac",
+        None, "learned in imagination, planning, or neither", choices=("imag_ac", "mppi", "td3"), otherwise="imag_ac"
     )
-    kl: str = setting(
-        None,
-        "fixed (dyn, rep, free nats), repo (a budget, by a dual variable) or none",
-        choices=("fixed", "repo", "none"),
-        otherwise="fixed",
-    )
+    kl: str = setting(None, "with free nats, or under a budget", choices=("fixed", "repo", "none"), otherwise="fixed")
     recon: float = setting(None, "weight of reconstructing the observation", low=0, otherwise=0.0)
     barlow: float = setting(None, "weight of decorrelated agreement between latent and embedding", low=0, otherwise=0.0)
     infonce: float = setting(None, "weight of telling each row's embedding from the others'", low=0, otherwise=0.0)
     consistency: float = setting(None, "weight of predicted against encoded future latents", low=0, otherwise=0.0)
     reward_weight: float = setting(None, "of the reward head's loss", low=0, otherwise=1.0)
-    continue_weight: float = setting(
-        None, "of the loss of the head for the episode's continuation", low=0, otherwise=1.0
-    )
+    continue_weight: float = setting(None, "of the loss of predicting the episode's end", low=0, otherwise=1.0)
     value_weight: float = setting(None, "of the value loss in what shapes the latent (mppi)", low=0, otherwise=0.0)
     empowerment: float = setting(None, "weight of the inverse-dynamics loss", low=0, otherwise=0.0)
     empowerment_reward: float = setting(None, "imagined reward for a nat of empowerment", low=0, otherwise=0.0)
     sampling: str = setting(
         None,
-        "uniform, dfs (rarely trained rows first) or lap (large errors first; td3)",
+        "dfs: rarely trained rows first; lap: large errors",
         choices=("uniform", "dfs", "lap"),
         otherwise="uniform",
     )
@@ -119,13 +106,9 @@ class WorldModelConfig(Settings):
     lambda_: float = setting(0.95, "of the lambda-return", low=0, high=1)
     batch_size: int = setting(None, "sequences a minibatch", low=1, otherwise=16)
     batch_length: int = setting(None, "steps each is trained on, not counting unroll", low=1, otherwise=16)
+    # An update replays batch_size * batch_length steps.
     train_ratio: float = setting(
-        None,
-        "replayed steps per environment step; updates = ratio / (size * length)",
-        above=0,
-        high=1e7,
-        tune=(32.0, 512.0, "log"),
-        otherwise=128.0,
+        None, "replayed steps per environment step", above=0, high=1e7, tune=(32.0, 512.0, "log"), otherwise=128.0
     )
     model_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(1e-4, 3e-3, "log"), otherwise=0.001)
     actor_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(3e-5, 1e-3, "log"), otherwise=0.0003)
@@ -133,11 +116,7 @@ class WorldModelConfig(Settings):
     entropy_weight: float = setting(None, "of the policy's", low=0, high=10, tune=(1e-5, 1e-2, "log"), otherwise=0.0003)
     critics: int = setting(None, "value networks, where there is no imagination", low=1, otherwise=1)
     exploration: float = setting(
-        None,
-        "deviation of the action noise (td3); half of it, chance of a random Discrete action",
-        low=0,
-        high=2,
-        otherwise=0.0,
+        None, "deviation of action noise (td3), or twice the chance of a random action", low=0, high=2, otherwise=0.0
     )
     max_grad_norm: float = setting(None, "norm to which gradients are clipped", above=0, otherwise=100.0)
     kl_dyn: float = setting(1.0, "weight of the KL that trains the prediction", low=0)
