@@ -127,7 +127,7 @@ class Sindy(Stateful):
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Least squares over `replay.arrays()`; `steps` bounds the gradient steps of the reward's network."""
-        rows = [torch.as_tensor(x).to(self.device, torch.float64) for x in replay.arrays()[:4]]
+        rows = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
         order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[: self.config.max_rows]
         if len(order) < FEWEST:
             return {}
@@ -155,14 +155,9 @@ class Sindy(Stateful):
         return {**metrics, "terms": terms, "members_dropped": float(dropped), "model_failures": float(self.failures)}
 
     def validate(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Share of each member's rollouts that leave the data, (K,).
+        """Share of each member's rollouts, from (B, D) by actions (T, B, A), that leave the data, (K,).
 
-        Args:
-            obs: (B, D), where rollouts begin.
-            action: (T, B, A), what is done in them.
-
-        Returns:
-            Those that were not finite, or further outside the data's bounds than the data range, at any step.
+        Those were not finite, or further outside the data's bounds than the data range, at any step.
         """
         known, k = self._state, self.members
         low, high = known["low"], known["high"]
@@ -309,7 +304,7 @@ def _circles(obs: Tensor) -> list[tuple[int, int]]:
     on = (squares[:, :, None] + squares[:, None] - 1).abs().amax(0) < 1e-4
     found: list[tuple[int, int]] = []
     for i, j in on.triu(1).nonzero().tolist():
-        if not {i, j} & {place for pair in found for place in pair}:
+        if not {i, j} & set(itertools.chain(*found)):
             found.append((i, j))
     return found
 
@@ -325,6 +320,7 @@ class Library:
         controls: how many of the last variables are actions.
         degree: 1 to 3, or 0 for the largest that fits.
         affine: whether no term holds two actions.
+        device: of the places that are multiplied.
 
     Raises:
         ValueError: for a library of more than 500 terms.

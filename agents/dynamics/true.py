@@ -56,10 +56,8 @@ class TrueModel(Stateful):
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """See `agents.dynamics.Dynamics.step`; nothing is random, and the one member predicts what happens."""
         state = obs.detach().cpu().numpy()
-        next_obs, reward, terminated = self._outcome(state, self._encoding.decode(action.detach().cpu().numpy()))
-        after, task, ends = (
-            torch.as_tensor(np.asarray(x, state.dtype), device=obs.device) for x in (next_obs, reward, terminated)
-        )
+        outcome = self._outcome(state, self._encoding.decode(action.detach().cpu().numpy()))
+        after, task, ends = (torch.as_tensor(np.asarray(x, state.dtype), device=obs.device) for x in outcome)
         return Predicted(after, task, ends, after[None] if member_predictions else None)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
@@ -114,15 +112,7 @@ def _reacher(row: np.ndarray) -> State:
 
 _HIDDEN = {  # robots whose observations are all positions but the first ones, and then all velocities
     "InvertedPendulum": 0,
-    "HalfCheetah": 1,
-    "Hopper": 1,
-    "Walker2d": 1,
-    "Swimmer": 2,
-    "Ant": 2,
-    "Humanoid": 2,
-    "HumanoidStandup": 2,
+    **dict.fromkeys(("HalfCheetah", "Hopper", "Walker2d"), 1),
+    **dict.fromkeys(("Swimmer", "Ant", "Humanoid", "HumanoidStandup"), 2),
 }
-_STATES: dict[str, Callable[[np.ndarray], State]] = {
-    "InvertedDoublePendulum": _double_pendulum,
-    "Reacher": _reacher,
-}
+_STATES = {"InvertedDoublePendulum": _double_pendulum, "Reacher": _reacher}

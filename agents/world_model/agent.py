@@ -31,7 +31,7 @@ from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay, Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import ImagActorCritic, Replayed
+from agents.world_model.imag_ac import ImagActorCritic, Replayed, descend
 from agents.world_model.model import LatentModel
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
@@ -253,14 +253,12 @@ class WorldLearner(nn.Module):
         shape = (self.config, encoding, self.world.cell.size, self.generator)
         if self.config.behaviour == "imag_ac":
             return ImagActorCritic(*shape)
-        if self.config.behaviour == "td3":
-            return LatentTD3(*shape, seed)
-        if encoding.discrete:
+        if self.config.behaviour == "mppi" and encoding.discrete:
             raise ValueError(
                 f'agent.behaviour="mppi" plans continuous actions, not {encoding.action_space}; give '
                 "agent.preset=mrq or agent.preset=r2dreamer"
             )
-        return LatentMPC(*shape, seed)
+        return (LatentMPC if self.config.behaviour == "mppi" else LatentTD3)(*shape, seed)
 
     def initial(self, n: int) -> State:
         """The states of N environments before their episodes: parts (N, ...)."""
@@ -321,27 +319,18 @@ class WorldLearner(nn.Module):
 
     def _fit(self, sequences: Sequences) -> Replayed:
         """A gradient step of the model."""
-        config, joint = self.config, self.behaviour.joint
-        moved = ["model", "reward", *(["critic"] if joint else [])]
-        for name in moved:
-            self.flats[name].grad.zero_()
+        joint = self.behaviour.joint
         loss, replayed = self.world.loss(sequences, self.behaviour.value_loss if joint else None)
-        loss.backward()
-        for name in moved:
-            rate = config.critic_learning_rate if name == "critic" else config.model_learning_rate
-            self.flats[name].step(rate, config.max_grad_norm)
+        descend(self.flats, self.config, loss, "model", "reward", *(["critic"] if joint else []))
         self._note({f"{name}_loss": value for name, value in self.world.metrics.items()})
         return replayed
 
     def refit(self, replay: Replay) -> None:
         """Gradient steps of the reward head alone, `config.refit` of them."""
-        flat, config = self.flats["reward"], self.config
-        for _ in range(config.refit):
-            replayed = self.world.replayed(replay.sequences(config.batch_size, self.length))
+        for _ in range(self.config.refit):
+            replayed = self.world.replayed(replay.sequences(self.config.batch_size, self.length))
             loss = self.world.reward_loss(replayed.features, replayed.action, replayed.reward)[replayed.valid].mean()
-            flat.grad.zero_()
-            loss.backward()
-            flat.step(config.model_learning_rate, config.max_grad_norm)
+            descend(self.flats, self.config, loss, "reward")
 
     @torch.no_grad()
     def head_error(

@@ -133,6 +133,16 @@ class Replayed(NamedTuple):
     valid: Tensor  # bool (L, B)
 
 
+def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *names: str) -> None:
+    """A gradient step of these networks; the reward head's rate is the model's."""
+    for name in names:
+        flats[name].grad.zero_()
+    loss.backward()
+    for name in names:
+        rate: float = getattr(config, f"{'model' if name == 'reward' else name}_learning_rate")
+        flats[name].step(rate, config.max_grad_norm)
+
+
 class Behaviour(nn.Module):
     """Base of what learns to act in a latent model with features (F).
 
@@ -158,12 +168,7 @@ class Behaviour(nn.Module):
 
     def descend(self, loss: Tensor, *names: str) -> None:
         """A gradient step of these networks."""
-        for name in names:
-            self._flats[name].grad.zero_()
-        loss.backward()
-        for name in names:
-            rate: float = getattr(self.config, f"{name}_learning_rate")
-            self._flats[name].step(rate, self.config.max_grad_norm)
+        descend(self._flats, self.config, loss, *names)
 
     def initial(self, n: int) -> State:
         """Memory of acting beside the latent, parts (N, ...): none."""

@@ -9,8 +9,7 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
-from agents.sb3.agent import SAC, SB3PPO, SACConfig, SB3PPOConfig, make_venv
-from agents.sb3.workers import WorkerVecEnv
+from agents.sb3.agent import SAC, SB3PPO, SACConfig, SB3PPOConfig, WorkerVecEnv, make_venv
 from envs.transitions import Cursor, from_sb3_step
 from rewards.adapters.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
 
