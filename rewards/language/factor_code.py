@@ -44,11 +44,7 @@ def shipped() -> list[str]:
 
 
 def read(code: str) -> str:
-    """The source in a file, or in a shipped one that is called by its name.
-
-    Raises:
-        ValueError: if there is no such file.
-    """
+    """The source in a file, or in a shipped one that is called by its name; raises ValueError if there is no such file."""
     path = SHIPPED / f"{code}.py" if code in shipped() else Path(code)
     try:
         return path.read_text(encoding="utf-8")
@@ -82,11 +78,7 @@ def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
 
 
 def code_in(answer: str) -> str:
-    """The last block of an answer that defines factors, or all of it.
-
-    Raises:
-        SandboxError: if nothing does.
-    """
+    """The last block of an answer that defines factors, or all of it; raises SandboxError if nothing does."""
     for block in [answer, *_FENCE.findall(answer)][::-1]:
         if re.search(r"^def factors\(", block, re.MULTILINE):
             return block.strip() + "\n"
@@ -144,11 +136,8 @@ class Author(ModelJudge):
         return f"code {prompts()['version']} {self.model}"
 
     def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
-        """What `verify` returns for the first code of an answer that it does not refuse with a `SandboxError`.
-
-        Raises:
-            ValueError: if the model cannot be asked, or all its code is refused.
-        """
+        """What `verify` returns for the first code of an answer that it does not refuse with a `SandboxError`; raises
+        ValueError if the model cannot be asked, or all its code is refused."""
         text, errors = prompts(), []
         try:
             answer = self._summary(asked, text["summary"])
@@ -184,11 +173,8 @@ class Author(ModelJudge):
         return self._ask([(wording.format(question=asked, answers=listed), 0.3, 0)])[0]
 
     def _ask(self, questions: Sequence[tuple[str, float, int]]) -> list[str]:
-        """Answers to (text, temperature, number), at the same time; what failed is left out.
-
-        Raises:
-            JudgeError: the first, if none was answered.
-        """
+        """Answers to (text, temperature, number), at the same time; what failed is left out; raises the first
+        first, if none was answered."""
 
         def ask(question: tuple[str, float, int]) -> str:
             self.asked += 1

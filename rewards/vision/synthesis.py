@@ -129,12 +129,8 @@ class Synthesis(Reward):
         return super().embed(batch) if self.semantic is None else self.semantic.embed(batch)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """The semantic part learns its scale.
-
-        Returns:
-            `advised`, the mean share of the target speed; `failed`, the share of steps with the penalty; and what
-            the semantic part reports.
-        """
+        """The semantic part learns its scale; returns `advised`, the mean share of the target speed; `failed`, the
+        share of steps with the penalty; and what the semantic part reports."""
         flat = batch.flatten()
         flat = flat if flat.valid.all() else flat[flat.valid]
         if not flat.shape[0]:

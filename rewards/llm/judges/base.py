@@ -162,11 +162,8 @@ class SegmentJudge(Judge):
 
 
 def make_judge(name: str, kind: str = "texts", /, **options: Any) -> Any:
-    """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none.
-
-    Raises:
-        ValueError: for an unknown name or option, with the nearest, or a missing one; or from the judge, for a value.
-    """
+    """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none; raises
+    ValueError for an unknown name or option, with the nearest, or a missing one; or from the judge, for a value."""
     made = check_judge(name, kind, **options)
     accepted = inspect.signature(made).parameters
     return made(**{key: value for key, value in options.items() if key in accepted})

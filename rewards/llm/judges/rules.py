@@ -71,11 +71,7 @@ class Rules(TextJudge):
 
 
 def book(family: str) -> Path:
-    """Where the rulebook of a family is.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """Where the rulebook of a family is; raises ValueError if it has none."""
     path = FOLDER / f"{SAME.get(family, family)}.txt"
     if not family or not path.is_file():
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
