@@ -137,7 +137,8 @@ class Author(ModelJudge):
 
     def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
         """What `verify` returns for the first code of an answer that it does not refuse with a `SandboxError`; raises
-        ValueError if the model cannot be asked, or all its code is refused."""
+        ValueError if the model cannot be asked, or all its code is refused.
+        """
         text, errors = prompts(), []
         try:
             answer = self._summary(asked, text["summary"])
@@ -173,8 +174,9 @@ class Author(ModelJudge):
         return self._ask([(wording.format(question=asked, answers=listed), 0.3, 0)])[0]
 
     def _ask(self, questions: Sequence[tuple[str, float, int]]) -> list[str]:
-        """Answers to (text, temperature, number), at the same time; what failed is left out; raises the first
-        first, if none was answered."""
+        """Answers to (text, temperature, number), at the same time; what failed is left out; raises the
+        first, if none was answered.
+        """
 
         def ask(question: tuple[str, float, int]) -> str:
             self.asked += 1

@@ -182,7 +182,8 @@ class LabelModel:
 
     def fit(self, items: Sequence[Item], labels: np.ndarray, steps: int) -> float:
         """Take `steps` towards labels in [0, 1], (B,), of B texts, or of pairs: 1 where the second is better; returns
-        the mean loss."""
+        the mean loss.
+        """
         weight, count = np.ones(len(labels)), len(labels)
         if isinstance(items[0], str):
             positive = float(np.mean(labels))

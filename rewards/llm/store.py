@@ -93,7 +93,8 @@ class AnswerStore:
 
     def export(self, path: str | Path) -> int:
         """Write every answer as one JSON object a line, the oldest first, and count them; raises ValueError if the
-        store could not be opened and OSError if the file cannot be written."""
+        store could not be opened and OSError if the file cannot be written.
+        """
         query = f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, key"
         lines = [json.dumps(dict(zip(COLUMNS, row))) + "\n" for row in self._connected().execute(query)]
         temporary = Path(f"{path}.tmp-{os.getpid()}")
@@ -103,7 +104,8 @@ class AnswerStore:
 
     def import_(self, path: str | Path) -> int:
         """Take in what `export` wrote, or lines with text, value and perhaps judge and other; count the lines; raises
-        ValueError for a line that is no label, naming it, and nothing is taken in; or as `export`."""
+        ValueError for a line that is no label, naming it, and nothing is taken in; or as `export`.
+        """
 
         def parse(row: Mapping[str, Any]) -> tuple[Any, ...]:
             cost = float(row.get("latency", 0)), int(row.get("tokens", 0))
@@ -262,7 +264,8 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
 
 def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:
     """Item and value of a row: of a text, or of a pair if there is an `other`; NaN for unsure; raises KeyError,
-    ValueError, TypeError for a row that is no label."""
+    ValueError, TypeError for a row that is no label.
+    """
     text, other, value = row["text"], row.get("other") or None, row["value"]
     if not isinstance(text, str) or not isinstance(other, str | None) or isinstance(value, bool | str):
         raise TypeError("not a text or not a number")

@@ -90,7 +90,8 @@ class Vision(Reward):
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """Unit embeddings of `batch.frame`, float16 (N, D); zeros where a frame has one colour only; raises ValueError
-        if there are no frames, or not uint8 (N, H, W, 3)."""
+        if there are no frames, or not uint8 (N, H, W, 3).
+        """
         if batch.frame is None:
             raise ValueError(
                 f"{self.config.name} reads frames, and this batch has none; "
@@ -100,14 +101,16 @@ class Vision(Reward):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """Count the frames that show nothing: `blank` is their share since the last update; raises ValueError if none
-        of them shows anything."""
+        of them shows anything.
+        """
         flat = batch.flatten()
         rows = self.seen(flat)[flat.valid]
         return self.learn(rows[shows(rows)], len(rows)) if len(rows) else {}
 
     def learn(self, seen: np.ndarray, count: int) -> dict[str, float]:
         """Take in the embeddings (n, D) of the frames that show something, out of `count`; returns metrics; raises
-        ValueError if n is 0."""
+        ValueError if n is 0.
+        """
         if not len(seen):
             raise ValueError(
                 f"all {count} frames since the last update have a single colour, so there is nothing to see; MuJoCo on "
@@ -142,7 +145,8 @@ class Vision(Reward):
 
     def meanings(self, field: str) -> np.ndarray:
         """Unit embeddings of the sentences in a field of the configuration, float32 (K, D); raises ValueError if there
-        is none, or one that the model cannot read whole."""
+        is none, or one that the model cannot read whole.
+        """
         name, texts = f"{self.config.prefix}{field}", sentences(getattr(self.config, field))
         if not texts:
             raise ValueError(f"{name} is empty; {EXAMPLES.get(field, 'write a sentence')}")

@@ -45,7 +45,8 @@ def shared(
     model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32", reward: str = "clip"
 ) -> ClipEncoder:
     """The encoder of these settings; the same object for all callers while one of them holds it; raises ValueError,
-    FileNotFoundError as `ClipEncoder`, about the options of `reward`."""
+    FileNotFoundError as `ClipEncoder`, about the options of `reward`.
+    """
     key = (model, weights, seed if weights == UNTRAINED else None, device, precision, MODELS.get(model))
     encoder = _alive.get(key)
     if encoder is None:
@@ -119,7 +120,8 @@ class ClipEncoder:
 
     def embed(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
         """As `image`, but a frame that was seen lately is not encoded again, and one of a single colour gives zeros;
-        raises ValueError if these are no frames."""
+        raises ValueError if these are no frames.
+        """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape[1:]:
             raise ValueError(
                 f"frames are {frames.dtype} of shape {frames.shape}, CLIP reads uint8 (N, height, width, 3); hand over "

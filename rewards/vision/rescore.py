@@ -44,7 +44,8 @@ class Rescorer:
 
     def __call__(self, config: ClipConfig | ContrastConfig) -> np.ndarray:
         """Float32 (N,): the score of each frame by a `clip` or a `contrast` with these settings; raises ValueError if
-        the settings name another model, or are no good."""
+        the settings name another model, or are no good.
+        """
         if (config.model, config.weights) != (self.model, self.weights):
             raise ValueError(
                 f"these embeddings are {self.model}'s ({self.weights or 'as it ships'}), and the settings ask for "

@@ -130,7 +130,8 @@ class Synthesis(Reward):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """The semantic part learns its scale; returns `advised`, the mean share of the target speed; `failed`, the
-        share of steps with the penalty; and what the semantic part reports."""
+        share of steps with the penalty; and what the semantic part reports.
+        """
         flat = batch.flatten()
         flat = flat if flat.valid.all() else flat[flat.valid]
         if not flat.shape[0]:

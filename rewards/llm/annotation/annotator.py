@@ -41,7 +41,8 @@ from rewards.llm.store import Item
 class Annotator(Settings):
     """A judge beside training; `offer` and `take` never wait for it; raises ValueError for a value out of range, an
     unknown judge or option; from `offer` and `take`, once the process of the judge has started, for a value that the
-    judge refuses."""
+    judge refuses.
+    """
 
     judge: str = setting(help="one of the judges of texts")
     judge_options: dict[str, Any] | None = setting(None, "its options")

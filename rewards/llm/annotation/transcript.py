@@ -87,7 +87,8 @@ class Transcript:
 
 def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, Item, float]]:
     """The lines of a transcript: (now, item, value), NaN for unsure; raises ValueError if there is no such file, or a
-    line other than a torn last one cannot be used, naming it."""
+    line other than a torn last one cannot be used, naming it.
+    """
 
     def parse(row: dict[str, Any]) -> tuple[int, Item, float]:
         item, value = label_in(row)

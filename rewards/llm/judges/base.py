@@ -115,7 +115,8 @@ class Answers:
 
 class TextJudge(Judge):
     """Rates captions. Options `goal` (a sentence: what is good) and `family` (the family of environments that the texts
-    come from, such as "nethack"; "" for none in particular) are known to all of them; runners fill both in."""
+    come from, such as "nethack"; "" for none in particular) are known to all of them; runners fill both in.
+    """
 
     @abstractmethod
     def label(self, texts: Sequence[str]) -> Answers:
@@ -163,7 +164,8 @@ class SegmentJudge(Judge):
 
 def make_judge(name: str, kind: str = "texts", /, **options: Any) -> Any:
     """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none; raises
-    ValueError for an unknown name or option, with the nearest, or a missing one; or from the judge, for a value."""
+    ValueError for an unknown name or option, with the nearest, or a missing one; or from the judge, for a value.
+    """
     made = check_judge(name, kind, **options)
     accepted = inspect.signature(made).parameters
     return made(**{key: value for key, value in options.items() if key in accepted})

@@ -28,7 +28,8 @@ MISSING = "no label recorded"
 @dataclass(eq=False)
 class RecordedLabels(TextJudge):
     """Answers found by the exact text; where lines contradict each other the last one counts; raises ValueError for a
-    missing file, or a line that is no label. A last line that was cut off is passed over."""
+    missing file, or a line that is no label. A last line that was cut off is passed over.
+    """
 
     path: str = setting(help="the file, JSON lines or SQLite")
     goal: str = setting("", "not read; the labels have a goal of their own")

@@ -74,7 +74,8 @@ class Sandbox(Settings):
 
     def __call__(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Factors of B rows, whatever happens; returns float32 (B, k), finite; zeros once the code has failed too
-        often."""
+        often.
+        """
         found = np.zeros((len(obs), self.width), np.float32)
         for i in range(0, len(obs), ROWS):
             for left in reversed(range(0 if self.broken else self.tries)):
@@ -87,7 +88,8 @@ class Sandbox(Settings):
 
     def run(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         """As a call of the sandbox, but one try; raises SandboxError if the code raised, took too long or too much, or
-        answered with another form."""
+        answered with another form.
+        """
         self.counts["calls"] += 1
         try:
             found = self._exchange(np.ascontiguousarray(obs, np.float32), np.ascontiguousarray(action, np.float32))
@@ -132,7 +134,8 @@ class Sandbox(Settings):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the saved code, which is checked like any other; raises ValueError if it is refused, or gives
-        another number of factors."""
+        another number of factors.
+        """
         if str(state["source"]) != self.source:
             self._load(str(state["source"]))
         self.broken = bool(state["broken"])
