@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import gymnasium as gym
@@ -12,7 +15,6 @@ import numpy as np
 
 from envs.types import MODALITIES, Memory, Transitions, concatenate, map_obs
 from rewards.base import Reward, RewardConfig, Scored
-from rewards.check import global_rng
 from rewards.check.rollout import random_rollout
 
 FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
@@ -177,9 +179,9 @@ class _Check:
 
     def check_purity(self) -> None:
         before = copy.deepcopy(self.reward.state_dict())
-        drawn_from = global_rng.states()
+        drawn_from = generator_states()
         first = self.score(self.reward, self.flat)
-        if not equal(global_rng.states(), drawn_from):
+        if not equal(generator_states(), drawn_from):
             self.fail("score drew from a global random generator; a score must not be random")
         second = self.score(self.reward, self.flat)
         if not np.array_equal(first, second):
@@ -282,10 +284,10 @@ class _Check:
     def check_seeds(self, differ: bool) -> None:
         scores, states = [], []
         for seed, noise in ((0, 1), (0, 2), (1, 1)):
-            with global_rng.seeded(noise):
+            with seeded(noise):
                 reward = self.build(seed=seed)
                 reward.update(self.rollout)
-                states.append(global_rng.states())
+                states.append(generator_states())
             scores.append(self.score(reward, self.flat))
         if not np.array_equal(scores[0], scores[1]):
             self.fail("two instances with the same seed score differently; draw from a generator made from `seed`")
@@ -347,3 +349,28 @@ def equal(one: Any, two: Any) -> bool:
     if isinstance(one, np.ndarray):
         return np.array_equal(one, two, equal_nan=np.issubdtype(one.dtype, np.inexact))
     return bool(one == two)
+
+
+def generator_states() -> list[Any]:
+    """The states of the generators that the whole process shares: Python's, NumPy's and, once imported, torch's."""
+    found: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
+    if "torch" in sys.modules:
+        found.append(sys.modules["torch"].get_rng_state())
+    return found
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """All of them seeded with `seed` within the context; afterwards they are as before."""
+    before = generator_states()
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    if len(before) == 3:
+        sys.modules["torch"].manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        if len(before) == 3:
+            sys.modules["torch"].set_rng_state(before[2])

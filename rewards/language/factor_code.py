@@ -44,7 +44,7 @@ def shipped() -> list[str]:
 
 
 def read(code: str) -> str:
-    """The source in a file, or in a shipped one that is called by its name; raises ValueError if there is no such file."""
+    """The source in a file, or in a shipped one called by its name; raises ValueError if there is no such file."""
     path = SHIPPED / f"{code}.py" if code in shipped() else Path(code)
     try:
         return path.read_text(encoding="utf-8")
@@ -174,9 +174,7 @@ class Author(ModelJudge):
         return self._ask([(wording.format(question=asked, answers=listed), 0.3, 0)])[0]
 
     def _ask(self, questions: Sequence[tuple[str, float, int]]) -> list[str]:
-        """Answers to (text, temperature, number), at the same time; what failed is left out; raises the
-        first, if none was answered.
-        """
+        """Answers to (text, temperature, number), at the same time, without what failed; if all did, raises the first."""
 
         def ask(question: tuple[str, float, int]) -> str:
             self.asked += 1

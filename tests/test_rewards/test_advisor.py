@@ -6,7 +6,7 @@ import time
 
 from model_server import ModelServer
 
-from rewards.language.advisor import THREADS, WAITING, Advisor
+from rewards.language.guidance import THREADS, WAITING, Advisor
 
 
 def told_in(text):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.check import global_rng
+from rewards.check.contract import generator_states, seeded
 
 
 def draw():
@@ -17,30 +17,30 @@ def draw():
 def test_within_the_same_seed_draws_the_same_and_another_seed_does_not():
     draws = []
     for seed in (1, 1, 2):
-        with global_rng.seeded(seed):
+        with seeded(seed):
             draws.append(draw())
     assert draws[0] == draws[1]
     assert not set(draws[0]) & set(draws[2])
 
 
 def test_afterwards_they_stand_where_they_stood_even_after_an_error():
-    with global_rng.seeded(3):
+    with seeded(3):
         expected = [draw(), draw()]
-    with global_rng.seeded(3):
+    with seeded(3):
         assert draw() == expected[0]
-        with pytest.raises(KeyError), global_rng.seeded(9):
+        with pytest.raises(KeyError), seeded(9):
             draw()
             raise KeyError
         assert draw() == expected[1]
 
 
 def test_states_tell_whether_something_was_drawn():
-    with global_rng.seeded(0):
-        before = global_rng.states()
+    with seeded(0):
+        before = generator_states()
         assert len(before) == 3
-        assert before[0] == global_rng.states()[0]
+        assert before[0] == generator_states()[0]
         draw()
-        after = global_rng.states()
+        after = generator_states()
     assert before[0] != after[0]
     assert before[1][2] != after[1][2]
     assert not torch.equal(before[2], after[2])

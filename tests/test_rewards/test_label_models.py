@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.check import global_rng
+from rewards.check.contract import generator_states
 from rewards.language.label_models import (
     BUCKETS,
     ENCODERS,
@@ -99,9 +99,9 @@ def test_two_seeds_differ_and_one_repeats():
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_the_global_generators_stay_where_they_are(encoder):
-    before = global_rng.states()
+    before = generator_states()
     make(encoder).fit(TEXTS, LABELS, 2)
-    after = global_rng.states()
+    after = generator_states()
     assert before[0] == after[0] and torch.equal(before[2], after[2])
     np.testing.assert_equal(before[1], after[1])
 
