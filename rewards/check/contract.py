@@ -353,7 +353,7 @@ def equal(one: Any, two: Any) -> bool:
 
 def generator_states() -> list[Any]:
     """The states of the generators that the whole process shares: Python's, NumPy's and, once imported, torch's."""
-    found: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
+    found: list[Any] = [random.getstate(), np.random.get_state()]
     if "torch" in sys.modules:
         found.append(sys.modules["torch"].get_rng_state())
     return found
@@ -364,13 +364,13 @@ def seeded(seed: int) -> Iterator[None]:
     """All of them seeded with `seed` within the context; afterwards they are as before."""
     before = generator_states()
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
+    np.random.seed(seed)
     if len(before) == 3:
         sys.modules["torch"].manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
+        np.random.set_state(before[1])
         if len(before) == 3:
             sys.modules["torch"].set_rng_state(before[2])

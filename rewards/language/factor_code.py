@@ -174,7 +174,7 @@ class Author(ModelJudge):
         return self._ask([(wording.format(question=asked, answers=listed), 0.3, 0)])[0]
 
     def _ask(self, questions: Sequence[tuple[str, float, int]]) -> list[str]:
-        """Answers to (text, temperature, number), at the same time, without what failed; if all did, raises the first."""
+        """Answers to (text, temperature, number), at the same time, without what failed; raises if all did."""
 
         def ask(question: tuple[str, float, int]) -> str:
             self.asked += 1

@@ -36,7 +36,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
-from rewards.llm.store import Item
+from rewards.llm.store import Item, texts_in
 
 ENCODERS = ("ngrams", "charcnn")
 BUCKETS, WIDTH = 4096, 32  # of hashed n-grams; numbers for each
@@ -81,15 +81,11 @@ class LabelTable:
     """Labels of texts, or of pairs of them: in [0, 1], NaN where the judge was unsure.
 
     One in ten is held out by the hash of its item, once there are a hundred: to measure with, not to learn from.
-
-    Attributes:
-        values: item -> label, the oldest first.
-        texts: every text that has a label, alone or in a pair.
     """
 
     def __init__(self) -> None:
-        self.values: dict[Item, float] = {}
-        self.texts: set[str] = set()
+        self.values: dict[Item, float] = {}  # the oldest first
+        self.texts: set[str] = set()  # all that have a label, alone or in a pair
         self._held: set[Item] = set()
 
     def add(self, item: Item, value: float) -> None:
@@ -126,11 +122,6 @@ class LabelTable:
         self.texts = {text for item in items for text in texts_in(item)}
 
 
-def texts_in(item: Item) -> tuple[str, ...]:
-    """The one text of an item, or the two of a pair."""
-    return (item,) if isinstance(item, str) else item
-
-
 def crc(item: Item) -> int:
     """A checksum of an item, equal in every process."""
     return zlib.crc32("\0".join(texts_in(item)).encode("utf-8", "surrogatepass"))
@@ -155,11 +146,7 @@ def characters(text: str) -> np.ndarray:
 
 
 class LabelModel:
-    """f(text), a number without bounds; sigmoid(f) is the chance that a text helps, or beats another one.
-
-    Attributes:
-        steps: gradient steps taken so far.
-    """
+    """f(text), a number without bounds; sigmoid(f) is the chance that a text helps, or beats another one."""
 
     def __init__(
         self, encoder: str, *, learning_rate: float, batch_size: int = 256, seed: int = 0, device: str = "cpu"
@@ -208,9 +195,8 @@ class LabelModel:
     def accuracy(self, items: Sequence[Item], labels: np.ndarray) -> float | None:
         """Share of the newest labels (B,) that the model agrees with, ties aside; None where there are none."""
         decided = np.flatnonzero(labels != 0.5)[-HELD_OUT:]
-        if len(decided) == 0:
-            return None
-        return float(((self.predict([items[row] for row in decided]) > 0) == (labels[decided] > 0.5)).mean())
+        right = (self.predict([items[row] for row in decided]) > 0) == (labels[decided] > 0.5)
+        return float(right.mean()) if len(decided) else None
 
     def _f(self, items: Sequence[Item]) -> torch.Tensor:
         pairs = not isinstance(items[0], str)

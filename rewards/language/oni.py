@@ -39,10 +39,10 @@ import numpy as np
 from envs.settings import setting
 from envs.types import Transitions
 from rewards.language.captioned import Captioned, CaptionedConfig
-from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc, texts_in
+from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import check_judge
-from rewards.llm.store import Item
+from rewards.llm.store import Item, texts_in
 
 MODELS = ("retrieval", "classification", "ranking", "count")
 MANY = 25_000  # labels from which one gradient step is taken at a time

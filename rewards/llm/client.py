@@ -28,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -109,15 +110,10 @@ class Endpoint(Settings):
 
 @dataclass
 class Reply:
-    """What came back for one question.
+    """What came back for one question."""
 
-    Attributes:
-        text: the model's last answer, "" if there was none.
-        tokens: of question and answer together, all attempts, as the server counts them; 0 if it does not.
-    """
-
-    text: str = ""
-    tokens: int = 0
+    text: str = ""  # the model's last answer, "" if there was none
+    tokens: int = 0  # of question and answer, all attempts, as the server counts them; 0 if it does not
 
 
 class Chat:
@@ -136,7 +132,7 @@ class Chat:
         reply: Reply | None = None,
         **options: Any,
     ) -> Any:
-        """Ask one question.
+        """Ask one question; returns the text of the answer, or what it decodes to with a schema.
 
         Args:
             parts: texts and images, uint8 (H, W, 3), in the order in which they are read.
@@ -144,11 +140,8 @@ class Chat:
             reply: filled with the model's text and its cost, also if there is no usable answer.
             **options: of the request's body, for this question.
 
-        Returns:
-            The answer's text; with a schema what it decodes to.
-
         Raises:
-            JudgeError: if there is none, or it does not fit the schema.
+            JudgeError: without an answer, or one that fits the schema.
         """
         parts = list(parts)
         if schema is not None:
@@ -162,14 +155,12 @@ class Chat:
             return self._retried(body, reply)
         if self._structured:
             form = {"name": "answer", "strict": True, "schema": schema}
-            try:
+            with suppress(_RefusedError):
                 structured = {**body, "response_format": {"type": "json_schema", "json_schema": form}}
                 return decode(self._retried(structured, reply), schema)
-            except _RefusedError:
-                answer = decode(self._retried(body, reply), schema)
-                self._structured = False  # only now is it known that the schema was refused
-                return answer
-        return decode(self._retried(body, reply), schema)
+        answer = decode(self._retried(body, reply), schema)
+        self._structured = False  # only now is it known that the schema was refused
+        return answer
 
     def close(self) -> None:
         """Close the connections."""
@@ -253,24 +244,19 @@ class Breaker:
 
     Source: Nygard 2007, "Release It!", section 5.2 (circuit breaker). When it fails: a server that answers every other
     question never opens it for long, and its failures cost time again and again.
-
-    Attributes:
-        open: whether questions are held back.
-        streak: failures since the last success.
     """
 
     def __init__(self, pause: float = 30.0, failures: int = IN_A_ROW) -> None:
         self.pause, self.failures = pause, failures
-        self.open, self.streak = False, 0
+        self.open = False  # whether questions are held back
+        self.streak = 0  # failures since the last success
         self.until = 0.0  # when the next probe may be sent, while open
         self.probing = False  # a probe is in flight
         self._recent: deque[tuple[float, bool]] = deque()
 
     def room(self, now: float) -> int | None:
         """How many questions may be sent: None for any number."""
-        if not self.open:
-            return None
-        return int(not self.probing and now >= self.until)
+        return int(not self.probing and now >= self.until) if self.open else None
 
     def asked(self) -> None:
         """A question is in flight."""

@@ -55,13 +55,10 @@ class Label:
 
 
 class AnswerStore:
-    """The file, opened by this process; safe to use from several threads.
+    """The file, opened by this process; safe to use from several threads. Its folder is made.
 
-    Args:
-        path: the file; its folder is made. "" keeps answers in memory only.
-        wait: seconds to wait for other processes that write.
-        say: receives a sentence when something is wrong with the file; None for standard error.
-        words: characters of `raw` that are kept.
+    An empty path keeps answers in memory only. Other processes that write are waited for (`wait`, seconds); `say`
+    receives a sentence when something is wrong with the file; of `raw`, `words` characters are kept.
     """
 
     def __init__(
@@ -260,6 +257,11 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
                 return
             raise ValueError(f"{path}, line {number}: {str(row).strip()[:80]!r} is {wrong}") from None
         yield found
+
+
+def texts_in(item: Item) -> tuple[str, ...]:
+    """The one text of an item, or the two of a pair."""
+    return (item,) if isinstance(item, str) else item
 
 
 def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:

@@ -15,7 +15,7 @@ from envs.make import make_vec
 from envs.types import Transitions
 from rewards.adapters.guided import guided
 from rewards.check import check_reward
-from rewards.language import advisor
+from rewards.language import guidance
 from rewards.language.guidance import CRAFTER, RECENT, Guidance, GuidanceConfig, _newest, meaning
 from rewards.llm.judges.rules import Rules
 from rewards.mix.mix import Mix, Stream
@@ -250,7 +250,7 @@ def test_a_checkpoint_keeps_goals_and_answers(tmp_path):
 
 @pytest.mark.parametrize("plan", [status(500), says("no idea"), says('{"goal": "  "}'), hangs(0.2)])
 def test_a_failure_names_no_goal_and_the_situation_may_be_asked_again(plan, monkeypatch):
-    monkeypatch.setattr(advisor, "PAUSE", 0.0)
+    monkeypatch.setattr(guidance, "PAUSE", 0.0)
     with ModelServer(think) as server:
         server.plan = [plan]
         reward = built(**WHAT, url=server.url)
@@ -267,7 +267,7 @@ def test_training_continues_without_a_server_which_is_then_not_asked():
     for captions in itertools.permutations("abcdef", 3):  # 120 situations
         reward.update(rollout("; ".join(captions)))
     metrics = reward.update(rollout("b"))
-    assert metrics["waiting"] == advisor.WAITING and metrics["failed"] <= advisor.THREADS and metrics["goals"] == 0
+    assert metrics["waiting"] == guidance.WAITING and metrics["failed"] <= guidance.THREADS and metrics["goals"] == 0
     reward.close()
 
 

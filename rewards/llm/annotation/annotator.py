@@ -65,7 +65,15 @@ class Annotator(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check()
+        clock = self.clock
+        if self.delay and clock != "steps":
+            raise ValueError(
+                f"delay={self.delay} counts steps, and clock={clock}; use clock=steps, or leave delay at 0"
+            )
+        if self.cache and clock != "wall":
+            raise ValueError(f"cache={self.cache!r} would change what clock={clock} delivers; leave it empty")
+        if clock == "transcript" and not self.transcript:
+            raise ValueError("clock=transcript replays a file and transcript is empty; give the file that a run wrote")
         self.events: deque[str] = deque(maxlen=100)
         self._queue = AnnotationQueue(self.queue, self.order == "newest", self.rate, self.budget, self.token_budget)
         options = {"seed": self.seed, **(self.judge_options or {})}
@@ -217,18 +225,6 @@ class Annotator(Settings):
                     queue.answer(item, value, now + self.delay)
         if spent := queue.spent():
             self._say(spent)
-
-    def _check(self) -> None:
-        """Refuse settings that contradict each other."""
-        clock = self.clock
-        if self.delay and clock != "steps":
-            raise ValueError(
-                f"delay={self.delay} counts steps, and clock={clock}; use clock=steps, or leave delay at 0"
-            )
-        if self.cache and clock != "wall":
-            raise ValueError(f"cache={self.cache!r} would change what clock={clock} delivers; leave it empty")
-        if clock == "transcript" and not self.transcript:
-            raise ValueError("clock=transcript replays a file and transcript is empty; give the file that a run wrote")
 
 
 def _say(events: deque[str], sentence: str) -> None:

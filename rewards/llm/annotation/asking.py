@@ -30,14 +30,7 @@ TICK = 1.0  # seconds after which the thread checks its state though no message 
 
 
 class Asker:
-    """The thread, its process, its cache.
-
-    Attributes:
-        identity: whose answers these are, "" until the judge has started.
-        notes: those of the judge.
-        trouble: why there will never be an answer; None while all is well.
-        restarts: how often the process was started again.
-    """
+    """The thread, its process, its cache."""
 
     def __init__(
         self,
@@ -50,10 +43,10 @@ class Asker:
         say: Callable[[str], None],
     ) -> None:
         self.pending, self.say = pending, say
-        self.identity = ""
-        self.notes: list[str] = []
-        self.trouble: Exception | None = None
-        self.restarts = 0
+        self.identity = ""  # whose answers these are, once the judge has started
+        self.notes: list[str] = []  # those of the judge
+        self.trouble: Exception | None = None  # why there will never be an answer
+        self.restarts = 0  # of the process
         self.breaker = Breaker(probe)
         self._job = {"judge": judge, "options": options, "concurrency": concurrency}
         self._concurrency, self._cache_path = concurrency, cache
@@ -74,8 +67,7 @@ class Asker:
     @property
     def worker_pid(self) -> int | None:
         """The process of the judge, None while there is none."""
-        worker = self._worker
-        return None if worker is None else worker.pid
+        return getattr(self._worker, "pid", None)
 
     def wake(self) -> None:
         """There may be something to ask."""
@@ -110,9 +102,15 @@ class Asker:
     def _turn(self) -> None:
         now = time.monotonic()
         if self._worker is None and now >= self._restart:
-            self._start(now)
+            try:
+                self._worker, self._ready = JudgeProcess(self._job, self._inbox), False
+            except OSError as error:
+                self._died(f"could not be started ({error})", now)
         if self._worker is not None and self._ready:
-            self._look_up_fresh()
+            with self.pending.lock:
+                fresh = [item for item in self.pending.fresh if item in self.pending.waiting]
+                self.pending.fresh.clear()
+            self._look_up(fresh)
             self._put_questions(now)
             if any(now - sent > PATIENCE for _, sent in self._flight.values()):
                 self._worker.kill()
@@ -127,18 +125,6 @@ class Asker:
                 message = self._inbox.get_nowait()
             except queue.Empty:
                 return
-
-    def _start(self, now: float) -> None:
-        try:
-            self._worker, self._ready = JudgeProcess(self._job, self._inbox), False
-        except OSError as error:
-            self._died(f"could not be started ({error})", now)
-
-    def _look_up_fresh(self) -> None:
-        with self.pending.lock:
-            fresh = [item for item in self.pending.fresh if item in self.pending.waiting]
-            self.pending.fresh.clear()
-        self._look_up(fresh)
 
     def _look_up(self, items: Sequence[Item]) -> list[Item]:
         """Answer what the cache knows; returns the others."""

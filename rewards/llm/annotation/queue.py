@@ -21,34 +21,27 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
-from rewards.llm.store import Item
+from rewards.llm.store import Item, texts_in
 
 KNOWN = 100_000  # answered items that are remembered so as not to be asked again
 COUNTS = ("asked", "answered", "unsure", "failed", "dropped", "cached", "tokens", "seconds")
 
 
 class AnnotationQueue:
-    """Items on their way from a reward to a judge and back.
-
-    Attributes:
-        lock: to be held around every call.
-        waiting: (priority, serial number) of each waiting item; the highest is next.
-        asking: the same of each item that is in flight.
-        fresh: items that have not been looked up in a cache yet.
-        answers: (step from which it may be taken, item, value), NaN for unsure, not yet taken.
-        counts: totals by name, see `COUNTS`.
-    """
+    """Items on their way from a reward to a judge and back."""
 
     def __init__(
         self, capacity: int = 1000, newest: bool = True, rate: float = 0.0, budget: int = 0, token_budget: int = 0
     ) -> None:
         self.capacity, self.newest, self.rate = capacity, newest, rate
         self.budget, self.token_budget = budget, token_budget
-        self.lock = threading.Lock()
-        self.waiting: dict[Item, tuple[float, int]] = {}
-        self.asking: dict[Item, tuple[float, int]] = {}
-        self.fresh: list[Item] = []
-        self.answers: deque[tuple[int, Item, Any]] = deque()
+        self.lock = threading.Lock()  # to be held around every call
+        self.waiting: dict[Item, tuple[float, int]] = {}  # priority and serial number; the highest is next
+        self.asking: dict[Item, tuple[float, int]] = {}  # the same of what is in flight
+        self.fresh: list[Item] = []  # not looked up in a cache yet
+        self.answers: deque[tuple[int, Item, Any]] = (
+            deque()
+        )  # step from which it may be taken, item, value (NaN: unsure)
         self.counts = dict.fromkeys(COUNTS, 0.0)
         self._known: dict[Item, None] = {}
         self._tries: dict[Item, int] = {}
@@ -161,9 +154,9 @@ class AnnotationQueue:
         """Everything, as lists and numbers; what is being asked waits again."""
         open_ = {**self.waiting, **self.asking}
         return {
-            "waiting": [[*_texts(item), *open_[item]] for item in sorted(open_, key=open_.__getitem__)],
-            "answers": [[due, *_texts(item), None if value != value else value] for due, item, value in self.answers],
-            "known": [_texts(item) for item in self._known],
+            "waiting": [[*texts_in(item), *open_[item]] for item in sorted(open_, key=open_.__getitem__)],
+            "answers": [[due, *texts_in(item), None if value != value else value] for due, item, value in self.answers],
+            "known": [list(texts_in(item)) for item in self._known],
             "counts": dict(self.counts),
             "serial": self._serial,
             "now": self._now,
@@ -191,10 +184,6 @@ class AnnotationQueue:
         self._known[item] = None
         if len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
-
-
-def _texts(item: Item) -> list[str]:
-    return [item] if isinstance(item, str) else list(item)
 
 
 def _item(texts: Iterable[str]) -> Item:

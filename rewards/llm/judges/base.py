@@ -57,6 +57,7 @@ class Judge(Settings, ABC):
     """Base class of every judge; a dataclass of its options, or a class with an `__init__` of its own."""
 
     name: ClassVar[str] = ""  # in the table
+    _identity = ""
     local: ClassVar[bool] = False  # does it answer within microseconds in this process, always alike?
 
     @property
@@ -66,7 +67,7 @@ class Judge(Settings, ABC):
     @property
     def identity(self) -> str:
         """The source of the answers: judge, model, version of prompt and schema, goal. Equal strings, equal answers."""
-        return self.name
+        return self._identity or self.name
 
     def metrics(self) -> dict[str, float]:
         """Numbers to log."""
@@ -80,10 +81,10 @@ class Judge(Settings, ABC):
         """Everything that moves: generators, statistics, counts."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most judges have no state
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
-    def close(self) -> None:  # noqa: B027 - most judges hold nothing open
+    def close(self) -> None:
         """Release connections and processes."""
 
 
@@ -91,20 +92,15 @@ class Judge(Settings, ABC):
 class Answers:
     """What a judge answered to B questions about texts.
 
-    Attributes:
-        value: float32 (B,) in [0, 1]; of a text, how much what it describes helps (1) or does not (0); of a pair, 1 if
-            the second is better, 0 if the first, 0.5 if equal. NaN where the judge was unsure or failed.
-        failed: bool (B,), no usable answer came.
-        failure: the sentence of the first failure, "" without one.
-        tokens: language-model tokens that the answers cost, question and answer together.
-        raw: the judge's words, at most 2,000 characters each; empty where there are no words.
+    A value is in [0, 1]; of a text, how much what it describes helps (1) or does not (0); of a pair, 1 if the second is
+    better, 0 if the first, 0.5 if equal. NaN where the judge was unsure or failed.
     """
 
-    value: np.ndarray
-    failed: np.ndarray
-    failure: str = ""
-    tokens: int = 0
-    raw: list[str] = field(default_factory=list)
+    value: np.ndarray  # float32 (B,)
+    failed: np.ndarray  # bool (B,), no usable answer came
+    failure: str = ""  # the sentence of the first
+    tokens: int = 0  # of the language model, question and answer together
+    raw: list[str] = field(default_factory=list)  # the judge's words, at most 2,000 characters each, if there are any
 
     @classmethod
     def of(cls, value: ArrayLike) -> Answers:
@@ -127,23 +123,16 @@ class TextJudge(Judge):
         both = self.label([*first, *second])
         one, two = np.split(both.value, 2)
         value = np.where(np.isnan(one) | np.isnan(two), np.nan, (1 + np.sign(two - one)) / 2)
-        half = len(first)
-        failed = both.failed[:half] | both.failed[half:]
+        failed = np.logical_or(*np.split(both.failed, 2))
         return Answers(value.astype(np.float32), failed, both.failure, both.tokens)
 
 
 class SegmentJudge(Judge):
-    """Compares segments of behaviour.
+    """Compares segments of behaviour."""
 
-    Attributes:
-        requires: fields of Transitions that it reads.
-        frame_size: height and width of the frames it wants, pixels; None where any will do, or none are read.
-        embedding: the extra that stands for a frame, if it reads that instead (`embed` computes it).
-    """
-
-    requires: frozenset[str] = frozenset()
-    frame_size: int | None = None
-    embedding: str | None = None
+    requires: frozenset[str] = frozenset()  # fields of Transitions that it reads
+    frame_size: int | None = None  # height and width, pixels; None where any will do, or none are read
+    embedding: str | None = None  # the extra that stands for a frame, if it reads that instead (`embed` computes it)
 
     @abstractmethod
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:

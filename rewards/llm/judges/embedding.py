@@ -69,10 +69,6 @@ class EmbeddingJudge(TextJudge):
         asked = json.dumps([self.good, known.other, self.threshold, self.margin])
         self._identity = f"embedding all-MiniLM-L6-v2 {hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
-    @property
-    def identity(self) -> str:
-        return self._identity
-
     def label(self, texts: Sequence[str]) -> Answers:
         return Answers.of(self.nearness(texts) > self.threshold)
 

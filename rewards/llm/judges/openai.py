@@ -39,15 +39,6 @@ BETTER = {"first": 0.0, "equal": 0.5, "second": 1.0, "unsure": np.nan}
 NOTHING = prompts.quote("")
 
 
-def _schema(key: str, words: Sequence[str]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"reason": {"type": "string"}, key: {"type": "string", "enum": list(words)}},
-        "required": ["reason", key],
-        "additionalProperties": False,
-    }
-
-
 @dataclass(eq=False)
 class TextModel(Endpoint, TextJudge):
     """Asks a language model about each text; safe to use from several threads."""
@@ -83,10 +74,6 @@ class TextModel(Endpoint, TextJudge):
             f"orders={1 + self.both_orders} asked={hashlib.sha256(asked.encode()).hexdigest()[:12]}"
         )
 
-    @property
-    def identity(self) -> str:
-        return self._identity
-
     def label(self, texts: Sequence[str]) -> Answers:
         """A text of which nothing can be seen is not asked about: unsure."""
         quoted = [prompts.quote(text) for text in texts]
@@ -108,7 +95,12 @@ class TextModel(Endpoint, TextJudge):
 
     def _all(self, asked: Sequence[Sequence[str]], key: str, words: dict[str, float], unasked: float) -> Answers:
         """The answers to B items of no, one or two questions each."""
-        schema = _schema(key, list(words))
+        schema = {
+            "type": "object",
+            "properties": {"reason": {"type": "string"}, key: {"type": "string", "enum": list(words)}},
+            "required": ["reason", key],
+            "additionalProperties": False,
+        }
 
         def one(questions: Sequence[str]) -> tuple[float, str, int, str]:
             """Value, failure, tokens and words; the second question of two shows the pair in the other order."""
@@ -128,11 +120,6 @@ class TextModel(Endpoint, TextJudge):
             return values[0] if agreed else np.nan, failure, tokens, "\n".join(texts)[:WORDS]
 
         answers: list[Any] = in_parallel(one, asked, self.concurrency)
-        failures = [failure for _, failure, _, _ in answers]
-        return Answers(
-            np.array([value for value, *_ in answers], np.float32),
-            np.array([bool(failure) for failure in failures], bool),
-            next(filter(None, failures), ""),
-            sum(tokens for _, _, tokens, _ in answers),
-            [raw for *_, raw in answers],
-        )
+        values, failures, tokens, raw = zip(*answers) if answers else ((),) * 4
+        failed = np.array([*map(bool, failures)], bool)
+        return Answers(np.array(values, np.float32), failed, next(filter(None, failures), ""), sum(tokens), list(raw))

@@ -21,25 +21,19 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "prompts"
 LONGEST = 300  # characters of a caption
 SAME = {"carla": "driving"}  # families with the captions of another
+INVISIBLE = ("Cf", "Cs", "Co", "Cn")  # directions, joiners, tags, halves of characters, private ones
 _TERMINAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _HOLE = re.compile(r"\{(goal|knowledge|caption|first|second)\}")
 
 
 @dataclass(frozen=True)
 class Background:
-    """What is known of a family of environments.
+    """What is known of a family of environments."""
 
-    Attributes:
-        goal: what is wanted there by default, "" if nothing is known.
-        good: captions of progress, for judges that compare texts.
-        other: captions that do not, and that may look alike.
-        knowledge: sentences and labelled examples.
-    """
-
-    goal: str = ""
-    good: tuple[str, ...] = ()
-    other: tuple[str, ...] = ()
-    knowledge: str = ""
+    goal: str = ""  # what is wanted there by default
+    good: tuple[str, ...] = ()  # captions of progress, for judges that compare texts
+    other: tuple[str, ...] = ()  # captions of none, which may look alike
+    knowledge: str = ""  # sentences and labelled examples
 
 
 @functools.cache
@@ -70,18 +64,14 @@ def fill(template: str, **parts: str) -> str:
 def clean(text: str) -> str:
     """A caption as judges read it."""
     text = _TERMINAL.sub("", text[: 20 * LONGEST]).replace("{", "(").replace("}", ")")
-    seen = (" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in text if not _invisible(c))
+    kinds = map(unicodedata.category, text)
+    seen = (" " if kind in ("Cc", "Zl", "Zp") else c for c, kind in zip(text, kinds) if kind not in INVISIBLE)
     return "".join(seen).strip()[:LONGEST].strip()
 
 
 def quote(text: str) -> str:
     """A caption, cleaned, as a JSON string of ASCII on one line."""
     return json.dumps(clean(text))
-
-
-def _invisible(character: str) -> bool:
-    """Directions, joiners, tags, halves of characters, private ones."""
-    return unicodedata.category(character) in ("Cf", "Cs", "Co", "Cn")
 
 
 def _read(path: Path) -> tuple[str, str]:

@@ -51,9 +51,8 @@ class Sandbox(Settings):
         counts: calls, failures (of tries), rows whose factors were not finite.
         failure: the sentence of the newest failure.
 
-    Raises:
-        SandboxError: if the code is refused, or fails on two rows of zeros.
-        ValueError: for a value out of range, or on Windows.
+    Raises SandboxError if the code is refused, or fails on two rows of zeros; ValueError for a value out of range, or
+    on Windows.
     """
 
     source: str = setting(help="as `check` takes it")

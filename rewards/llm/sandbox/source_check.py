@@ -49,13 +49,7 @@ class SandboxError(ValueError):
 
 
 def check(source: str) -> str:
-    """Read source code without running it.
-
-    Args:
-        source: defines `factors(obs, action)`. `import numpy as np` and annotations may be there and are taken out.
-
-    Returns:
-        What may be run.
+    """What may be run of source code that defines `factors(obs, action)`; NumPy's import and annotations are taken out.
 
     Raises:
         SandboxError: for the first thing that is not allowed, with its line.
@@ -63,11 +57,10 @@ def check(source: str) -> str:
     if len(source.encode("utf-8", "replace")) > LONGEST:
         raise SandboxError(f"the code has more than {LONGEST:,} bytes; write less")
     try:
-        tree = ast.parse(source)
-        return _cleaned(tree)
+        return _cleaned(ast.parse(source))
+    except SandboxError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, SandboxError):
-            raise
         raise SandboxError(f"the code is no Python: {type(error).__name__}: {str(error)[:200]}") from None
 
 
