@@ -124,7 +124,7 @@ class Reward(ABC):
         self.device = device
         self.build()
 
-    def build(self) -> None:
+    def build(self) -> None:  # noqa: B027 - some need nothing
         """Make what the reward needs besides; called once, when config, spaces, seed and device are set."""
 
     @abstractmethod
@@ -184,7 +184,7 @@ class Reward(ABC):
         """Sentences a user should read before training: what supervised this reward, which prompt looks unknown."""
         return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most rewards hold nothing open
         """Release what the reward holds besides: processes, connections, files."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -131,8 +131,7 @@ class _Check:
         for name, frame in ((key, rollout.frame), (f"obs_{key}", rollout.obs_frame)):
             if frame is not None:
                 embedded = np.asarray(self.reward.embed(rollout.replace(frame=frame).flatten()))
-                if len(embedded) != rollout.shape[0] * rollout.shape[1]:
-                    frames = rollout.shape[0] * rollout.shape[1]
+                if len(embedded) != (frames := rollout.shape[0] * rollout.shape[1]):
                     self.fail(f"embed returned {embedded.shape} for {frames} frames; give one row each")
                 extras[name] = embedded.reshape(*rollout.shape, *embedded.shape[1:])
         return rollout.replace(extras=extras, frame=None, obs_frame=None)
@@ -195,8 +194,7 @@ class _Check:
         if not np.allclose(self.score(self.reward, self.flat[order]), whole[order], RTOL, ATOL):
             self.fail("score depends on the order of the rows: permuting the batch does not permute the scores")
         half = len(whole) // 2
-        pieces = [self.score(self.reward, self.flat[:1]), self.score(self.reward, self.flat[1:half])]
-        pieces.append(self.score(self.reward, self.flat[half:]))
+        pieces = [self.score(self.reward, self.flat[a:b]) for a, b in ((0, 1), (1, half), (half, None))]
         if not np.allclose(np.concatenate(pieces), whole, RTOL, ATOL):
             self.fail("score of a row depends on the other rows: a batch scored in pieces differs from the whole")
 
@@ -353,7 +351,7 @@ def equal(one: Any, two: Any) -> bool:
 
 def generator_states() -> list[Any]:
     """The states of the generators that the whole process shares: Python's, NumPy's and, once imported, torch's."""
-    found: list[Any] = [random.getstate(), np.random.get_state()]
+    found: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
     if "torch" in sys.modules:
         found.append(sys.modules["torch"].get_rng_state())
     return found
@@ -364,13 +362,13 @@ def seeded(seed: int) -> Iterator[None]:
     """All of them seeded with `seed` within the context; afterwards they are as before."""
     before = generator_states()
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
     if len(before) == 3:
         sys.modules["torch"].manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(before[0])
-        np.random.set_state(before[1])
+        np.random.set_state(before[1])  # noqa: NPY002
         if len(before) == 3:
             sys.modules["torch"].set_rng_state(before[2])

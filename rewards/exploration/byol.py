@@ -189,12 +189,7 @@ class Paths(NamedTuple):
     exist: np.ndarray  # bool (K, R); not where the loop would begin before the episode, or the row is no transition
 
     def predictions(self, action: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """One row for each loop that exists: states before and after an action, the action and the slow code.
-
-        Args:
-            action: (R, A).
-            target: (R, D).
-        """
+        """One row for each loop that exists: states before and after an action, action (R, A) and slow code (R, D)."""
         places = torch.from_numpy(np.flatnonzero(self.exist)).to(action.device)
         before, ahead = torch.cat(self.before)[places], torch.cat(self.ahead)[places]
         row = places % len(action)
@@ -212,14 +207,7 @@ class Loops(nn.Module):
     def forward(
         self, seen: torch.Tensor, action: torch.Tensor, links: Links, memory: dict[str, torch.Tensor]
     ) -> tuple[Paths, dict[str, torch.Tensor]]:
-        """Every open loop of a rollout, and the memory after it.
-
-        Args:
-            seen: codes of `obs` (T * N, D).
-            action: (T * N, A).
-            links: of the rollout.
-            memory: as `BYOL.initial_memory` makes it.
-        """
+        """Every open loop of a rollout with codes of `obs` (T * N, D) and actions (T * N, A), and its last memory."""
         before, entering, actions = self.beliefs(seen, action, links, memory)
         there, held = links.valid, memory["held"].cpu().numpy()
         befores, aheads, exist = [before], [self.open(action, before)], [there]

@@ -124,10 +124,8 @@ class Hash:
 
     def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any, reward: str = "count") -> None:
         self.parts = parts(space, keys, reward)
-        self.bins: dict[str, np.ndarray] = {}
-        for key, box in self.parts.items():
-            if np.issubdtype(box.dtype, np.floating):
-                self.bins[key] = _bins(bin, int(np.prod(box.shape or ())), key, reward)
+        floats = {key: box for key, box in self.parts.items() if np.issubdtype(box.dtype, np.floating)}
+        self.bins = {key: _bins(bin, int(np.prod(box.shape or ())), key, reward) for key, box in floats.items()}
         self.multipliers: dict[str, np.ndarray] = {}
 
     def __call__(self, obs: Obs) -> np.ndarray:
@@ -136,9 +134,8 @@ class Hash:
             # drivers differ in dtype and in a trailing axis of one; the space decides
             values = np.asarray(part(obs, key)).astype(box.dtype, copy=False)
             words = self._words(values.reshape(len(values), -1), key)
-            words ^= words >> np.uint64(
-                32
-            )  # a product modulo 2**64 keeps little of what differs in the high bits alone
+            # a product modulo 2**64 keeps little of what differs in the high bits alone
+            words ^= words >> np.uint64(32)
             words *= self._multiplier(key, words.shape[1], salt)
             words ^= words >> np.uint64(29)
             total = total + words.sum(axis=1, dtype=np.uint64)

@@ -80,9 +80,8 @@ class Hindsight(Forward):
         return (self.reconstructor(torch.cat([given, z], dim=1)) - after).square().sum(dim=1)
 
     def information(self, given: torch.Tensor, z: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """Information of z about state and action (N,), nats, at most log(1 + K).
-
-        The critic raises it, the generator lowers it.
+        """Information of z about state and action (N,), nats, at most log(1 + K); the critic raises it, the generator
+        lowers it:
 
         log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance).
         """

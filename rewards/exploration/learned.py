@@ -285,7 +285,7 @@ def _initialise(layers: nn.Sequential, generator: torch.Generator) -> nn.Sequent
 def _outputs(shape: tuple[int, int, int]) -> int:
     """Numbers that leave a trunk for an image (C, H, W)."""
     filters, height, width = shape
-    for filters, size, stride in CONVOLUTIONS:
+    for filters, size, stride in CONVOLUTIONS:  # noqa: B007
         height, width = (height - size) // stride + 1, (width - size) // stride + 1
     return filters * height * width
 

@@ -153,7 +153,7 @@ class Guidance(Reward):
             wrong = "no answer; give `told`, a list, and `goal`, a text"
             self._learn(dict(read_rows(config.answers, _answer, wrong)))
         keeps = config.goals == "openai" and bool(config.answers)
-        self._store = AnswerStore(config.answers, say=self._report) if keeps else None
+        self._store = AnswerStore(config.answers, say=functools.partial(setattr, self, "_problem")) if keeps else None
         if config.goals == "recorded" and not len(self._keys):
             raise ValueError(f"reward.guidance.answers={config.answers!r} names no goal; give `told` and `goal` a line")
         self._advisor = Advisor(config.model, config.url, config.key, config.goal) if config.goals == "openai" else None
@@ -290,7 +290,7 @@ class Guidance(Reward):
         """Remember the captions, and ask about the situations that are new."""
         if len(self._captions) > CACHE:
             self._captions.clear()
-        self._captions.update((key(part), part) for text in set(texts[valid]) for part in _parts(text))
+        self._captions.update((key(part), part) for text in set(texts[valid]) for part in text.split("; "))
         new = valid & (after["asked"] != before["asked"]) & ~np.isin(after["asked"], self._keys)
         for row in np.flatnonzero(new):
             codes = [code for code in after["recent"][row].tolist() if code]
@@ -309,19 +309,11 @@ class Guidance(Reward):
         if advisor.failed:
             self._problem = f"{advisor.failed} questions got no goal; the last error: {advisor.error}"
 
-    def _report(self, problem: str) -> None:
-        self._problem = problem
-
-
-def _parts(text: str) -> list[str]:
-    """The events of a caption."""
-    return text.split("; ")
-
 
 @functools.lru_cache(CACHE)
 def _read(text: str) -> tuple[tuple[int, ...], np.ndarray]:
     """Keys of a caption's events, and the sum of their embeddings, float32 (WIDTH,)."""
-    parts = _parts(text)
+    parts = text.split("; ")
     return tuple(map(key, parts)), np.stack([meaning(part) for part in parts]).sum(axis=0)
 
 

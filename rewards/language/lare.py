@@ -137,11 +137,10 @@ class LaRe(Learned):
                 return verify(factor_code.read(config.code))
             except SandboxError as error:
                 raise ValueError(f"reward lare: the code in {config.code!r} was refused: {error}") from None
-        options = {"answers": config.answers, **config.judge_options}
-        self.author = author = make_judge(config.judge, "code", **options)
-        sizes = [part.shape[1] for part in rows]
+        self.author = author = make_judge(config.judge, "code", **{"answers": config.answers, **config.judge_options})
         described = factor_code.describe(config.describe)
-        return author.write(factor_code.question(config.goal, described, *sizes), verify)
+        asked = factor_code.question(config.goal, described, *(part.shape[1] for part in rows))
+        return author.write(asked, verify)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         """Float32 (N,), in the task's units; 0 before the first whole episode."""
@@ -162,15 +161,8 @@ class LaRe(Learned):
         rows, actions = self.seen(flat)
         if self.phi is not None or self.config.normalize_obs == "running":
             self.statistics.update(rows)
-        fresh = self.episodes.add(
-            envs,
-            column=column,
-            rows=rows,
-            actions=actions,
-            reward=np.asarray(flat.reward, np.float64),
-            step=np.asarray(flat.step),
-            ended=np.asarray(flat.ended),
-        )
+        steps = {"reward": np.asarray(flat.reward, np.float64), "step": flat.step, "ended": flat.ended}
+        fresh = self.episodes.add(envs, column=column, rows=rows, actions=actions, **steps)
         return {**self._surprise(fresh), **self._fit(), "episodes": float(len(self.episodes))}
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
@@ -197,11 +189,9 @@ class LaRe(Learned):
         """Mean distance between sums and returns of episodes that have not been learnt from yet."""
         if not (fresh and self.episodes.learnt):
             return {}
-        gaps = []
-        for rows, actions, total in fresh:
-            with torch.no_grad():
-                gaps.append(abs(float(self.decode(*self.prepared(rows, actions)).double().sum()) - total))
-        return {"error": float(np.mean(gaps))}
+        with torch.no_grad():
+            sums = [float(self.decode(*self.prepared(rows, actions)).double().sum()) for rows, actions, _ in fresh]
+        return {"error": float(np.mean([abs(each - total) for each, (_, _, total) in zip(sums, fresh)]))}
 
     def _fit(self) -> dict[str, float]:
         """Gradient steps on subsets of the episodes."""
@@ -247,15 +237,9 @@ class LaRe(Learned):
 
 
 def draw(rng: np.random.Generator, length: np.ndarray, subset: int) -> np.ndarray:
-    """Different places in episodes, drawn without replacement.
+    """K different places in each episode, of B lengths: int (B, min(K, longest)).
 
-    Args:
-        rng: is drawn from.
-        length: int (B,), steps of each episode.
-        subset: K.
-
-    Returns:
-        Int (B, min(K, longest)); those at or beyond an episode's length stand for nothing.
+    Those at or beyond an episode's length stand for nothing.
     """
     longest = int(length.max())
     ticket = rng.random((len(length), longest))
@@ -295,18 +279,11 @@ Episode = tuple[np.ndarray, np.ndarray, float]  # rows (T, D), actions (T, A), r
 
 
 class WholeEpisodes:
-    """The newest whole episodes, and the beginnings of those that have not ended.
-
-    Attributes:
-        kept: the newest `capacity` of them.
-        learnt: times that they were learnt from.
-        dropped: episodes that were too long.
-    """
+    """The newest whole episodes, and the beginnings of those that have not ended."""
 
     def __init__(self, capacity: int) -> None:
         self.kept: deque[Episode] = deque(maxlen=capacity)
-        self.learnt, self.dropped = 0, 0
-        self.envs = 0
+        self.learnt = self.dropped = self.envs = 0  # times learnt from; episodes that were too long
         self.begun: dict[str, np.ndarray] = {}  # as the columns of `add`, environment by environment
 
     def __len__(self) -> int:

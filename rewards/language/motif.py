@@ -77,17 +77,8 @@ class Motif(Captioned):
             raise ValueError(
                 f"reward motif: data={config.data!r} is no file; give one with labels, as `runners.annotate` writes it"
             )
-        fitted = _fitted(
-            str(path),
-            hashlib.sha256(path.read_bytes()).hexdigest(),
-            config.encoder,
-            config.epochs,
-            config.held_out,
-            config.learning_rate,
-            config.batch_size,
-            self.seed,
-            self.device,
-        )
+        settings = (config.encoder, config.epochs, config.held_out, config.learning_rate, config.batch_size)
+        fitted = _fitted(str(path), hashlib.sha256(path.read_bytes()).hexdigest(), settings, self.seed, self.device)
         self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=self.seed, device=self.device)
         self.model.load_state_dict(copy.deepcopy(fitted["model"]))
         self.normaliser = Normaliser()
@@ -107,17 +98,10 @@ class Motif(Captioned):
 
 @functools.lru_cache(8)
 def _fitted(
-    path: str,
-    digest: str,
-    encoder: str,
-    epochs: int,
-    held_out: float,
-    learning_rate: float,
-    batch_size: int,
-    seed: int,
-    device: str,
+    path: str, digest: str, settings: tuple[str, int, float, float, int], seed: int, device: str
 ) -> dict[str, Any]:
     """What a Motif with these settings is made of; fitted once in a process. `digest` is the file's SHA-256."""
+    encoder, epochs, held_out, learning_rate, batch_size = settings
     known = {item: value for item, value in RecordedLabels(path).labels.items() if not math.isnan(value)}
     pairs = not all(isinstance(item, str) for item in known)
     items: list[Item] = [item for item in known if isinstance(item, str) != pairs]

@@ -201,9 +201,8 @@ class ONI(Captioned):
             return []
         drawn = zip(self.rng.integers(len(fresh), size=wanted), self.rng.integers(len(known), size=wanted))
         pairs = dict.fromkeys(tuple(sorted((fresh[one], known[two]))) for one, two in drawn if fresh[one] != known[two])
-        turned = [
-            pair[::-1] if crc(pair) & 1 else pair for pair in pairs
-        ]  # so that a judge's preference for a position cannot add up
+        # turned by their hash, so that a judge's preference for a position cannot add up
+        turned = [pair[::-1] if crc(pair) & 1 else pair for pair in pairs]
         return [pair for pair in turned if pair not in self.labels.values]
 
     def _priority(self, items: list[Item]) -> list[float] | None:

@@ -25,7 +25,7 @@ from rewards.language.teacher import BALL, BOX, DOOR, EMPTY, GOAL, KEY, LAVA, WA
 GO, TAKE, OPEN = 1, 2, 3  # kinds of subgoals
 BLUE, LOCKED = 2, 2
 COST = {KEY: 50, BALL: 50, BOX: 50}  # steps of a detour that are preferred to moving a thing
-CLOSED_COST, LOCKED_COST = 20, 1000
+DOOR_COST = (0, 20, 1000)  # open, closed, locked
 
 # (environment, model) -> accuracy of objects and sentences; accuracy, mean and deviation of the error of positions
 PUBLISHED: dict[tuple[str, str], tuple[float, float, float, float]] = {
@@ -83,12 +83,8 @@ class NoisyPlanner(Teacher):
 
     def _spoil(self, level: Level, rows: list[Row]) -> list[Row]:
         rng = np.random.default_rng([self.seed, int(level.key, 16)])
-        spoiled: list[Row] = []
-        for row in rows:
-            right = rng.random() < self.accuracy
-            wrong = None if right else self._wrong(level, row, rng)
-            spoiled += [row] if right else [] if wrong is None else [wrong]
-        return spoiled
+        spoiled = [row if rng.random() < self.accuracy else self._wrong(level, row, rng) for row in rows]
+        return [row for row in spoiled if row is not None]
 
     def _wrong(self, level: Level, row: Row, rng: np.random.Generator) -> Row | None:
         """Another subgoal than this one; None where the level has no other."""
@@ -116,11 +112,9 @@ class NoisyPlanner(Teacher):
 def solve(level: Level) -> list[Row]:
     """The subgoals that lead to what is wanted; empty where that is unknown or out of reach."""
     planner = _Planner(level)
-    target = planner.prize()
-    if target is None:
-        return []
     try:
-        planner.reach(*target)
+        if target := planner.prize():
+            planner.reach(*target)
     except _NoWayError:
         return []
     return planner.rows
@@ -225,16 +219,8 @@ class _Planner:
                 return path[::-1]
             for x, y in ((cell[0] + dx, cell[1] + dy) for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1))):
                 if 0 <= x < width and 0 <= y < height and (x, y) not in came and (x, y) != without:
-                    cost = self._cost(x, y)
-                    if cost:
-                        heapq.heappush(queue, (spent + cost, (x, y), cell))
+                    thing, _, state = map(int, self.grid[y, x])
+                    if thing not in (WALL, LAVA):
+                        detour = DOOR_COST[state] if thing == DOOR else COST.get(thing, 0)
+                        heapq.heappush(queue, (spent + 1 + detour, (x, y), cell))
         raise _NoWayError
-
-    def _cost(self, x: int, y: int) -> int:
-        """Cost of a cell, steps; 0 where it cannot be entered."""
-        thing, _, state = map(int, self.grid[y, x])
-        if thing in (WALL, LAVA):
-            return 0
-        if thing == DOOR:
-            return (1, 1 + CLOSED_COST, 1 + LOCKED_COST)[state]
-        return 1 + COST.get(thing, 0)

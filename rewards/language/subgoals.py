@@ -150,13 +150,10 @@ def _sentences() -> np.ndarray:
     """(kind, object, colour) -> the embedding of the sentence, float32 (4, 11, 6, 384), without one 0."""
     from rewards.llm.judges.sentences import encode
 
-    table = np.zeros((len(KINDS), len(OBJECTS), len(COLOURS), FORMS["sentence"]), np.float32)
-    words = {place: sentence(*place) for place in np.ndindex(table.shape[:3]) if place[0] > 0}
-    distinct = sorted(set(words.values()))
-    vectors = dict(zip(distinct, encode(distinct)))
-    for place, text in words.items():
-        table[place] = vectors[text]
-    return table
+    shape = len(KINDS), len(OBJECTS), len(COLOURS)
+    words, place = np.unique([sentence(*place) for place in np.ndindex(shape)], return_inverse=True)
+    vectors = np.concatenate([np.zeros((1, FORMS["sentence"]), np.float32), encode(words[1:].tolist())])  # "" is first
+    return vectors[place].reshape(*shape, -1)
 
 
 def _current(memory: Memory) -> np.ndarray:

@@ -167,18 +167,20 @@ class BradleyTerry(Learned):
         self.segments.add(batch)
         self.labelled.seen += fresh
         metrics: dict[str, float] = {}
-        config = self.config
-        if self.labelled.seen >= self.labelled.due and len(self.labelled) < config.budget and len(self.segments) > 1:
-            self.labelled.due += config.every * ((self.labelled.seen - self.labelled.due) // config.every + 1)
-            metrics = self.session(min(config.queries, config.budget - len(self.labelled)))
-        return {**metrics, "labels": float(len(self.labelled))}
+        config, pairs = self.config, self.labelled
+        if pairs.seen >= pairs.due and len(pairs) < config.budget and len(self.segments) > 1:
+            pairs.due += config.every * ((pairs.seen - pairs.due) // config.every + 1)
+            metrics = self.session(min(config.queries, config.budget - len(pairs)))
+        return {**metrics, "labels": float(len(pairs))}
 
     def session(self, queries: int) -> dict[str, float]:
         """Ask the judge about pairs of segments and learn from the answers; a failing judge changes nothing."""
         first, second = map(self.segments.pick, self.draw(queries))
         self.labelled.asked += queries
         try:
-            label = _checked(self.judge.compare(first, second), queries)
+            label = np.asarray(self.judge.compare(first, second), np.float32)
+            if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
+                raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")
         except Exception as error:  # a judge may be anything, and training does not depend on its health
             self.failure = f"the judge {self.judge.name} failed and was left out of a session: {error}"
             return {"failed": 1.0}
@@ -211,12 +213,7 @@ class BradleyTerry(Learned):
         return each.unflatten(1, segments.shape).sum(dim=1).cpu().numpy()
 
     def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:
-        """Take in labelled pairs and fit.
-
-        Args:
-            first: segments (L, B).
-            second: segments (L, B).
-            label: float32 (B,) in [0, 1], the chance that the second is better.
+        """Take in pairs of segments (L, B), each with the chance (B,) that the second is better, and fit.
 
         Returns:
             Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and
@@ -326,27 +323,14 @@ def _right(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(y == 0.5, torch.nan, right)
 
 
-def _checked(label: np.ndarray, queries: int) -> np.ndarray:
-    label = np.asarray(label, np.float32)
-    if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
-        raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")
-    return label
-
-
 class _LabelledPairs:
-    """Labelled pairs as the members read them, and counts.
-
-    Attributes:
-        rows: float32 (n, 2, L, size), not whitened.
-        actions: float32 (n, 2, L, A).
-        label: float32 (n,), the chance that the second is better.
-        held: bool (n,), kept to judge by.
-        seen: transitions; due: of them when the next session is; asked: pairs; fits: sessions that were learnt from.
-    """
+    """Labelled pairs as the members read them, and counts."""
 
     def __init__(self, due: int) -> None:
-        self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)
-        self.label, self.held = np.zeros(0, np.float32), np.zeros(0, bool)
+        self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)  # (n, 2, L, ...), rows not whitened
+        self.label = np.zeros(0, np.float32)  # (n,), the chance that the second is better
+        self.held = np.zeros(0, bool)  # (n,), kept to judge by
+        # transitions; of them when the next session is; pairs; sessions that were learnt from
         self.seen, self.due, self.asked, self.fits = 0, due, 0, 0
 
     def __len__(self) -> int:
@@ -365,12 +349,7 @@ class _LabelledPairs:
 
 
 def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:
-    """Cut a rollout into segments, side by side and one after the other.
-
-    Args:
-        batch: (T, N) in time order.
-        usable: bool (T, N); rows that may be part of a segment.
-        length: L, steps of a segment.
+    """Cut the usable rows of a rollout (T, N) into segments of `length` steps, side by side and one after the other.
 
     Returns:
         Segments (L, M), in the order of their last steps; and bool (T, N), the rows of segments that the next rollout
@@ -391,12 +370,7 @@ class Segments:
     """The newest `capacity` segments of `length` steps, and the rows that may become one.
 
     A segment is consecutive valid steps of one episode; what is left of an episode that is too short is dropped.
-
-    Args:
-        length: L, steps of a segment.
-        capacity: segments kept.
-        modality_names: fields beside observations, actions and rewards to keep: frames, texts, signals.
-        extras: names of the extras to keep.
+    Beside observations, actions and rewards `modality_names` (frames, texts, signals) and `extras` are kept.
     """
 
     def __init__(

@@ -64,8 +64,7 @@ class Scripted(SegmentJudge):
         if math.isinf(self.rationality):
             label = (gap > 0).astype(np.float32)
         else:
-            chance = 1 / (1 + np.exp(-np.clip(self.rationality * gap, -50, 50)))
-            label = (drawn[0] < chance).astype(np.float32)
+            label = (drawn[0] < 1 / (1 + np.exp(-np.clip(self.rationality * gap, -50, 50)))).astype(np.float32)
         label = np.where(drawn[1] < self.mistakes, 1 - label, label)
         label[np.abs(gap) <= self.margin] = 0.5
         label[drawn[2] < self.skip] = np.nan
@@ -86,14 +85,8 @@ def lexicographic_preference(
 ) -> np.ndarray:
     """HERON's comparison: the most important signal that differs by more than its margin decides.
 
-    Args:
-        first: signals (B, K), the most important first.
-        second: signals (B, K).
-        margins: (K,), at least 0, in units of the signals.
-        signs: (K,), +1 where more is better, -1 where less is.
-
-    Returns:
-        float32 (B,): 1 where the second is better, 0 where the first is, 0.5 where none of the signals differs.
+    Signals are (B, K), the most important first; margins (K,), at least 0, in their units; signs (K,) +1 where more is
+    better, -1 where less is. Returns float32 (B,): 1 where the second is better, 0 where the first is, 0.5 for neither.
     """
     gap = (np.asarray(second) - np.asarray(first)) * np.asarray(signs)
     differs = np.abs(gap) > np.asarray(margins)
@@ -217,7 +210,6 @@ class RecordedPreferences(SegmentJudge):
     def __init__(self, path: str, judge: SegmentJudge | None = None) -> None:
         self.path, self.judge = path, judge
         self.labels: dict[Item, float] = {}
-        self.store: AnswerStore | None = None
         if judge is not None:
             self.requires, self.frame_size, self.embedding = judge.requires, judge.frame_size, judge.embedding
             self.store = AnswerStore(path)
@@ -228,11 +220,11 @@ class RecordedPreferences(SegmentJudge):
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         keys = list(zip(fingerprint(first), fingerprint(second)))
-        if self.store is not None and self.judge is not None:
+        if self.judge is not None:
             self.labels = self.store.get(self.judge.name, [*keys, *(key[::-1] for key in keys)])
         label = np.array([self.labels.get(key, 1 - self.labels.get(key[::-1], math.nan)) for key in keys], np.float32)
         unknown = np.flatnonzero(np.isnan(label))
-        if self.store is not None and self.judge is not None and len(unknown):
+        if self.judge is not None and len(unknown):
             label[unknown] = self.judge.compare(first[:, unknown], second[:, unknown])
             new = [Label(keys[i], float(label[i])) for i in unknown if not math.isnan(label[i])]
             self.store.put(self.judge.name, new)
@@ -265,13 +257,8 @@ def fingerprint(segments: Transitions) -> list[str]:
     columns: list[np.ndarray] = []
     for part in (segments.obs, segments.action, segments.next_obs):
         map_obs(columns.append, part)
-    names = []
-    for b in range(segments.shape[1]):
-        digest = hashlib.sha256()
-        for column in columns:
-            digest.update(np.ascontiguousarray(column[:, b]).tobytes())
-        names.append(digest.hexdigest()[:16])
-    return names
+    rows = (b"".join(np.ascontiguousarray(x[:, b]).tobytes() for x in columns) for b in range(segments.shape[1]))
+    return [hashlib.sha256(row).hexdigest()[:16] for row in rows]
 
 
 def _label(row: Mapping[str, Any]) -> tuple[Item, float]:

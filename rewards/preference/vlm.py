@@ -53,12 +53,7 @@ SCHEMA = {
 
 @dataclass(eq=False)
 class VLM(ModelJudge, SegmentJudge):
-    """Asks about the last frame of each segment.
-
-    Attributes:
-        counts: questions by their end: answered, unsure (-1), failed, paused (not asked while the breaker is open);
-            pairs that needed none: known (asked before), same (two equal images).
-    """
+    """Asks about the last frame of each segment."""
 
     goal: str = setting("", 'what a picture should show: "to balance the pole upright"')
     concurrency: int = 4
@@ -72,6 +67,7 @@ class VLM(ModelJudge, SegmentJudge):
         self.goal = self.goal.strip()
         if not self.goal:
             raise ValueError('judge vlm: goal is empty; say what is wanted, such as goal="to balance the pole upright"')
+        # questions by their end, paused while the breaker is open; pairs that were known or look the same need none
         self.counts = dict.fromkeys(("answered", "unsure", "failed", "paused", "known", "same"), 0)
         self._known: dict[str, int] = {}
         self._last_error = ""

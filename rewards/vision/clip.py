@@ -90,17 +90,9 @@ class Clip(Vision):
 def goal_reward(s: np.ndarray, g: np.ndarray, b: np.ndarray | None, alpha: float) -> np.ndarray:
     """VLM-RM's reward (definition 1 and its regularisation) from unit embeddings.
 
-    With d the direction from b to g, u = (s - g).d and q = |s - g|^2, the part of s - g along the line is u and the
-    rest has square q - u^2; the regularisation shrinks only the rest: R = 1 - (u^2 + (1 - alpha)^2 (q - u^2)) / 2.
-
-    Args:
-        s: frames, float32 (N, D).
-        g: goal (D,).
-        b: baseline (D,); unused where alpha is 0.
-        alpha: in [0, 1].
-
-    Returns:
-        float32 (N,), at most 1.
+    With frames s (N, D), goal g (D,), baseline b (D,; unused where alpha is 0), d the direction from b to g,
+    u = (s - g).d and q = |s - g|^2, the part of s - g along the line is u and the rest has square q - u^2; the
+    regularisation shrinks only the rest: R = 1 - (u^2 + (1 - alpha)^2 (q - u^2)) / 2, float32 (N,), at most 1.
     """
     square = np.einsum("nd,nd->n", s, s) + g @ g - 2 * (s @ g)  # |s - g|^2, without another array of s's size
     if alpha == 0 or b is None:

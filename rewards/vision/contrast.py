@@ -166,13 +166,8 @@ class Calibration:
 
     Contrasts of a public CLIP live within a few hundredths, those of a small one within a few tenths; fixed numbers, as
     VLM-RL's clip to (0, 0.03), fit one model and one renderer. When it fails: a reference without a good state leaves
-    the goal beyond 1, one without a bad state leaves danger below 0.
-
-    Args:
-        percentiles: of the values that become 0 and 1, in percent.
-        reference: how many values are waited for.
-        low: value that becomes 0, where it is known.
-        high: value that becomes 1, where it is known; the two go together.
+    the goal beyond 1, one without a bad state leaves danger below 0. `reference` values are waited for, unless low and
+    high, the values that become 0 and 1, are known.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -73,12 +73,8 @@ def model_for(env: str) -> str:
 class ClipEncoder:
     """Both towers of a CLIP, its tokenizer and its preprocessing; what is known of its training, if anything.
 
-    Args:
-        model: one of `MODELS`, or a name that open_clip knows.
-        weights: "" (the shipped ones; for `MODELS` only), a file, a folder, a tag of open_clip, or "untrained".
-        seed: of untrained weights.
-        device: as torch writes it.
-        precision: "fp32", "bf16" or "fp16".
+    The model is one of `MODELS`, or a name that open_clip knows; weights are "" (the shipped ones, for `MODELS` only),
+    a file, a folder, a tag of open_clip, or "untrained", drawn with `seed`; the precision is "fp32", "bf16" or "fp16".
 
     Raises:
         ValueError: for an unknown model or tag, or weights of another model.
@@ -143,22 +139,18 @@ class ClipEncoder:
                 alone = len(pixels) == 1
                 if alone:  # as a vector it would be rounded differently, so its reward would depend on the batch
                     pixels = pixels.repeat(2, 1, 1, 1)
-                if pixels.shape[1:3] != (self.size, self.size):
-                    pixels = self._resized(pixels)
+                if pixels.shape[1:3] != (self.size, self.size):  # bytes (N, H, W, 3) -> float32, in [0, 255]
+                    x, size = pixels.permute(0, 3, 1, 2).float(), (self.size, self.size)
+                    x = torch.nn.functional.interpolate(
+                        x, size, mode=self.resample, antialias=True, align_corners=False
+                    )
+                    pixels = x.clamp(0, 255).permute(0, 2, 3, 1)
                 x = pixels.flatten(1).float()
                 x = torch.addcmul(self._shift, x, self._factor, out=x)
                 x = x.view(-1, self.size, self.size, 3).permute(0, 3, 1, 2)  # the channels stay last in memory
                 encoded = self.model.encode_image(x, normalize=True)
                 parts.append((encoded[:1] if alone else encoded).float().cpu())
         return torch.cat(parts).numpy().astype(np.float16) if parts else np.zeros((0, self.width), np.float16)
-
-    def _resized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Bytes (N, H, W, 3) -> float32 (N, size, size, 3) in [0, 255]."""
-        x = pixels.permute(0, 3, 1, 2).float()
-        x = self.torch.nn.functional.interpolate(
-            x, (self.size, self.size), mode=self.resample, antialias=True, align_corners=False
-        )
-        return x.clamp(0, 255).permute(0, 2, 3, 1)
 
     def text(self, sentences: list[str]) -> np.ndarray:
         """Unit embeddings of sentences, float32 (N, D), at least one; each is read once."""
@@ -182,8 +174,7 @@ class ClipEncoder:
         return max(0, len(self.tokenizer.encode(sentence)) + 2 - limit)
 
     def _autocast(self) -> torch.autocast:
-        kinds = {"fp32": self.torch.float32, "bf16": self.torch.bfloat16, "fp16": self.torch.float16}
-        kind = kinds[self.precision]
+        kind = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}.get(self.precision, self.torch.float32)
         return self.torch.autocast(self.torch.device(self.device).type, dtype=kind, enabled=self.precision != "fp32")
 
 
@@ -198,10 +189,6 @@ class EmbeddingCache:
     Args:
         encode: (frames (N, ...), frames a pass) -> float16 (N, D); a frame's answer must not depend on the others.
         capacity: embeddings kept; the oldest make room.
-
-    Attributes:
-        found: frames answered without `encode`.
-        missed: frames that were new.
     """
 
     def __init__(self, encode: Callable[[np.ndarray, int], np.ndarray], capacity: int = CAPACITY) -> None:
@@ -210,7 +197,7 @@ class EmbeddingCache:
         self.keys: list[int | None] = [None] * capacity  # row of the table -> key
         self.table: np.ndarray | None = None  # float16 (capacity, D)
         self.next = 0
-        self.found = self.missed = 0
+        self.found = self.missed = 0  # frames answered without `encode`, and others
 
     @property
     def worthwhile(self) -> bool:
@@ -322,11 +309,9 @@ def _reachable(url: str, patience: float = 1.5) -> bool:
     found = threading.Event()
 
     def knock() -> None:
-        try:
+        with suppress(OSError):
             socket.create_connection((parts.hostname or "", port), timeout=patience).close()
             found.set()
-        except OSError:
-            pass
 
     thread = threading.Thread(target=knock, daemon=True)  # a name server that does not answer must not hold us
     thread.start()
@@ -351,22 +336,21 @@ def _cached(model: str, weights: str, urls: Path) -> bool:
 def _create(model: str, weights: str, folder: Path | None) -> Any:
     import open_clip
 
-    options: dict[str, Any]
+    name, options = f"{LOCAL}{folder}", dict[str, Any](load_weights=weights != UNTRAINED)
     if folder is None:
         if model not in open_clip.list_models():
             near = difflib.get_close_matches(model, [*MODELS, *open_clip.list_models()], n=1)
             hint = f"did you mean {near[0]!r}?" if near else "`open_clip.list_models()` names all of them"
             raise ValueError(f"there is no CLIP called {model!r}; {hint}")
         if weights != UNTRAINED and not os.path.isfile(weights):
-            _must_be_a_tag(model, weights)
-        options = {
-            "pretrained": None if weights == UNTRAINED else weights,
-            "force_preprocess_cfg": _preprocessing(model, weights),
-        }
-        name = model
-    else:
-        name = LOCAL + str(folder)
-        options = {"load_weights": weights != UNTRAINED}
+            tags = open_clip.list_pretrained_tags_by_model(model)
+            if weights.lower().replace("-", "_") not in [tag.replace("-", "_") for tag in tags]:
+                raise ValueError(
+                    f"reward.clip.weights={weights!r} is neither a file nor weights that open_clip knows for {model}; "
+                    f"it knows {', '.join(tags) or 'none'}"
+                )
+        pretrained = None if weights == UNTRAINED else weights
+        name, options = model, {"pretrained": pretrained, "force_preprocess_cfg": _preprocessing(model, weights)}
     try:
         made = open_clip.create_model(name, pretrained_text=False, **options)
         if folder is not None and os.path.isfile(weights):
@@ -381,17 +365,6 @@ def _create(model: str, weights: str, folder: Path | None) -> Any:
             f"{what} does not hold the weights of a CLIP of the kind {model!r} ({type(error).__name__}: {reason}); "
             "give the weights and the model that belong together"
         ) from error
-
-
-def _must_be_a_tag(model: str, weights: str) -> None:
-    import open_clip
-
-    tags = open_clip.list_pretrained_tags_by_model(model)
-    if weights.lower().replace("-", "_") not in [tag.replace("-", "_") for tag in tags]:
-        raise ValueError(
-            f"reward.clip.weights={weights!r} is neither a file nor weights that open_clip knows for {model}; "
-            f"it knows {', '.join(tags) or 'none'}"
-        )
 
 
 def _preprocessing(model: str, weights: str) -> dict[str, Any] | None:

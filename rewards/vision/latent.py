@@ -16,13 +16,9 @@ EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the
 
 
 class Latent:
-    """States as float32 rows.
+    """States as float32 rows; raises ValueError for a space of observations that has no numbers.
 
-    Args:
-        reward: whose config says `of` (`obs`, or `frame` for CLIP's unit embeddings of frames), `model` and `weights`.
-
-    Raises:
-        ValueError: for a space of observations that has no numbers.
+    The config of the reward says `of` (`obs`, or `frame` for CLIP's unit embeddings of frames), `model` and `weights`.
     """
 
     def __init__(self, reward: Reward) -> None:

@@ -121,15 +121,10 @@ class Progress(Episodic):
 
     def fuse(self, last: np.ndarray, forward: np.ndarray, backward: np.ndarray, onward: np.ndarray) -> np.ndarray:
         """Progress (N,) from the last one and that of three views, all in [0, 1]."""
-        match self.config.view:
-            case "forward":
-                return forward
-            case "backward":
-                return backward
-            case "incremental":
-                return onward
-            case "mean":
-                return (forward + backward + onward) / 3
+        view = self.config.view
+        if view != "gated":
+            views = {"forward": forward, "backward": backward, "incremental": onward}
+            return views[view] if view in views else (forward + backward + onward) / 3
         mean = (forward + backward) / 2
         apart = np.abs(backward - forward) / (mean + TINY)
         return last + np.exp(-self.config.gate * apart**2) / 2 * (mean - last + (onward - last))

@@ -21,14 +21,8 @@ from rewards.vision.encoder import LODESTAR, shared
 class Rescorer:
     """Scores the same frames for many sentences, regularisations and weights.
 
-    Args:
-        embeddings: of frames, (N, D) in any float type, all zeros for a frame that shows nothing.
-        model: whose they are.
-        weights: of the model, as in `VisionConfig`.
-        seed: of untrained weights.
-
-    Raises:
-        ValueError: if they are not of this model's length.
+    Embeddings are (N, D) in any float type, all zeros for a frame that shows nothing; model, weights (as in
+    `VisionConfig`) and seed say whose they are. Raises ValueError if they are not of this model's length.
     """
 
     def __init__(self, embeddings: np.ndarray, model: str = LODESTAR, weights: str = "", *, seed: int = 0) -> None:

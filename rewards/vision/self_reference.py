@@ -97,19 +97,18 @@ class SelfReference(Reward):
             batch = batch.map(lambda x: x[None])
         if not batch.valid.any():
             return {}
-        episodes = 0
-        successes = []
-        for way, total, last, terminated in self.running.ended(batch, self.latent(batch)):
-            episodes += 1
-            threshold = self.config.threshold
-            if (terminated and last > 0) if threshold is None else total > threshold:
-                successes.append(way)
+        ended, threshold = self.running.ended(batch, self.latent(batch)), self.config.threshold
+        successes = [
+            way
+            for way, total, last, terminated in ended
+            if ((terminated and last > 0) if threshold is None else total > threshold)
+        ]
         for way in successes:
             self.ways[self.found % len(self.ways)] = along(way)
             self.found += 1
         if successes:
             self._gather()
-        return {"successes": float(self.found), **({"success": len(successes) / episodes} if episodes else {})}
+        return {"successes": float(self.found), **({"success": len(successes) / len(ended)} if ended else {})}
 
     def _gather(self) -> None:
         """Make centres of the states of all successes that are kept."""
@@ -180,12 +179,7 @@ def along(way: np.ndarray) -> np.ndarray:
 
 
 def gather(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """K-means from a start that is spread evenly over progress.
-
-    Args:
-        states: (M, D).
-        progress: of each (M,).
-        count: centres wanted, at least 1.
+    """K-means of states (M, D) from a start that is spread evenly over their progress (M,).
 
     Returns:
         Centres (K, D) and the mean progress of the states that each gathers (K,), K at most `count` and M.

@@ -156,12 +156,8 @@ class Annotator(Settings):
         """Totals, what waits now (queued), whether the breaker is open, mean seconds of an answer (latency)."""
         with self._queue.lock:
             metrics = self._queue.metrics()
-        asker = self._asker
-        return {
-            **metrics,
-            "breaker": float(asker is not None and asker.breaker.open),
-            "restarts": 0.0 if asker is None else float(asker.restarts),
-        }
+        breaker, restarts = (False, 0) if self._asker is None else (self._asker.breaker.open, self._asker.restarts)
+        return {**metrics, "breaker": float(breaker), "restarts": float(restarts)}
 
     @property
     def worker_pid(self) -> int | None:
