@@ -119,7 +119,7 @@ def _clip_encoder() -> tuple[int, Callable[[], Any]]:
 
 def _clip_reward() -> tuple[int, Callable[[], Any]]:
     """From bytes to rewards: preprocessing, image tower, half precision, goal-baseline regularisation."""
-    from rewards.check.rollout import random_rollout
+    from rewards.check import random_rollout
 
     clip, frames = _clip()
     batch = (

@@ -271,7 +271,7 @@ def _mix(clip: Any) -> Any:
 @functools.cache
 def _rest(count: int) -> Any:
     """Transitions (count,) without their frames."""
-    from rewards.check.rollout import random_rollout
+    from rewards.check import random_rollout
 
     clip = _clip("lodestar")
     return random_rollout(clip.observation_space, clip.action_space, steps=count, envs=1).flatten()

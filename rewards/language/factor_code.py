@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from rewards.llm.client import JudgeError
-from rewards.llm.judges.model import ModelJudge
+from rewards.llm.client import JudgeError, ModelJudge
 from rewards.llm.judges.prompts import FOLDER
 from rewards.llm.sandbox.process import Sandbox
 from rewards.llm.sandbox.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError

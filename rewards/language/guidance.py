@@ -320,7 +320,7 @@ def _read(text: str) -> tuple[tuple[int, ...], np.ndarray]:
 @functools.lru_cache(CACHE)
 def meaning(text: str) -> np.ndarray:
     """A sentence as a float32 vector (WIDTH,) of length 1; zeros for ""."""
-    from rewards.llm.judges.sentences import encode
+    from rewards.llm.judges.embedding import encode
 
     return encode([text])[0] if text else np.zeros(WIDTH, np.float32)
 

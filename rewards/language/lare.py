@@ -34,7 +34,7 @@ import torch
 from envs.settings import setting
 from envs.types import Memory, Transitions
 from rewards.base import RunningMeanStd
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.language import factor_code
 from rewards.llm.judges.base import make_judge

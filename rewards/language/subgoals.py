@@ -148,7 +148,7 @@ class Subgoals(Reward):
 @functools.cache
 def _sentences() -> np.ndarray:
     """(kind, object, colour) -> the embedding of the sentence, float32 (4, 11, 6, 384), without one 0."""
-    from rewards.llm.judges.sentences import encode
+    from rewards.llm.judges.embedding import encode
 
     shape = len(KINDS), len(OBJECTS), len(COLOURS)
     words, place = np.unique([sentence(*place) for place in np.ndindex(shape)], return_inverse=True)

@@ -26,7 +26,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,9 +37,12 @@ import numpy as np
 import tenacity
 
 from envs.settings import Settings, setting
+from rewards.llm.judges.base import Judge
+from rewards.llm.store import AnswerStore, Label
 
 CANDIDATES = 64  # places in an answer at which JSON is looked for
 QUOTE = 200  # characters of a server's answer in an error
+KEPT = 1_000_000  # characters of an answer
 IN_A_ROW = 5  # failures that open a breaker
 WINDOW, SHARE, LEAST = 30.0, 0.5, 10  # seconds, share of failures, answers below which a share means nothing
 
@@ -403,3 +406,34 @@ def _seconds(retry_after: str) -> float:
         return max((moment - datetime.datetime.now(datetime.UTC)).total_seconds(), 0.0)
     except (ValueError, TypeError):
         return 0.0
+
+
+@dataclass(eq=False)
+class ModelJudge(Endpoint, Judge):
+    """Base class of judges that ask a server and keep its answers: a subclass calls `ask_kept` with its questions."""
+
+    answers: str = setting("", "a file of answers (*.sqlite), read and added to; empty keeps them in memory only")
+    failures: int = setting(5, "failed questions in a row after which the server is not asked for a while", low=1)
+    pause: float = setting(60.0, "seconds of that while", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.chat, self.breaker = Chat(self), Breaker(self.pause, self.failures)
+        self.store = AnswerStore(self.answers, words=KEPT)
+
+    def ask_kept(self, questions: Mapping[str, T], ask: Callable[[T], str]) -> dict[str, str | JudgeError]:
+        """Answers to questions by their keys: kept ones, and those that `ask` returns, which are kept; or why not."""
+
+        def answer(key: str) -> str:
+            words = ask(questions[key])
+            self.store.put(self.identity, [Label(key, raw=words)])
+            return words
+
+        kept = self.store.words_of(self.identity, list(questions))
+        new = [key for key in questions if key not in kept]
+        asked = in_parallel(answer, new, self.concurrency, self.breaker) if new else []
+        return {**{str(key): words for key, words in kept.items()}, **dict(zip(new, asked))}
+
+    def close(self) -> None:
+        self.chat.close()
+        self.store.close()

@@ -27,9 +27,8 @@ import numpy as np
 
 from envs.settings import setting
 from envs.types import Transitions
-from rewards.llm.client import JudgeError, PausedError
+from rewards.llm.client import JudgeError, ModelJudge, PausedError
 from rewards.llm.judges.base import SegmentJudge
-from rewards.llm.judges.model import ModelJudge
 
 VERSION = 1  # of the questions below; answers to others are not read
 LOOK = (

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from envs.types import Transitions
 from rewards.base import Reward
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.byol import BYOL, BYOLConfig
 
 BOX, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)

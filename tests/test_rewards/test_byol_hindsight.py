@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from envs.types import Transitions
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration import byol_hindsight
 from rewards.exploration.byol import BYOL, BYOLConfig, distance
 from rewards.exploration.byol_hindsight import BYOLHindsight, BYOLHindsightConfig

@@ -6,8 +6,7 @@ from gymnasium import spaces
 from rollouts import rollout
 
 from rewards.base import Reward
-from rewards.check import check_reward
-from rewards.check.rollout import SENTENCES
+from rewards.check import SENTENCES, check_reward
 from rewards.language.captioned import EPISODE, Captioned, CaptionedConfig, key
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)

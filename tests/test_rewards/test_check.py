@@ -9,8 +9,7 @@ import torch
 from gymnasium import spaces
 
 from rewards.base import Reward, RewardConfig, RunningMeanStd, Scored
-from rewards.check import RewardCheckError, check_reward
-from rewards.check.rollout import random_rollout
+from rewards.check import RewardCheckError, check_reward, random_rollout
 
 
 class Honest(Reward):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from paths import LINE, PLANE, TWO, path, scan_rewards
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.deir import DEIR, DEIRConfig, TrajectoryQuotient
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.disagreement import Disagreement, DisagreementConfig, StackedHeads
 from rewards.exploration.forward import Forward, ForwardConfig
 from rewards.exploration.learned import dense

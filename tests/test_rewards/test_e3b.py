@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from paths import LINE, PLANE, TWO, identity_embedding, path, scan_rewards
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.e3b import E3B, E3BConfig
 
 A, B = [1, 0], [0, 1]

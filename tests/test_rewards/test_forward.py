@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.forward import Forward, ForwardConfig
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.check.contract import generator_states, seeded
+from rewards.check import generator_states, seeded
 
 
 def draw():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.forward import Forward, ForwardConfig
 from rewards.exploration.hindsight import Bank, Hindsight, HindsightConfig
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from envs.types import Transitions
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.llm.judges.base import JUDGES, SegmentJudge
 from rewards.preference.judges import (
     ClipJudge,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.check.contract import generator_states
+from rewards.check import generator_states
 from rewards.language.label_models import (
     BUCKETS,
     ENCODERS,

@@ -9,8 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rewards
-from rewards.check.contract import equal
-from rewards.check.rollout import random_rollout
+from rewards.check import equal, random_rollout
 from rewards.exploration.learned import ActionCode, Learned, LearnedConfig
 from rewards.exploration.rnd import RND, RNDConfig
 

@@ -8,8 +8,7 @@ from paths import LINE, TWO, path
 import rewards
 from envs.recording import save
 from envs.types import Transitions
-from rewards.check import check_reward
-from rewards.check.rollout import random_rollout
+from rewards.check import check_reward, random_rollout
 from rewards.vision.progress import Progress, ProgressConfig, hop, hop_between
 
 LENGTH = 20.0  # of the line that demonstrations walk

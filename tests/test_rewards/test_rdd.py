@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.rdd import RDD, RDDConfig, VisitReplay
 from rewards.exploration.rnd import RND, RNDConfig
 

@@ -7,7 +7,7 @@ import torch
 from paths import LINE, PLANE, TWO, path, scan_rewards
 from torch import nn
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.re3 import RE3, RE3Config
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from paths import LINE, PLANE, TWO, identity_embedding, path, scan_rewards
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.ride import RIDE, RIDEConfig
 
 

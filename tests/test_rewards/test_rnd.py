@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rewards.check.rollout import random_rollout
+from rewards.check import random_rollout
 from rewards.exploration.rnd import RND, RNDConfig
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)

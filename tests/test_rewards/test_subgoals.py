@@ -13,10 +13,22 @@ from envs.make import make
 from envs.minigrid.family import HEAD
 from envs.types import stack
 from rewards.check import check_reward
-from rewards.language.oracle import PUBLISHED, NoisyPlanner, solve
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
-from rewards.language.teacher import EMPTY, GOAL, KEY, WALL, ModelTeacher, level_of, question, sensible, sentence
-from rewards.llm.judges.sentences import encode
+from rewards.language.teacher import (
+    EMPTY,
+    GOAL,
+    KEY,
+    PUBLISHED,
+    WALL,
+    ModelTeacher,
+    NoisyPlanner,
+    level_of,
+    question,
+    sensible,
+    sentence,
+    solve,
+)
+from rewards.llm.judges.embedding import encode
 
 OBS, ACTIONS = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(7)
 YELLOW, GREEN, LOCKED = 4, 1, 2

@@ -5,8 +5,7 @@ import pytest
 from gymnasium import spaces
 from paths import LINE, MANY, PLANE, TWO, path, scan_rewards
 
-from rewards.check import check_reward
-from rewards.check.rollout import random_rollout
+from rewards.check import check_reward, random_rollout
 from rewards.exploration.submodular import Submodular, SubmodularConfig
 
 ROOM = spaces.Box(0, 9, (2,), np.float32)

@@ -3,8 +3,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from rewards.check import check_reward
-from rewards.check.rollout import random_rollout
+from rewards.check import check_reward, random_rollout
 from rewards.task import Task, TaskConfig
 
 BOX, ACTIONS = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)

@@ -96,7 +96,7 @@ def made(seed=0):
 def batch(value=0.5):
     mix = rewards.make(["task"], numbers.SpoiltWorld.observation_space, numbers.SpoiltWorld().action_space)
     assert mix.on_nan.what == "stop"
-    from rewards.check.rollout import random_rollout
+    from rewards.check import random_rollout
 
     return random_rollout(
         numbers.SpoiltWorld.observation_space, numbers.SpoiltWorld().action_space, steps=8, seed=0

@@ -45,7 +45,7 @@ JUDGES: dict[str, dict[str, str]] = {
         "vlm": "rewards.preference.vlm:VLM",
     },
     "subgoals": {
-        "simulated": "rewards.language.oracle:NoisyPlanner",
+        "simulated": "rewards.language.teacher:NoisyPlanner",
         "recorded": "rewards.language.teacher:RecordedPlans",
         "openai": "rewards.language.teacher:ModelTeacher",
     },
