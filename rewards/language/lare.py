@@ -27,7 +27,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 
@@ -100,18 +99,11 @@ class LaRe(Learned):
     requires = frozenset({"obs", "action", "reward"})
     role = "goal"
 
-    def __init__(
-        self,
-        config: LaReConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(config, observation_space, action_space, seed=seed, device=device)
+    def build(self) -> None:
+        super().build()
+        config, space = self.config, self.observation_space
         if self.layout.images:
-            raise ValueError(f"reward lare reads numbers, not the images of {observation_space}; choose keys without")
+            raise ValueError(f"reward lare reads numbers, not the images of {space}; choose keys without")
         self.author: factor_code.Author | None = None
         self.phi = self._factors() if config.code or config.judge else None
         inputs = self.layout.size + self.actions.size

@@ -32,7 +32,7 @@ from envs.types import Memory, Transitions, concatenate, map_obs
 from rewards.exploration.disagreement import StackedHeads
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.preference.judges import make_segment_judge
-from rewards.vision.encoder import shared
+from rewards.vision.encoder import ClipEncoder, shared
 
 FRAMES = 256  # a pass through CLIP
 FEW = 10  # labels held out; fewer say nothing about when to stop
@@ -111,28 +111,23 @@ class BradleyTerry(Learned):
     Config = BradleyTerryConfig
     role = "goal"
 
-    def __init__(
-        self,
-        config: BradleyTerryConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        own = {"seed": seed + 500, "device": device}  # not the numbers that the pairs are drawn with
+    def build(self) -> None:
+        config, space, device = self.config, self.observation_space, self.device
+        own = {"seed": self.seed + 500, "device": device}  # not the numbers that the pairs are drawn with
         self.judge = make_segment_judge(config.judge, **{**own, **config.judge_options})
-        self.encoder = shared(config.model, config.weights, seed=seed, device=device) if config.of == "frame" else None
+        self.encoder: ClipEncoder | None = None
+        if config.of == "frame":
+            self.encoder = shared(config.model, config.weights, seed=self.seed, device=device)
+            self.observation_space = gym.spaces.Box(-1, 1, (self.encoder.width,), np.float32)  # what `build` lays out
         self.requires = self.judge.requires | ({"frame"} if self.encoder else {"next_obs", "action"})
         self.embedding = self.encoder.name if self.encoder else self.judge.embedding
         self.keeps_frames = "frame" in self.judge.requires and self.judge.embedding != self.embedding
         self.frame_size = self.judge.frame_size or (self.encoder.size if self.encoder else None)
         self.relabelable = config.relabel
-        seen = observation_space if self.encoder is None else gym.spaces.Box(-1, 1, (self.encoder.width,), np.float32)
-        super().__init__(config, seen, action_space, seed=seed, device=device)
-        self.observation_space = observation_space
+        super().build()
+        self.observation_space = space
         if self.layout.images:
-            raise ValueError(f"reward bradley_terry cannot read the images of {observation_space}; take of=frame")
+            raise ValueError(f"reward bradley_terry cannot read the images of {space}; take of=frame")
         inputs = self.layout.size + (0 if self.encoder else self.actions.size)
         members = [self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)]
         self.ensemble = StackedHeads(members).to(device)
