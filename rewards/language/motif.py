@@ -33,7 +33,7 @@ import numpy as np
 from envs.settings import setting
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
-from rewards.llm.judges.recorded import RecordedLabels
+from rewards.llm.judges.local import RecordedLabels
 from rewards.llm.store import Item, texts_in
 
 LEAST_STEPS = 100  # gradient steps on however few labels

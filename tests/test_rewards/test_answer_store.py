@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.llm.judges.recorded import RecordedLabels
+from rewards.llm.judges.local import RecordedLabels
 from rewards.llm.store import AnswerStore, Label, key_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from rewards.adapters.guided import guided
 from rewards.check import check_reward
 from rewards.language import guidance
 from rewards.language.guidance import CRAFTER, RECENT, Guidance, GuidanceConfig, _newest, meaning
-from rewards.llm.judges.rules import Rules
+from rewards.llm.judges.local import Rules
 from rewards.mix.mix import Mix, Stream
 
 GOALS = list(CRAFTER.values())

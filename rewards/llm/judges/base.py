@@ -31,11 +31,11 @@ from envs.types import Transitions
 
 JUDGES: dict[str, dict[str, str]] = {
     "texts": {
-        "rules": "rewards.llm.judges.rules:Rules",
-        "recorded": "rewards.llm.judges.recorded:RecordedLabels",
+        "rules": "rewards.llm.judges.local:Rules",
+        "recorded": "rewards.llm.judges.local:RecordedLabels",
         "openai": "rewards.llm.judges.openai:TextModel",
         "embedding": "rewards.llm.judges.embedding:EmbeddingJudge",
-        "simulated": "rewards.llm.judges.simulated:NoisyJudge",
+        "simulated": "rewards.llm.judges.local:NoisyJudge",
     },
     "segments": {
         "scripted": "rewards.preference.judges:Scripted",
