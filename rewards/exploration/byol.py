@@ -121,7 +121,11 @@ class BYOL(Episodic, Learned):
             belief (M, D) and action (M, A) that come before.
         """
         length = min(self.config.sequence, batch.shape[0])
-        batch = _fill_up(batch, length)
+        steps = batch.shape[0]
+        time = np.arange(steps + -steps % length)
+        if len(time) > steps:  # filled up with rows that are no transitions
+            batch = batch[np.minimum(time, steps - 1)]
+            batch = batch.replace(valid=batch.valid & (time < steps)[:, None])
         flat = batch.flatten()
         x, action, after = self.inputs(flat.obs), self.actions(flat.action), self.inputs(flat.next_obs)
         seen = self.in_pieces(self.encoder, x)
@@ -268,13 +272,3 @@ def _cell(inputs: int, size: int, generator: torch.Generator) -> nn.GRUCell:
             else:
                 nn.init.orthogonal_(gate, generator=generator)
     return cell
-
-
-def _fill_up(batch: Transitions, length: int) -> Transitions:
-    """A rollout whose T is a multiple of `length`, with rows at its end that are no transitions."""
-    steps = batch.shape[0]
-    time = np.arange(steps + -steps % length)
-    if len(time) == steps:
-        return batch
-    batch = batch[np.minimum(time, steps - 1)]
-    return batch.replace(valid=batch.valid & (time < steps)[:, None])

@@ -111,7 +111,6 @@ class DEIR(Episodic, Learned):
     def _walk(self, visits: Visits, way: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each visited state's embedding beside its trajectory's before it (S, N, 2 D), and the last trajectory."""
         e = visits.of(lambda obs: self.values(self.encoder, obs))
-        rows = np.concatenate([e, np.empty_like(e)], axis=2)
         h = torch.from_numpy(way).to(self.device)
         seen, valid, ended = (torch.from_numpy(x).to(self.device) for x in (e, visits.valid, visits.ended))
         ways = torch.empty_like(seen)
@@ -120,5 +119,4 @@ class DEIR(Episodic, Learned):
                 ways[t] = h
                 h = torch.where(valid[t, :, None], self.trajectory(seen[t], h), h)
                 h = torch.where(ends[:, None], torch.zeros_like(h), h)
-        rows[:, :, e.shape[2] :] = ways.cpu().numpy()
-        return rows, h.cpu().numpy()
+        return np.concatenate([e, ways.cpu().numpy()], axis=2), h.cpu().numpy()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
@@ -56,7 +55,4 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
 
     def novelty(self, obs: Obs) -> np.ndarray:
         """e of observations (M, ...), float32 (M,)."""
-        return self.values(self._length, obs)
-
-    def _length(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.predictor(x) - self.target(x)).norm(dim=1)
+        return self.values(lambda x: (self.predictor(x) - self.target(x)).norm(dim=1), obs)

@@ -86,7 +86,11 @@ class Submodular(Episodic, Learned):
             self.disc = self._disc(config.radius)
             self.memory = CountMemory(config.capacity)
         else:
-            self.waves = self._waves(config).requires_grad_(False).to(self.device)
+            size = self.layout.size
+            waves = skip_init(nn.Linear, size, config.features)
+            nn.init.normal_(waves.weight, 0, 1 / (config.length * math.sqrt(size)), generator=self.generator)
+            nn.init.uniform_(waves.bias, 0, 2 * math.pi, generator=self.generator)
+            self.waves = waves.requires_grad_(False).to(self.device)
             self.memory = EllipticalMemory(config.features, config.noise)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
@@ -104,13 +108,6 @@ class Submodular(Episodic, Learned):
         )
         new = ((walked == 1) & valid).reshape(rows, m, n).sum(axis=1)
         return new[visits.rows].astype(np.float32), memory
-
-    def _waves(self, config: SubmodularConfig) -> nn.Linear:
-        size = self.layout.size
-        waves = skip_init(nn.Linear, size, config.features)
-        nn.init.normal_(waves.weight, 0, 1 / (config.length * math.sqrt(size)), generator=self.generator)
-        nn.init.uniform_(waves.bias, 0, 2 * math.pi, generator=self.generator)
-        return waves
 
     def _phi(self, obs: Obs) -> np.ndarray:
         """Fourier features (M, D) of observations, of a length near 1."""

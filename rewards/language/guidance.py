@@ -183,7 +183,8 @@ class Guidance(Reward):
             since[rows] += np.stack([meaning for _, meaning in parts])
             for codes in itertools.zip_longest(*(codes for codes, _ in parts), fillvalue=0):
                 recent[rows] = _newest(recent[rows], np.array(codes, np.uint64))
-            comprehension = _cosine(self._meanings[goal], since)
+            length = np.sqrt(np.square(since).sum(axis=1))  # the goal's is 1, or 0
+            comprehension = (self._meanings[goal] * since).sum(axis=1) / np.maximum(length, np.float32(1e-6))
         rise = comprehension - memory["comprehension"]
         renewed = (batch.step + 1) % self.every == 0
         if renewed.any():
@@ -337,12 +338,6 @@ def _newest(recent: np.ndarray, codes: np.ndarray) -> np.ndarray:
 def _situation(recent: np.ndarray) -> np.ndarray:
     """A number for each row of keys (N, RECENT), uint64 (N,); 0 without any."""
     return (recent * _ODD).sum(axis=1, dtype=np.uint64)
-
-
-def _cosine(goal: np.ndarray, since: np.ndarray) -> np.ndarray:
-    """Similarity of each goal, of length 1 or 0, to the captions since, both (N, WIDTH); 0 where either is 0."""
-    length = np.sqrt(np.square(since).sum(axis=1))
-    return (goal * since).sum(axis=1) / np.maximum(length, np.float32(1e-6))
 
 
 def _answer(row: Mapping[str, Any]) -> tuple[int, str]:

@@ -202,14 +202,12 @@ class LaRe(Learned):
             inside = place < length[:, None]
             rows = torch.from_numpy(np.where(inside, place + starts[picked][:, None], 0).ravel()).to(self.device)
             guess = self.decode(x.index_select(0, rows), actions.index_select(0, rows)).view(place.shape)
-            loss = decomposition_loss(guess, *map(self._tensor, (inside, length, totals[picked])), typical=typical)
+            facts = (torch.from_numpy(x).to(self.device, torch.float32) for x in (inside, length, totals[picked]))
+            loss = decomposition_loss(guess, *facts, typical=typical)
             self.descend(loss.mean())
             losses.append(loss.detach().mean())
         self.episodes.learnt += 1
         return {"loss": float(torch.stack(losses).mean())}
-
-    def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device, torch.float32)
 
     def notes(self) -> list[str]:
         """Whose code the factors are, how it behaves, and which factors are constant."""

@@ -183,12 +183,10 @@ class ClipJudge(SegmentJudge):
         self.frame_size, self.embedding = self.reward.frame_size, self.reward.embedding
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
-        one, two = (self._rate(side).mean(axis=0) for side in (first, second))
+        rated = (self.reward.rate(self.reward.seen(side.flatten())).reshape(side.shape) for side in (first, second))
+        one, two = (each.mean(axis=0) for each in rated)
         gap = two - one
         return np.where(np.abs(gap) <= self.margin, 0.5, gap > 0).astype(np.float32)
-
-    def _rate(self, segments: Transitions) -> np.ndarray:
-        return self.reward.rate(self.reward.seen(segments.flatten())).reshape(segments.shape)
 
     def embed(self, batch: Transitions) -> np.ndarray:
         return self.reward.embed(batch)

@@ -114,8 +114,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = _Lines()
-    first = sys.stdin.buffer.readline()
-    if not first:
+    if not (first := sys.stdin.buffer.readline()):
         return
     job = json.loads(first)
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()

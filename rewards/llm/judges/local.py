@@ -78,15 +78,14 @@ class Rules(TextJudge):
         return f"rules {self.path.stem} {self._digest}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        return Answers.of([self._value(text) for text in texts])
+        if self.until is not None:
+            texts = [self.until.split(text, 1)[0] for text in texts]
+        return Answers.of(
+            [next((value for pattern, value in self.rules if pattern.search(text)), self.default) for text in texts]
+        )
 
     def notes(self) -> list[str]:
         return [f"labels are those of {len(self.rules)} rules written by hand ({self.path.name}), no model gives them"]
-
-    def _value(self, text: str) -> float:
-        if self.until is not None:
-            text = self.until.split(text, 1)[0]
-        return next((value for pattern, value in self.rules if pattern.search(text)), self.default)
 
 
 def book(family: str) -> Path:
