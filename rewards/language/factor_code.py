@@ -135,9 +135,7 @@ class Author(ModelJudge):
         return f"code {prompts()['version']} {self.model}"
 
     def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
-        """What `verify` returns for the first code of an answer that it does not refuse with a `SandboxError`; raises
-        ValueError if the model cannot be asked, or all its code is refused.
-        """
+        """What `verify` returns for the first code that it accepts; ValueError without a model, or one."""
         text, errors = prompts(), []
         try:
             answer = self._summary(asked, text["summary"])

@@ -168,9 +168,7 @@ class LabelModel:
         return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
     def fit(self, items: Sequence[Item], labels: np.ndarray, steps: int) -> float:
-        """Take `steps` towards labels in [0, 1], (B,), of B texts, or of pairs: 1 where the second is better; returns
-        the mean loss.
-        """
+        """Take `steps` towards labels in [0, 1], (B,), of B texts or pairs (1: the second is better); the mean loss."""
         weight, count = np.ones(len(labels)), len(labels)
         if isinstance(items[0], str):
             positive = float(np.mean(labels))

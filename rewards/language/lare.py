@@ -227,10 +227,7 @@ class LaRe(Learned):
 
 
 def draw(rng: np.random.Generator, length: np.ndarray, subset: int) -> np.ndarray:
-    """K different places in each episode, of B lengths: int (B, min(K, longest)).
-
-    Those at or beyond an episode's length stand for nothing.
-    """
+    """K places in each of B episodes: int (B, min(K, longest)); those at or beyond an episode's length are none."""
     longest = int(length.max())
     ticket = rng.random((len(length), longest))
     ticket[np.arange(longest) >= length[:, None]] = 2.0

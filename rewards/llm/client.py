@@ -327,9 +327,7 @@ def in_parallel(
 
 
 def decode(text: str, schema: dict[str, Any]) -> Any:
-    """The last JSON object in a text that fits a schema; models like to talk around it; raises JudgeError if there is
-    none.
-    """
+    """The last JSON object in a text that fits a schema, as models talk around it; JudgeError if there is none."""
     decoder = json.JSONDecoder()
     place = len(text)
     for _ in range(CANDIDATES):

@@ -89,9 +89,7 @@ class AnswerStore:
         self._safely(self._put, [self._row(judge, label, now) for label in labels])
 
     def export(self, path: str | Path) -> int:
-        """Write every answer as one JSON object a line, the oldest first, and count them; raises ValueError if the
-        store could not be opened and OSError if the file cannot be written.
-        """
+        """Write every answer as one JSON object a line, oldest first, and count them; ValueError without a store."""
         query = f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, key"
         lines = [json.dumps(dict(zip(COLUMNS, row))) + "\n" for row in self._connected().execute(query)]
         temporary = Path(f"{path}.tmp-{os.getpid()}")
@@ -265,9 +263,7 @@ def texts_in(item: Item) -> tuple[str, ...]:
 
 
 def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:
-    """Item and value of a row: of a text, or of a pair if there is an `other`; NaN for unsure; raises KeyError,
-    ValueError, TypeError for a row that is no label.
-    """
+    """Item and value (NaN for unsure) of a row; KeyError, ValueError or TypeError for a row that is no label."""
     text, other, value = row["text"], row.get("other") or None, row["value"]
     if not isinstance(text, str) or not isinstance(other, str | None) or isinstance(value, bool | str):
         raise TypeError("not a text or not a number")

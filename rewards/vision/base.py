@@ -89,9 +89,7 @@ class Vision(Reward):
         return np.asarray(self.embed(batch) if kept is None else kept, np.float32)
 
     def embed(self, batch: Transitions) -> np.ndarray:
-        """Unit embeddings of `batch.frame`, float16 (N, D); zeros where a frame has one colour only; raises ValueError
-        if there are no frames, or not uint8 (N, H, W, 3).
-        """
+        """Unit embeddings of frames, float16 (N, D), zeros for one colour; ValueError if not uint8 (N, H, W, 3)."""
         if batch.frame is None:
             raise ValueError(
                 f"{self.config.name} reads frames, and this batch has none; "
@@ -100,17 +98,13 @@ class Vision(Reward):
         return self.encoder.embed(batch.frame, self.config.batch_size)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Count the frames that show nothing: `blank` is their share since the last update; raises ValueError if none
-        of them shows anything.
-        """
+        """Count frames that show nothing (`blank`, their share since the last update); ValueError if all do."""
         flat = batch.flatten()
         rows = self.seen(flat)[flat.valid]
         return self.learn(rows[shows(rows)], len(rows)) if len(rows) else {}
 
     def learn(self, seen: np.ndarray, count: int) -> dict[str, float]:
-        """Take in the embeddings (n, D) of the frames that show something, out of `count`; returns metrics; raises
-        ValueError if n is 0.
-        """
+        """Take in the n of `count` embeddings (n, D) that show something; returns metrics, ValueError if n is 0."""
         if not len(seen):
             raise ValueError(
                 f"all {count} frames since the last update have a single colour, so there is nothing to see; MuJoCo on "
@@ -144,9 +138,7 @@ class Vision(Reward):
         ]
 
     def meanings(self, field: str) -> np.ndarray:
-        """Unit embeddings of the sentences in a field of the configuration, float32 (K, D); raises ValueError if there
-        is none, or one that the model cannot read whole.
-        """
+        """Unit embeddings (K, D) of a field's sentences; ValueError if there is none, or one too long for the model."""
         name, texts = f"{self.config.prefix}{field}", sentences(getattr(self.config, field))
         if not texts:
             raise ValueError(f"{name} is empty; {EXAMPLES.get(field, 'write a sentence')}")

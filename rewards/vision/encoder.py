@@ -44,9 +44,7 @@ _alive: WeakValueDictionary[tuple[Any, ...], ClipEncoder] = WeakValueDictionary(
 def shared(
     model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32", reward: str = "clip"
 ) -> ClipEncoder:
-    """The encoder of these settings; the same object for all callers while one of them holds it; raises ValueError,
-    FileNotFoundError as `ClipEncoder`, about the options of `reward`.
-    """
+    """The encoder of these settings, one for all callers while one holds it; raises as it does, about `reward`."""
     key = (model, weights, seed if weights == UNTRAINED else None, device, precision, MODELS.get(model))
     encoder = _alive.get(key)
     if encoder is None:
@@ -115,9 +113,7 @@ class ClipEncoder:
         self._texts: dict[str, np.ndarray] = {}
 
     def embed(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
-        """As `image`, but a frame that was seen lately is not encoded again, and one of a single colour gives zeros;
-        raises ValueError if these are no frames.
-        """
+        """As `image`, but frames seen lately are looked up, and single colours give zeros; ValueError for no frames."""
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape[1:]:
             raise ValueError(
                 f"frames are {frames.dtype} of shape {frames.shape}, CLIP reads uint8 (N, height, width, 3); hand over "

@@ -37,9 +37,7 @@ class Rescorer:
         self.visible = shows(self.seen)
 
     def __call__(self, config: ClipConfig | ContrastConfig) -> np.ndarray:
-        """Float32 (N,): the score of each frame by a `clip` or a `contrast` with these settings; raises ValueError if
-        the settings name another model, or are no good.
-        """
+        """Scores float32 (N,) by a `clip` or a `contrast` with settings; ValueError if these ask for another model."""
         if (config.model, config.weights) != (self.model, self.weights):
             raise ValueError(
                 f"these embeddings are {self.model}'s ({self.weights or 'as it ships'}), and the settings ask for "

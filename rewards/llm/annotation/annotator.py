@@ -299,9 +299,7 @@ class Transcript:
 
 
 def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, Item, float]]:
-    """The lines of a transcript: (now, item, value), NaN for unsure; raises ValueError if there is no such file, or a
-    line other than a torn last one cannot be used, naming it.
-    """
+    """The lines of a transcript: (now, item, value), NaN for unsure; ValueError for a line that cannot be used."""
 
     def parse(row: dict[str, Any]) -> tuple[int, Item, float]:
         item, value = label_in(row)

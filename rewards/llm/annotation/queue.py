@@ -51,9 +51,7 @@ class AnnotationQueue:
         self._now, self._credit = 0, 0.0
 
     def offer(self, items: Sequence[Item], priority: Sequence[float] | None = None) -> int:
-        """Take in what is new; the last is the newest. Items that wait already move to their new place; returns how
-        many were new and are waiting now.
-        """
+        """Take in what is new, the newest last; what waits already moves to its new place. How many are new."""
         new = []
         for item, rank in zip(items, repeat(0.0) if priority is None else priority):
             if item in self._known or item in self.asking or not (item if isinstance(item, str) else all(item)):

@@ -139,9 +139,7 @@ class _MiniLM(nn.Module):
 
 
 def encode(texts: Sequence[str]) -> np.ndarray:
-    """The vectors of B texts; returns float32 (B, SIZE), each of length 1; the dot product of two is their cosine;
-    raises ValueError if the package with the weights is missing.
-    """
+    """The vectors of B texts, float32 (B, SIZE), each of length 1; ValueError if the weights' package is missing."""
     model, tokenizer = _model()
     vectors = np.empty((len(texts), SIZE), np.float32)
     rows: dict[int, list[int]] = defaultdict(list)

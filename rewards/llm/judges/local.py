@@ -130,9 +130,7 @@ def _read(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tu
 
 @dataclass(eq=False)
 class RecordedLabels(TextJudge):
-    """Answers found by the exact text; where lines contradict each other the last one counts; raises ValueError for a
-    missing file, or a line that is no label. A last line that was cut off is passed over.
-    """
+    """Answers found by the exact text; of lines that contradict each other the last counts, and a torn one never."""
 
     path: str = setting(help="the file, JSON lines or SQLite")
     goal: str = setting("", "not read; the labels have a goal of their own")

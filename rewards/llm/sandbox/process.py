@@ -72,9 +72,7 @@ class Sandbox(Settings):
         self._load(self.source)
 
     def __call__(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """Factors of B rows, whatever happens; returns float32 (B, k), finite; zeros once the code has failed too
-        often.
-        """
+        """Factors of B rows, whatever happens: float32 (B, k), finite; zeros once the code failed too often."""
         found = np.zeros((len(obs), self.width), np.float32)
         for i in range(0, len(obs), ROWS):
             for left in reversed(range(0 if self.broken else self.tries)):
@@ -86,9 +84,7 @@ class Sandbox(Settings):
         return found
 
     def run(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """As a call of the sandbox, but one try; raises SandboxError if the code raised, took too long or too much, or
-        answered with another form.
-        """
+        """One try of a call; SandboxError if the code raised, took too long or too much, or gave another form."""
         self.counts["calls"] += 1
         try:
             found = self._exchange(np.ascontiguousarray(obs, np.float32), np.ascontiguousarray(action, np.float32))
@@ -132,9 +128,7 @@ class Sandbox(Settings):
         return {"source": self.source, "broken": self.broken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the saved code, which is checked like any other; raises ValueError if it is refused, or gives
-        another number of factors.
-        """
+        """Take over the saved code; ValueError if it is refused, or gives another number of factors."""
         if str(state["source"]) != self.source:
             self._load(str(state["source"]))
         self.broken = bool(state["broken"])
