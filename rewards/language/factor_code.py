@@ -85,12 +85,7 @@ def code_in(answer: str) -> str:
 
 
 def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:
-    """A sandbox for code that did well on some rows.
-
-    Args:
-        source: the code.
-        batches: float32 obs (B, obs size) and action (B, action size), at least one batch of two rows.
-        **limits: of `Sandbox`.
+    """A sandbox, with some limits, for code that did well on batches of obs (B, obs size) and action (B, action size).
 
     Raises:
         SandboxError: if it is refused, fails, gives what is not finite, mixes rows, or never moves.

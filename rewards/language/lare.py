@@ -250,10 +250,7 @@ def decomposition_loss(
         inside: (B, K), 1 where there is such a step, else 0; at least one in each row.
         length: (B,), T.
         total: (B,), R.
-        typical: None for this loss; else it is multiplied by (T / typical)^2, so that errors of returns count alike.
-
-    Returns:
-        (B,).
+        typical: if given, the loss (B,) is multiplied by (T / typical)^2, so that errors of returns count alike.
     """
     count = inside.sum(dim=1)
     mean = (guess * inside).sum(dim=1) / count

@@ -110,12 +110,9 @@ class Annotator(Settings):
                 ) from None
 
     def offer(self, items: Sequence[Item], now: int, priority: Sequence[float] | None = None) -> int:
-        """Take in what is new: neither known, nor in flight, nor empty. Never waits.
+        """Take in the new among texts or pairs: neither known, nor in flight, nor empty. Never waits.
 
-        Args:
-            items: texts, or pairs of texts; the last is the newest.
-            now: environment steps seen so far.
-            priority: of each item; the highest is asked first. None for equal ones.
+        The last item is the newest; `now` counts environment steps; the highest priority is asked first.
 
         Returns:
             How many were new and taken in; 0 in a replay.
@@ -234,14 +231,9 @@ class Transcript:
         {"now": 2048, "text": "You kill the newt!", "other": null, "value": 1.0, "judge": "rules nethack 1"}
 
     `now` is the environment step at which the run got it, `other` the second text of a pair, a `value` of null unsure.
-
-    Args:
-        path: the file; its folder is made. What stands there from another run is moved to `path.1`, `path.2` ...
-        say: receives a sentence when something is wrong with the file; the run continues without it.
-
-    Attributes:
-        lines: how many lines of it belong to this run; set it before the first line to resume from a checkpoint, and
-            what was written after that is cut off.
+    What stands there from another run is moved to `path.1`, `path.2` ...; `say` receives a sentence when something is
+    wrong with the file, and the run continues without it. Set `lines`, how many lines belong to this run, before the
+    first one to resume from a checkpoint: what was written after that is cut off.
     """
 
     def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:

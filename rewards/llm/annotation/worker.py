@@ -39,12 +39,7 @@ def put(judge: TextJudge, items: Sequence[Item]) -> Answers:
 
 
 class JudgeProcess:
-    """The trainer's end.
-
-    Args:
-        job: judge, options and concurrency.
-        inbox: gets (this, message) for each line that comes, and (this, None) when the process is gone.
-    """
+    """The trainer's end. Its inbox gets (this, message) for each line, and (this, None) when the process is gone."""
 
     def __init__(self, job: dict[str, Any], inbox: queue.SimpleQueue[Any]) -> None:
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
