@@ -98,7 +98,7 @@ class AnswerStore:
         return len(lines)
 
     def import_(self, path: str | Path) -> int:
-        """Take in what `export` wrote, or JSON lines alike; ValueError for one that is no label, and nothing is taken in."""
+        """Take in what `export` wrote, or the like; ValueError for a line that is no label, and nothing is kept."""
 
         def parse(row: Mapping[str, Any]) -> tuple[Any, ...]:
             cost = float(row.get("latency", 0)), int(row.get("tokens", 0))
