@@ -74,7 +74,7 @@ def play(
     Args:
         env_id: the environment.
         act: the policy; None acts at random.
-        episodes: how many, at least 1.
+        episodes: at least 1.
         seed: episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy.
         max_steps: no further episode begins after this many steps.
         max_episode_steps: as in training.
@@ -193,10 +193,8 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
 
 
 def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, list):
-        return " to ".join(map(_number, value))
+    if value is None or isinstance(value, list):
+        return " to ".join(map(_number, value)) if value else "-"
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 

@@ -17,6 +17,8 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+import agents
+import rewards
 from runners.cli import presets
 from runners.cli.command import Command, options_text, written
 from runners.cli.compose import HIDDEN
@@ -29,11 +31,8 @@ def show(names: list[str]) -> None:
     Raises:
         UsageError: for a name that is none.
     """
-    import agents
-    import rewards
-
     if not names:
-        print("\n\n".join([_environments(), rewards_text(), agents_text(), presets_text()]))
+        print("\n\n".join([_environments(), rewards_text(), *_others()]))
     for name in names:
         if name in rewards.names():
             print(details(name, rewards.get(name), f"reward.{name}."))
@@ -58,8 +57,7 @@ def train_text() -> str:
             'example: python -m runners.train env=CartPole-v1 reward=clip reward.clip.goal="pole standing upright"',
             "keys\n" + options_text(TrainConfig, hidden=HIDDEN, defaults=chosen),
             rewards_text(),
-            agents_text(),
-            presets_text(),
+            *_others(),
             "python -m runners.list           environments too\n"
             "python -m runners.list NAME      the options of a reward (reward.NAME.<field>) or agent (agent.<field>)\n"
             "                                 or environment (env.<name>)",
@@ -69,34 +67,23 @@ def train_text() -> str:
 
 def rewards_text() -> str:
     """The rewards, one line each, third parties' included."""
-    import rewards
-
-    plugins = rewards._plugins()
-    targets = {}
-    for name in rewards.names():
-        if name in rewards.TABLE or name in plugins:
-            targets[name] = rewards.TABLE.get(name) or plugins[name].value
-        else:
-            cls = rewards.get(name)
-            targets[name] = f"{cls.__module__}:{cls.__qualname__}"
+    targets = {name: entry.value for name, entry in rewards._plugins().items()} | rewards.TABLE
+    for name in {*rewards.names()} - targets.keys():  # registered by code
+        cls = rewards.get(name)
+        targets[name] = f"{cls.__module__}:{cls.__qualname__}"
+    targets = {name: targets[name] for name in rewards.names()}
     return "rewards\n" + _summaries(targets)
 
 
-def agents_text() -> str:
-    """The agents, one line each."""
-    import agents
-
-    return "agents\n" + _summaries({name: agents.TABLE[name] for name in agents.names()})
-
-
-def presets_text() -> str:
-    """The presets, one line each."""
+def _others() -> list[str]:
+    """The agents and the presets."""
     lines = {}
     for name, preset in presets.every().items():
         applies = preset["applies"]
         when = f" [by itself for {', '.join(f'{k}={v}' for k, v in applies.items())}]" if applies else ""
         lines[name] = preset["about"] + when
-    return "presets\n" + (_table(lines) or "  none")
+    made = _summaries({name: agents.TABLE[name] for name in agents.names()})
+    return [f"agents\n{made}", "presets\n" + (_table(lines) or "  none")]
 
 
 def _environments() -> str:

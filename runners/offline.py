@@ -13,6 +13,7 @@ Source: Venkataraman et al. 2024, "Real-World Offline Reinforcement Learning fro
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,6 @@ from runners.run.config import UsageError
 from runners.run.trust import require
 
 if TYPE_CHECKING:
-    from agents.iql import IQL
     from envs.types import Transitions
 
 ARMS = ("preferences", "true", "cloning")
@@ -67,6 +67,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     """
     import torch
 
+    from agents.iql import IQL, IQLConfig
     from envs.make import make
 
     torch.set_num_threads(1)
@@ -78,9 +79,8 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     if config.judge == "heron" and meta.get("signals"):
         config.judge_options.setdefault("names", meta["signals"])
     options = meta.get("env_options", {})
-    env = make(env_id, **options)
-    spaces = env.observation_space, env.action_space
-    env.close()
+    with closing(make(env_id, **options)) as env:
+        spaces = env.observation_space, env.action_space
     labels: dict[str, float] = {}
     notes: list[str] = []
     columns: dict[str, dict[str, Any]] = {}
@@ -88,7 +88,9 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
         rewards = batch.reward
         if arm == "preferences":
             rewards, labels, notes = labelled(config, batch, *spaces)
-        model = trained(config, arm, batch, rewards, *spaces)
+        own = config.agent_options | ({"beta": 0.0} if arm == "cloning" else {})  # beta 0 ignores rewards
+        model = IQL(IQLConfig(**own), *spaces, batch, rewards, seed=config.seed, device=config.device)
+        model.learn(config.steps)
         if arm == "preferences" and config.out:
             Path(config.out).parent.mkdir(parents=True, exist_ok=True)
             model.save(config.out)
@@ -112,9 +114,8 @@ def load(files: list[str]) -> tuple[Transitions, dict[str, Any]]:
     batches, metas = zip(*(read(Path(name)) for name in files))
     tasks = [(meta.get("env", ""), meta.get("env_options", {})) for meta in metas]
     if any(task != tasks[0] for task in tasks):
-        raise UsageError(
-            f"data={','.join(files)} holds recordings of different environments: {tasks}; give those of one"
-        )
+        names = ",".join(files)
+        raise UsageError(f"data={names} holds recordings of different environments: {tasks}; give those of one")
     return concatenate(list(batches)), metas[0]
 
 
@@ -150,18 +151,6 @@ def labelled(
     if np.ptp(batch.reward) > 0:
         metrics["correlation"] = float(np.corrcoef(rewards, batch.reward)[0, 1])  # with the task's, step by step
     return rewards, metrics, reward.notes()
-
-
-def trained(
-    config: OfflineConfig, arm: str, batch: Transitions, rewards: np.ndarray, observations: Space, actions: Space
-) -> IQL:
-    """IQL on these rewards; cloning is IQL that ignores them (beta 0)."""
-    from agents.iql import IQL, IQLConfig
-
-    options = config.agent_options | ({"beta": 0.0} if arm == "cloning" else {})
-    model = IQL(IQLConfig(**options), observations, actions, batch, rewards, seed=config.seed, device=config.device)
-    model.learn(config.steps)
-    return model
 
 
 def report(config: OfflineConfig) -> None:

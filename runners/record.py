@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,21 +54,17 @@ def record(config: RecordConfig) -> dict[str, Any]:
     """Record and write; returns the file's metadata."""
     from envs.make import make
 
-    options: dict[str, Any] = dict(config.env_options)
-    env_id, model = config.env, None
+    options, env_id, model = dict(config.env_options), config.env, None
     if config.policy != "random":
         run, model, *_ = load_run(Path(config.policy), config.trust)
         env_id = env_id or run.env
         options = {"max_episode_steps": run.max_episode_steps, **run.env_options, **options}
     modalities: dict[str, Any] = {"frame_size": config.frames or None, "text": config.text, "signals": config.signals}
-    env = make(env_id, **{key: value for key, value in modalities.items() if value}, **options)
-    env.action_space.seed(config.seed)
-    try:
+    with closing(make(env_id, **{key: value for key, value in modalities.items() if value}, **options)) as env:
+        env.action_space.seed(config.seed)
         act = None if model is None else acting(model, env.action_space, config.noise, config.seed)
         batch = recorded(env, act, config.steps, config.seed)
         signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []
-    finally:
-        env.close()
     returns = whole_episodes(batch).returns
     meta = {
         "env": env_id,

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from runners.cli.command import Command
@@ -225,14 +226,7 @@ class Work:
             self.folder.close()
 
 
-def help_text() -> str:
-    """What `--help` prints."""
-    from runners.list import train_text
-
-    return train_text()
-
-
-main = Command(None, train, stopped="", help=help_text)
+main = Command(None, train, stopped="", help=lambda: import_module("runners.list").train_text())
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,23 +72,19 @@ def watch(config: WatchConfig) -> str:
     run = Path(config.run)
     real = has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
     trained = load_run(run, config.trust, config.checkpoint)
-    label = f"{trained.config.env_label}, " + (
-        f"step {trained.step:,}" if config.policy == "trained" else "a random policy"
-    )
+    played = f"step {trained.step:,}" if config.policy == "trained" else "a random policy"
+    label = f"{trained.config.env_label}, {played}"
     episodes = play_all(config, trained)
     fps = frames_a_second(trained.config.env)
     if not (config.window == "true" or (config.window == "auto" and not config.out and real)):
         path = Path(config.out) if config.out else run / "watch.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         return f"{path}: {write(path, episodes, fps):,} frames of {label}"
-    window = Window(label, fps)
-    try:
+    with closing(Window(label, fps)) as window:
         for number, episode in enumerate(episodes, start=1):
             print(summary(number, episode), flush=True)
             if not window.show(episode, f"episode {number} of {config.episodes}"):
                 break
-    finally:
-        window.close()
     return f"{window.count:,} pictures of {label}"
 
 
@@ -99,12 +96,9 @@ def play_all(config: WatchConfig, trained: Trained) -> Iterator[Episode]:
     run, model, mix, _ = trained
     act = None if config.policy == "random" else policy(model, run.env)
     drawn = can_be_drawn(run.env)
-    env = open_env(run, mix, drawn)  # one for all: some environments take every window with them when they close
-    try:
+    with closing(open_env(run, mix, drawn)) as env:  # one for all: some take every window with them when they close
         for number in range(config.episodes):
             yield play(run, act, mix, config.seed + number, config.steps, drawn=drawn, env=env)
-    finally:
-        env.close()
 
 
 def summary(number: int, episode: Episode) -> str:
@@ -122,17 +116,7 @@ def frames_a_second(env_id: str) -> int:
 
 
 class Window:
-    """Shows episodes, controlled by keys.
-
-    Args:
-        label: for the title.
-        fps: pictures a second at real time.
-
-    Attributes:
-        speed: times real time.
-        paused: whether the picture stands still.
-        count: pictures so far.
-    """
+    """Shows episodes at `fps` pictures a second times `speed`, controlled by keys; `count` are the pictures so far."""
 
     def __init__(self, label: str, fps: int) -> None:
         import pygame

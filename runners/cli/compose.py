@@ -11,6 +11,8 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
+import agents
+import rewards
 from runners.cli import presets
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
@@ -22,13 +24,7 @@ ENV = "env."  # begins the options of the environment
 
 
 def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
-    """Compose the configuration that `argv` asks for.
-
-    Args:
-        argv: `key=value` arguments, as the shell hands them over.
-
-    Returns:
-        The configuration, and the name of the preset that was applied, or two names where one lies on top.
+    """The configuration that `argv` asks for, and the preset that was applied, or two names where one lies on top.
 
     Raises:
         UsageError: one sentence about the first thing that is wrong, with the nearest name.
@@ -49,9 +45,6 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         if key in kinds:
             prefix, _, name = key.rpartition(".")
             parts[prefix][name] = (parse if key in given else cast)(key, value, kinds[key])
-    import agents
-    import rewards
-
     try:
         config = TrainConfig(
             reward={name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names},
@@ -67,11 +60,7 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
 
 
 def chosen(argv: list[str]) -> tuple[str, list[str]]:
-    """The agent and the rewards that `argv` chooses, by itself or by its preset.
-
-    Raises:
-        UsageError: if an argument cannot be read, or a name is unknown.
-    """
+    """The agent and the rewards that `argv` chooses, by itself or by its preset."""
     given, chosen = _given(argv)
     given |= chosen
     return _names({**presets.values(presets.applied(given), given), **given})
@@ -89,9 +78,6 @@ def _given(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
 
 def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
     """The agent's name, and those of the rewards: a bonus that stands alone is added to the task."""
-    import agents
-    import rewards
-
     agent = str(values.get("agent", "ppo"))
     if agent not in agents.names():
         for name in ("dyna", "world_model"):
@@ -115,15 +101,10 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
 
 def _keys(agent: str, names: list[str]) -> dict[str, Any]:
     """Every key this run has -> its type."""
-    import agents
-    import rewards
-
     keys: dict[str, Any] = {}
-    for prefix, cls in (
-        ("", TrainConfig),
-        ("agent.", agents.get(agent).Config),
-        *((f"reward.{name}.", rewards.get(name).Config) for name in names),
-    ):
+    configs = {"": TrainConfig, "agent.": agents.get(agent).Config}
+    configs |= {f"reward.{name}.": rewards.get(name).Config for name in names}
+    for prefix, cls in configs.items():
         hints = typing.get_type_hints(cls)
         keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in HIDDEN})
     for name in ("reward", "agent"):
@@ -153,12 +134,9 @@ def _kind(parameter: inspect.Parameter) -> Any:
 
 
 def _unknown_key(key: str, value: Any, kinds: dict[str, Any], names: list[str]) -> str:
-    import rewards
-
     parts = key.split(".")
-    new = RENAMED.get(key)
-    if new is not None:
-        return f"{key} is now called {new}"
+    if key in RENAMED:
+        return f"{key} is now called {RENAMED[key]}"
     if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
         return (
             f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); "

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "preset"
 
 def every() -> dict[str, dict[str, Any]]:
     """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
-    return {path.stem: _read(path) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: _parsed(path, path.stat().st_mtime_ns) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def named(name: str) -> dict[str, Any]:
@@ -32,14 +32,13 @@ def named(name: str) -> dict[str, Any]:
     Raises:
         UsageError: if there is none.
     """
-    found = {name: _read(Path(name))} if name.endswith(".yaml") and Path(name).is_file() else every()
+    path = Path(name)
+    if path.suffix == ".yaml" and path.is_file():
+        return _parsed(path, path.stat().st_mtime_ns)
+    found = every()
     if name not in found:
         raise UsageError(unknown("preset", name, [*found, "auto", "none"]))
     return found[name]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return _parsed(path, path.stat().st_mtime_ns)
 
 
 @functools.lru_cache
@@ -105,6 +104,6 @@ def values_for(names: list[str], agent: str, rewards: list[str]) -> dict[str, An
     """What presets set for this agent and these rewards in particular."""
     merged: dict[str, Any] = {}
     for preset in map(named, names):
-        for part in (preset["agents"].get(agent), *(preset["rewards"].get(reward) for reward in rewards)):
+        for part in (preset["agents"].get(agent), *map(preset["rewards"].get, rewards)):
             merged |= part or {}
     return merged

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agents.iql import IQL
     from agents.ppo.agent import PPO
 
+Layer = TypeVar("Layer", bound=nn.Module)
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "mish": nn.Mish, "elu": nn.ELU, "tanh": nn.Tanh}
 
 
@@ -126,8 +127,9 @@ def _iql(model: IQL) -> Policy:
     layers = _normalised(net.mean, 1 / net.std)
     rows = [(weight[-1], bias[-1, 0]) for weight, bias in net.layers()]
     rows[0] = (rows[0][0][: model.encoding.size], rows[0][1])  # what follows is an action, zero for the policy
-    for number, (weight, bias) in enumerate(rows):
-        layers += [_linear(weight, bias), *([nn.ReLU()] if number < len(rows) - 1 else [])]
+    for weight, bias in rows:  # a weight is (in, out)
+        layers += [_filled(nn.Linear(*weight.shape), weight=weight.T, bias=bias), nn.ReLU()]
+    del layers[-1]  # no activation behind the last one
     if model.discrete:
         decision = _choice(space, space.n, space.start)
     else:
@@ -154,10 +156,7 @@ def _stacked(net: Any, activation: str, outputs: int | None = None) -> list[nn.M
         weight, bias = next(stack), next(stack)
         if number == depth and outputs is not None:
             weight, bias = weight[..., :outputs], bias[..., :outputs]
-        linear = Linears(*weight.shape)
-        linear.weight.copy_(weight)
-        linear.bias.copy_(bias)
-        layers.append(linear)
+        layers.append(_filled(Linears(*weight.shape), weight=weight, bias=bias))
         if number == depth:
             break
         if net.scaled[number]:
@@ -172,12 +171,12 @@ def _values(learner: Any) -> list[nn.Module]:
     head = learner.head
     if head.outputs == 1:
         return []
-    expectation = Expectation(head.outputs)
-    expectation.centres.copy_(head.centres if head.support == "symlog" else head.centres * head.scale)
+    symlog = head.support == "symlog"
+    expectation = _filled(Expectation(head.outputs), centres=head.centres if symlog else head.centres * head.scale)
     return [
         Function("split", learner.values, head.outputs),
         expectation,
-        *([Function("symexp")] if head.support == "symlog" else []),
+        *([Function("symexp")] if symlog else []),
     ]
 
 
@@ -250,10 +249,8 @@ def _groups(sizes: Any, starts: Any) -> dict[str, Any]:
 
 
 def _bounded(kind: str, space: Any) -> Decision:
-    decision: Any = Decision(kind, tuple(space.shape), np.dtype(space.dtype).name)
-    decision.low.copy_(torch.as_tensor(space.low.ravel()))
-    decision.high.copy_(torch.as_tensor(space.high.ravel()))
-    return decision
+    decision = Decision(kind, tuple(space.shape), np.dtype(space.dtype).name)
+    return _filled(decision, low=torch.as_tensor(space.low.ravel()), high=torch.as_tensor(space.high.ravel()))
 
 
 def _chain(*layers: nn.Module) -> nn.Sequential:
@@ -280,17 +277,12 @@ def _normalised(mean: Tensor, scale: Tensor) -> list[nn.Module]:
 
 
 def _affine(shift: Tensor, scale: Tensor, bias: Tensor | None = None) -> Affine:
-    layer: Any = Affine(*shift.shape)
-    layer.shift.copy_(shift)
-    layer.scale.copy_(scale)
-    if bias is not None:
-        layer.bias.copy_(bias)
-    return layer
+    bias = torch.zeros(()) if bias is None else bias
+    return _filled(Affine(*shift.shape), shift=shift, scale=scale, bias=bias)
 
 
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """From a weight (in, out)."""
-    layer = nn.Linear(*weight.shape)
-    layer.weight.copy_(weight.T)
-    layer.bias.copy_(bias)
+def _filled(layer: Layer, **values: Tensor) -> Layer:
+    """The layer, its parameters and buffers set."""
+    for name, value in values.items():
+        getattr(layer, name).copy_(value)
     return layer

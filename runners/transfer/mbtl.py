@@ -117,16 +117,6 @@ def at_random(n: int, k: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).permutation(n)[:k].tolist()
 
 
-def greedy(matrix: np.ndarray, k: int) -> list[int]:
-    """Oracle: each source the best next one, known only where all have been trained; the matrix is (N, N)."""
-    found: list[int] = []
-    best = np.full(len(matrix), -np.inf)
-    while len(found) < k:
-        found.append(int(np.maximum(matrix, best).mean(axis=1).argmax()))
-        best = np.maximum(best, matrix[found[-1]])
-    return found
-
-
 def generalised(values: np.ndarray) -> np.ndarray:
     """Sources in order (K, N) -> (K,): mean over tasks of the best policy's return, after each source."""
     return np.maximum.accumulate(values, axis=0).mean(axis=1)

@@ -15,21 +15,18 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from runners.cli.command import Command
 from runners.tune.config import TuneConfig
 
-if TYPE_CHECKING:
-    from runners.sweep.job import Launcher
-    from runners.sweep.job_log import JobLog
-
 
 def tune(config: TuneConfig) -> None:
-    """The whole search, top to bottom."""
+    """Try, then test: the whole search, top to bottom."""
     from runners.run.exits import Signals
     from runners.sweep.config import begin
+    from runners.sweep.drive import drive
     from runners.sweep.job_log import JobLog
+    from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
 
     with Signals(), closing(JobLog(config.folder)) as log:
         begin(config.folder, config.fixed())
@@ -41,29 +38,21 @@ def tune(config: TuneConfig) -> None:
         steps = int(config.train.total_timesteps)
         print(f"at most {runs} runs of {steps:,} steps; folder: {config.folder}", flush=True)
         with closing(config.launch()) as launcher:
-            search(config, log, launcher)
-
-
-def search(config: TuneConfig, log: JobLog, launcher: Launcher) -> None:
-    """Try, then test."""
-    from runners.sweep.drive import drive
-    from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
-
-    study = open_study(config)
-    Search(config, study, launcher, lambda sentence: print(sentence, flush=True)).run(log)
-    jobs = test_jobs(config, best(study, config))
-    print(f"test: {len(jobs)} runs", flush=True)
-    entries = drive(jobs, log, launcher, resume="errored")
-    missing = [job for job in jobs if not job.finished]
-    if missing:
-        raise RuntimeError(
-            f"{len(missing)} of {len(jobs)} test runs did not finish ({entries[missing[0].name].error}); "
-            "the same command tries them again"
-        )
-    found = verdict(config, study, jobs, entries)
-    path = write(config, found, config.command("runners.tune"))
-    print(f"\n{table(found)}\n\nuse it:     python -m runners.train preset={path}")
-    print(f"one page:   python -m runners.report {config.folder / 'test'}")  # tuning seeds would flatter it
+            study = open_study(config)
+            Search(config, study, launcher, lambda sentence: print(sentence, flush=True)).run(log)
+            jobs = test_jobs(config, best(study, config))
+            print(f"test: {len(jobs)} runs", flush=True)
+            entries = drive(jobs, log, launcher, resume="errored")
+        missing = [job for job in jobs if not job.finished]
+        if missing:
+            raise RuntimeError(
+                f"{len(missing)} of {len(jobs)} test runs did not finish ({entries[missing[0].name].error}); "
+                "the same command tries them again"
+            )
+        found = verdict(config, study, jobs, entries)
+        path = write(config, found, config.command("runners.tune"))
+        print(f"\n{table(found)}\n\nuse it:     python -m runners.train preset={path}")
+        print(f"one page:   python -m runners.report {config.folder / 'test'}")  # tuning seeds would flatter it
 
 
 main = Command(TuneConfig, tune, __doc__, stopped="stopped: the runs have saved; the same command continues")

@@ -110,12 +110,12 @@ class _OpenTrial:
 
 
 class Search(Watcher):
-    """All trials, as jobs for `runners.sweep.drive`, which it watches.
+    """All trials of a study, as jobs for `runners.sweep.drive`, which it watches.
 
     Args:
         config: what to try.
         study: from `open_study`.
-        launcher: what runs the jobs; is asked to cancel those that are given up.
+        launcher: cancels the jobs of trials that are given up.
         report: takes a sentence for every trial that ends.
     """
 
@@ -227,15 +227,13 @@ def rungs(folder: Path, total: int) -> list[tuple[int, float]]:
     """(rung, task return in training) for every rung that a run has passed with an episode ended."""
     path = folder / "metrics.csv"
     rows = read_csv(path) if path.exists() else []
-    known = [(int(row["step"]), float(row[TASK_RETURN])) for row in rows if row.get(TASK_RETURN)]
     last = int(rows[-1]["step"]) if rows else 0
-    found = []
-    for rung in range(1, RUNGS):
-        step = total * rung // RUNGS
-        values = [value for at, value in known if at <= step]
-        if last >= step and values:
-            found.append((rung, values[-1]))
-    return found
+    found = {}
+    for row in rows:  # the newest return at or before each rung
+        if row.get(TASK_RETURN):
+            passed = [r for r in range(1, RUNGS) if int(row["step"]) <= total * r // RUNGS <= last]
+            found |= dict.fromkeys(passed, float(row[TASK_RETURN]))
+    return sorted(found.items())
 
 
 def task_return(folder: Path) -> float:
