@@ -26,11 +26,7 @@ from runners.run.config import TrainConfig, UsageError, unknown
 
 
 def show(names: list[str]) -> None:
-    """Print the lists, or what is known of some names.
-
-    Raises:
-        UsageError: for a name that is none.
-    """
+    """Print the lists, or what is known of some names."""
     if not names:
         print("\n\n".join([_environments(), rewards_text(), *_others()]))
     for name in names:
@@ -103,11 +99,7 @@ def _environments() -> str:
 
 
 def environment(env_id: str) -> str:
-    """The docstring of an environment, and its options with their defaults; those of its adapter come last.
-
-    Raises:
-        ValueError: if the id is unknown.
-    """
+    """The docstring of an environment, and its options with their defaults; those of its adapter come last."""
     from envs.options import creator, options
 
     text = inspect.getdoc(creator(env_id)) or ""

@@ -103,11 +103,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
 
 
 def load(files: list[str]) -> tuple[Transitions, dict[str, Any]]:
-    """Recordings of one environment as one batch, and the metadata of the first.
-
-    Raises:
-        UsageError: if they are of different environments.
-    """
+    """Recordings of one environment as one batch, and the metadata of the first; a UsageError if of several."""
     from envs.recording import load as read
     from envs.types import concatenate
 

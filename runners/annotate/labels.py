@@ -75,12 +75,7 @@ class Texts(NamedTuple):
 
 
 def read(path: str) -> Texts:
-    """The different texts of a recording or of a file of labels.
-
-    Raises:
-        UsageError: if there are none.
-        ValueError: if the file is neither.
-    """
+    """The different texts of a recording or of a file of labels; a ValueError if the file is neither."""
     if not Path(path).is_file():
         raise UsageError(f"{path} is no file; give a recording (runners.record text=true) or a file of labels")
     goal = family = ""
@@ -105,11 +100,7 @@ def read(path: str) -> Texts:
 
 
 def labels(path: str) -> list[dict[str, Any]]:
-    """The lines of a file of labels; a last one that was cut off is left out.
-
-    Raises:
-        ValueError: for a line that is no label.
-    """
+    """The lines of a file of labels, a last one that was cut off left out; a ValueError for one that is no label."""
     rows = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(keepends=True), start=1):
         try:
@@ -172,11 +163,7 @@ def drawn(texts: Sequence[str], count: int, seed: int) -> list[Item]:
 
 
 def missing(out: str, items: list[Item], identity: str) -> list[Item]:
-    """The items that a file of labels does not have yet; a line that was cut off is taken out of it.
-
-    Raises:
-        UsageError: if the labels there are of another judge.
-    """
+    """The items that a file of this judge's labels does not have yet; a line that was cut off is taken out of it."""
     path = Path(out)
     if not out or not path.is_file():
         return items

@@ -26,8 +26,7 @@ ENV = "env."  # begins the options of the environment
 def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     """The configuration that `argv` asks for, and the preset that was applied, or two names where one lies on top.
 
-    Raises:
-        UsageError: one sentence about the first thing that is wrong, with the nearest name.
+    The first thing that is wrong is a UsageError, one sentence with the nearest name.
     """
     refuse(argv)
     given, chosen = _given(argv)

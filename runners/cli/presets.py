@@ -27,11 +27,7 @@ def every() -> dict[str, dict[str, Any]]:
 
 
 def named(name: str) -> dict[str, Any]:
-    """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them.
-
-    Raises:
-        UsageError: if there is none.
-    """
+    """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them; else a UsageError."""
     path = Path(name)
     if path.suffix == ".yaml" and path.is_file():
         return _parsed(path, path.stat().st_mtime_ns)

@@ -68,11 +68,7 @@ def parse(key: str, text: str, kind: Any) -> Any:
 
 
 def cast(key: str, value: Any, kind: Any) -> Any:
-    """A value as a field of type `kind` wants it: 1e6 is a whole number, anything is a text.
-
-    Raises:
-        UsageError: if it is of another type.
-    """
+    """A value as a field of type `kind` wants it: 1e6 is a whole number, anything is a text; else a UsageError."""
     union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
     kinds = typing.get_args(kind) if union else (kind,)
     if Any in kinds or (value is None and type(None) in kinds):

@@ -71,10 +71,7 @@ class Subject:
 
 
 def export(config: ExportConfig) -> tuple[Path, list[str]]:
-    """Convert, compare, write.
-
-    Returns:
-        The folder, and a sentence for each file: how far it is from the agent.
+    """Convert, compare, write; the folder, and a sentence for each file: how far it is from the agent.
 
     Raises:
         UsageError: if the policy does not fit the format asked for, or what was written acts otherwise.
@@ -220,11 +217,7 @@ def onnx_actions(path: Path, policy: Policy, obs: Any) -> np.ndarray:
 
 
 def compared(name: str, actions: np.ndarray, expected: Any) -> str:
-    """How far actions (B, ...) are from the agent's, as a sentence.
-
-    Raises:
-        UsageError: if that is too far.
-    """
+    """How far actions (B, ...) are from the agent's, as a sentence; a UsageError if that is too far."""
     expected = np.asarray(expected)
     if actions.shape != expected.shape:
         raise UsageError(f"{name} gives actions of shape {actions.shape}, the agent {expected.shape}; nothing is kept")

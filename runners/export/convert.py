@@ -42,15 +42,12 @@ class NoForm(ValueError):
 
 
 def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
-    """The deterministic policy of an agent.
+    """The deterministic policy of an agent, or `NoForm`.
 
     Args:
         name: of the agent, as on the command line; "iql" for a policy of `runners.offline`.
         model: the agent.
         observation_space: what the agent observes, images with the axes that the environment gives them.
-
-    Raises:
-        NoForm: if there is no such policy.
     """
     if name in ("recurrent_ppo", "world_model", "sqirl"):
         what = {"recurrent_ppo": "an LSTM's memory", "world_model": "a world model's memory", "sqirl": "looking ahead"}

@@ -105,11 +105,7 @@ LAYERS |= {kind.__name__.lower(): kind for kind in (*PLAIN, Affine, Linears, Exp
 
 
 def described(layer: nn.Module) -> list[Any]:
-    """The entry of a layer in the description: its name and what it is made with.
-
-    Raises:
-        ValueError: for a layer that has none.
-    """
+    """The entry of a layer in the description, its name and what it is made with; a ValueError if it has none."""
     if isinstance(layer, Function):
         return [layer.name, *layer.numbers]
     name = next((name for name, kind in LAYERS.items() if type(layer) is kind), None)
@@ -286,11 +282,7 @@ class Policy(nn.Module):
 
     @classmethod
     def read(cls, folder: Path) -> Policy:
-        """The inverse of `write`.
-
-        Raises:
-            ValueError: if there is no policy that this file can run.
-        """
+        """The inverse of `write`; a ValueError if there is no policy that this file can run."""
         from safetensors.torch import load_file
 
         try:

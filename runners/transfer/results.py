@@ -33,7 +33,6 @@ class SourcePolicies:
 
         Raises:
             RuntimeError: if a run did not finish; the same command tries it again.
-            Stopped: by a signal; the runs have saved.
         """
         new = [source for source in dict.fromkeys(sources) if source not in self.rows]
         seeds = range(self.config.seeds)

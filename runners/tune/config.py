@@ -98,10 +98,9 @@ class TuneConfig(JobsConfig):
 
 @dataclass(frozen=True)
 class Space:
-    """The range of one setting.
+    """The range of one setting; `key` is that of the command line, as in agent.learning_rate.
 
     Attributes:
-        key: on the command line, as in agent.learning_rate.
         values: the two ends, low first and both included; or what may be chosen.
         kind: "even", "log" or "choice".
         whole: whether only whole numbers are tried.
@@ -170,11 +169,7 @@ def spaces(
 
 
 def space(key: str, given: Any, kind: Any = float) -> Space:
-    """The range that `given` writes down; `kind` is the field's type.
-
-    Raises:
-        UsageError: if it is none.
-    """
+    """The range that `given` writes down, or a UsageError; `kind` is the field's type."""
     items = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     last = items[-1] if items and items[-1] in ("log", "choice") else "even"
     values = items[:-1] if last != "even" else items
@@ -200,11 +195,7 @@ def values_of(config: TrainConfig, tried: list[Space]) -> dict[str, Any]:
 
 
 def check(config: TrainConfig, values: dict[str, Any]) -> None:
-    """Let the agent and the rewards look at settings together.
-
-    Raises:
-        ValueError: if one of them refuses.
-    """
+    """Let the agent and the rewards look at settings together; one that refuses raises a ValueError."""
     for prefix, options in parts(config).items():
         mine = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
         dataclasses.replace(options, **mine)

@@ -291,7 +291,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
             "tuned": study.best_value,
         },
         "test_seeds": list(range(config.test_seeds)),
-        "on_test_seeds": {arm: _estimate(aggregate([returns[arm]]), returns[arm].tolist()) for arm in ARMS},
+        "on_test_seeds": {arm: {**_estimate(aggregate([x])), "runs": x.tolist()} for arm, x in returns.items()},
         "difference": _estimate(paired_difference([returns["tuned"]], [returns["default"]])),
         "search_steps": steps(config),
         "search_run_seconds": round(searched, 1),
@@ -301,9 +301,8 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
     }
 
 
-def _estimate(estimate: Estimate, runs: list[float] | None = None) -> dict[str, Any]:
-    numbers = {"iqm": float(estimate.value), "low": float(estimate.low), "high": float(estimate.high)}
-    return numbers if runs is None else {**numbers, "runs": runs}
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    return {"iqm": float(estimate.value), "low": float(estimate.low), "high": float(estimate.high)}
 
 
 def _row(trial: FrozenTrial) -> dict[str, Any]:
