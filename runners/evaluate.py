@@ -171,15 +171,12 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 def table(columns: dict[str, dict[str, Any]]) -> str:
     """Scores side by side: one column per policy."""
-    rows = [
-        ("task return", "task_return"),
-        ("task return, IQM", "task_return_iqm"),
-        ("95 % interval", "task_return_interval"),
-    ]
     goal = next((c["goal"] for c in columns.values() if c["goal"]), None)
-    rows += [(f"steps with goal '{goal}'", "goal_steps"), ("success", "success"), ("episode length", "length")]
+    rows = {"task return": "task_return", "task return, IQM": "task_return_iqm"}
+    rows |= {"95 % interval": "task_return_interval", f"steps with goal '{goal}'": "goal_steps"}
+    rows |= {"success": "success", "episode length": "length"}
     lines = [["", *columns]]
-    listed = [(words, [column[key] for column in columns.values()]) for words, key in rows]
+    listed = [(words, [column[key] for column in columns.values()]) for words, key in rows.items()]
     measured = [column.get("metrics") or {} for column in columns.values()]  # none in runs from before there were any
     listed += [(name, [each.get(name) for each in measured]) for name in measured[0]]
     for words, values in listed:

@@ -75,7 +75,7 @@ def cast(key: str, value: Any, kind: Any) -> Any:
         return value
     if bool in kinds and (isinstance(value, bool) or value in ("true", "false")):
         return value in (True, "true")
-    number = None
+    number: float | None = None
     if not isinstance(value, bool):
         with suppress(TypeError, ValueError):  # 1e-3 is a text to YAML
             number = value if isinstance(value, int) else float(value)

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -129,15 +130,13 @@ def show(findings: list[Finding]) -> None:
     for finding in findings:
         lines = f"{finding.name:<20} {finding.found}" + (f"\n{'':<29} {finding.fix}" if finding.fix else "")
         colour = COLOURS[finding.state] if finding.required or finding.state != "missing" else "dim"
-        if sys.stdout.isatty():
-            try:
+        with suppress(ImportError):
+            if sys.stdout.isatty():
                 from rich.console import Console
                 from rich.text import Text
 
                 Console().print(Text.assemble((f"{finding.state:<8}", colour), " ", lines), soft_wrap=True)
                 continue
-            except ImportError:
-                pass
         print(f"{finding.state:<8} {lines}", flush=True)
 
 

@@ -156,10 +156,10 @@ def disk(root: str) -> Iterator[Finding]:
     free, total = shutil.disk_usage(place).free, shutil.disk_usage(place).total
     words, fix = f"{free / GB:.1f} of {total / GB:.1f} GB free at {root}", "root=<another folder>, or delete old runs"
     nodes = os.statvfs(place) if hasattr(os, "statvfs") else None
-    few = nodes is not None and nodes.f_files > 0 and nodes.f_favail < 10_000
+    tight = free < 2 * GB
     if nodes is not None and nodes.f_files:
         words += f", {nodes.f_favail:,} files more"
-    tight = few or free < 2 * GB
+        tight |= nodes.f_favail < 10_000
     yield Finding.of("disk", words, fix if tight else "")
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
         yield _speed(Path(folder))
@@ -289,10 +289,8 @@ def launchers() -> Iterator[Finding]:
 
     fix = f"pip install '{DISTRIBUTION}[cluster]'"
     ray, submitit, sbatch = version("ray"), version("submitit"), shutil.which("sbatch")
-    if ray and util.find_spec("ray"):
-        yield Finding.of("launcher ray", f"ray {ray}", required=False)
-    else:
-        yield _optional("launcher ray", "ray is not installed", fix)
+    there = Finding.of("launcher ray", f"ray {ray}", required=False)
+    yield there if ray and util.find_spec("ray") else _optional("launcher ray", "ray is not installed", fix)
     if submitit and sbatch:
         yield Finding.of("launcher slurm", f"submitit {submitit}, {sbatch}", required=False)
     else:

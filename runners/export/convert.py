@@ -7,7 +7,7 @@ look-ahead) has no such form: `NoForm` explains why.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -53,8 +53,8 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
         what = {"recurrent_ppo": "an LSTM's memory", "world_model": "a world model's memory", "sqirl": "looking ahead"}
         raise NoForm(f"agent={name} acts by {what[name]}, not by the observation alone")
     with torch.no_grad():
-        own = {"ppo": _ppo, "dyna": _dyna, "iql": _iql}.get(name)
-        return own(model) if own else _sb3(name, model, observation_space)
+        own: dict[str, Callable[[Any], Policy]] = {"ppo": _ppo, "dyna": _dyna, "iql": _iql}
+        return own[name](model) if name in own else _sb3(name, model, observation_space)
 
 
 # -------------------------------------------------------------------------------------------------- our own agents

@@ -228,7 +228,7 @@ def rungs(folder: Path, total: int) -> list[tuple[int, float]]:
     path = folder / "metrics.csv"
     rows = read_csv(path) if path.exists() else []
     last = int(rows[-1]["step"]) if rows else 0
-    found = {}
+    found: dict[int, float] = {}
     for row in rows:  # the newest return at or before each rung
         if row.get(TASK_RETURN):
             passed = [r for r in range(1, RUNGS) if int(row["step"]) <= total * r // RUNGS <= last]
