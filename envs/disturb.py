@@ -26,10 +26,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import StickyAction
 
-from envs.observations import is_channels_last
+from envs.observations import Recorded, is_channels_last
 from envs.types import EnvReset, EnvStep
 
 MODES = ("always", "on_demand")
@@ -42,9 +41,9 @@ def disturb(
 
     Args:
         env: with adapted observations, if there is a television.
-        sticky: probability in [0, 1) that the previous action is repeated; the usual value is 0.25. None for never.
-        noisy_tv: "always" or "on_demand", see `NoisyTV`; None for no television.
-        episodic_reward: whether an episode's reward comes in one sum at its end, see `EpisodicReward`.
+        sticky: probability in [0, 1) that the previous action is repeated, usually 0.25.
+        noisy_tv: mode of a `NoisyTV`.
+        episodic_reward: whether there is an `EpisodicReward`.
 
     Raises:
         ValueError: if a value is out of range, or the environment's spaces do not suit the television.
@@ -57,7 +56,7 @@ def disturb(
     return EpisodicReward(env) if episodic_reward else env
 
 
-class NoisyTV(gym.Wrapper, RecordConstructorArgs):
+class NoisyTV(Recorded):
     """A part of the observation is unpredictable noise that is independent of the task.
 
         flat float Box (D,)    becomes (D + size,): `size` numbers, uniform in [0, 1), are appended
@@ -83,8 +82,7 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env, *, mode: str = "always", action: int | None = None, size: int = 16) -> None:
-        RecordConstructorArgs.__init__(self, mode=mode, action=action, size=size)
-        super().__init__(env)
+        super().__init__(env, mode=mode, action=action, size=size)
         if mode not in MODES:
             raise ValueError(f'noisy_tv={mode!r} is unknown; give "always" or "on_demand"')
         if size < 1:
@@ -145,16 +143,13 @@ class NoisyTV(gym.Wrapper, RecordConstructorArgs):
         return obs
 
 
-class EpisodicReward(gym.Wrapper, RecordConstructorArgs):
+class EpisodicReward(Recorded):
     """Returns the sum of an episode's rewards at its last step, and 0 before; what `make` counts stays as it was.
 
     An episode that a wrapper further out truncates gets no reward: put this around that one.
     """
 
-    def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        super().__init__(env)
-        self._pending = 0.0
+    _pending = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         self._pending = 0.0

@@ -60,10 +60,10 @@ class Axis:
 
 
 class Metrics(Protocol):
-    """Counts evaluation episodes in a family's own terms, from the signals of their states."""
+    """Counts evaluation episodes in a family's own terms, from the signals (K,) of their states."""
 
     def begin(self, signals: np.ndarray) -> None:
-        """An episode begins in a state with these signals, (K,)."""
+        """An episode begins in a state with these signals."""
 
     def step(self, signals: np.ndarray) -> None:
         """One step on, to a state with these signals."""
@@ -138,16 +138,8 @@ class Family:
 
 
 FILES = (
-    "classic.family",
-    "mujoco.family",
-    "minigrid.family",
-    "nethack.family",
-    "driving.family",
-    "driving.carla",
-    "exploration.family",
-    "exploration.factored",
-    "crafter.family",
-    "exploration.probe",
+    *("classic.family", "mujoco.family", "minigrid.family", "nethack.family", "driving.family", "driving.carla"),
+    *("exploration.family", "exploration.factored", "crafter.family", "exploration.probe"),
 )
 OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows=lambda spec: True)
 
@@ -157,6 +149,11 @@ def families() -> dict[str, Family]:
     """Name -> family; the last one, `other`, takes every id that the rest do not know."""
     found = [importlib.import_module(f"envs.{name}").FAMILY for name in FILES]
     return {family.name: family for family in [*found, OTHER]}
+
+
+def simulator(env: gym.Env) -> Any:
+    """The environment without its wrappers, whose attributes Gymnasium's types do not know."""
+    return env.unwrapped
 
 
 def family_of(spec: EnvSpec | None) -> Family:

@@ -16,7 +16,15 @@ from gymnasium.utils import RecordConstructorArgs
 WORDS = 64
 
 
-class PlainObservation(gym.ObservationWrapper, RecordConstructorArgs):
+class Recorded(gym.Wrapper, RecordConstructorArgs):
+    """A wrapper that records its arguments, so that `gymnasium.make(env.spec)` builds it again."""
+
+    def __init__(self, env: gym.Env, **arguments: Any) -> None:
+        RecordConstructorArgs.__init__(self, **arguments)
+        super().__init__(env)
+
+
+class PlainObservation(Recorded, gym.ObservationWrapper):
     """Observations that Stable-Baselines3 takes as they are.
 
     uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
@@ -24,7 +32,6 @@ class PlainObservation(gym.ObservationWrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self.observation_space = plain_space(env.observation_space)
 
@@ -71,13 +78,8 @@ def plain(space: spaces.Space, value: Any) -> Any:
 def hashed_words(text: bytes) -> np.ndarray:
     """A bag of words that needs no vocabulary: which words a text has, whatever their order, case and number.
 
-    Each word sets two entries, so two words differ even where one of their entries is the same.
-
-    Args:
-        text: Latin letters count, everything else separates words.
-
-    Returns:
-        float32 (64,) in {0, 1}, read-only.
+    Each word, of Latin letters, sets two entries, so two words differ even where one of their entries is the same.
+    Returns float32 (64,) in {0, 1}, read-only.
     """
     bag = np.zeros(WORDS, dtype=np.float32)
     for word in re.findall(rb"[a-z]+", text.lower()):
@@ -90,12 +92,7 @@ def hashed_words(text: bytes) -> np.ndarray:
 def empty_batch(
     space: spaces.Space, shape: tuple[int, ...], new: Callable[..., np.ndarray] = np.zeros, nested: bool = True
 ) -> Any:
-    """Arrays for values of a space, with leading `shape`; a dict of them for a Dict space, if `nested`.
-
-    Args:
-        space: of one value.
-        shape: leading axes.
-        new: (shape, dtype) -> an array of zeros.
+    """Arrays of zeros, by `new`, for values of a space, leading axes `shape`; a dict for a Dict space, if `nested`.
 
     Raises:
         ValueError: if its values do not fit into arrays.

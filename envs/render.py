@@ -24,10 +24,8 @@ import numpy as np
 def prepare() -> str:
     """Choose renderers that work without a screen, unless the user's own variables are set or there is a screen.
 
-    Call it before `mujoco` or `pygame` is imported; `envs.make.make` does.
-
-    Returns:
-        The choice in one line, such as "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
+    Call it before `mujoco` or `pygame` is imported; `envs.make.make` does. Returns the choice in one line, such as
+    "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
     """
     screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if not screen:
@@ -57,11 +55,8 @@ def _renderer() -> str:
 def opengl(draws: bool) -> Any:
     """MuJoCo, which loads the renderer that `MUJOCO_GL` names when it is imported.
 
-    Args:
-        draws: whether frames will be rendered.
-
     Raises:
-        ImportError: if that renderer does not work here, or is switched off although frames are rendered.
+        ImportError: if that renderer does not work here, or is switched off although the run `draws` frames.
     """
     choice = os.environ.get("MUJOCO_GL", "")
     why = "it is switched off" if draws and choice.lower() in ("disable", "disabled", "off", "false", "0") else ""
@@ -96,14 +91,7 @@ def before_opengl() -> None:
 
 
 def frame(env: gym.Env, size: int) -> np.ndarray:
-    """The current state as an image.
-
-    Args:
-        env: made with `render_mode="rgb_array"` (`make(..., frame_size=...)` does that).
-        size: height and width in pixels.
-
-    Returns:
-        uint8 (size, size, 3).
+    """The current state as an image, uint8 (size, size, 3), of an environment with `render_mode="rgb_array"`.
 
     Raises:
         RuntimeError: if the renderer returned nothing, or a picture of one single colour.

@@ -1,11 +1,4 @@
-"""The wrappers that `make` puts around every environment, inside out.
-
-    EpisodeStatistics   return, length and success of the episode, counted where auto-reset cannot falsify them
-    Journal             what it takes to come back to exactly this state
-    Observer            info["frame"], info["text"], info["signals"]: the state just reached
-
-All of them record their arguments, so `gymnasium.make(env.spec)` builds the whole stack again.
-"""
+"""The wrappers that `make` puts around every environment: episode statistics, a journal, and an observer."""
 
 from __future__ import annotations
 
@@ -17,16 +10,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.utils import RecordConstructorArgs
 
 from envs import render
 from envs.family import family_of
+from envs.observations import Recorded
 from envs.types import EnvReset, EnvStep
 
 _NUMBERS = (int, np.generic)  # immutable
 
 
-class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
+class EpisodeStatistics(Recorded):
     """Writes the episode's statistics into `info` at its last step, in the form Stable-Baselines3 reads.
 
     info["episode"] = {"r": return of the task's own reward, "l": steps, "t": seconds since construction}, and
@@ -35,7 +28,6 @@ class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self._success = family_of(env.spec).success
         self._start = time.perf_counter()
@@ -58,7 +50,7 @@ class EpisodeStatistics(gym.Wrapper, RecordConstructorArgs):
         return obs, reward, terminated, truncated, info
 
 
-class Journal(gym.Wrapper, RecordConstructorArgs):
+class Journal(Recorded):
     """Records the running episode, so that a fresh copy can be brought to the same state.
 
     Works for every environment whose randomness comes from Gymnasium's `np_random`: the journal holds the seed given to
@@ -67,7 +59,6 @@ class Journal(gym.Wrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self._origin: dict[str, Any] | None = None
         self._actions: list[Any] = []
@@ -131,22 +122,17 @@ def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
     return list(np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"]).copy())
 
 
-class Observer(gym.Wrapper, RecordConstructorArgs):
+class Observer(Recorded):
     """Writes `info["frame"]`, `info["text"]`, `info["signals"]` about the observation just returned.
 
-    Args:
-        env: the environment; for frames it must have been made to render arrays.
-        frame_size: height and width of the frame, uint8 (frame_size, frame_size, 3); None for no frames.
-        text: whether to caption.
-        signals: whether to read the numbers that the family names.
+    Frames are uint8 (frame_size, frame_size, 3), of an environment that renders arrays; see `envs.make.make`.
 
     Raises:
         ValueError: for signals of an environment whose family has none.
     """
 
     def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False, signals: bool = False) -> None:
-        RecordConstructorArgs.__init__(self, frame_size=frame_size, text=text, signals=signals)
-        super().__init__(env)
+        super().__init__(env, frame_size=frame_size, text=text, signals=signals)
         self.frame_size = frame_size
         family = family_of(env.spec)
         self.caption = family.caption if text else None

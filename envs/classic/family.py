@@ -20,7 +20,7 @@ state, for frames of it; scattered states have any angle or place, at moderate s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs.classic.tasks import FLAG, HELD, UPRIGHT, CartPoleUpright, MountainCarSparse, PendulumSparse, is_upright
 from envs.classic.view import Canvas
-from envs.family import Axis, Ends, Family, Goal, entry, never
+from envs.family import Axis, Ends, Family, Goal, entry, never, simulator
 from envs.types import Array
 
 Captions = Callable[[np.ndarray], np.ndarray]  # states (N, D) -> object (N,) of str
@@ -52,25 +52,21 @@ _HILLS = (
     *("high on the left slope", "on the left slope", "in the valley", "on the right slope", "high on the right slope"),
     "at the peak of the mountain, next to the flag",
 )
-_TIPS = ("hanging low", "half way up", "nearly up to it")
+_TIPS = (*(f"below the line, {place}" for place in ("hanging low", "half way up", "nearly up to it")), "above the line")
 
 
-def _table(*texts: str) -> np.ndarray:
-    return np.array(texts, object)
+def _leaning(*sides: str) -> list[str]:
+    return [pose.format(side) for side in sides for pose in _POSES]
+
+
+def _table(subject: str, places: Iterable[str]) -> np.ndarray:
+    return np.array([f"{subject} {place}" for place in places], object)
 
 
 # In the picture a positive angle leans right in CartPole, and left in Pendulum.
-_CARTPOLE_TEXTS = _table(
-    *(
-        f"the pole {pose.format(side)}, the cart is {place}"
-        for side in ("left", "right")
-        for pose in _POSES
-        for place in _PLACES
-    )
-)
-_PENDULUM_TEXTS = _table(*(f"the pendulum {pose.format(side)}" for side in ("right", "left") for pose in _POSES))
-_CAR_TEXTS = _table(*(f"the car is {place}" for place in _HILLS))
-_TIP_TEXTS = _table(*(f"the tip is below the line, {place}" for place in _TIPS), "the tip is above the line")
+_POLES = _table("the pole", (f"{pose}, the cart is {place}" for pose in _leaning("left", "right") for place in _PLACES))
+_PENDULUMS = _table("the pendulum", _leaning("right", "left"))
+_CARS, _ARMS = _table("the car is", _HILLS), _table("the tip is", _TIPS)
 
 
 def _lean(angle: np.ndarray) -> np.ndarray:
@@ -79,22 +75,13 @@ def _lean(angle: np.ndarray) -> np.ndarray:
     return np.searchsorted(_LEAN, abs(angle), side="right") + len(_POSES) * (angle >= 0)
 
 
-def _caption_cartpole(x: np.ndarray) -> np.ndarray:
-    return _CARTPOLE_TEXTS[_lean(x[:, 2]) * len(_PLACES) + np.searchsorted(_CART, x[:, 0], side="right")]
-
-
 def _tip_height(state: Any) -> Any:
     """Height of Acrobot's tip, in arm lengths above the pivot, of states (..., 4)."""
     return -np.cos(state[..., 0]) - np.cos(state[..., 0] + state[..., 1])
 
 
 def _state(env: gym.Env) -> np.ndarray:
-    inner: Any = env.unwrapped
-    return np.asarray(inner.state)
-
-
-def _has_fallen(options: dict[str, Any], x: Array) -> Array:
-    return (abs(x[..., 0]) > 2.4) | (abs(x[..., 2]) > 12 * 2 * math.pi / 360)
+    return np.asarray(simulator(env).state)
 
 
 def _has_arrived(options: dict[str, Any], x: Array, flag: float = 0.5) -> Array:
@@ -104,6 +91,15 @@ def _has_arrived(options: dict[str, Any], x: Array, flag: float = 0.5) -> Array:
 def _is_above(options: dict[str, Any], x: Array) -> Array:
     cos1, sin1, cos2, sin2 = (x[..., i] for i in range(4))
     return -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
+
+
+def _upright(prompt: str, baseline: str, negative: str, index: int) -> Goal:
+    """The angle with this index in the state is within 12 degrees of the vertical."""
+
+    def degree(env: gym.Env) -> float:
+        return math.cos(_state(env)[index])
+
+    return Goal("upright", prompt, baseline, lambda env: is_upright(_state(env)[index]), negative, degree)
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ class Kind:
 
     def place(self, env: gym.Env, value: float) -> None:
         """Put an environment at a value of the axis."""
-        inner: Any = env.unwrapped
+        inner = simulator(env)
         inner.state = np.zeros(len(self.ranges))
         inner.state[self.axis[0]] = value
 
@@ -136,15 +132,8 @@ KINDS = {
         ("position", "velocity", "angle", "angular_velocity"),
         ((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
         (2, "angle of the pole, rad"),
-        Goal(
-            "upright",
-            "pole vertically upright on top of the cart",
-            "pole and cart",
-            lambda env: is_upright(_state(env)[2]),
-            "pole hanging down below the cart",
-            lambda env: math.cos(_state(env)[2]),
-        ),
-        _caption_cartpole,
+        _upright("pole vertically upright on top of the cart", "pole and cart", "pole hanging down below the cart", 2),
+        lambda x: _POLES[_lean(x[:, 2]) * len(_PLACES) + np.searchsorted(_CART, x[:, 0], side="right")],
     ),
     "MountainCar": Kind(
         ("position", "velocity"),
@@ -158,21 +147,14 @@ KINDS = {
             "a car at the bottom of the valley",
             lambda env: float(_state(env)[0]),
         ),
-        lambda x: _CAR_TEXTS[np.searchsorted(_CAR, x[:, 0], side="right")],
+        lambda x: _CARS[np.searchsorted(_CAR, x[:, 0], side="right")],
     ),
     "Pendulum": Kind(
         ("angle", "angular_velocity"),
         (TURN, (-4.0, 4.0)),
         (0, "angle of the pendulum, rad"),
-        Goal(
-            "upright",
-            "pendulum in the upright position",
-            "pendulum",
-            lambda env: is_upright(_state(env)[0]),
-            "pendulum hanging down",
-            lambda env: math.cos(_state(env)[0]),
-        ),
-        lambda x: _PENDULUM_TEXTS[_lean(x[:, 0])],
+        _upright("pendulum in the upright position", "pendulum", "pendulum hanging down", 0),
+        lambda x: _PENDULUMS[_lean(x[:, 0])],
     ),
     "Acrobot": Kind(
         (),
@@ -186,7 +168,7 @@ KINDS = {
             "an acrobot hanging down below the line",
             lambda env: float(_tip_height(_state(env))),
         ),
-        lambda x: _TIP_TEXTS[np.searchsorted(_TIP, _tip_height(x))],
+        lambda x: _ARMS[np.searchsorted(_TIP, _tip_height(x))],
     ),
 }
 
@@ -204,7 +186,7 @@ _AIMS = {  # class in the entry point -> what counts as progress
 }
 # class -> (constructor's arguments, next_obs) -> the episode terminates; the others never do
 _ENDS: dict[str, Callable[[dict[str, Any], Array], Array]] = {
-    "CartPoleEnv": _has_fallen,
+    "CartPoleEnv": lambda options, x: (abs(x[..., 0]) > 2.4) | (abs(x[..., 2]) > 12 * 2 * math.pi / 360),
     "MountainCarEnv": _has_arrived,
     "MountainCarSparse": _has_arrived,
     "Continuous_MountainCarEnv": lambda options, x: _has_arrived(options, x, 0.45),
@@ -233,22 +215,19 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 def pose(env: gym.Env, **state: float) -> None:
     """Put CartPole, MountainCar or Pendulum (Gymnasium's or ours) into a state; `env.render()` then shows it.
 
-    Args:
-        env: one of those, wrapped or not.
-        **state: those that the environment has of `position` (m), `velocity` (m/s), `angle` (rad from upright),
-            `angular_velocity` (rad/s). What is not given becomes 0.
+    A state is what the environment has of `position` (m), `velocity` (m/s), `angle` (rad from upright) and
+    `angular_velocity` (rad/s); what is not given becomes 0.
 
     Raises:
         TypeError: if the environment is another one.
         ValueError: if it has no such state variable.
     """
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     kind = kind_of(type(inner))
     names = () if kind is None else kind.variables
     if not names:
         raise TypeError(f"pose() knows CartPole, MountainCar and Pendulum, not {type(inner).__name__}")
-    unknown = sorted(set(state) - set(names))
-    if unknown:
+    if unknown := sorted(set(state) - set(names)):
         raise ValueError(f"{type(inner).__name__} has no state variable {unknown[0]!r}; it has {', '.join(names)}")
     _set(inner, np.array([float(state.get(name, 0.0)) for name in names]))
 
@@ -272,7 +251,7 @@ def _axis(spec: EnvSpec) -> Axis | None:
 
 
 def _sense(env: gym.Env) -> np.ndarray:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     angle, velocity = inner.state
     return np.array([math.cos(angle), abs(velocity), abs(inner.last_u or 0.0)], np.float32)
 
@@ -286,7 +265,7 @@ def _terminates(spec: EnvSpec) -> Ends | None:
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     if isinstance(inner, CartPoleUpright):
         return episode_return >= inner.SOLVED
     if isinstance(inner, PendulumSparse):

@@ -27,12 +27,7 @@ WAVES = 6  # plane waves that make a cloud
 
 
 class PixelPendulum(PendulumEnv):
-    """Swing a pendulum up and hold it there, seeing only pictures.
-
-    Args:
-        render_mode: as in Gymnasium.
-        size: height and width of the pictures, at least 16 pixels.
-        background: "none" for white, or "video" for drifting clouds.
+    """Swing a pendulum up and hold it there, seeing only pictures, before white ("none") or drifting clouds ("video").
 
     Raises:
         ValueError: for another background, or a size too small to see the rod.

@@ -115,9 +115,8 @@ class CartPoleSwingUp(CartPoleUpright):
         x, x_dot, theta, theta_dot = self.state
         cos, sin = math.cos(theta), math.sin(theta)
         temp = (force + self.polemass_length * theta_dot**2 * sin) / self.total_mass
-        angular = (self.gravity * sin - cos * temp) / (
-            self.length * (4.0 / 3.0 - self.masspole * cos**2 / self.total_mass)
-        )
+        inertia = self.length * (4.0 / 3.0 - self.masspole * cos**2 / self.total_mass)
+        angular = (self.gravity * sin - cos * temp) / inertia
         linear = temp - self.polemass_length * angular * cos / self.total_mass
         change = np.array([x_dot, linear, theta_dot, angular])
         self.state = np.array([x, x_dot, theta, theta_dot]) + self.tau * change
@@ -136,8 +135,7 @@ class CartPoleSwingUpSparse(CartPoleSwingUp):
     SOLVED = 100.0
 
     def _reward(self, push: float) -> float:
-        x, _, theta, _ = self.state
-        return float(is_swung_up(x, math.cos(theta)))
+        return float(is_swung_up(self.state[0], math.cos(self.state[2])))
 
 
 class MountainCarGoal(MountainCarEnv):
@@ -182,10 +180,7 @@ class PendulumUpright(PendulumEnv):
     """Swing a pendulum up and hold it there.
 
     Starts anywhere, as Pendulum does. Frames leave out the arrow that shows the torque: it would show the action.
-
-    Args:
-        render_mode: as in Gymnasium.
-        torques: 0 for Pendulum's continuous action in [-2, 2]; n >= 2 for n evenly spaced torques (`Discrete(n)`).
+    `torques` is 0 for Pendulum's continuous action in [-2, 2]; n >= 2 for n evenly spaced ones (`Discrete(n)`).
 
     Reward: 1.0 iff |angle| < 12 degrees after the step.
     """

@@ -18,9 +18,9 @@ from gymnasium.envs.classic_control.acrobot import AcrobotEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.classic_control.continuous_mountain_car import Continuous_MountainCarEnv
 from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
-from gymnasium.utils import RecordConstructorArgs
 
 from envs import render
+from envs.observations import Recorded
 
 WHITE, BLACK, GREY = (255, 255, 255), (0, 0, 0), (128, 128, 128)
 POLE, AXLE = (202, 152, 101), (129, 132, 203)
@@ -31,12 +31,8 @@ Array = np.ndarray
 Corners = list[tuple[float, float]]
 
 
-class Canvas(gym.Wrapper, RecordConstructorArgs):
+class Canvas(Recorded):
     """Reads small frames straight from the surface Gymnasium drew on: the same pixels at three times the speed."""
-
-    def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        super().__init__(env)
 
     def small_frame(self, size: int) -> np.ndarray | None:
         """uint8 (size, size, 3), equal to `render.resize(self.render(), size)`; None where there is no short way."""
@@ -62,12 +58,7 @@ _DRAW_THEN_COPY = (CartPoleEnv, MountainCarEnv, Continuous_MountainCarEnv, Acrob
 
 
 class ClassicPainter:
-    """Draws states of one of the classic worlds.
-
-    Args:
-        world: the original environment, unwrapped; its sizes and scales are read.
-        size: height and width of the pictures, pixels.
-    """
+    """Draws states of `world`, an original environment, unwrapped, whose sizes and scales are read."""
 
     def __init__(self, world: Any, size: int) -> None:
         self.world, self.size = world, size
@@ -103,9 +94,10 @@ class ClassicPainter:
         """A rectangle given by two opposite corners, turned by `turn` (N,) about 0 and moved to (x, y), each (N,)."""
         (left, bottom), (right, top) = corners
         cos, sin = np.cos(turn), np.sin(turn)
-        points = []
-        for a, b in ((left, bottom), (right, bottom), (right, top), (left, top)):
-            points.append((np.trunc(a * cos - b * sin + x) + 0.5, np.trunc(a * sin + b * cos + y) + 0.5))
+        points = [
+            (np.trunc(a * cos - b * sin + x) + 0.5, np.trunc(a * sin + b * cos + y) + 0.5)
+            for a, b in ((left, bottom), (right, bottom), (right, top), (left, top))
+        ]
         inside = [self._side(points[i], points[(i + 1) % 4]) for i in range(4)]
         cover = np.maximum(inside[0] + inside[2] - 1, 0) * np.maximum(inside[1] + inside[3] - 1, 0)
         self._paint(image, cover, colour)
@@ -131,12 +123,12 @@ class ClassicPainter:
 
 def _background(world: Any, name: str, size: int) -> Array:
     """What stands still, float32 (size, size, 3): the original's own picture with everything else out of sight."""
-    if name not in _OUT_OF_SIGHT:
+    if "MountainCar" not in name:
         return np.full((size, size, 3), 255, np.float32)
-    env = gym.make(world.spec.id, render_mode="rgb_array").unwrapped if world.spec else type(world)("rgb_array")
-    inner: Any = env
+    made: Any = gym.make(world.spec.id, render_mode="rgb_array") if world.spec else type(world)("rgb_array")
+    inner = made.unwrapped
     inner.reset(seed=0)
-    inner.state = _OUT_OF_SIGHT[name]
+    inner.state = np.array([-3.0, 0.0])
     image = render.resize(inner.render(), size).astype(np.float32)
     inner.close()
     return image
@@ -178,14 +170,9 @@ def _acrobot(view: ClassicPainter, image: Array, state: Array) -> None:
     scale = view.width / (2 * (first + second + 0.2))
     centre = np.full(len(state), view.width / 2, np.float32)
     view._line(image, int(scale + view.height / 2))
-    elbow = (
-        centre + first * np.sin(state[:, 0]) * scale,
-        centre - first * np.cos(state[:, 0]) * scale,
-    )
-    for length, (x, y), turn in (
-        (first, (centre, centre), state[:, 0] - math.pi / 2),
-        (second, elbow, state[:, 0] + state[:, 1] - math.pi / 2),
-    ):
+    elbow_x, elbow_y = centre + first * np.sin(state[:, 0]) * scale, centre - first * np.cos(state[:, 0]) * scale
+    upper, lower = state[:, 0] - math.pi / 2, state[:, 0] + state[:, 1] - math.pi / 2
+    for length, x, y, turn in ((first, centre, centre, upper), (second, elbow_x, elbow_y, lower)):
         view._box(image, [(0, -0.1 * scale), (length * scale, 0.1 * scale)], turn, x, y, LINK)
         view._disc(image, x, y, int(0.1 * scale), JOINT)
 
@@ -196,8 +183,4 @@ _DRAW: dict[str, Callable[[ClassicPainter, Array, Array], None]] = {
     "Continuous_MountainCarEnv": _mountaincar,
     "PendulumEnv": _pendulum,
     "AcrobotEnv": _acrobot,
-}
-_OUT_OF_SIGHT = {  # states that leave only what stands still
-    "MountainCarEnv": np.array([-3.0, 0.0]),
-    "Continuous_MountainCarEnv": np.array([-3.0, 0.0]),
 }

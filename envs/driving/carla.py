@@ -35,7 +35,7 @@ from gymnasium import spaces
 
 from envs.driving.family import SAFE, words
 from envs.driving.vehicle import FAR, VEHICLE, Driving, Vehicle
-from envs.family import Family, entry
+from envs.family import Family, entry, simulator
 from envs.types import EnvReset, EnvStep
 
 Where = str | float | Callable[[Any, Mapping[str, Any] | None, Any], Any]
@@ -119,13 +119,9 @@ WIRINGS = {
 
 
 class Carla(gym.Env):
-    """A third-party driving environment with a camera and a car.
+    """A third-party driving environment with a camera and a car; the module says what the arguments are.
 
-    Args:
-        world: a Gymnasium id, "module:function", or a function that makes the environment.
-        wiring: "cardreamer", "vlm-rl", or the fields of a `Wiring`.
-        observe: entries of a dict observation, with commas between; one alone is no dict. Empty for the whole.
-        render_mode: "rgb_array", the camera, or None.
+    `observe` has commas between entries; one alone is no dict, none the whole observation.
 
     Raises:
         ValueError: if the world cannot be made, or the wiring or an entry is unknown.
@@ -150,10 +146,9 @@ class Carla(gym.Env):
         for name in self._names:
             if name not in inside:
                 raise ValueError(f"observe={observe!r} is no entry of the observation, which has {list(inside)}")
-        single = len(self._names) == 1
-        self.observation_space = (
-            inside[observe] if single else spaces.Dict({n: inside[n] for n in self._names}) if self._names else whole
-        )
+        if self._names:
+            whole = spaces.Dict({name: inside[name] for name in self._names})
+        self.observation_space = inside[observe] if len(self._names) == 1 else whole
         self._inside = list(inside)
         self._seen: dict[str, Any] = {}
         self.signals = np.zeros(len(VEHICLE), np.float32)
@@ -262,9 +257,7 @@ class Carla(gym.Env):
 
 def _flag(value: Any) -> bool:
     """Whether a flag is set: a bool, an array, or a list of events."""
-    if isinstance(value, np.ndarray):
-        return bool(value.any())
-    return len(value) > 0 if isinstance(value, Sized) else bool(value)
+    return bool(value.any() if isinstance(value, np.ndarray) else len(value) if isinstance(value, Sized) else value)
 
 
 def _wiring(given: str | Mapping[str, Any] | Wiring) -> Wiring:
@@ -317,13 +310,7 @@ def _space(space: Any) -> spaces.Space:
 
 
 def _sense(env: gym.Env) -> np.ndarray:
-    inner: Any = env.unwrapped
-    return inner.signals
-
-
-def _metrics(env: gym.Env) -> Driving:
-    inner: Any = env.unwrapped
-    return Driving(inner.wiring.seconds)
+    return simulator(env).signals
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
@@ -343,6 +330,6 @@ FAMILY = Family(
     aim=lambda spec: "drive along the road to the end of the route, stay on it and crash into nobody",
     signals=lambda spec: VEHICLE,
     sense=_sense,
-    metrics=_metrics,
+    metrics=lambda env: Driving(simulator(env).wiring.seconds),
     success=_success,
 )

@@ -40,18 +40,18 @@ What is slow: policy steps a second of one core at the defaults, without frames 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils import RecordConstructorArgs
 
 from envs.driving.sensors import bend, has_route, is_racing, lanes, names, seconds, sense
-from envs.driving.vehicle import Driving, read
-from envs.family import Axis, Family, Goal, entry
-from envs.observations import plain_observation
+from envs.driving.vehicle import Driving, Vehicle, read
+from envs.family import Axis, Family, Goal, entry, simulator
+from envs.observations import Recorded, plain_observation
 from envs.types import EnvReset
 
 CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
@@ -67,7 +67,7 @@ TRACK = 40 / 6  # m, of half the width of CarRacing's track
 DRIVER = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5.0}
 
 
-class OneFrame(gym.Wrapper, RecordConstructorArgs):
+class OneFrame(Recorded):
     """Draws one frame per `render`, and keeps the action space and the driver model of other vehicles.
 
     highway-env draws black frames where SDL has no screen, and after the first frame it draws one at every simulation
@@ -76,7 +76,6 @@ class OneFrame(gym.Wrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         self.action_space = env.action_space
         self._driver: dict[str, float] = {}  # what the environment made of DRIVER
@@ -116,34 +115,18 @@ class OneFrame(gym.Wrapper, RecordConstructorArgs):
         return image
 
 
-class Configured(gym.Wrapper, RecordConstructorArgs):
-    """highway-env's `config` by the names that its environments share.
-
-    Args:
-        env: of highway-env, with a `config` that has these.
-        vehicles_count: other vehicles, 0 or more.
-        lanes_count: lanes, 1 or more.
-        duration: seconds of an episode, above 0.
+class Configured(Recorded):
+    """highway-env's `config` by the names that its environments share; the module lists them.
 
     Raises:
         ValueError: if a value is out of range, or the environment has no such thing to set.
     """
 
-    def __init__(
-        self,
-        env: gym.Env,
-        vehicles_count: int | None = None,
-        lanes_count: int | None = None,
-        duration: float | None = None,
-    ) -> None:
-        given: dict[str, Any] = {"vehicles_count": vehicles_count, "lanes_count": lanes_count, "duration": duration}
-        RecordConstructorArgs.__init__(self, **given)
-        super().__init__(env)
-        inner: Any = env.unwrapped
+    def __init__(self, env: gym.Env, **given: float) -> None:
+        super().__init__(env, **given)
+        inner = simulator(env)
         config = getattr(inner, "config", {})
         for name, value in given.items():
-            if value is None:
-                continue
             low = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}[name]
             if value < low:
                 raise ValueError(f"{name}={value} is out of range; give {low} or more, or leave it out")
@@ -161,19 +144,13 @@ def adapt(
     duration: float | None = None,
 ) -> gym.Env:
     """Plain observations, of a road with the given traffic."""
-    if (vehicles_count, lanes_count, duration) != (None, None, None):
-        env = Configured(env, vehicles_count, lanes_count, duration)
-    return plain_observation(env)
+    options = {"vehicles_count": vehicles_count, "lanes_count": lanes_count, "duration": duration}
+    given = {name: value for name, value in options.items() if value is not None}
+    return plain_observation(Configured(env, **given) if given else env)
 
 
 def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
-    """A caption.
-
-    Args:
-        signals: of one state, (9,), as `envs.driving.vehicle.VEHICLE` names them.
-        lanes: how many the road has.
-        bent: how far the road turns within the next metres, rad, to the right positive.
-    """
+    """A caption of the signals (9,), on a road that turns by `bent` rad within the next metres, right positive."""
     car = read(signals)
     if car.crashed:
         return "the car has crashed"
@@ -201,39 +178,22 @@ def _is_road(spec: EnvSpec | None) -> bool:
     return spec is not None and bool(names(spec))
 
 
-def _is_clear(env: gym.Env) -> bool:
-    car = read(sense(env))
-    return not car.crashed and bool(car.gap > CLOSE)
+def _goal(name: str, baseline: str, prompt: str, negative: str, truth: Callable[[Vehicle], Any]) -> Goal:
+    return Goal(name, prompt, baseline, lambda env: bool(truth(read(sense(env)))), negative)
 
 
-def _is_on_road(env: gym.Env) -> bool:
-    return bool(read(sense(env)).on_road)
-
-
+_ROAD = "a green car on a road"
 # The two sentences of VLM-RL (Huang et al., 2024, arXiv 2412.15544); the baseline is VLM-RM's in its comparison.
-SAFE = Goal(
-    "safe",
-    "The road is clear with no car accidents",
-    "A car",
-    lambda env: not read(sense(env)).crashed,
-    "Two cars have collided with each other on the road",
-)
-_CLEAR = Goal(
-    "clear",
-    "a green car with no car close ahead of it",
-    "a green car on a road",
-    _is_clear,
-    "a green car with another car close ahead of it",
-)
-_RIGHTMOST = Goal(
-    "rightmost",
-    "a green car in the lowest lane of the road",
-    "a green car on a road",
-    lambda env: bool(read(sense(env)).lane == 1),
-    "a green car in the highest lane of the road",
-)
-_TRACK = Goal("on_track", "a red car on the grey track", "a red car", _is_on_road, "a red car on the green grass")
-_ON_ROAD = Goal("on_road", "a green car on the road", "a green car", _is_on_road, "a green car off the road")
+_SAFE, _CRASH = "The road is clear with no car accidents", "Two cars have collided with each other on the road"
+SAFE = _goal("safe", "A car", _SAFE, _CRASH, lambda car: not car.crashed)
+_FREE, _BLOCKED = "a green car with no car close ahead of it", "a green car with another car close ahead of it"
+_CLEAR = _goal("clear", _ROAD, _FREE, _BLOCKED, lambda car: not car.crashed and car.gap > CLOSE)
+_LOWEST, _HIGHEST = "a green car in the lowest lane of the road", "a green car in the highest lane of the road"
+_RIGHTMOST = _goal("rightmost", _ROAD, _LOWEST, _HIGHEST, lambda car: car.lane == 1)
+_GREY, _GRASS = "a red car on the grey track", "a red car on the green grass"
+_TRACK = _goal("on_track", "a red car", _GREY, _GRASS, lambda car: car.on_road)
+_ON, _OFF = "a green car on the road", "a green car off the road"
+_ON_ROAD = _goal("on_road", "a green car", _ON, _OFF, lambda car: car.on_road)
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:
@@ -268,7 +228,7 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     if is_racing(env.spec):
         _put_on_track(env, int(rng.integers(1 << 30)), TRACK * rng.uniform(-2, 2), 0.5 * rng.normal())
         return True
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     car, graph = inner.vehicle, inner.road.network.graph
     route = list(getattr(car, "route", None) or ())
     roads = [step[:2] for step in route] or [(origin, end) for origin in graph for end in graph[origin]]
@@ -297,14 +257,13 @@ def _axis(spec: EnvSpec) -> Axis | None:
     if not names(spec):
         return None
     if is_racing(spec):
-        return Axis(
-            "offset from the track's centre, m", -3 * TRACK, 3 * TRACK, lambda env, x: _put_on_track(env, 20, x)
-        )
+        offset = "offset from the track's centre, m"
+        return Axis(offset, -3 * TRACK, 3 * TRACK, lambda env, x: _put_on_track(env, 20, x))
     return Axis("gap to the vehicle ahead, m", 0.5, 60.0, _pose_gap)
 
 
 def _pose_gap(env: gym.Env, gap: float) -> None:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     car = inner.vehicle
     along = car.lane.local_coordinates(car.position)[0]
     inner.road.vehicles = [car]
@@ -331,7 +290,7 @@ def _put_ahead(inner: Any, index: Any, along: float, aside: float, speed: float)
 def _put_on_track(env: gym.Env, tile: int, aside: float, turned: float = 0.0) -> None:
     from gymnasium.envs.box2d.car_dynamics import Car
 
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     _, direction, x, y = inner.track[tile % len(inner.track)]
     inner.car.destroy()
     place = x + aside * math.cos(direction), y + aside * math.sin(direction)
@@ -347,10 +306,6 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     car = read(sense(env))
     arrived = not has_route(env.spec) or car.completion == 1
     return bool(arrived and car.on_road and not car.crashed)
-
-
-def _metrics(env: gym.Env) -> Driving | None:
-    return Driving(seconds(env)) if _is_road(env.spec) else None
 
 
 FAMILY = Family(
@@ -372,6 +327,6 @@ FAMILY = Family(
     sense=sense,
     scatter=_scatter,
     axis=_axis,
-    metrics=_metrics,
+    metrics=lambda env: Driving(seconds(env)) if _is_road(env.spec) else None,
     success=_success,
 )

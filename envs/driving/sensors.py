@@ -29,7 +29,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envs.driving.vehicle import FAR, VEHICLE, Vehicle
-from envs.family import entry
+from envs.family import entry, simulator
 
 PACE = 55.0  # m/s: what it takes to finish a lap of CarRacing, 1100 m or so, within its 1000 steps of 1/50 s
 STEP = 3.5  # m from one tile of CarRacing's track to the next
@@ -46,19 +46,19 @@ def names(spec: EnvSpec) -> tuple[str, ...]:
 
 def sense(env: gym.Env) -> np.ndarray:
     """The state in numbers, float32 (9,), as `envs.driving.vehicle.VEHICLE` names them."""
-    inner: Any = env.unwrapped
-    return np.array(_on_track(inner) if is_racing(env.spec) else _on_road(inner, _name(env)), np.float32)
+    inner = simulator(env)
+    name = env.spec.name if env.spec is not None else ""
+    return np.array(_on_track(inner) if is_racing(env.spec) else _on_road(inner, name), np.float32)
 
 
 def seconds(env: gym.Env) -> float:
     """How much time one step of the policy takes."""
-    inner: Any = env.unwrapped
-    return 1 / 50 if is_racing(env.spec) else 1 / inner.config["policy_frequency"]
+    return 1 / 50 if is_racing(env.spec) else 1 / simulator(env).config["policy_frequency"]
 
 
 def bend(env: gym.Env) -> float:
     """How far the road turns within the next `BEND` metres, rad, to the right positive."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     if is_racing(env.spec):
         track, nearest = _track(inner)
         ahead = (nearest + round(BEND / STEP)) % len(track)
@@ -74,7 +74,7 @@ def bend(env: gym.Env) -> float:
 
 def lanes(env: gym.Env) -> int:
     """How many lanes the road has here."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     return 1 if is_racing(env.spec) else len(inner.road.network.all_side_lanes(inner.vehicle.lane_index))
 
 
@@ -192,7 +192,3 @@ def _on_track(inner: Any) -> Vehicle:
 def _wrap(angle: float) -> float:
     """The same direction in [-pi, pi)."""
     return float((angle + math.pi) % (2 * math.pi) - math.pi)
-
-
-def _name(env: gym.Env) -> str:
-    return env.spec.name if env.spec is not None else ""

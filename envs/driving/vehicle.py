@@ -18,7 +18,6 @@ and accelerates again within it is comfortable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -60,27 +59,19 @@ def read(signals: np.ndarray) -> Vehicle:
     return Vehicle(*np.moveaxis(signals, -1, 0))
 
 
-@dataclass
 class Driving:
-    """Counts whole episodes, one step after the other.
+    """Counts whole episodes, by the signals (9,) of their states; a step takes so many `seconds`."""
 
-    Args:
-        seconds: that one step takes.
-    """
-
-    seconds: float
-    _episodes: list[list[np.ndarray]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ValueError(f"seconds={self.seconds} is out of range; give the time of one step, above 0")
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"seconds={seconds} is out of range; give the time of one step, above 0")
+        self.seconds = seconds
+        self._episodes: list[list[np.ndarray]] = []
 
     def begin(self, signals: np.ndarray) -> None:
-        """An episode begins in a state with these signals, (9,)."""
         self._episodes.append([signals])
 
     def step(self, signals: np.ndarray) -> None:
-        """One step on; the signals are those of the state reached."""
         self._episodes[-1].append(signals)
 
     def summary(self) -> dict[str, float]:

@@ -30,7 +30,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL, CellWorld, at_least, enlarged
-from envs.family import Family, entry
+from envs.family import Family, entry, simulator
 from envs.types import EnvStep
 
 LEFT, RIGHT, UP, DOWN, PRESS = range(5)
@@ -38,18 +38,14 @@ DARK = (170, 120, 110)  # a button that is off, in pictures
 
 
 class ProcMaze(CellWorld):
-    """A maze of size x size cells without loops; start and goal are two different cells.
+    """A maze of size x size cells without loops, size at least 2; start and goal are two different cells.
 
-    Reaching the goal is rewarded with 1 and terminates; every other reward is 0. An episode lasts 100 steps at most, and succeeds
-    if the goal was reached.
+    Reaching the goal is rewarded with 1 and terminates; every other reward is 0. An episode lasts 100 steps at most,
+    and succeeds if the goal was reached.
 
     Actions: 0 left, 1 right, 2 up, 3 down; a wall stops the agent.
 
     Observation, float32 (4 * size * size,): wall to the right of each cell, wall below it, the agent, the goal.
-
-    Args:
-        size: cells along a side, at least 2.
-        render_mode: None, or "rgb_array".
 
     Raises:
         ValueError: if an argument is out of range.
@@ -101,18 +97,14 @@ class ProcMaze(CellWorld):
 class ButtonGrid(CellWorld):
     """Buttons in different cells of a grid, all dark at first; a press turns the light of the button underfoot.
 
-    The step after which every button is lit is rewarded with 1 and terminates; every other reward is 0. An episode lasts 100 steps
-    at most, and succeeds if all were lit. A lit button that is pressed is dark again.
+    The step after which every button is lit is rewarded with 1 and terminates; every other reward is 0. An episode
+    lasts 100 steps at most, and succeeds if all were lit. A lit button that is pressed is dark again.
 
     Actions: 0 left, 1 right, 2 up, 3 down, 4 press; at the edge the agent stays, where no button is a press does
     nothing.
 
-    Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit.
-
-    Args:
-        size: cells along a side, at least 2.
-        buttons: how many, from 1 to one less than the cells: none is where the agent starts.
-        render_mode: None, or "rgb_array".
+    Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit. There are 1 button or more, and
+    at least one cell without one: none is where the agent starts. The size is at least 2.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -224,7 +216,7 @@ def distances(ways: np.ndarray, ends: Any) -> np.ndarray:
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     row, column = (i + 1 for i in divmod(inner.agent, inner.size))
     here = f"the agent is in row {row}, column {column} of {inner.size}"
     if isinstance(inner, ProcMaze):

@@ -34,7 +34,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from envs.family import Family, entry
+from envs.family import Family, entry, simulator
 from envs.types import Array, EnvReset, EnvStep
 
 SIDE = 5  # cells along a room
@@ -50,14 +50,11 @@ WALL, FLOOR, AGENT, TREASURE = (120, 126, 136), (238, 238, 232), (36, 96, 200), 
 
 
 class CellWorld(gym.Env):
-    """What environments made of cells share: flat observations, pictures drawn with NumPy.
-
-    Attributes:
-        STATE: names of the variables that make up the state; see `envs.snapshots.snapshots`.
-    """
+    """What environments made of cells share: flat observations, pictures drawn with NumPy."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
-    STATE: tuple[str, ...]
+    STATE: tuple[str, ...]  # names of the variables that make up the state; see `envs.snapshots.snapshots`
+    cell: Any = None  # the number of the agent's cell, where cells are counted
 
     def _setup(self, render_mode: str | None, width: int, actions: int, low: float = 0.0) -> None:
         if render_mode not in (None, "rgb_array"):
@@ -87,7 +84,7 @@ class CellWorld(gym.Env):
         """The state as a picture, uint8 (H, W, 3)."""
 
     def _info(self) -> dict[str, Any]:
-        return {}
+        return {} if self.cell is None else {"cell": self.cell}
 
 
 class NoisyRooms(CellWorld):
@@ -126,9 +123,8 @@ class NoisyRooms(CellWorld):
         dense_size: int = 8,
         render_mode: str | None = None,
     ) -> None:
-        at_least("rooms", rooms, 1)
-        at_least("bits", bits, 0)
-        at_least("dense_size", dense_size, 1)
+        for name, number, least in (("rooms", rooms, 1), ("bits", bits, 0), ("dense_size", dense_size, 1)):
+            at_least(name, number, least)
         for name, value, known in (("noise", noise, NOISES), ("code", code, CODES)):
             if value not in known:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
@@ -158,10 +154,19 @@ class NoisyRooms(CellWorld):
         return self._obs(), 0.0, False, False, self._info()
 
     def _picture(self) -> np.ndarray:
-        return draw_rooms(self.rooms, self.cell, self.noise)
-
-    def _info(self) -> dict[str, Any]:
-        return {"cell": self.cell}
+        """The noise fills the last lines."""
+        wide, columns = SIDE + 1, math.isqrt(self.rooms - 1) + 1  # as near to a square as rooms allow
+        room, place = np.divmod(np.arange(self.n_cells), PERIOD)
+        y, x = np.divmod(place, SIDE)
+        door = place == PERIOD - 1
+        y[door], x[door] = SIDE // 2, SIDE
+        y, x = y + room // columns * wide + 1, x + room % columns * wide + 1
+        plan = np.full((y.max() + 2, columns * wide + 1, 3), WALL, np.uint8)
+        plan[y, x] = FLOOR
+        plan[y[self.cell], x[self.cell]] = AGENT
+        lines = np.full((-(-self.bits // plan.shape[1]), plan.shape[1], 3), WALL, np.uint8)
+        lines.reshape(-1, 3)[: self.bits] = 255 * self.noise[:, None]
+        return enlarged(np.concatenate([plan, lines]))
 
     def _obs(self) -> np.ndarray:
         code = one_hot(self.cell, self.n_cells) if self.codes is None else self.codes[self.cell]
@@ -219,14 +224,15 @@ class DeepSea(CellWorld):
         self.cell = int(self.leads[cell, drift])
         return self._obs(), reward, cell >= self.bottom, False, self._info()
 
-    def _info(self) -> dict[str, Any]:
-        return {"cell": self.cell}
-
     def _obs(self) -> np.ndarray:
         return one_hot(self.cell, self.n_cells)
 
     def _picture(self) -> np.ndarray:
-        return draw_sea(self.size, self.cell)
+        """A column further to the right can be reached with every row."""
+        plan = np.where(np.tri(self.size, dtype=bool)[:, :, None], FLOOR, WALL).astype(np.uint8)
+        plan[-1, -1] = TREASURE
+        plan[divmod(self.cell, self.size)] = AGENT
+        return enlarged(plan)
 
 
 def corridor(rooms: int) -> np.ndarray:
@@ -268,13 +274,9 @@ def first_noise(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> 
 
 
 def next_noise(kind: str, noise: Array, chance: Array, stayed: Any) -> Array:
-    """What follows `noise` (..., bits), NumPy or torch.
+    """What follows `noise`, float32 (..., bits), NumPy or torch, from `chance` of that shape, uniform in [0, 1).
 
-    Args:
-        kind: "brownian", "pixels" or "on_demand".
-        noise: float32 in [0, 1].
-        chance: float32 uniform in [0, 1), of the same shape.
-        stayed: whether the agent did not move, a bool or (..., 1).
+    `stayed`, a bool or (..., 1), says whether the agent did not move.
     """
     if kind == "brownian":
         # Whole levels, so that a number comes back to exactly where it was.
@@ -298,37 +300,13 @@ def at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name}={value} is out of range; give at least {least}")
 
 
-def draw_rooms(rooms: int, cell: int, noise: np.ndarray) -> np.ndarray:
-    """NoisyRooms as a picture, uint8 (H, W, 3); the noise, (bits,) in [0, 1], fills the last lines."""
-    wide, columns = SIDE + 1, math.isqrt(rooms - 1) + 1  # as near to a square as rooms allow
-    room, place = np.divmod(np.arange(rooms * PERIOD - 1), PERIOD)
-    y, x = np.divmod(place, SIDE)
-    door = place == PERIOD - 1
-    y[door], x[door] = SIDE // 2, SIDE
-    y, x = y + room // columns * wide + 1, x + room % columns * wide + 1
-    plan = np.full((y.max() + 2, columns * wide + 1, 3), WALL, np.uint8)
-    plan[y, x] = FLOOR
-    plan[y[cell], x[cell]] = AGENT
-    lines = np.full((-(-len(noise) // plan.shape[1]), plan.shape[1], 3), WALL, np.uint8)
-    lines.reshape(-1, 3)[: len(noise)] = 255 * noise[:, None]
-    return enlarged(np.concatenate([plan, lines]))
-
-
-def draw_sea(size: int, cell: int) -> np.ndarray:
-    """DeepSea as a picture, uint8 (H, W, 3): a column further to the right can be reached with every row."""
-    plan = np.where(np.tri(size, dtype=bool)[:, :, None], FLOOR, WALL).astype(np.uint8)
-    plan[-1, -1] = TREASURE
-    plan[divmod(cell, size)] = AGENT
-    return enlarged(plan)
-
-
 def enlarged(plan: np.ndarray) -> np.ndarray:
     """uint8 (H, W, 3), PIXELS times as high and as wide."""
     return plan.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     if isinstance(inner, DeepSea):
         row, column = divmod(inner.cell, inner.size)
         return f"the diver is in row {row + 1} and column {column + 1} of {inner.size}"
@@ -345,7 +323,7 @@ def _aim(spec: EnvSpec) -> str:
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     return bool(inner.treasure if isinstance(inner, DeepSea) else inner.arrived)
 
 

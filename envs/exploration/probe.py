@@ -24,12 +24,7 @@ from envs.types import EnvReset, EnvStep
 
 
 class Probe(gym.Env):
-    """One environment per `kind`; see the module.
-
-    Args:
-        kind: "value", "observation", "discount", "policy" or "joint".
-        render_mode: None; there is nothing to see.
-    """
+    """One environment per `kind`; see the module."""
 
     metadata: dict[str, Any] = {"render_modes": []}
     KINDS = ("value", "observation", "discount", "policy", "joint")
@@ -55,16 +50,9 @@ class Probe(gym.Env):
         if self.kind == "discount" and self._step == 1:
             self._value = 1.0
             return self._obs(), 0.0, False, False, {}
-        return self._obs(), self._reward(int(action)), True, False, {}
-
-    def _reward(self, action: int) -> float:
-        if self.kind == "observation":
-            return self._value
-        if self.kind == "policy":
-            return 1.0 if action == 1 else -1.0
-        if self.kind == "joint":
-            return 1.0 if (action == 1) == (self._value > 0) else -1.0
-        return 1.0
+        wrong = {"policy": action != 1, "joint": (action == 1) != (self._value > 0)}.get(self.kind, False)
+        reward = self._value if self.kind == "observation" else -1.0 if wrong else 1.0
+        return self._obs(), reward, True, False, {}
 
     def _obs(self) -> np.ndarray:
         return np.array([self._value], dtype=np.float32)

@@ -24,18 +24,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils import RecordConstructorArgs
 
-from envs.family import Axis, Ends, Family, Goal, entry, never
+from envs.family import Axis, Ends, Family, Goal, entry, never, simulator
+from envs.observations import Recorded
 from envs.render import before_opengl, opengl
 from envs.types import Array
 
 
-class OwnContext(gym.Wrapper, RecordConstructorArgs):
+class OwnContext(Recorded):
     """Draws in the environment's own OpenGL context, without shadows and reflections; physics stays as it is."""
 
     def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
         super().__init__(env)
         model: Any = getattr(env.unwrapped, "model", None)
         if model is not None and env.render_mode != "human":
@@ -69,8 +68,7 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
 
 
 def _data(env: gym.Env) -> Any:
-    inner: Any = env.unwrapped
-    return inner.data
+    return simulator(env).data
 
 
 def _axis_up(env: gym.Env, axis: int) -> float:
@@ -80,14 +78,6 @@ def _axis_up(env: gym.Env, axis: int) -> float:
 
 def _height(env: gym.Env) -> float:
     return float(_data(env).body("torso").xpos[2])
-
-
-def _on_its_back(env: gym.Env) -> bool:
-    return _axis_up(env, 2) < -0.8
-
-
-def _on_its_feet(env: gym.Env) -> bool:
-    return _axis_up(env, 2) > 0.8
 
 
 def _standing(env: gym.Env) -> bool:
@@ -118,32 +108,28 @@ def _standing_goal(robot: str) -> Goal:
     return Goal("standing", f"{robot} standing upright", robot, _standing, negative, degree=_stands)
 
 
+def _turned_goal(name: str, robot: str, pose: str, axis: int, sign: int = 1, negative: str = "") -> Goal:
+    """The torso's own axis (0 forward, 2 up) points upwards, or with `sign` -1 downwards."""
+
+    def degree(env: gym.Env) -> float:
+        return sign * _axis_up(env, axis)
+
+    return Goal(name, f"{robot} {pose}", robot, lambda env: degree(env) > 0.8, negative, degree)
+
+
 _CHEETAH, _ANT = "a cheetah robot", "a four-legged robot"
+_FEET, _FRONT = f"{_CHEETAH} standing on its feet", f"{_CHEETAH} standing on its front leg"
 _GOALS: dict[str, list[Goal]] = {
     "HalfCheetah": [
-        Goal(
-            "on_its_back",
-            f"{_CHEETAH} lying upside down on its back",
-            _CHEETAH,
-            _on_its_back,
-            negative=f"{_CHEETAH} standing on its feet",
-            degree=lambda env: -_axis_up(env, 2),
-        ),
-        Goal(
-            "rearing",
-            f"{_CHEETAH} standing upright on its hind leg",
-            _CHEETAH,
-            lambda env: _axis_up(env, 0) > 0.8,
-            negative=f"{_CHEETAH} standing on its front leg",
-            degree=lambda env: _axis_up(env, 0),
-        ),
+        _turned_goal("on_its_back", _CHEETAH, "lying upside down on its back", 2, -1, _FEET),
+        _turned_goal("rearing", _CHEETAH, "standing upright on its hind leg", 0, 1, _FRONT),
     ],
     "Hopper": [_standing_goal("a one-legged robot")],
     "Walker2d": [_standing_goal("a two-legged robot")],
     "Humanoid": [_standing_goal("a humanoid robot")],
     "Ant": [
-        Goal("on_its_feet", f"{_ANT} standing on its feet", _ANT, _on_its_feet, degree=lambda env: _axis_up(env, 2)),
-        Goal("on_its_back", f"{_ANT} lying upside down", _ANT, _on_its_back, degree=lambda env: -_axis_up(env, 2)),
+        _turned_goal("on_its_feet", _ANT, "standing on its feet", 2),
+        _turned_goal("on_its_back", _ANT, "lying upside down", 2, -1),
     ],
     "InvertedPendulum": [
         Goal(
@@ -203,22 +189,19 @@ def _posture(env: gym.Env, robot: str) -> str:
         return "the robot is swimming"
     if robot in _STANDING_HEIGHT and _standing(env):
         return "the robot is standing"
-    if _on_its_back(env):
+    forward, up = _axis_up(env, 0), _axis_up(env, 2)
+    if up < -0.8:
         return "the robot is upside down"
     if robot in _STANDING_HEIGHT:
-        return "the robot is upright but low" if _on_its_feet(env) else "the robot has fallen over"
-    if _axis_up(env, 0) > 0.8:
-        return "the robot stands with its front up"
-    if _axis_up(env, 0) < -0.8:
-        return "the robot stands on its front"
-    return "the robot is on its feet" if _on_its_feet(env) else "the robot is tilted"
+        return "the robot is upright but low" if up > 0.8 else "the robot has fallen over"
+    if abs(forward) > 0.8:
+        return f"the robot stands {'with its front up' if forward > 0 else 'on its front'}"
+    return "the robot is on its feet" if up > 0.8 else "the robot is tilted"
 
 
 def _rising(env: gym.Env) -> str:
     height = _height(env)  # 0.1 m when it lies, 1.4 when it stands
-    return (
-        "the robot lies on the ground" if height < 0.4 else f"the robot {'is standing' if height > 1.1 else 'sits up'}"
-    )
+    return f"the robot {'lies on the ground' if height < 0.4 else 'is standing' if height > 1.1 else 'sits up'}"
 
 
 def _reaching(env: gym.Env) -> str:
@@ -256,7 +239,7 @@ _PITCH = {"HalfCheetah": "rooty", "Hopper": "rooty", "Walker2d": "rooty", "Inver
 
 def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     """Joints anywhere or near their start, the body upright or turned anyhow, on the floor, at rest."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     model, pose = inner.model, inner.init_qpos.copy()
     limp, turned = rng.random(2) < 0.5
     for joint in range(model.njnt):
@@ -282,7 +265,7 @@ def _axis(spec: EnvSpec) -> Axis | None:
         return None
 
     def place(env: gym.Env, value: float) -> None:
-        inner: Any = env.unwrapped
+        inner = simulator(env)
         pose = inner.init_qpos.copy()
         pose[inner.model.joint(joint).qposadr[0]] = value
         _set_down(inner, pose)
@@ -308,19 +291,23 @@ def _set_down(inner: Any, pose: np.ndarray) -> None:
 
 
 Options = dict[str, Any]  # the constructor's keyword arguments
+Limits = tuple[float, float]
 
 
-def _within(x: Array, limits: tuple[float, float]) -> Array:
+def _within(x: Array, limits: Limits) -> Array:
     return (limits[0] < x) & (x < limits[1])
 
 
-def _unhealthy(
-    height: tuple[float, float], angle: tuple[float, float], state: tuple[float, float] | None
-) -> Callable[[Options, Array], Array]:
+def _hidden(options: Options, positions: int) -> int:
+    """Where the torso's height is in an observation, which may begin with its `positions` in the plane."""
+    return 0 if options.get("exclude_current_positions_from_observation", True) else positions
+
+
+def _unhealthy(height: Limits, angle: Limits, state: Limits | None) -> Callable[[Options, Array], Array]:
     """Hopper and Walker2d: the torso's height, its pitch, and of Hopper every number that follows."""
 
     def rule(options: Options, next_obs: Array) -> Array:
-        first = 0 if options.get("exclude_current_positions_from_observation", True) else 1
+        first = _hidden(options, 1)
         healthy = _within(next_obs[..., first], options.get("healthy_z_range", height))
         healthy = healthy & _within(next_obs[..., first + 1], options.get("healthy_angle_range", angle))
         states = options.get("healthy_state_range", state)
@@ -329,10 +316,9 @@ def _unhealthy(
     return rule
 
 
-def _torso(options: Options, next_obs: Array, height: tuple[float, float]) -> tuple[Array, tuple[float, float]]:
+def _torso(options: Options, next_obs: Array, height: Limits) -> tuple[Array, Limits]:
     """The height of Ant's or Humanoid's torso, and its limits."""
-    first = 0 if options.get("exclude_current_positions_from_observation", True) else 2
-    return next_obs[..., first], options.get("healthy_z_range", height)
+    return next_obs[..., _hidden(options, 2)], options.get("healthy_z_range", height)
 
 
 def _ant(options: Options, next_obs: Array) -> Array:

@@ -31,32 +31,18 @@ NUMBERS = 2**25  # of observations that are kept at a time
 
 @dataclass
 class Place:
-    """Where an episode stands.
+    """Where an episode stands."""
 
-    Attributes:
-        state: what the simulator needs to continue from here.
-        obs: the observation here, without leading axis.
-        step: steps since the episode began.
-        ended: whether it is over.
-        success: of the episode that ended, where that is defined.
-        modalities: frame, text, signals of `obs`, those of the options, (1, ...).
-    """
-
-    state: Any
-    obs: Obs
-    step: int = 0
+    state: Any  # what the simulator needs to continue from here
+    obs: Obs  # without leading axis
+    step: int = 0  # since the episode began
     ended: bool = False
-    success: bool | None = None
-    modalities: dict[str, Array] | None = None
+    success: bool | None = None  # of the episode that ended, where that is defined
+    modalities: dict[str, Array] | None = None  # frame, text, signals of `obs`, those of the options, (1, ...)
 
 
 class Clones:
-    """Plays futures of an environment from any place in it.
-
-    Args:
-        env_id: the environment.
-        max_episode_steps: as for `envs.make.make`.
-        options: as for `envs.make.make`, `frame_size`, `text` and `signals` among them.
+    """Plays futures of an environment from any place in it; options as for `envs.make.make`.
 
     Raises:
         ValueError: if the environment has no array program, and no state that can be taken and given back.

@@ -45,15 +45,10 @@ ROUNDS = 100  # of Lloyd's algorithm at most
 
 @dataclass
 class Snapshots:
-    """States of one environment, and what was observed in them.
-
-    Attributes:
-        states: N of them, as `envs.snapshots.snapshots.get_state` gives them.
-        observations: float32 (N, D), flattened.
-    """
+    """States of one environment, and what was observed in them."""
 
     states: list[State]
-    observations: np.ndarray
+    observations: np.ndarray  # float32 (N, D), flattened
     _clusters: dict[int, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     def clusters(self, k: int) -> list[np.ndarray]:
@@ -94,13 +89,6 @@ def record(
     env: gym.Env, policy: Callable[[Any], Any], episodes: int, every: int = 1, seed: int | None = None
 ) -> Snapshots:
     """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included.
-
-    Args:
-        env: a supported environment; see `envs.snapshots.snapshots`.
-        policy: observation -> action.
-        episodes: how many, at least 1.
-        every: steps from one snapshot to the next, at least 1.
-        seed: of the first reset.
 
     Raises:
         ValueError: if an argument is out of range or the environment is not supported.
@@ -206,15 +194,9 @@ class SnapshotReset(gym.Wrapper):
 
 
 def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
-    """Cluster by k-means: k-means++ for the first centres, then Lloyd's rounds until nothing moves.
+    """Cluster points (N, D): k-means++ for the first centres, then Lloyd's rounds until nothing moves.
 
-    Args:
-        points: (N, D).
-        k: how many clusters; fewer come out where fewer points differ.
-        seed: of the first centres.
-
-    Returns:
-        int64 (N,): the cluster of each point, in [0, k).
+    Returns int64 (N,), the cluster of each point, in [0, k); fewer come out where fewer points differ.
     """
     rng = np.random.default_rng(seed)
     centres = points[[rng.integers(len(points))]]

@@ -35,6 +35,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, StickyAction, 
 
 from envs.classic.view import Canvas
 from envs.disturb import NoisyTV
+from envs.family import simulator
 from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
 from envs.observations import PlainObservation
@@ -44,25 +45,17 @@ State = dict[str, Any]
 
 _STATE: dict[str, tuple[str, ...]] = {  # Gymnasium's class -> the variables that make its state; ours have a STATE
     "CartPoleEnv": ("state", "steps_beyond_terminated"),
-    "MountainCarEnv": ("state",),
-    "Continuous_MountainCarEnv": ("state",),
     "PendulumEnv": ("state", "last_u"),
-    "AcrobotEnv": ("state",),
+    **dict.fromkeys(("MountainCarEnv", "Continuous_MountainCarEnv", "AcrobotEnv"), ("state",)),
 }
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode
     TimeLimit: ("_elapsed_steps",),
     OrderEnforcing: ("_has_reset",),
-    PassiveEnvChecker: (),
-    PlainObservation: (),
-    GridObservation: (),
-    OwnContext: (),
-    Canvas: (),
     StickyAction: ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     NoisyTV: ("screen",),
     EpisodeStatistics: ("_return", "_length"),
-    Journal: (),
-    Observer: (),
+    **dict.fromkeys((PassiveEnvChecker, PlainObservation, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
 }
 _FORGETFUL = "gymnasium.wrappers.transform_"  # modules of wrappers without memory
 
@@ -93,16 +86,14 @@ def supported(env: gym.Env) -> None:
 def get_state(env: gym.Env, rng: bool = False) -> State:
     """The state an environment is in now, as plain data that later steps do not change.
 
-    Args:
-        env: a supported environment, wrapped or not, in an episode.
-        rng: whether the state of its `np_random` belongs to it.
+    With `rng` the state of its `np_random` belongs to it.
 
     Raises:
         ValueError: if the environment or one of its wrappers is not supported.
         RuntimeError: before the first reset.
     """
     supported(env)
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     things = Things()
     state: State = {"env": _name(env), "wrappers": {}}
     for wrapper in layers(env):
@@ -131,7 +122,7 @@ def set_state(env: gym.Env, state: State) -> Any:
     """
     supported(env)
     check_same(env, state)
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     things = Things(state["things"])
     for name, value in state["variables"].items():
         setattr(inner, name, things.restore(value))
@@ -200,11 +191,9 @@ def _family(inner: Any) -> str | None:
     module = type(inner).__module__
     if _state(inner):
         return "simple"
-    if module.startswith("gymnasium.envs.mujoco."):
-        return "mujoco"
     if module.startswith("minigrid.") and not module.startswith("minigrid.envs.babyai."):
         return "minigrid"
-    return None
+    return "mujoco" if module.startswith("gymnasium.envs.mujoco.") else None
 
 
 def _state(inner: Any) -> tuple[str, ...]:
@@ -216,10 +205,8 @@ def _state(inner: Any) -> tuple[str, ...]:
 
 def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:
     kind = type(wrapper)
-    if kind in _WRAPPERS:
-        return _WRAPPERS[kind]
-    if kind.__module__.startswith(_FORGETFUL):
-        return ()
+    if kind in _WRAPPERS or kind.__module__.startswith(_FORGETFUL):
+        return _WRAPPERS.get(kind, ())
     raise ValueError(f"what the wrapper {kind.__name__} remembers is unknown; take snapshots of what it wraps")
 
 
@@ -234,11 +221,8 @@ def remembers(*names: str) -> Any:
 
 
 def _variables(inner: Any) -> tuple[str, ...]:
-    family = _family(inner)
-    if family == "simple":
+    if _family(inner) != "minigrid":
         return _state(inner)
-    if family == "mujoco":
-        return ()
     kind: Any = type(inner)
     fixed = (_FIXED | _arguments(kind)) - _MOVING  # FourRooms takes the agent's first place under the name of its place
     return tuple(name for name in vars(inner) if name not in fixed)
