@@ -35,7 +35,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.family import Family, Goal, entry
+from envs.family import Family, Goal, entry, simulator
 from envs.types import EnvReset, EnvStep
 
 KINDS = (
@@ -74,12 +74,7 @@ SIGNALS = (*EVENTS, "health", "food", "drink", "energy")
 
 
 class Crafter(gym.Env):
-    """The game of Crafter; see the module for observations and rewards.
-
-    Args:
-        pixels: whether the observation is the picture.
-        area: cells along the world, 16 to 256; the paper's is 64.
-        render_mode: None, or "rgb_array": the picture, larger.
+    """The game of Crafter; see the module for observations and rewards. The world has 16 to 256 cells along a side.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -166,8 +161,7 @@ def _game() -> Any:
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    inner: Any = env.unwrapped
-    player = inner.player
+    player = simulator(env).player
     before = dict(memory)
     memory.update(achievements=player.achievements.copy(), health=player.health, sleeping=player.sleeping)
     if not before:
@@ -181,13 +175,11 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 
 
 def _achieved(env: gym.Env, name: str) -> bool:
-    inner: Any = env.unwrapped
-    return inner.player.achievements[name] > 0
+    return simulator(env).player.achievements[name] > 0
 
 
 def _sense(env: gym.Env) -> np.ndarray:
-    inner: Any = env.unwrapped
-    player = inner.player
+    player = simulator(env).player
     counts = [player.achievements[name] for name in EVENTS]
     return np.array(counts + [player.inventory[name] for name in SIGNALS[len(EVENTS) :]], np.float32)
 

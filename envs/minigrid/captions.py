@@ -28,19 +28,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from envs.family import simulator
+
 KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")  # MiniGrid's codes
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
 EVENTS = (
-    "",
-    "reached the goal",
-    "fell into lava",
-    "picked up {}",
-    "dropped {}",
-    "opened {}",
-    "closed {}",
-    "unlocked {}",
-    "bumped into {}",
-    "{} is locked",
+    *("", "reached the goal", "fell into lava", "picked up {}", "dropped {}", "opened {}", "closed {}", "unlocked {}"),
+    *("bumped into {}", "{} is locked"),
 )
 NOTHING, REACHED, FELL, PICKED, DROPPED, OPENED, CLOSED, UNLOCKED, BUMPED, LOCKED = range(len(EVENTS))
 MORE = (BUMPED, LOCKED)  # only in "full" captions
@@ -56,13 +50,6 @@ FORWARD, TOGGLE, DONE = 2, 5, 6  # actions
 class Speech:
     """Which captions an environment has, and what the adapter has seen that the environment itself does not keep.
 
-    Attributes:
-        captions: "events" or "full".
-        chatter, varied: the nuisances.
-        action: the last one; -1 at a reset.
-        view: MiniGrid's picture of what the agent sees, uint8 (size, size, 3).
-        salt: names the episode, in [0, 2^32); 0 without chatter.
-
     Raises:
         ValueError: for other captions.
     """
@@ -70,9 +57,9 @@ class Speech:
     captions: str = "events"
     chatter: bool | int = False
     varied: bool = False
-    action: int = -1
-    view: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 3), np.uint8))
-    salt: int = 0
+    action: int = -1  # the last one; -1 at a reset
+    view: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 3), np.uint8))  # what the agent sees, (w, h, 3)
+    salt: int = 0  # names the episode, in [0, 2^32); 0 without chatter
 
     def __post_init__(self) -> None:
         if self.captions not in CAPTIONS:
@@ -102,19 +89,16 @@ RANK = {KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour): rank for rank,
 
 
 def picture(salt: Any, step: Any, pictures: int) -> Any:
-    """Numbers of the pictures shown at these steps of these episodes; of 10^7 an episode repeats none.
+    """Numbers of the pictures shown at these steps (1 on) of these episodes, ints or int64 (K,), in [0, pictures).
 
-    Args:
-        salt: int, or int64 (K,), in [0, 2^32).
-        step: int, or int64 (K,), from 1 on.
-        pictures: how many there are; numbers are in [0, pictures).
+    Of 10^7 pictures an episode repeats none.
     """
     return (salt + step * 2_654_435_761) % pictures  # Knuth's multiplicative hash (1973): neighbours lie far apart
 
 
 def caption(env: gym.Env, memory: dict[str, Any]) -> str:
     """The caption of the state just reached; see `envs.family.Family.caption`."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     speech = env.get_wrapper_attr("speech") if env.has_wrapper_attr("speech") else Speech()
     before = dict(memory)
     memory.update(_situation(inner, speech))

@@ -35,24 +35,20 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.utils import RecordConstructorArgs
 
-from envs.family import Family, Goal, entry
+from envs.family import Family, Goal, entry, simulator
 from envs.minigrid.captions import Speech, caption
-from envs.observations import WORDS, hashed_words
+from envs.observations import WORDS, Recorded, hashed_words
 from envs.types import EnvReset, EnvStep
 
 PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
 
 
-class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
+class GridObservation(Recorded, gym.ObservationWrapper):
     """MiniGrid's dict of image, direction and mission as one flat float32 vector; the module says which.
 
     Values that MiniGrid's own tables do not have count as their last entry. With chatter, each reset draws one more
     random number of the environment's, which names the episode.
-
-    Attributes:
-        speech: the options of captions, and what they describe.
     """
 
     def __init__(
@@ -66,8 +62,7 @@ class GridObservation(gym.ObservationWrapper, RecordConstructorArgs):
         if mission not in ("auto", "words", "drop"):
             raise ValueError(f'mission={mission!r} is unknown; give "auto", "words" or "drop"')
         self.speech = Speech(captions, chatter, varied)
-        RecordConstructorArgs.__init__(self, mission=mission, captions=captions, chatter=chatter, varied=varied)
-        super().__init__(env)
+        super().__init__(env, mission=mission, captions=captions, chatter=chatter, varied=varied)
         space: Any = env.observation_space
         if not (isinstance(space, spaces.Dict) and {"image", "direction", "mission"} <= set(space.spaces)):
             raise TypeError(
@@ -117,7 +112,8 @@ def varies(space: Any) -> bool:
 
 HEAD = ("agent_x", "agent_y", "agent_direction", "carried_object", "carried_colour", "grid_width", "max_steps")
 NOTHING = (1, 0, 0)  # MiniGrid's encoding of an empty cell
-_EMPTY = bytes(NOTHING)
+_SIZES: dict[str, tuple[int, int]] = {}
+_ENCODED: dict[tuple[str, str], bytes] = {}
 
 
 def _signals(spec: EnvSpec) -> tuple[str, ...]:
@@ -127,7 +123,7 @@ def _signals(spec: EnvSpec) -> tuple[str, ...]:
 
 def _sense(env: gym.Env) -> np.ndarray:
     """The state of a MiniGrid in numbers, float32 (K,), as `signals` names them."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     grid, carried = inner.grid, inner.carrying
     held = NOTHING if carried is None else carried.encode()
     values = np.empty(len(HEAD) + 3 * len(grid.grid), np.float32)
@@ -140,7 +136,7 @@ def _sense(env: gym.Env) -> np.ndarray:
 def _encoded(cell: Any) -> bytes:
     """MiniGrid's encoding of a cell; only a door has a state, so the others are looked up."""
     if cell is None:
-        return _EMPTY
+        return bytes(NOTHING)
     if cell.type == "door":
         return bytes(cell.encode())
     key = (cell.type, cell.color)
@@ -153,10 +149,6 @@ def _encoded(cell: Any) -> bytes:
 def _cells(width: int, height: int) -> tuple[str, ...]:
     parts = ("object", "colour", "state")
     return tuple(f"cell_{x}_{y}_{part}" for y in range(height) for x in range(width) for part in parts)
-
-
-_SIZES: dict[str, tuple[int, int]] = {}
-_ENCODED: dict[tuple[str, str], bytes] = {}
 
 
 def _size(spec: EnvSpec) -> tuple[int, int]:
@@ -174,7 +166,7 @@ def _size(spec: EnvSpec) -> tuple[int, int]:
 
 def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     """The agent anywhere in a MiniGrid; BabyAI, whose missions remember what happened, is left alone."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     if type(inner).__module__.startswith("minigrid.envs.babyai"):
         return False
     things = [thing for thing in inner.grid.grid if thing is not None]
@@ -200,7 +192,7 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
 
 def _nearness_to_goal(env: gym.Env) -> float:
     """Minus the steps from a MiniGrid's agent to the green square, through doors; without a way, minus all cells."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     seen = {tuple(map(int, inner.agent_pos)): 0}
     queue = deque(seen)
     while queue:
@@ -217,24 +209,19 @@ def _nearness_to_goal(env: gym.Env) -> float:
 
 
 def _at_goal(env: gym.Env) -> bool:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     under = inner.grid.get(*inner.agent_pos)
     return under is not None and under.type == "goal"
 
 
 def _door_is_open(env: gym.Env) -> bool:
-    inner: Any = env.unwrapped
-    return any(thing is not None and thing.type == "door" and thing.is_open for thing in inner.grid.grid)
+    things = simulator(env).grid.grid
+    return any(thing is not None and thing.type == "door" and thing.is_open for thing in things)
 
 
-_GOAL = Goal(
-    "goal",
-    "a red triangle on the green square",
-    "a red triangle in a grid of rooms",
-    _at_goal,
-    "a red triangle far from the green square",
-    degree=_nearness_to_goal,
-)
+_ON, _FAR = "a red triangle on the green square", "a red triangle far from the green square"
+_GRID = "a red triangle in a grid of rooms"
+_GOAL = Goal("goal", _ON, _GRID, _at_goal, _FAR, _nearness_to_goal)
 _DOOR = Goal("door", "the door is open", "a grid of rooms", _door_is_open, "the door is closed")
 _WITH_GOAL = ("Empty", "DoorKey", "FourRooms", "MultiRoom", "Crossing", "LavaGap", "DistShift")
 _WITH_DOOR = ("DoorKey", "MultiRoom", "Unlock", "KeyCorridor", "LockedRoom")

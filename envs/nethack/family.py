@@ -23,18 +23,19 @@ What is repaired, with adapted observations or without:
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils import RecordConstructorArgs, seeding
+from gymnasium.utils import seeding
 from gymnasium.wrappers import TimeLimit
 
-from envs.family import Family, entry
+from envs.family import Family, entry, simulator
 from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
+from envs.observations import Recorded
 from envs.types import EnvReset
 
 CAP = 5000  # NLE's own episode length
@@ -54,22 +55,20 @@ _AIMS = {
 
 def _sense(env: gym.Env) -> np.ndarray:
     """float32 (5,), as `SIGNALS` names them."""
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     return inner.last_observation[inner._blstats_index][_NUMBERS].astype(np.float32)
 
 
-@dataclass
 class Delving:
     """Counts whole episodes, one step after the other."""
 
-    _best: list[np.ndarray] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._best: list[np.ndarray] = []
 
     def begin(self, signals: np.ndarray) -> None:
-        """An episode begins in a state with these signals, (5,)."""
         self._best.append(signals)
 
     def step(self, signals: np.ndarray) -> None:
-        """One step on; the signals are those of the state reached."""
         self._best[-1] = np.maximum(self._best[-1], signals)
 
     def summary(self) -> dict[str, float]:
@@ -81,19 +80,17 @@ class Delving:
         return {**means, "deepest of all": float(best[:, 0].max())}
 
 
-class RealSeeds(gym.Wrapper, RecordConstructorArgs):
+class RealSeeds(Recorded):
     """Seeds each game from `np_random`, and leaves the episode's length to Gymnasium's TimeLimit."""
 
     def __init__(self, env: gym.Env) -> None:
-        RecordConstructorArgs.__init__(self)
         super().__init__(env)
-        inner: Any = env.unwrapped
         if env.spec is not None and env.spec.name == "NetHackChallenge":
             raise ValueError("NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0")
-        inner._max_episode_steps = _NEVER
+        simulator(env)._max_episode_steps = _NEVER
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        inner: Any = self.unwrapped
+        inner = simulator(self)
         if seed is not None:
             inner.np_random = seeding.np_random(seed)[0]
         draw_game(inner)
@@ -112,13 +109,8 @@ def caption(message: bytes) -> str:
     text = " ".join(message.decode("latin-1").split())
     text = re.sub(r'You read: ".*"', 'You read: "(written)"', text)
     text = re.sub(r"\b(called|named) [^.!?]*[^.!?\s]", r"\1 (written)", text)
-    parts: list[list[Any]] = []
-    for part in re.split(r"(?<=[.!?]) ", text):
-        if parts and parts[-1][0] == part:
-            parts[-1][1] += 1
-        else:
-            parts.append([part, 1])
-    return " ".join(part if times == 1 else f"{part} (x{times})" for part, times in parts)
+    runs = [(part, len(list(run))) for part, run in itertools.groupby(re.split(r"(?<=[.!?]) ", text))]
+    return " ".join(part if times == 1 else f"{part} (x{times})" for part, times in runs)
 
 
 def with_status(text: str, numbers: np.ndarray) -> str:
@@ -130,8 +122,7 @@ def with_status(text: str, numbers: np.ndarray) -> str:
 
 
 def _repair(env: gym.Env) -> gym.Env:
-    inner: Any = env.unwrapped
-    cap = inner._max_episode_steps
+    cap = simulator(env)._max_episode_steps
     env = RealSeeds(env)
     # MiniHack's registrations have no limit; each class has one of its own.
     return TimeLimit(env, cap) if env.spec is not None and env.spec.max_episode_steps is None else env
@@ -150,7 +141,7 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
-    inner: Any = env.unwrapped
+    inner = simulator(env)
     text = caption(bytes(inner.last_observation[inner._message_index]).split(b"\0", 1)[0])
     status = env.has_wrapper_attr("status") and env.get_wrapper_attr("status")
     return with_status(text, inner.last_observation[inner._blstats_index]) if status else text

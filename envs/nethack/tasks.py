@@ -96,13 +96,7 @@ def _click(games: Games, row: int, key: int, pages: list[bytes]) -> None:
 
 
 def score(games: Games, before: np.ndarray, penalty: float = FROZEN) -> np.ndarray:
-    """Rewards (N,) of `Score` and of NLE's NetHackScore.
-
-    Args:
-        games: after the step.
-        before: int64 (N, 3), `STANDING` before the step.
-        penalty: of a step that takes no time.
-    """
+    """Rewards (N,) of `Score` and of NLE's NetHackScore, from `STANDING` before the step, int64 (N, 3)."""
     gained = (games.blstats[:, SCORE] - before[:, 0]) * games.normal()
     return gained + penalty * (games.blstats[:, TIME] == before[:, 1])
 
@@ -110,10 +104,8 @@ def score(games: Games, before: np.ndarray, penalty: float = FROZEN) -> np.ndarr
 @functools.cache
 def oracle_glyph() -> int:
     """The number by which the map shows the Oracle."""
-    for glyph in range(nethack.GLYPH_MON_OFF, nethack.GLYPH_PET_OFF):
-        if nethack.permonst(nethack.glyph_to_mon(glyph)).mname == "Oracle":
-            return glyph
-    raise LookupError("this NetHack has no Oracle")
+    monsters = range(nethack.GLYPH_MON_OFF, nethack.GLYPH_PET_OFF)
+    return next(one for one in monsters if nethack.permonst(nethack.glyph_to_mon(one)).mname == "Oracle")
 
 
 class NetHackTask(NLE):
@@ -151,13 +143,7 @@ class NetHackTask(NLE):
 
 
 class Score(NetHackTask):
-    """NLE's score task with the actions of this module.
-
-    Args:
-        *args: as NLE takes them.
-        penalty_step: reward of a step that takes no time in the game.
-        **kwargs: as NLE takes them.
-    """
+    """NLE's score task with the actions of this module; a step that takes no time in the game costs `penalty_step`."""
 
     def __init__(self, *args: Any, penalty_step: float = FROZEN, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -168,13 +154,7 @@ class Score(NetHackTask):
 
 
 class Oracle(NetHackTask):
-    """Find the Oracle.
-
-    Args:
-        *args: as NLE takes them.
-        sober: whether it counts only while the agent does not hallucinate.
-        **kwargs: as NLE takes them.
-    """
+    """Find the Oracle; with `sober`, it counts only while the agent does not hallucinate."""
 
     def __init__(self, *args: Any, sober: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -189,13 +169,7 @@ class Oracle(NetHackTask):
 
 
 class Staircase(NetHackTask):
-    """Go down stairs to a depth.
-
-    Args:
-        *args: as NLE takes them.
-        level: the depth to arrive at, at least 2.
-        **kwargs: as NLE takes them.
-    """
+    """Go down stairs to the depth `level`, at least 2."""
 
     def __init__(self, *args: Any, level: int = 3, **kwargs: Any) -> None:
         if level < 2:

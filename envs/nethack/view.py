@@ -6,10 +6,6 @@ Observation, (1386,) with the default crop of 9:
                         numbers but the turn counter, which would make every moment look new to a novelty bonus
                    64   the message's words, hashed
 
-    Games             the arrays that N games write into at every step
-    View              the encoder of observations: writes them into rows
-    GameObservation   the adapter of one environment
-
 When it fails: more is needed than the crop shows, such as the inventory or a far monster.
 """
 
@@ -22,9 +18,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.utils import RecordConstructorArgs
 
-from envs.observations import WORDS, hashed_words
+from envs.observations import WORDS, Recorded, hashed_words
 
 KINDS = (
     *("dark", "wall", "open way", "closed door", "floor", "corridor", "stairs up", "stairs down", "furniture"),
@@ -40,25 +35,12 @@ _READ = ("glyphs", "blstats", "message", "program_state", "internal")
 
 # The map symbols of NetHack 3.6 in order: (first symbol after the run, kind of the run).
 _SYMBOLS = (
-    (1, "dark"),
-    (12, "wall"),
-    (15, "open way"),
-    (17, "closed door"),
-    (19, "wall"),  # iron bars, tree
-    (21, "floor"),
-    (23, "corridor"),
-    (24, "stairs up"),
-    (25, "stairs down"),
-    (26, "stairs up"),  # ladders
-    (27, "stairs down"),
-    (32, "furniture"),
-    (33, "hazard"),  # water
-    (34, "floor"),  # ice
-    (35, "hazard"),  # lava
-    (37, "open way"),  # drawbridge, lowered
-    (39, "closed door"),  # drawbridge, raised
-    (40, "floor"),  # air
-    (65, "hazard"),  # cloud, water, traps
+    *((1, "dark"), (12, "wall"), (15, "open way"), (17, "closed door")),
+    *((19, "wall"), (21, "floor"), (23, "corridor")),  # iron bars and tree are walls
+    *((24, "stairs up"), (25, "stairs down"), (26, "stairs up"), (27, "stairs down")),  # the latter two are ladders
+    *((32, "furniture"), (33, "hazard"), (34, "floor"), (35, "hazard")),  # then water, ice, lava
+    *((37, "open way"), (39, "closed door")),  # a drawbridge, lowered and raised
+    *((40, "floor"), (65, "hazard")),  # air; cloud, water, traps
 )
 
 
@@ -112,10 +94,9 @@ class Games:
 
 @functools.cache
 def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each cell of the map, row by row, the cells of the square around it.
+    """For each cell of the map, row by row, the numbers of the cells around it, int64 (1659, crop * crop).
 
-    Returns:
-        int64 (1659, crop * crop), their numbers, and int64 of the same shape, 1 where they are on the map at all.
+    And int64 of the same shape, 1 where they are on the map at all.
     """
     steps = np.arange(crop) - crop // 2
     y, x = np.divmod(np.arange(CELLS), COLUMNS)
@@ -128,11 +109,7 @@ def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
 def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
     """The glyphs of the square around the agents of some games, (K, crop * crop), and 1 for those on the map, else 0.
 
-    Args:
-        games: all of them.
-        rows: int64 (K,), which.
-        blstats: their rows of it, (K, 27).
-        crop: side of the square.
+    `rows`, int64 (K,), are those games; `blstats` (K, 27) their status lines.
     """
     cells, inside = around(crop)
     place = blstats[:, Y] * COLUMNS
@@ -208,21 +185,16 @@ class View:
                     words[k] = hashed_words(text)
 
 
-class GameObservation(gym.ObservationWrapper, RecordConstructorArgs):
-    """NLE's glyphs, status and message as one flat float32 vector; the module says which.
+class GameObservation(Recorded, gym.ObservationWrapper):
+    """NLE's glyphs, status and message as one flat float32 vector, by a `View`.
 
-    Args:
-        env: an NLE environment.
-        crop, message: as in `View`.
-        leak: as in `View`; None for True with NLE's own ids and False with ours.
-        status: whether captions end with the status line.
+    `leak` is True with NLE's own ids and False with ours, unless given; `status` ends captions with the status line.
     """
 
     def __init__(
         self, env: gym.Env, crop: int = 9, message: bool = True, leak: bool | None = None, status: bool = False
     ) -> None:
-        RecordConstructorArgs.__init__(self, crop=crop, message=message, leak=leak, status=status)
-        super().__init__(env)
+        super().__init__(env, crop=crop, message=message, leak=leak, status=status)
         inner: Any = env.unwrapped
         ours = env.spec is not None and env.spec.namespace == "lodestar"
         minihack = type(inner).__module__.startswith("minihack.")  # its rewards read the screen
@@ -246,18 +218,9 @@ def glyph_kinds() -> np.ndarray:
 
     kind = {name: number for number, name in enumerate(KINDS)}
     table = np.full(nethack.MAX_GLYPH + 1, kind["dark"])
-    offsets = {
-        nethack.GLYPH_MON_OFF: "monster",
-        nethack.GLYPH_PET_OFF: "pet",
-        nethack.GLYPH_INVIS_OFF: "monster",
-        nethack.GLYPH_BODY_OFF: "food",
-        nethack.GLYPH_RIDDEN_OFF: "monster",
-        nethack.GLYPH_OBJ_OFF: "object",
-        nethack.GLYPH_CMAP_OFF: "dark",
-        nethack.GLYPH_EXPLODE_OFF: "hazard",
-        nethack.GLYPH_SWALLOW_OFF: "monster",
-        nethack.GLYPH_STATUE_OFF: "boulder",
-    }
+    runs = {"MON": "monster", "PET": "pet", "INVIS": "monster", "BODY": "food", "RIDDEN": "monster", "OBJ": "object"}
+    runs |= {"CMAP": "dark", "EXPLODE": "hazard", "SWALLOW": "monster", "STATUE": "boulder"}
+    offsets = {getattr(nethack, f"GLYPH_{run}_OFF"): name for run, name in runs.items()}
     for offset in sorted(offsets):
         table[offset:] = kind[offsets[offset]]
     table[nethack.MAX_GLYPH :] = kind["dark"]  # NO_GLYPH

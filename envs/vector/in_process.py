@@ -1,10 +1,5 @@
 """Gymnasium environments side by side, stepped by one lean loop in this process; `envs.vector.workers` spreads them.
 
-    SharedBuffers       the arrays that N environments read and write in a step, anywhere in memory
-    Stepper             the loop: steps some environments, ends and begins their episodes, writes into the buffers
-    BufferedVectorEnv   the vector environment around them: what `InProcess` and `Workers` have in common
-    InProcess           all of it in this process
-
 A `BufferedVectorEnv` is in SAME_STEP mode. What differs from Gymnasium's SyncVectorEnv:
     - Arrays are returned as they are, not copied, and hold until the next step; rewards are float32.
     - infos are few and dense: `final_obs` with `_final_obs`, `final_info` with `episode` and `is_success`, and the
@@ -63,15 +58,14 @@ class SharedBuffers:
         """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
 
         def modalities() -> dict[str, np.ndarray]:
-            made = {}
-            if isinstance(env, Observer):
-                if env.frame_size is not None:
-                    made["frame"] = new((n, env.frame_size, env.frame_size, 3), np.uint8)
-                if env.caption is not None:
-                    made["text"] = np.full(n, "", object)
-                if env.signals:
-                    made["signals"] = new((n, len(env.signals)), np.float32)
-            return made
+            made: dict[str, np.ndarray] = {}
+            if not isinstance(env, Observer):
+                return made
+            if env.frame_size is not None:
+                made["frame"] = new((n, env.frame_size, env.frame_size, 3), np.uint8)
+            if env.caption is not None:
+                made["text"] = np.full(n, "", object)
+            return made | ({"signals": new((n, len(env.signals)), np.float32)} if env.signals else {})
 
         return cls(
             obs=empty_batch(env.observation_space, (n,), new),
@@ -95,13 +89,10 @@ class SharedBuffers:
 
 
 class Stepper:
-    """Some environments, each with a row of the buffers: steps them, and ends and begins their episodes.
+    """Some environments, row -> environment: steps them, and ends and begins their episodes.
 
-    Args:
-        envs: row -> environment.
-        slots: the buffers.
-        shares: group -> its rows among `envs`.
-        lost: row -> seed, where an episode was lost: the row's next step ends it, and begins one with that seed.
+    `shares` has each group's rows among them. `lost` says, row -> seed, where an episode was lost: the row's next step
+    ends it, and begins one with that seed.
     """
 
     def __init__(
@@ -228,21 +219,17 @@ class Stepper:
         return self._envs[row].get_wrapper_attr(name)
 
     def has(self, row: int, name: str) -> bool:
-        """Whether the environment, or a wrapper around it, has that attribute."""
         return self._envs[row].has_wrapper_attr(name)
 
     def assign(self, row: int, name: str, value: Any) -> None:
-        """Set an attribute of the outermost wrapper."""
         setattr(self._envs[row], name, value)
 
     def wrapped(self, row: int, kind: type) -> bool:
         """Whether a wrapper of that class is around the environment."""
         env = self._envs[row]
-        while isinstance(env, gym.Wrapper):
-            if isinstance(env, kind):
-                return True
+        while isinstance(env, gym.Wrapper) and not isinstance(env, kind):
             env = env.env
-        return False
+        return isinstance(env, gym.Wrapper)
 
     def close(self) -> None:
         for env in self._envs.values():
@@ -395,11 +382,7 @@ class BufferedVectorEnv(VectorEnv):
 
 
 class InProcess(BufferedVectorEnv):
-    """Steps environments one after the other in this process; one group.
-
-    Args:
-        makers: each makes one, as `envs.make.make` returns it.
-    """
+    """Steps environments, each made as by `envs.make.make`, one after the other in this process; one group."""
 
     def __init__(self, makers: Sequence[Maker]) -> None:
         if not makers:

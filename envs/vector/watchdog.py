@@ -1,11 +1,5 @@
 """Processes that may die or hang at any moment, and a parent that never waits for them forever.
 
-    Line       two pipes between the parent and a worker: single bytes, and messages after some of them
-    Worker     a process as its parent sees it: sent requests, waited for up to its limit, killed
-    Budget     how many workers may be replaced within some time
-    guard      what a worker does first: it dies with its parent, and writes its stack when it crashes
-    stop       ends workers in any state, and always returns
-
 A death is noticed at once, by the end of the pipe or by the process's sentinel; a hang when the limit is over.
 
 Limits: Linux and macOS. A limit counts the wall's seconds of a step, so it must allow for a busy machine.
@@ -67,18 +61,21 @@ class Line:
             except BlockingIOError:
                 self._writable()
 
-    def take(self) -> bytes:
-        """The next byte; waits for it.
+    def take(self, count: int = 1) -> bytes:
+        """The next bytes, at most `count`; waits for them.
 
         Raises:
             EOFError: if the other end is gone.
         """
-        return self._read(1)
+        self._readable()
+        data = os.read(self._in, count)
+        if not data:
+            raise EOFError
+        return data
 
     def message(self) -> Any:
         """What came after the byte."""
-        left = int.from_bytes(self._exactly(8), "big")
-        return pickle.loads(self._exactly(left))
+        return pickle.loads(self._exactly(int.from_bytes(self._exactly(8), "big")))
 
     def close(self) -> None:
         self._reader.close()
@@ -87,15 +84,8 @@ class Line:
     def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            data += self._read(min(count - len(data), 1 << 20))
+            data += self.take(min(count - len(data), 1 << 20))
         return bytes(data)
-
-    def _read(self, count: int) -> bytes:
-        self._readable()
-        data = os.read(self._in, count)
-        if not data:
-            raise EOFError
-        return data
 
     def _readable(self) -> None:
         """Reading blocks."""
@@ -105,14 +95,9 @@ class Line:
 
 
 class Worker(Line):
-    """A process and the line to it.
+    """A process that runs `target` on its end of a line and `arguments`, and the line to it.
 
-    Args:
-        context: of multiprocessing.
-        target: what the process does, given its end of the line and `arguments`.
-        arguments: sent by pickle.
-        name: of the process.
-        crash_file: where it writes its stack when it crashes or hangs; None for the standard error stream.
+    It writes its stack into `crash_file` when it crashes or hangs; None stands for the standard error stream.
 
     Attributes:
         pending: the requests without a reply yet, oldest first.
@@ -230,19 +215,11 @@ class Worker(Line):
 
 
 class Budget:
-    """How many workers may be replaced.
-
-    Args:
-        restarts: within `window` seconds, 0 or more.
-        window: seconds.
-
-    Attributes:
-        spent: replacements so far.
-    """
+    """How many workers may be replaced: so many `restarts` within `window` seconds."""
 
     def __init__(self, restarts: int, window: float) -> None:
         self.restarts, self.window = restarts, window
-        self.spent = 0
+        self.spent = 0  # replacements so far
         self._recent: deque[tuple[float, str]] = deque()
 
     def spend(self, sentence: str) -> str:

@@ -1,8 +1,8 @@
 """Gymnasium environments in worker processes that share their arrays with this one.
 
 Environment i lives in worker i modulo `processes`, so each worker has a part of both groups: while an agent chooses the
-actions of one group, every worker steps the other. The numbers are those of `envs.vector.in_process.InProcess`, whatever the
-number of processes.
+actions of one group, every worker steps the other. The numbers are those of `envs.vector.in_process.InProcess`,
+whatever the number of processes.
 
     actions, observations, rewards, flags, frames   one block of anonymous shared memory; nothing is left in /dev/shm
     commands, replies, texts                        two pipes per worker; waiting sleeps
@@ -134,8 +134,10 @@ class Workers(BufferedVectorEnv):
         try:
             for worker in range(self.processes):
                 self._workers.append(self._hire(worker, {}))
-            for worker in range(self.processes):
-                self._greet(worker)
+            for worker in range(self.processes):  # wait until its environments are made
+                byte, message = self._workers[worker].answer(False, FAILED)
+                if byte == FAILED:
+                    self._fail(message[1], message[2])
         except Gone as gone:
             self._fail(self._name(worker) + str(gone) + " while its environments were made")
         except BaseException:
@@ -164,12 +166,6 @@ class Workers(BufferedVectorEnv):
         hired = Worker(self._context, _work, arguments, f"environments-{worker}", file)
         hired.limit = self._patience
         return hired
-
-    def _greet(self, worker: int) -> None:
-        """Wait until its environments are made."""
-        byte, message = self._workers[worker].answer(False, FAILED)
-        if byte == FAILED:
-            self._fail(message[1], message[2])
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         parts: dict[int, dict[int, tuple[Any, ...]]] = {}
@@ -283,16 +279,15 @@ class Workers(BufferedVectorEnv):
 
 
 def _check(n: int, processes: int, step_timeout: float, on_error: str, restarts: int) -> None:
-    if processes < 1 or n < 1:
-        raise ValueError(f"{n} environments in processes={processes} make no vector; give at least 1 of both")
-    if os.name != "posix":
-        raise ValueError(f'workers need Linux or macOS, not {os.name!r}; use backend="gym"')
-    if not step_timeout >= 0:
-        raise ValueError(f"step_timeout={step_timeout} is out of range; give seconds, or 0 for no limit")
-    if on_error not in ("stop", "restart"):
-        raise ValueError(f'on_error={on_error!r} is unknown; give "stop" or "restart"')
-    if restarts < 0:
-        raise ValueError(f"restarts={restarts} is out of range; give 0 or more")
+    for wrong, sentence in (
+        (processes < 1 or n < 1, f"{n} environments in processes={processes} make no vector; give at least 1 of both"),
+        (os.name != "posix", f'workers need Linux or macOS, not {os.name!r}; use backend="gym"'),
+        (not step_timeout >= 0, f"step_timeout={step_timeout} is out of range; give seconds, or 0 for no limit"),
+        (on_error not in ("stop", "restart"), f'on_error={on_error!r} is unknown; give "stop" or "restart"'),
+        (restarts < 0, f"restarts={restarts} is out of range; give 0 or more"),
+    ):
+        if wrong:
+            raise ValueError(sentence)
 
 
 def _warn(sentence: str) -> None:
@@ -346,8 +341,10 @@ def _work(
             byte = line.take()
             request = line.message() if byte == REQUEST else None
             try:
-                reply, message = _answer(stepper, slots, shares, byte, request)
-                line.put(reply, message)
+                if request is not None:
+                    line.put(QUIET, stepper.ask(*request))
+                else:
+                    line.put(*_step(stepper, slots, byte[0], shares[byte[0]]))
             except Exception as error:
                 method = "step" if request is None else request[0]
                 line.put(FAILED, _failure(method, stepper.row, error, slots, envs[stepper.row]))
@@ -362,11 +359,9 @@ def _answer(
 ) -> tuple[bytes, Any]:
     if byte == REQUEST:
         return QUIET, stepper.ask(*request)
-    group = byte[0]
-    reply = ENDED if stepper.step(group) else QUIET
-    if "text" not in slots.modalities:
-        return reply, None
-    return reply, (slots.modalities["text"][shares[group]], slots.final_modalities["text"][shares[group]])
+    reply, rows = ENDED if stepper.step(byte[0]) else QUIET, shares[byte[0]]
+    has_text = "text" in slots.modalities
+    return reply, (slots.modalities["text"][rows], slots.final_modalities["text"][rows]) if has_text else None
 
 
 def _failure(
