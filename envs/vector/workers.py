@@ -354,14 +354,12 @@ def _work(
         stepper.close()
 
 
-def _answer(
-    stepper: Stepper, slots: SharedBuffers, shares: list[slice], byte: bytes, request: Any
-) -> tuple[bytes, Any]:
-    if byte == REQUEST:
-        return QUIET, stepper.ask(*request)
-    reply, rows = ENDED if stepper.step(byte[0]) else QUIET, shares[byte[0]]
-    has_text = "text" in slots.modalities
-    return reply, (slots.modalities["text"][rows], slots.final_modalities["text"][rows]) if has_text else None
+def _step(stepper: Stepper, slots: SharedBuffers, group: int, rows: slice) -> tuple[bytes, Any]:
+    """Step a group; returns the reply, and texts, which shared memory cannot hold."""
+    reply = ENDED if stepper.step(group) else QUIET
+    if "text" not in slots.modalities:
+        return reply, None
+    return reply, (slots.modalities["text"][rows], slots.final_modalities["text"][rows])
 
 
 def _failure(
