@@ -24,39 +24,24 @@ Ends = Callable[[Array, Array, Array], Array]  # (obs, action, next_obs), (B, ..
 
 @dataclass(frozen=True)
 class Goal:
-    """A state that a user may want, in words and as a check of the simulator's state.
+    """A state that a user may want, in words and as a check of the simulator's state."""
 
-    Attributes:
-        name: short, unique within its environment.
-        prompt: the sentence for a vision-language reward.
-        baseline: the sentence for "anything at all in this environment", what goal-baseline regularisation removes.
-        truth: whether the state of an environment meets the goal; reads the simulator, never a frame.
-        negative: the sentence for the opposite, what `contrast` subtracts; empty where there is none.
-        degree: how near a state is to the goal, higher is nearer, in any unit; None where no such measure exists.
-    """
-
-    name: str
-    prompt: str
-    baseline: str
-    truth: Callable[[gym.Env], bool]
-    negative: str = ""
-    degree: Callable[[gym.Env], float] | None = None
+    name: str  # short, unique within its environment
+    prompt: str  # the sentence for a vision-language reward
+    baseline: str  # the one for "anything at all in this environment", what goal-baseline regularisation removes
+    truth: Callable[[gym.Env], bool]  # whether a state meets the goal; reads the simulator, never a frame
+    negative: str = ""  # the sentence for the opposite, what `contrast` subtracts; empty where there is none
+    degree: Callable[[gym.Env], float] | None = None  # how near a state is, higher is nearer, in any unit, if known
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One number along which an environment can be posed, to draw a reward over it.
+    """One number along which an environment can be posed, to draw a reward over it."""
 
-    Attributes:
-        name: what it is, with its unit.
-        low, high: its ends.
-        place: puts the environment there, at rest and all else as usual.
-    """
-
-    name: str
+    name: str  # with its unit
     low: float
     high: float
-    place: Callable[[gym.Env, float], None]
+    place: Callable[[gym.Env, float], None]  # puts the environment there, at rest and all else as usual
 
 
 class Metrics(Protocol):

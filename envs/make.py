@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec, registry
+from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.utils import seeding
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -143,7 +143,9 @@ def make_vec(
     kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in off}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
     if backend == "auto":
-        backend = "sync" if not same_step else "batched" if _is_batched(env_id, set(kwargs)) else "gym"
+        common = {"max_episode_steps", "array", "device"}
+        batched = env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common
+        backend = "sync" if not same_step else "batched" if batched else "gym"
     if not same_step and backend in ("gym", "workers", "batched"):
         raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
     for name, value in (("workers", dict(workers or {}) or None), ("processes", processes)):
@@ -173,15 +175,9 @@ def make_batched(
 ) -> Any:
     """Make `n` environments that step as one array program, an `envs.batched.base.BatchedEnv`.
 
-    Args:
-        env_id: one of `envs.batched.PROGRAMS`.
-        n: how many, at least 1.
-        seed: the first reset without a seed of its own acts as `reset(seed=seed)`.
-        max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
-        array: "numpy", or "torch" for tensors on `device`.
-        device: where the tensors live, such as "cpu" or "cuda".
-        **options: those of the family's adapter, such as MiniGrid's `mission`, and those that the program supports of
-            the environment's own and of `frame_size`, `text` and `signals`; see `envs.batched.Program`.
+    Arguments are those of `make`; `array` is "numpy", or "torch" for tensors on `device`. `options` are those of the
+    family's adapter, such as MiniGrid's `mission`, and those that the program supports of the environment's own and of
+    `frame_size`, `text` and `signals`; see `envs.batched.Program`.
 
     Raises:
         ValueError: if the id, an option, `n` or the device is unknown or not supported.
@@ -202,9 +198,8 @@ def make_batched(
     shown = {name: options.pop(name) for name in sorted(program.modalities & set(options))}
     arrays = Arrays(array, device)
     original = make(env_id, max_episode_steps=max_episode_steps, **options)
-    module, _, name = program.path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)(original, n, seed, arrays, **shown)
+        return load_env_creator(program.path)(original, n, seed, arrays, **shown)
     finally:
         original.close()
 
@@ -215,19 +210,12 @@ def _supported(env_id: str) -> frozenset[str]:
     return program.arguments | program.modalities | family_of(spec_of(env_id)).options
 
 
-def _is_batched(env_id: str, arguments: set[str]) -> bool:
-    """Whether there is an array program that takes all the arguments."""
-    common = {"max_episode_steps", "array", "device"}
-    return env_id in PROGRAMS and arguments <= _supported(env_id) | common
-
-
 def _make_registered(env_id: str, n: int, seed: int, mode: AutoresetMode, arguments: dict[str, Any]) -> VectorEnv:
     spec = spec_of(env_id)
     if spec.vector_entry_point is None:
         raise ValueError(f'{env_id} is registered without a vector_entry_point; use backend="auto"')
     made = gym.make_vec(spec, num_envs=n, vectorization_mode="vector_entry_point", **arguments)
-    if made.metadata.get("autoreset_mode") != mode:
-        theirs = made.metadata.get("autoreset_mode")
+    if (theirs := made.metadata.get("autoreset_mode")) != mode:
         made.close()
         raise ValueError(f"the vector_entry_point of {env_id} resets in {theirs}; ask for that, not for {mode}")
     made.np_random = seeding.np_random(seed)[0]
@@ -243,17 +231,10 @@ def goals(env_id: str) -> list[Goal]:
 def termination(env_id: str, **options: Any) -> Ends | None:
     """Which transitions terminate, as a function of (obs, action, next_obs); None where these do not determine it.
 
-    The rules are the simulators' own, with their limits as the constructor was given them. Observations are float32
-    and simulators compute in float64, so a state within a rounding of a limit may fall on its other side.
-
-    Args:
-        env_id: as in `make`.
-        **options: those that `make` is given, such as limits of what is healthy. What changes observations (a
-            `noisy_tv`) makes the result None.
-
-    Returns:
-        A function of arrays (B, D), (B, A), (B, D), NumPy's or torch's, observations and actions as the environment
-        has them, that returns bool (B,).
+    The rules are the simulators' own, with their limits as `options`, those that `make` is given, say; what changes
+    observations (a `noisy_tv`) makes the result None. The function takes arrays (B, D), (B, A), (B, D), NumPy's or
+    torch's, and returns bool (B,). Observations are float32 and simulators compute in float64, so a state within a
+    rounding of a limit may fall on its other side.
 
     Raises:
         ValueError: if the id is unknown.
@@ -285,24 +266,17 @@ def spec_of(env_id: str) -> EnvSpec:
         begin = name.lower()[:5]
         for family in sorted(families().values(), key=lambda f: not any(i.lower().startswith(begin) for i in f.ids)):
             if family.module is not None:
-                _import(family.module, name, name.partition("-")[0] in {i.partition("-")[0] for i in family.ids})
+                try:
+                    importlib.import_module(family.module)
+                except ImportError as error:  # a missing package is passed over unless it brings this id
+                    if name.partition("-")[0] in {i.partition("-")[0] for i in family.ids}:
+                        package = family.module.partition(".")[0].replace("_", "-")
+                        wanted = f"environment {name!r} needs the package {package} ({error}); pip install {package}"
+                        raise ImportError(wanted) from None
             if name in registry:
                 break
     if name in registry:
         return registry[name]
-    known = list(registry)
-    lowered = {i.lower(): i for i in known}
+    lowered = {i.lower(): i for i in registry}
     near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.0)
     raise ValueError(f"unknown environment {env_id!r}; did you mean {lowered[near[0]]!r}?")
-
-
-def _import(module: str, name: str, needed: bool) -> None:
-    """Import for the ids it registers; a missing package is passed over unless it is needed."""
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        if needed:
-            package = module.partition(".")[0].replace("_", "-")
-            raise ImportError(
-                f"environment {name!r} needs the package {package} ({error}); pip install {package}"
-            ) from None

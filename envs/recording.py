@@ -12,6 +12,7 @@ before, so they are stored for the first step of an episode only.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -33,16 +34,15 @@ TEXTS = ("text", "obs_text")
 
 
 def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0) -> Transitions:
-    """Run a policy and keep its transitions, with the frames, texts and signals of the environment.
+    """Run a policy and keep its transitions, with the frames, texts and signals of the environment, which stays open.
 
     Args:
-        env: one environment, or a vector that resets its environments itself; it stays open.
+        env: one environment, or a vector that resets its environments itself.
         act: the policy, of batches also where there is one environment; None for random actions.
         steps: transitions, summed over environments and rounded up to a whole number for each, at least 1.
         seed: of the first reset, and of random actions.
 
-    Returns:
-        A flat batch (N,): the episodes of the first environment in order, then those of the next.
+    Returns a flat batch (N,): the episodes of the first environment in order, then those of the next.
 
     Raises:
         ValueError: if `steps` is out of range, or the vector leaves resets to its caller.
@@ -79,12 +79,7 @@ def episodes(batch: Transitions) -> list[slice]:
 
 
 def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
-    """Write a recording, atomically.
-
-    Args:
-        path: the file, *.safetensors by custom.
-        batch: flat (N,), episodes in time order.
-        meta: what JSON can hold: the environment's id, the policy.
+    """Write a recording, a flat batch (N,) with episodes in time order, atomically; `meta` is what JSON can hold.
 
     Raises:
         ValueError: for a batch that is not flat, and for the key of an observation with a slash in it.
@@ -144,18 +139,14 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
     tree: dict[str, Any] = {"extras": {}}
     for name, value in arrays.items():
         *above, last = name.split("/")
-        place = tree
-        for key in above:
-            place = place.setdefault(key, {})
-        place[last] = value
+        functools.reduce(lambda place, key: place.setdefault(key, {}), above, tree)[last] = value
     return Transitions(**tree), json.loads(about["meta"])
 
 
 def from_minari(dataset: Any) -> Transitions:
-    """A data set of Minari as a flat batch, observations as `envs.wrappers.PlainObservation` gives them.
+    """A `minari.MinariDataset`, or the name of one on this machine, as a flat batch.
 
-    Args:
-        dataset: a `minari.MinariDataset`, or the name of one on this machine.
+    Observations are as `envs.observations.PlainObservation` gives them.
 
     Raises:
         ImportError: if Minari is not installed.

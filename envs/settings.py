@@ -21,26 +21,17 @@ KEY = "setting"  # under which a field's metadata holds its declaration
 
 @dataclass(frozen=True)
 class Setting:
-    """What is declared of one field.
+    """What is declared of one field."""
 
-    Attributes:
-        help: a phrase with the unit; what the value means.
-        low, high: the ends of its range, themselves allowed; None leaves that side open; low=-inf is any finite number.
-        above, below: the same, themselves not allowed.
-        choices: what a text may be; empty for any.
-        tune: what `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing,
-            None for what a base class declares.
-        otherwise: what None stands for where no preset says something else; see `Settings.presets`.
-    """
-
-    help: str = ""
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
+    help: str = ""  # a phrase with the unit; what the value means
+    low: float | None = None  # the ends of its range, themselves allowed; None leaves that side open;
+    high: float | None = None  # low=-inf is any finite number
+    above: float | None = None  # the same, themselves not allowed
     below: float | None = None
-    choices: tuple[Any, ...] = ()
-    tune: tuple[Any, ...] | None = None
-    otherwise: Any = None
+    choices: tuple[Any, ...] = ()  # what a text may be; empty for any
+    # What `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing.
+    tune: tuple[Any, ...] | None = None  # None for what a base class declares
+    otherwise: Any = None  # what None stands for where no preset says something else; see `Settings.presets`
 
     def allows(self, value: Any) -> bool:
         """Whether a value, or every item of a list, is in range; schedules written as texts are not judged here."""
@@ -97,11 +88,9 @@ def setting(
 
     A subclass that gives a field another default inherits its declaration, and may redeclare part of it.
     """
-    declared = Setting(help, low, high, above, below, tuple(choices), tune, otherwise)
-    metadata = {KEY: declared}
-    if factory is None and isinstance(default, list | dict):
-        given = default
-        factory = given.copy
+    metadata = {KEY: Setting(help, low, high, above, below, tuple(choices), tune, otherwise)}
+    if isinstance(default, list | dict):
+        factory = default.copy
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -169,16 +158,11 @@ def declarations(config: type) -> dict[str, Setting]:
 
 def _inherit(own: Setting, base: Setting) -> Setting:
     """A declaration completed by the one it overrides; a range, or choices, count as one thing."""
-    ranged = own if own.range else base
-    return Setting(
-        own.help or base.help,
-        ranged.low,
-        ranged.high,
-        ranged.above,
-        ranged.below,
-        ranged.choices,
-        base.tune if own.tune is None else own.tune,
-        base.otherwise if own.otherwise is None else own.otherwise,
+    return dataclasses.replace(
+        own if own.range else base,
+        help=own.help or base.help,
+        tune=base.tune if own.tune is None else own.tune,
+        otherwise=base.otherwise if own.otherwise is None else own.otherwise,
     )
 
 

@@ -12,17 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Program:
-    """Where the array program of an id is, and what it supports.
+    """Where the array program of an id is, and what it supports."""
 
-    Attributes:
-        path: module:Class.
-        arguments: those of the environment's constructor that the program supports too.
-        modalities: which of `frame_size`, `text` and `signals` it takes.
-    """
-
-    path: str
-    arguments: frozenset[str] = frozenset()
-    modalities: frozenset[str] = frozenset()
+    path: str  # module:Class
+    arguments: frozenset[str] = frozenset()  # those of the environment's constructor that the program supports too
+    modalities: frozenset[str] = frozenset()  # which of `frame_size`, `text` and `signals` it takes
 
 
 def _names(text: str) -> frozenset[str]:
@@ -31,9 +25,8 @@ def _names(text: str) -> frozenset[str]:
 
 _CLASSIC = (
     *("CartPole-v0", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1"),
-    *("lodestar/CartPoleUpright-v0", "lodestar/MountainCarGoal-v0", "lodestar/PendulumUpright-v0"),
-    *("lodestar/MountainCarSparse-v0", "lodestar/PendulumSparse-v0"),
-    *("lodestar/CartPoleSwingUp-v0", "lodestar/CartPoleSwingUpSparse-v0"),
+    *(f"lodestar/{task}-v0" for task in ("CartPoleUpright", "MountainCarGoal", "PendulumUpright", "MountainCarSparse")),
+    *(f"lodestar/{task}-v0" for task in ("PendulumSparse", "CartPoleSwingUp", "CartPoleSwingUpSparse")),
 )
 _GRIDS = {
     "Empty": "-5x5-v0 -6x6-v0 -8x8-v0 -16x16-v0 -Random-5x5-v0 -Random-6x6-v0",

@@ -20,17 +20,10 @@ PICKUP, DROP = 3, 4  # actions
 
 
 class Captions:
-    """The captions of N environments.
+    """The captions of N environments, the last ones in `text`, object (N,) of str.
 
-    Args:
-        speech: the adapter's options.
-        rules: the environment's, int (actions * CODES * hands, 4): cell ahead, hands, moves, ends.
-        missions: sentences, by their numbers.
-        limit: steps of an episode.
-        n: how many environments, N.
-
-    Attributes:
-        text: object (N,) of str, the last captions.
+    `rules` are the environment's, int (actions * CODES * hands, 4): cell ahead, hands, moves, ends; `limit` is an
+    episode's number of steps.
     """
 
     def __init__(self, speech: single.Speech, rules: np.ndarray, missions: list[str], limit: int, n: int) -> None:
@@ -39,36 +32,26 @@ class Captions:
         self._pictures = speech.pictures
         self._events = _events(rules, self.full)
         self._done = single.DONE * (len(rules) // 7)  # situations from here on are of the action `done`
-        self._phrases = _phrases()
+        names = [called(kind, colour) for kind in KINDS for colour in single.COLOURS]
+        # Every event with every thing in words.
+        self._phrases = np.array([event.format(name) for event in single.EVENTS for name in names], object)
         self._missions = np.array([f"mission: {mission}" for mission in missions], object)
         self._left = np.array([single.left(limit - step) for step in range(limit + 1)] if self.varied else [], object)
-        self._bits = _bits()
+        bits = [1 << RANK[thing] if thing in RANK else 0 for thing in range(THINGS)]
+        self._bits = np.repeat(np.array(bits, np.int64), STATES)  # (CODES,): the sight in a cell, 0 for none
         sights = ["sees " + called(*thing) for thing in single.SEEN]
         self._sights = np.array([sights, [f", {sight}" for sight in sights]], object)
         self._seen = np.zeros(n, np.int64)
 
     def begin(self, rows: np.ndarray, mission: np.ndarray, view: np.ndarray) -> None:
-        """Episodes begin in K rows.
-
-        Args:
-            rows: int64 (K,).
-            mission: numbers of their missions, int64 (K,).
-            view: cells in view, uint8 (K, size * size).
-        """
+        """Episodes begin in rows (K,), with missions, int64 (K,), and cells in view, uint8 (K, size * size)."""
         text = self._missions[mission]
         self.text[rows] = text + self._left[0] if self.varied else text
         if self.full:
             self._seen[rows] = self._bits_of(view)
 
     def step(self, situation: np.ndarray, view: np.ndarray, steps: np.ndarray, salt: np.ndarray | None) -> None:
-        """All environments have made a step.
-
-        Args:
-            situation: the rows looked up in the rules, int64 (N,).
-            view: cells now in view, uint8 (N, size * size).
-            steps: of the running episodes, int64 (N,).
-            salt: names of the episodes, int64 (N,), for chatter.
-        """
+        """All environments have made a step: the rows looked up in the rules, and more of each, all (N, ...)."""
         text = self._phrases.take(self._events.take(situation))
         if self.chatter and salt is not None:
             rows = (situation >= self._done).nonzero()[0]
@@ -94,24 +77,10 @@ class Captions:
         text[rows] = before + self._sights[(before != "").astype(np.int64), first]
 
 
-def _bits() -> np.ndarray:
-    """int64 (CODES,): the bit of the sight in a cell, 0 where there is none."""
-    bits = [1 << RANK[thing] if thing in RANK else 0 for thing in range(THINGS)]
-    return np.repeat(np.array(bits, np.int64), STATES)
-
-
-def _phrases() -> np.ndarray:
-    """object (events * THINGS,): every event with every thing in words."""
-    names = [called(kind, colour) for kind in KINDS for colour in single.COLOURS]
-    return np.array([event.format(name) for event in single.EVENTS for name in names], object)
-
-
 def _events(rules: np.ndarray, full: bool) -> np.ndarray:
     """What happens, int16 (actions * CODES * hands,): THINGS * event + thing, 0 for nothing.
 
-    Args:
-        rules: as in `Captions`.
-        full: whether bumps and locked doors are events.
+    Bumps and locked doors are events only in `full` captions.
     """
     hands_count = len(rules) // (7 * CODES)
     action, cell, hands = np.unravel_index(np.arange(len(rules)), (7, CODES, hands_count))
