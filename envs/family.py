@@ -67,59 +67,43 @@ def always(obs: Array, action: Array, next_obs: Array) -> Array:
     return ~never(obs, action, next_obs)
 
 
+Success = Callable[[gym.Env, float, bool, dict[str, Any]], bool | None]
+
+
 @dataclass(frozen=True)
 class Family:
-    """One family of environments.
+    """One family of environments."""
 
-    Attributes:
-        name: as `runners.list` shows it.
-        description: one line for `runners.list`.
-        ids: the ids worth listing; `knows` may accept more.
-        knows: whether a registered environment belongs to this family.
-        module: what must be imported before Gymnasium knows the ids; None for Gymnasium's and ours.
-        arguments: (spec, keyword arguments for `gymnasium.make`, frame size) -> the arguments to use.
-        repair: wraps what is wrong with the environment itself (seeds, time limits), adapted observations or not.
-        adapt: (env, **options) -> env whose observations suit Stable-Baselines3.
-        options: keyword arguments of `adapt`.
-        caption: (env, memory) -> the state or the last event in words. `memory` is a dict that the caller keeps and
-            empties at each reset.
-        goals: the goals defined for an environment; the first is the default.
-        aim: one sentence for a judge of captions: what counts as progress; "" where none is defined.
-        signals: names of the numbers that `sense` reads; empty where there are none. Cars have
-            `envs.driving.vehicle.VEHICLE`.
-        sense: the state in numbers, float32 (K,), as `signals` names them.
-        scatter: puts an environment, after its reset, into a random state, so that many of them cover its state space,
-            from the generator alone; returns False where it cannot. The task need not be able to reach that state.
-        axis: the number along which an environment can be posed; None where there is none.
-        metrics: env -> a fresh count of evaluation episodes, fed with what `sense` reads; None where there is none.
-        terminates: spec -> whether transitions terminate the episode, from arrays (B, D), (B, A), (B, D) of NumPy or
-            torch alone, time limits apart; None where observations do not determine it.
-        sampled: whether policies are evaluated by sampled actions: where the mode, taken always, may repeat itself
-            until time is up.
-        success: (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None
-            where that is not defined.
-    """
-
-    name: str
-    description: str
-    ids: tuple[str, ...]
-    knows: Callable[[EnvSpec], bool]
-    module: str | None = None
+    name: str  # as `runners.list` shows it
+    description: str  # one line for `runners.list`
+    ids: tuple[str, ...]  # those worth listing; `knows` may accept more
+    knows: Callable[[EnvSpec], bool]  # whether a registered environment belongs to this family
+    module: str | None = None  # to import before Gymnasium knows the ids; None for Gymnasium's and ours
+    # (spec, keyword arguments for `gymnasium.make`, frame size) -> the arguments to use.
     arguments: Callable[[EnvSpec, dict[str, Any], int | None], dict[str, Any]] = lambda spec, arguments, size: arguments
+    # Wraps what is wrong with the environment itself (seeds, time limits), adapted observations or not.
     repair: Callable[[gym.Env], gym.Env] = lambda env: env
-    adapt: Callable[..., gym.Env] = plain_observation
-    options: frozenset[str] = frozenset()
+    adapt: Callable[..., gym.Env] = plain_observation  # (env, **options) -> observations that suit Stable-Baselines3
+    options: frozenset[str] = frozenset()  # keyword arguments of `adapt`
+    # The state or the last event in words; `memory` is a dict that the caller keeps and empties at each reset.
     caption: Callable[[gym.Env, dict[str, Any]], str] = lambda env, memory: ""
-    goals: Callable[[EnvSpec], list[Goal]] = lambda spec: []
-    aim: Callable[[EnvSpec], str] = lambda spec: ""
+    goals: Callable[[EnvSpec], list[Goal]] = lambda spec: []  # the first is the default
+    aim: Callable[[EnvSpec], str] = lambda spec: ""  # for a judge of captions: what counts as progress; "" if undefined
+    # Names of the numbers that `sense` reads, float32 (K,); none if empty. Cars have `envs.driving.vehicle.VEHICLE`.
     signals: Callable[[EnvSpec], tuple[str, ...]] = lambda spec: ()
     sense: Callable[[gym.Env], np.ndarray] = lambda env: np.zeros(0, np.float32)
+    # Puts an environment, after its reset, into a random state, so that many of them cover its state space, from the
+    # generator alone; returns False where it cannot. The task need not be able to reach that state.
     scatter: Callable[[gym.Env, np.random.Generator], bool] = lambda env, rng: False
-    axis: Callable[[EnvSpec], Axis | None] = lambda spec: None
-    metrics: Callable[[gym.Env], Metrics | None] = lambda env: None
+    axis: Callable[[EnvSpec], Axis | None] = lambda spec: None  # along which an environment can be posed
+    metrics: Callable[[gym.Env], Metrics | None] = lambda env: None  # env -> a fresh count, fed with what `sense` reads
+    # Whether transitions terminate the episode, from arrays (B, D), (B, A), (B, D) of NumPy or torch alone, time limits
+    # apart; None where observations do not determine it.
     terminates: Callable[[EnvSpec], Ends | None] = lambda spec: None
+    # Whether policies are evaluated by sampled actions: the mode, taken always, may repeat itself until time is up.
     sampled: bool = False
-    success: Callable[[gym.Env, float, bool, dict[str, Any]], bool | None] = lambda env, total, terminated, info: None
+    # (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None if undefined.
+    success: Success = lambda env, total, terminated, info: None
 
 
 FILES = (

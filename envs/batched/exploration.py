@@ -21,10 +21,7 @@ class BatchedCells(BatchedEnv):
     """What both have in common: `state["cell"]` int64 (N,), and randomness within episodes.
 
     Besides the infos of `BatchedEnv`, `infos["cell"]` int64 (N,) is there at every reset and step: the cell that the
-    step reached, also where the episode ended there and another began.
-
-    Attributes:
-        n_cells: cells are numbered from 0 to n_cells - 1.
+    step reached, in [0, n_cells), also where the episode ended there and another began.
     """
 
     def _setup(self, original: gym.Env) -> None:
@@ -75,9 +72,9 @@ class BatchedCells(BatchedEnv):
 
 
 class BatchedNoisyRooms(BatchedCells):
-    """`envs.exploration.family.NoisyRooms`; besides the cell, `state` holds `noise` float32 (N, bits) and `arrived` bool (N,).
+    """`envs.exploration.family.NoisyRooms`; besides the cell, `state` holds `noise` float32 (N, bits) and `arrived`.
 
-    `arrived`: whether the last room was entered in this episode.
+    `arrived`, bool (N,): whether the last room was entered in this episode.
     """
 
     def _setup(self, original: gym.Env) -> None:

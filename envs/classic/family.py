@@ -104,19 +104,11 @@ def _upright(prompt: str, baseline: str, negative: str, index: int) -> Goal:
 
 @dataclass(frozen=True)
 class Kind:
-    """What CartPole, MountainCar, Pendulum and Acrobot each share with the tasks made of them.
+    """What CartPole, MountainCar, Pendulum and Acrobot each share with the tasks made of them."""
 
-    Attributes:
-        variables: those of the state vector, in order, by the names that `pose` takes.
-        ranges: the ends of each, for scattered states.
-        axis: the variable to draw a reward over, and its name; the others are 0.
-        goal: the state wanted.
-        caption: states in words.
-    """
-
-    variables: tuple[str, ...]
-    ranges: tuple[tuple[float, float], ...]
-    axis: tuple[int, str]
+    variables: tuple[str, ...]  # those of the state vector, in order, by the names that `pose` takes
+    ranges: tuple[tuple[float, float], ...]  # the ends of each, for scattered states
+    axis: tuple[int, str]  # the variable to draw a reward over, and its name; the others are 0
     goal: Goal
     caption: Captions
 

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from envs.family import simulator
 from envs.observations import WORDS, Recorded, hashed_words
 
 KINDS = (
@@ -45,22 +46,15 @@ _SYMBOLS = (
 
 
 class Games:
-    """The arrays into which N games write themselves at every step, one row each.
+    """The arrays into which N games, NLE environments without wrappers, write themselves at every step, one row each.
 
-    Args:
-        inners: NLE environments, unwrapped.
-        narrow: whether the games write nothing else; their other arrays are empty then.
-
-    Attributes:
-        glyphs: int16 (N, 21, 79); blstats: int64 (N, 27); message: uint8 (N, 256), zeros from its end on.
-        program_state, internal: int32 (N, ...), as NLE has them.
-        playing: the N games themselves.
+    If `narrow`, the games write nothing else; their other arrays are empty then. `playing` are the games themselves.
     """
 
-    glyphs: np.ndarray
-    blstats: np.ndarray
-    message: np.ndarray
-    program_state: np.ndarray
+    glyphs: np.ndarray  # int16 (N, 21, 79)
+    blstats: np.ndarray  # int64 (N, 27)
+    message: np.ndarray  # uint8 (N, 256), zeros from its end on
+    program_state: np.ndarray  # int32 (N, ...), as NLE has it; so is the next
     internal: np.ndarray
 
     def __init__(self, inners: Sequence[Any], narrow: bool = True) -> None:
@@ -122,14 +116,8 @@ def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -
 class View:
     """The encoder of a game's observation; see the module.
 
-    Args:
-        crop: side of the square of cells, odd, from 3 to 21.
-        message: whether the words of the message are observed.
-        leak: whether the numbers `LEAKS` are; they are zero else.
-
-    Attributes:
-        length: numbers of an observation.
-        parts: name -> its place among them.
+    `crop` is the side of the square of cells, odd, from 3 to 21; `message` says whether the words of the message are
+    observed, `leak` whether the numbers `LEAKS` are, which are zero else.
     """
 
     def __init__(self, crop: int = 9, message: bool = True, leak: bool = True) -> None:
@@ -142,7 +130,7 @@ class View:
         self._size = np.array([COLUMNS, ROWS], np.float64)
         cells = crop * crop * len(KINDS)
         status = slice(cells, cells + NUMBERS - 1)
-        self.length = status.stop + (WORDS if message else 0)
+        self.length = status.stop + (WORDS if message else 0)  # of an observation
         self.parts = {"cells": slice(0, cells), "status": status, "words": slice(status.stop, self.length)}
         self._begin = np.zeros((0, crop * crop), np.int64)
 
@@ -195,7 +183,7 @@ class GameObservation(Recorded, gym.ObservationWrapper):
         self, env: gym.Env, crop: int = 9, message: bool = True, leak: bool | None = None, status: bool = False
     ) -> None:
         super().__init__(env, crop=crop, message=message, leak=leak, status=status)
-        inner: Any = env.unwrapped
+        inner = simulator(env)
         ours = env.spec is not None and env.spec.namespace == "lodestar"
         minihack = type(inner).__module__.startswith("minihack.")  # its rewards read the screen
         self.view = View(crop, message, not ours if leak is None else leak)

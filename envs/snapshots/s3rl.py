@@ -118,13 +118,8 @@ class SnapshotReset(gym.Wrapper):
     Everything is drawn from the environment's `np_random`, so a seed fixes it. `info["episode"]` of an episode that
     began in a snapshot counts only the student's own steps and reward. An `Observer` goes around this wrapper.
 
-    Args:
-        env: a supported environment, of the id that the snapshots are of.
-        snapshots: what `record` returned.
-        clusters: how many, from 1 to the number of snapshots; 1 draws evenly over states.
-        until: steps of this environment after which no episode begins in a snapshot; 0 or more.
-        truncate: steps after which an episode that began in a snapshot is truncated, at least 1.
-        probability: of a snapshot at each early reset, in [0, 1].
+    One of `clusters` draws evenly over states. No episode begins in a snapshot after `until` steps of this environment;
+    one that did is truncated after `truncate` steps; an early reset leads into one with `probability`.
 
     Raises:
         ValueError: if an argument is out of range, or the environment is not supported or another one.

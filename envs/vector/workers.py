@@ -73,7 +73,7 @@ class Workers(BufferedVectorEnv):
 
     Args:
         makers: each makes one environment, as `envs.make.make` returns it; sent to a worker by cloudpickle.
-        processes: how many workers, at least 1; no more than environments are started. None for one per usable core.
+        processes: how many workers; no more than environments are started. None for one per usable core.
         step_timeout: seconds that a worker has for a step of its environments of a group; 0 for no limit. Resets and
             construction have ten times as long, and at least two minutes.
         on_error: what follows when an environment raises: "stop", or "restart" of its worker.

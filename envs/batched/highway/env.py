@@ -45,7 +45,14 @@ class BatchedHighway(BatchedEnv):
     def _setup(self, original: gym.Env) -> None:
         if self.arrays.is_torch:
             raise ValueError('array="torch" has no highway; leave it out, NumPy\'s arrays are quick enough here')
-        config = self.config = self._checked(self.world)
+        config, usual = dict(self.world.config), type(self.world).default_config()
+        for key, value in config.items():
+            if key not in SUPPORTED and (key not in usual or value != usual[key]):
+                raise ValueError(
+                    f"config {key}={value!r} is not supported by the array program of highway, which knows "
+                    f'{", ".join(sorted(SUPPORTED))}; leave it out, or use envs.make.make_vec with backend="gym"'
+                )
+        self.config = config
         self._lanes, self._cars = int(config["lanes_count"]), int(config["vehicles_count"]) + 1
         rate = config["simulation_frequency"]
         self._ticks = int(rate // config["policy_frequency"])
@@ -55,18 +62,6 @@ class BatchedHighway(BatchedEnv):
         self._speeds = np.array(self.world.action_type.target_speeds)
         if self.frame_size is not None:
             self._painter = RoadPainter(config, self.frame_size)
-
-    @staticmethod
-    def _checked(world: Any) -> dict[str, Any]:
-        """The world's config, if all of it is supported."""
-        usual = type(world).default_config()
-        for key, value in world.config.items():
-            if key not in SUPPORTED and (key not in usual or value != usual[key]):
-                raise ValueError(
-                    f"config {key}={value!r} is not supported by the array program of highway, which knows "
-                    f'{", ".join(sorted(SUPPORTED))}; leave it out, or use envs.make.make_vec with backend="gym"'
-                )
-        return dict(world.config)
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         config, lanes, shape = self.config, self._lanes, (count, self._cars)

@@ -28,15 +28,12 @@ _TURNED = np.deg2rad(2)  # below it, cars are drawn straight
 _ALONE = (6.5, 3.6, 0.6)  # metres along and across to the next car, and from the lane's middle: pixels are their own
 _AT_ONCE = 16  # roads drawn together, to spare memory
 NONE, STRIPED, SOLID = 0, 1, 2
+Cars = tuple[np.ndarray, ...]  # as `numpy.nonzero` returns them
+Changes = tuple[np.ndarray, np.ndarray]
 
 
 class RoadPainter:
-    """Draws roads around the agents' cars.
-
-    Args:
-        config: highway-env's, of which the lanes and the screen are read.
-        size: height and width of the pictures, pixels.
-    """
+    """Draws roads around the agents' cars; of highway-env's `config`, the lanes and the screen are read."""
 
     def __init__(self, config: Mapping[str, Any], size: int) -> None:
         self._width, self._height = int(config["screen_width"]), int(config["screen_height"])
@@ -52,11 +49,13 @@ class RoadPainter:
         self._middle = np.array(self._sprite.shape) // 2
         reach = np.arange(1 - self._middle.min(), self._middle.min())
         self._grid = np.stack(np.meshgrid(reach, reach)).reshape(2, -1)  # offsets of a car's pixels, however it turns
-        self._palette = np.array([_shades(colour) for colour in (_BLUE, _GREEN, _RED)], np.float64)
+        # Body, headlights and edge of a car.
+        shades = [[colour, [min(int(x / 0.68), 255) for x in colour], _EDGE] for colour in (_BLUE, _GREEN, _RED)]
+        self._palette = np.array(shades, np.float64)
         body = [np.flatnonzero((self._sprite > 0).any(axis)) for axis in (1, 0)]
         self._body = [place - middle for place, middle in zip(body, self._middle)]  # offsets of rows and of columns
-        shades = self._sprite[np.ix_(*body)] - 1
-        self._change = self._palette[:, shades].transpose(0, 3, 1, 2) - GREY  # (colours, 3, rows, columns)
+        drawn = self._palette[:, self._sprite[np.ix_(*body)] - 1]
+        self._change = drawn.transpose(0, 3, 1, 2) - GREY  # (colours, 3, rows, columns)
         self._last = np.zeros(0, np.int32)
 
     def _drawn(self) -> np.ndarray:
@@ -84,10 +83,8 @@ class RoadPainter:
 
     def draw(self, x: np.ndarray, y: np.ndarray, heading: np.ndarray, crashed: np.ndarray) -> np.ndarray:
         """Pictures of K roads with V cars each, all (K, V): uint8 (K, size, size, 3)."""
-        parts = [
-            self._draw(*(part[i : i + _AT_ONCE] for part in (x, y, heading, crashed)))
-            for i in range(0, len(x), _AT_ONCE)
-        ]
+        batches = (slice(i, i + _AT_ONCE) for i in range(0, len(x), _AT_ONCE))
+        parts = [self._draw(x[rows], y[rows], heading[rows], crashed[rows]) for rows in batches]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _draw(self, x: np.ndarray, y: np.ndarray, heading: np.ndarray, crashed: np.ndarray) -> np.ndarray:
@@ -96,9 +93,8 @@ class RoadPainter:
         shares = np.stack([self._rows.mean(kinds == kind) for kind in (STRIPED, SOLID)], 2)  # (K, size, 2)
         road = GREY + (WHITE - GREY) * (shares @ self._columns.mean(marks[:, 1:]))
         across, down = self._pixel(x - left), self._pixel(y - top)
-        visible = (np.abs(2 * across - self._width) < self._width + 100) & (
-            np.abs(2 * down - self._height) < self._height + 100
-        )
+        visible = np.abs(2 * across - self._width) < self._width + 100
+        visible &= np.abs(2 * down - self._height) < self._height + 100
         heading = np.where(np.abs(heading) > _TURNED, heading, 0.0)
         colour = np.where(crashed, 2, np.arange(x.shape[1]) == 0)
         alone = (heading == 0) & (np.abs(y - WIDTH * np.round(y / WIDTH)) < _ALONE[2])
@@ -106,7 +102,7 @@ class RoadPainter:
         alone &= near.sum(2) == 1
         changes = [
             self._whole(np.nonzero(visible & alone), across, down, colour),
-            self._pixels(np.nonzero(visible & ~alone), across, down, colour, heading, marks, kinds),
+            self._pixels(np.nonzero(visible & ~alone), (across, down, colour, heading), marks, kinds),
         ]
         picture = self._blend(road, *(np.concatenate(part, -1) for part in zip(*changes)))
         return picture.take(self._rows.spread, 1).take(self._columns.spread, 2) if self._rows.small else picture
@@ -143,29 +139,17 @@ class RoadPainter:
             kinds[road, row[road, line]] = self._kinds[line]
         return kinds
 
-    def _whole(
-        self, cars: tuple[np.ndarray, ...], across: np.ndarray, down: np.ndarray, colour: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _whole(self, cars: Cars, across: np.ndarray, down: np.ndarray, colour: np.ndarray) -> Changes:
         """What straight cars change: blocks, int (P,), and by how much, (3, P)."""
         row, rows = self._rows.cover(down[cars][:, None] + self._body[0])
         column, columns = self._columns.cover(across[cars][:, None] + self._body[1])
         change = rows[:, None] @ self._change[colour[cars]] @ columns[:, None].swapaxes(2, 3)  # (C, 3, rows, columns)
-        return self._block(cars[0][:, None, None], row[:, :, None], column[:, None]), change.swapaxes(0, 1).reshape(
-            3, -1
-        )
+        block = self._block(cars[0][:, None, None], row[:, :, None], column[:, None])
+        return block, change.swapaxes(0, 1).reshape(3, -1)
 
-    def _pixels(
-        self,
-        cars: tuple[np.ndarray, ...],
-        across: np.ndarray,
-        down: np.ndarray,
-        colour: np.ndarray,
-        heading: np.ndarray,
-        marks: np.ndarray,
-        kinds: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _pixels(self, cars: Cars, poses: tuple[np.ndarray, ...], marks: np.ndarray, kinds: np.ndarray) -> Changes:
         """As `_whole`, for cars that turn, overlap, or lie on lines."""
-        across, down, colour, heading = (part[cars][:, None] for part in (across, down, colour, heading))
+        across, down, colour, heading = (part[cars][:, None] for part in poses)
         (dx, dy), cos, sin = self._grid, np.cos(heading), np.sin(heading)
         u = np.floor(cos * (dx + 0.5) + sin * (dy + 0.5)).astype(np.int64) + self._middle[1]
         v = np.floor(cos * (dy + 0.5) - sin * (dx + 0.5)).astype(np.int64) + self._middle[0]
@@ -228,8 +212,3 @@ class _Blocks:
         blocks = of[:, :1] + steps
         shares = (blocks[:, :, None] == of[:, None]) * (self.share[of] * inside)[:, None]
         return np.minimum(blocks, len(self.share) - 1), shares
-
-
-def _shades(colour: tuple[int, int, int]) -> list[tuple[int, ...]]:
-    """Body, headlights and edge of a car."""
-    return [colour, tuple(min(int(x / 0.68), 255) for x in colour), _EDGE]

@@ -28,6 +28,7 @@ from envs.batched.base import BatchedEnv
 from envs.batched.minigrid import levels
 from envs.batched.minigrid.captions import Captions
 from envs.batched.minigrid.levels import CODES, COLOURS, DOOR, EMPTY, KEY, LOCKED, STATES, WALL, code
+from envs.family import simulator
 from envs.minigrid.family import PARTS
 from envs.observations import WORDS, hashed_words
 from envs.types import Array
@@ -52,13 +53,18 @@ class BatchedMiniGrid(BatchedEnv):
         self._wide = self.world.width + 2 * self._pad
         area = (self.world.height + 2 * self._pad) * self._wide
         strides = levels.DIRECTIONS @ [1, self._wide]
-        self._ahead, self._turn = array(strides), array(_turns())
+        turns = np.zeros(len(Actions), np.int64)
+        turns[Actions.left], turns[Actions.right] = -1, 1
+        self._ahead, self._turn = array(strides), array(turns)
         self._base = array(np.arange(n) * area)
         self._view = array(_view(strides, self._size))
         rules = _rules(getattr(self.world, "obj_type", None))
         self._rules = array(rules)
         self._held = array(_held())
-        self._pixels, self._words = array(_one_hot()), array(_words(original))
+        parts = np.unravel_index(np.arange(CODES), PARTS)
+        # float32 (CODES, 20): the adapter's one-hot of a cell; a cell out of sight is code 0.
+        one_hot = np.concatenate([np.eye(size, dtype=np.float32)[part] for size, part in zip(PARTS, parts)], axis=1)
+        self._pixels, self._words = array(one_hot), array(_words(original))
         self._clear, self._place = array(_transparent()), array(_places(self._size))
         self._seen, self._beam, self._bits = (array(table) for table in _shadows(self._size))
         self._compass = array(np.eye(4, dtype=np.float32))
@@ -166,12 +172,6 @@ class BatchedMiniGrid(BatchedEnv):
         return obs
 
 
-def _turns() -> np.ndarray:
-    turns = np.zeros(len(Actions), np.int64)
-    turns[Actions.left], turns[Actions.right] = -1, 1
-    return turns
-
-
 def _view(strides: np.ndarray, size: int) -> np.ndarray:
     """int64 (4, size * size): offsets of the cells in view, whose agent stands in the middle of the last row."""
     right = np.roll(strides, -1)[:, None]  # what lies right of a direction is the next direction
@@ -192,8 +192,7 @@ def _kinds() -> np.ndarray:
 def _rules(prize: str | None) -> np.ndarray:
     """What an action does, uint8 (actions * CODES * HANDS, 4): new cell ahead, new hands, moves, ends.
 
-    Args:
-        prize: the object whose picking up ends the episode well; None for none.
+    Picking up an object called `prize` ends the episode well.
     """
     cell, hands = np.ogrid[:CODES, :HANDS]
     kind, colour, state = _kinds()[:, None], cell // STATES % COLOURS, cell % STATES
@@ -256,15 +255,9 @@ def _shadows(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.asarray(seen), np.asarray(beam) << size, bits.astype(np.uint8)
 
 
-def _one_hot() -> np.ndarray:
-    """float32 (CODES, 20): the adapter's one-hot of a cell; a cell out of sight is code 0."""
-    parts = np.unravel_index(np.arange(CODES), PARTS)
-    return np.concatenate([np.eye(size, dtype=np.float32)[part] for size, part in zip(PARTS, parts)], axis=1)
-
-
 def _words(original: gym.Env) -> np.ndarray:
     """float32 (missions, 64): the words of each mission, by the prize's colour where there is one; else empty."""
-    inner: Any = original.unwrapped
+    inner = simulator(original)
     view = inner.agent_view_size**2 * sum(PARTS) + 4
     if original.observation_space.shape == (view,):
         return np.zeros((0, WORDS), np.float32)
@@ -273,7 +266,7 @@ def _words(original: gym.Env) -> np.ndarray:
 
 def _missions(original: gym.Env) -> list[str]:
     """The missions by their numbers in `state`."""
-    inner: Any = original.unwrapped
+    inner = simulator(original)
     if hasattr(inner, "obj_type"):
         return [inner._gen_mission(IDX_TO_COLOR[colour], inner.obj_type) for colour in range(COLOURS)]
     return [inner.mission]
