@@ -21,7 +21,7 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "PendulumUpright-v0": ("envs.classic.tasks:PendulumUpright", 200, {}),
     "MountainCarSparse-v0": ("envs.classic.tasks:MountainCarSparse", 200, {}),
     "PendulumSparse-v0": ("envs.classic.tasks:PendulumSparse", 200, {}),
-    "PixelPendulum-v0": ("envs.classic.pixels:PixelPendulum", 200, {}),
+    "PixelPendulum-v0": ("envs.classic.tasks:PixelPendulum", 200, {}),
     "CartPoleSwingUp-v0": ("envs.classic.tasks:CartPoleSwingUp", 500, {}),
     "CartPoleSwingUpSparse-v0": ("envs.classic.tasks:CartPoleSwingUpSparse", 500, {}),
     "NoisyRooms-v0": ("envs.exploration.family:NoisyRooms", 200, {}),

@@ -1,4 +1,4 @@
-"""Classic control: Gymnasium's own ids, and our tasks in it (`envs.classic.tasks`, `envs.classic.pixels`).
+"""Classic control: Gymnasium's own ids, and our tasks in it (`envs.classic.tasks`).
 
 Captions, in a small vocabulary:
     CartPole      the pole {is upright | is upright but tilts to the left | leans to the left | lies to the left |
