@@ -71,12 +71,6 @@ class NoisyTV(Recorded):
     still be reached, the best return stays as it was, and only an agent that is drawn to noise prefers the new action.
     With `action`, that existing action watches; give one that does little.
 
-    Args:
-        env: one with such an observation.
-        mode: "always" or "on_demand".
-        action: the existing Discrete action that watches; None adds one. Only for "on_demand".
-        size: how many numbers, or the side of the patch in pixels; at least 1.
-
     Raises:
         ValueError: if an argument is out of range or the spaces do not suit.
     """

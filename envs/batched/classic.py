@@ -101,7 +101,7 @@ class BatchedCartPole(BatchedClassic):
 
 
 class BatchedCartPoleUpright(BatchedCartPole):
-    """`envs.classic.tasks.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, nothing terminates."""
+    """`envs.classic.tasks.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, no termination."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         w, xp = self.world, self.xp
@@ -115,8 +115,7 @@ class BatchedCartPoleUpright(BatchedCartPole):
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         x, x_dot, theta, theta_dot = state["x"].T
-        columns = (x, x_dot, self.xp.cos(theta), self.xp.sin(theta), theta_dot)
-        for number, column in enumerate(columns):
+        for number, column in enumerate((x, x_dot, self.xp.cos(theta), self.xp.sin(theta), theta_dot)):
             out[:, number] = column
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:

@@ -75,23 +75,20 @@ class BatchedNetHack(BatchedEnv):
         if last > self._played.shape[1]:
             self._played = np.concatenate([self._played, np.zeros_like(self._played)], 1)
         self._played[self._everywhere, self._steps - 1] = actions
-        before = self._games.blstats[:, STANDING]
-        self._play(actions)
-        if self._ours:
-            rewards, self._won = self.world.judge(self._games, before)
-        else:
-            rewards = score(self._games, before, self.world.penalty_step)
-        return rewards, self._games.over() | self._won
-
-    def _play(self, actions: np.ndarray) -> None:
-        """One action in every game, and the answers it needs."""
         games, keys = self._games, self._keys[actions].tolist()
+        before = games.blstats[:, STANDING]
         for step, key in zip(self._step_game, keys):
             step(key)
         for row in np.flatnonzero(games.internal[:, 1:4].any(1)).tolist():
             self._settle(row, keys[row])
+        if self._ours:
+            rewards, self._won = self.world.judge(games, before)
+        else:
+            rewards = score(games, before, self.world.penalty_step)
+        return rewards, games.over() | self._won
 
     def _settle(self, row: int, key: int) -> None:
+        """Give the answers that a move needs."""
         if self._ours:
             answer(self._games, row, key)
         else:

@@ -54,20 +54,13 @@ class Wiring:
     Each is a number that never changes, a function of (obs, info, env), or "root.path unit", such as
     "info.speed km/h" or "env.distance_from_center". The root is `obs`, `info` or `env`, an attribute of the
     environment, and is called if it is a method. A unit is one of `UNITS`, with a minus for what points left; a flag
-    may be followed by "not".
-
-    Attributes:
-        image: uint8 (H, W, 3) or (3, H, W), needed for frames.
-        speed, lane_offset, heading, on_road, crashed, completion, gap, lane, speed_limit: as in `envs.driving.vehicle`.
-        truncated: whether an episode that ended was only out of time.
-        success: whether the episode was one; empty for a completed route without a crash.
-        seconds: that a step takes.
+    may be followed by "not". What is not explained is as in `envs.driving.vehicle`.
 
     Raises:
         ValueError: if a path begins with none of the roots, or a unit is unknown.
     """
 
-    image: Where = "obs.image"
+    image: Where = "obs.image"  # uint8 (H, W, 3) or (3, H, W), needed for frames
     speed: Where = 0.0
     lane_offset: Where = 0.0
     heading: Where = 0.0
@@ -77,9 +70,9 @@ class Wiring:
     gap: Where = FAR
     lane: Where = 0.5
     speed_limit: Where = 25 / 3.6  # VLM-RL's target speed
-    truncated: Where = 0.0
-    success: Where = ""
-    seconds: float = 0.1
+    truncated: Where = 0.0  # whether an episode that ended was only out of time
+    success: Where = ""  # whether the episode was one; empty for a completed route without a crash
+    seconds: float = 0.1  # that a step takes
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -268,9 +261,8 @@ def _wiring(given: str | Mapping[str, Any] | Wiring) -> Wiring:
             raise ValueError(f"wiring={given!r} is unknown; give one of {', '.join(WIRINGS)}, or a dict of paths")
         return WIRINGS[given]
     known = [each.name for each in fields(Wiring)]
-    for name in given:
-        if name not in known:
-            raise ValueError(f"wiring has no {name!r}; give some of {', '.join(known)}")
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"wiring has no {unknown[0]!r}; give some of {', '.join(known)}")
     return Wiring(**given)
 
 

@@ -98,15 +98,11 @@ class NoisyRooms(CellWorld):
 
     Observation, float32 (D + bits,): the code of the cell, then the noise, each number in [0, 1].
 
-    Args:
-        rooms: how many, at least 1.
-        noise: "off": zeros. "brownian": each number walks up or down by 1/7 at every step, reflected at 0 and 1.
-            "pixels": each number becomes a fresh random bit with probability 1/4 at every step. "on_demand": fresh
-            random bits whenever the agent stays, zeros whenever it moves.
-        bits: how many noise numbers, at least 0.
-        code: "one_hot" (D = n_cells), or "dense": D = `dense_size` numbers in [-1, 1], the same in every run.
-        dense_size: at least 1.
-        render_mode: None, or "rgb_array": the rooms, and below them the noise from black (0) to white (1).
+    Noise "off" is zeros. "brownian": each number walks up or down by 1/7 at every step, reflected at 0 and 1. "pixels":
+    each number becomes a fresh random bit with probability 1/4 at every step. "on_demand": fresh random bits whenever
+    the agent stays, zeros whenever it moves. In pictures it is below the rooms, from black (0) to white (1).
+
+    The code is "one_hot" (D = n_cells), or "dense": D = `dense_size` numbers in [-1, 1], the same in every run.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -177,17 +173,13 @@ class DeepSea(CellWorld):
     """A dive through size x size cells from the top left: a row a step, a column to the left or right.
 
     Which of the actions 0 and 1 means right differs from cell to cell. Each move to the right costs 0.01 / size; moving
-    right in the bottom right cell is rewarded with 1, the treasure. Only the one way straight to the right leads there, for a
-    return of 0.99. An episode terminates after `size` steps, and succeeds if the treasure was found.
+    right in the bottom right cell is rewarded with 1, the treasure. Only the one way straight to the right leads there,
+    for a return of 0.99. An episode terminates after `size` steps, and succeeds if the treasure was found.
 
     Observation, float32 (size * size,): one-hot of the cell, row by row.
 
-    Args:
-        size: rows and columns, at least 2.
-        stochastic: whether a move to the right leaves the column as it is with probability 1 / size, and whether
-            N(0, 1) is added to the rewards of the two corner cells of the bottom row.
-        mapping_seed: of the map that says which action means right.
-        render_mode: None, or "rgb_array": the cells that can be reached, and the treasure in the last.
+    If `stochastic`, a move to the right leaves the column as it is with probability 1 / size, and N(0, 1) is added to
+    the rewards of the two corner cells of the bottom row. `mapping_seed` names the map of the actions.
 
     Raises:
         ValueError: if an argument is out of range.

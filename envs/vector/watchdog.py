@@ -98,10 +98,6 @@ class Worker(Line):
     """A process that runs `target` on its end of a line and `arguments`, and the line to it.
 
     It writes its stack into `crash_file` when it crashes or hangs; None stands for the standard error stream.
-
-    Attributes:
-        pending: the requests without a reply yet, oldest first.
-        limit: seconds that it has for the next reply; None for no limit.
     """
 
     def __init__(
@@ -110,8 +106,8 @@ class Worker(Line):
         (hears, replies), (obeys, commands) = context.Pipe(duplex=False), context.Pipe(duplex=False)
         super().__init__(hears, commands)
         theirs = Line(obeys, replies)
-        self.pending: deque[tuple[bytes, Any]] = deque()
-        self.limit: float | None = None
+        self.pending: deque[tuple[bytes, Any]] = deque()  # requests without a reply yet, oldest first
+        self.limit: float | None = None  # seconds that it has for the next reply
         self.crash_file = crash_file
         self._written = crash_file.stat().st_size if crash_file is not None and crash_file.exists() else 0
         self._since = time.monotonic()

@@ -81,9 +81,6 @@ class Workers(BufferedVectorEnv):
         restart_window: seconds.
         crash_folder: where workers that crash or hang write their stacks; None for the standard error stream.
 
-    Attributes:
-        say: called with a sentence about each replacement; a RuntimeWarning by default.
-
     Raises:
         ValueError: if an argument is out of range, or on Windows.
         WorkerError: if an environment cannot be made in a worker.
@@ -104,7 +101,7 @@ class Workers(BufferedVectorEnv):
         processes = cores() if processes is None else processes
         _check(n, processes, step_timeout, on_error, restarts)
         self.processes = min(processes, n)
-        self.say: Callable[[str], object] = _warn
+        self.say: Callable[[str], object] = _warn  # called with a sentence about each replacement
         self._makers, self._on_error, self._budget = makers, on_error, Budget(restarts, restart_window)
         self._crash_folder = None if crash_folder is None else Path(crash_folder).absolute()
         self._step_limit = step_timeout or None

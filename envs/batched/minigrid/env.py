@@ -10,8 +10,8 @@ view reaches, and a position is an index into the flat padded grid, so that the 
     events    the situation looked up in `rules` -> its caption
 
 Source: minigrid 3.2 (Farama Foundation): minigrid_env.py (step, gen_obs_grid) and core/grid.py (process_vis); the
-observation is that of `envs.minigrid.family.GridObservation`. Limits: the families of `levels.py`; no lava that moves, no
-boxes with something in them.
+observation is that of `envs.minigrid.family.GridObservation`. Limits: the families of `levels.py`; no lava that moves,
+no boxes with something in them.
 """
 
 from __future__ import annotations
