@@ -30,7 +30,7 @@ from envs.transitions import Cursor, from_vector_step, modalities_of
 from envs.types import Array, Obs, OnNan, StreamScorer, Transitions, map_obs, refuse
 
 if TYPE_CHECKING:
-    from agents.networks.space_encoding import SpaceEncoding
+    from agents.networks.actor_critic import SpaceEncoding
 
 WINDOW = 100  # episodes that mean returns look back on
 GIVE_UP = 3  # recoveries in a row

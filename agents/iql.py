@@ -34,8 +34,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from agents.base import Predictor
-from agents.networks.actor_critic import CLIP, Flat, Inputs
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import CLIP, Flat, Inputs, SpaceEncoding
 from envs.settings import Settings, setting
 from envs.types import Obs, Transitions
 

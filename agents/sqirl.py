@@ -30,8 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.base import BaseAgent, OnStep, Steps
-from agents.networks.actor_critic import Flat
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.settings import Settings, setting
 from envs.transitions import Chunk

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from runners.run.config import TrainConfig
     from runners.run.control import Control
     from runners.run.exits import Signals
-    from runners.run.log import Live
-    from runners.run.saver import Saver
+    from runners.run.progress import Live, Saver
 
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
 
@@ -171,8 +170,7 @@ class Work:
     def begin(self, parts: Parts, signals: Signals) -> tuple[Saver, Live]:
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
         from runners.run import checkpoint
-        from runners.run.log import Live, make_logger
-        from runners.run.saver import Saver
+        from runners.run.progress import Live, Saver, make_logger
 
         config, found = self.config, checkpoint.load(self.folder.checkpoints, tidy=True)
         state, self._start = found or (None, 0)

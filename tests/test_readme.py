@@ -30,7 +30,7 @@ def test_readme_is_read_in_one_sitting():
 
 
 def test_every_tag_of_the_glossary_is_explained():
-    from runners.run.log import TAGS
+    from runners.run.progress import TAGS
 
     for tag, meaning in TAGS.items():
         assert f"| `{tag}` | {meaning} |" in PAGES["runs"]

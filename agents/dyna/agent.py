@@ -37,8 +37,8 @@ from agents.base import BaseAgent, OnStep, Steps
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.dynamics.rollout import RewardSource
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.cuda_graphs import captured
-from agents.networks.space_encoding import SpaceEncoding
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.frozen_reward import FrozenReward

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from agents.dyna.penalties import PENALTIES
 from agents.dynamics.rollout import HorizonSchedule
-from agents.off_policy.critics import LearnerConfig
+from agents.off_policy.sac import LearnerConfig
 from envs.settings import setting
 
 PRESETS: dict[str, dict[str, Any]] = {

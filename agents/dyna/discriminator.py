@@ -30,8 +30,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from agents.dynamics import Dynamics
 from agents.dynamics.ensemble import Scaler, split
-from agents.networks.actor_critic import CLIP, Flat
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
 from agents.state import Stateful

@@ -29,8 +29,8 @@ from agents.dynamics.planners import CEM, MPPI, UPMPC
 from agents.dynamics.rollout import Adaptive, Ends, HorizonSchedule, Imagined, RewardFunction, RewardSource, imagine
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.cuda_graphs import captured
-from agents.networks.space_encoding import SpaceEncoding
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows

@@ -1,6 +1,6 @@
 """Dynamics models: the transition that an action leads to. Learned ones, and the simulator itself as an oracle.
 
-Observations and actions are flat vectors (`agents.networks.space_encoding`): obs (B, D) in the environment's units,
+Observations and actions are flat vectors (`agents.networks.actor_critic`): obs (B, D) in the environment's units,
 action (B, A). The models of `agents.world_model` have a latent state of their own, see `agents.dynamics.cells`.
 """
 

@@ -36,8 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from agents.dynamics import Predicted
-from agents.networks.actor_critic import Flat
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
 from agents.state import Stateful

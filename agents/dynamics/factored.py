@@ -30,7 +30,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, o
 
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
 from envs.settings import setting

@@ -37,8 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.dynamics import OneStepModel, Predicted
-from agents.networks.actor_critic import CLIP, Flat
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
 from agents.replay.replay import Replay
 from agents.state import Stateful
 from envs.types import ReplayScorer, Transitions

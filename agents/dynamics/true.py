@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from agents.dynamics import Predicted
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.state import Stateful
 from envs.batched import PROGRAMS

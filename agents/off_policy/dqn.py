@@ -7,7 +7,7 @@ Source: Mnih et al. 2015, DQN; van Hasselt et al. 2016, "Double Q-learning", arX
 chooses, another one evaluates the choice.
 
 Differences from the source: K critics choose by their mean, and targets evaluate by the smallest or mean value; targets
-follow slowly instead of in jumps; the options of `agents.off_policy.critics.LearnerConfig`.
+follow slowly instead of in jumps; the options of `agents.off_policy.sac.LearnerConfig`.
 
 When it fails: rewards that random actions never reach; the minimum over critics that disagree everywhere.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agents.off_policy.critics import Critics, LearnerConfig
+from agents.off_policy.sac import Critics, LearnerConfig
 from agents.replay.replay import Rows
 
 

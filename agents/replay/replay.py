@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.state import Stateful
 from envs.transitions import Chunk
 from envs.types import MODALITIES, ReplayScorer, Transitions

@@ -34,12 +34,7 @@ _BUFFER_ARRAYS = ("observations", "next_observations", "actions", "dones", "time
 
 
 def get_state(model: Any) -> dict[str, Any]:
-    """Weights, optimisers, counters, the current observation, random generators, the replay buffer's filled part.
-
-    Our own agents give theirs themselves.
-    """
-    if hasattr(model, "get_state"):
-        return model.get_state()
+    """Weights, optimisers, counters, the current observation, random generators, the replay buffer's filled part."""
     modules, variables = model._get_torch_save_params()
     state: dict[str, Any] = {}
     for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():
@@ -56,9 +51,6 @@ def get_state(model: Any) -> dict[str, Any]:
 
 def set_state(model: Any, state: dict[str, Any]) -> None:
     """Restore what `get_state` returned into a model built with the same configuration."""
-    if hasattr(model, "set_state"):
-        model.set_state(state)
-        return
     for group in ("modules", "variables", *_ATTRIBUTES):
         for name, value in state[group].items():
             restore(model, name, value)

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from agents.base import BaseAgent, OnStep, Steps
 from agents.dynamics.cells import State
-from agents.networks.actor_critic import Flat
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay, Sequences
 from agents.world_model.config import WorldModelConfig

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from agents.dynamics.cells import State, layer
-from agents.networks.actor_critic import Flat, linear
+from agents.networks.actor_critic import Flat, SpaceEncoding, linear
 from agents.networks.heads import TwoHot
-from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 

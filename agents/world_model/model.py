@@ -47,10 +47,9 @@ from torch import Tensor, nn
 
 from agents.dynamics import Predicted
 from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer
-from agents.networks.actor_critic import Flat, linear
+from agents.networks.actor_critic import Flat, SpaceEncoding, linear
 from agents.networks.glyphs import Glyphs
 from agents.networks.heads import TwoHot, symlog
-from agents.networks.space_encoding import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import Replayed, value_net

@@ -29,8 +29,8 @@ from torch import Tensor
 from agents.dynamics.cells import State
 from agents.dynamics.planners import MPPI
 from agents.dynamics.rollout import imagine
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.heads import TwoHot
-from agents.networks.space_encoding import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig

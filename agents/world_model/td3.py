@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from agents.dynamics.cells import State, layer
-from agents.networks.actor_critic import linear
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding, linear
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig

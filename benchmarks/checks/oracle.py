@@ -53,7 +53,7 @@ def compare(env_id: str, episodes: int = EPISODES, steps: int = STEPS, seed: int
         `steps` compared; `ends`, whether imagined episodes end where the real ones do.
     """
     from agents.dynamics.true import TrueModel
-    from agents.networks.space_encoding import SpaceEncoding
+    from agents.networks.actor_critic import SpaceEncoding
     from envs.make import make
 
     env = make(env_id, seed=seed)

@@ -26,10 +26,9 @@ from torch import Tensor
 from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.cuda_graphs import captured
-from agents.networks.space_encoding import SpaceEncoding
-from agents.off_policy.critics import LearnerConfig
-from agents.off_policy.sac import SoftActorCritic
+from agents.off_policy.sac import LearnerConfig, SoftActorCritic
 from benchmarks.speed.measure import Measure, interleave, ratio
 
 ROUNDS, STARTS, ROWS = 3, 300, 10_000

@@ -11,8 +11,7 @@ import numpy as np
 from envs.transitions import Chunk, Cursor
 from envs.types import MODALITIES, Memory, Transitions
 from rewards.base import Reward, merge_memory
-from rewards.mix.mix import Mix
-from rewards.mix.stream import Stream
+from rewards.mix.mix import Mix, Stream
 
 
 class EpisodeTracker:

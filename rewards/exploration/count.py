@@ -22,8 +22,8 @@ import numpy as np
 from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
 from rewards.base import RewardConfig
+from rewards.exploration.learned import part, parts
 from rewards.exploration.memories import CountMemory, Episodic
-from rewards.exploration.spaces import part, parts
 
 CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
 SEED = 0x9E3779B97F4A7C15  # of the hash, not of the run: the same cell has the same key in every run

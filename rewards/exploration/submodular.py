@@ -27,9 +27,8 @@ from torch.nn.utils import skip_init
 from envs.settings import setting
 from envs.types import Memory, Obs, Transitions
 from rewards.exploration.count import Hash
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.exploration.learned import Learned, LearnedConfig, part
 from rewards.exploration.memories import CountMemory, EllipticalMemory, Episodic, Visits
-from rewards.exploration.spaces import part
 
 DISC = 1000  # cells; a disc of more has the wrong radius
 

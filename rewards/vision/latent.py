@@ -8,7 +8,7 @@ import numpy as np
 
 from envs.types import Transitions
 from rewards.base import Reward
-from rewards.exploration.spaces import Layout
+from rewards.exploration.learned import Layout
 from rewards.vision.encoder import ClipEncoder, shared
 
 SOURCES = ("obs", "frame")

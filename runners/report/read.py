@@ -33,7 +33,10 @@ from runners.run.config import UsageError, flatten
 from runners.run.folder import read_status
 from runners.sweep.job_log import Entry, replay
 
-TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # runners.run.log has them, and torch
+TASK_RETURN, LEARNED_RETURN = (
+    "rollout/ep_rew_mean",
+    "rollout/ep_learned_mean",
+)  # runners.run.progress has them, and torch
 ALARM, ELAPSED = "reward/alarm", "time/time_elapsed"
 MOST_BYTES = 256_000  # of a config.yaml or another small file
 DEPTH = 12  # of its nesting

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runners.run.log import LEARNED_RETURN, TASK_RETURN, apart, read_csv
+from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
 
 if TYPE_CHECKING:
     from runners.run.control import Control

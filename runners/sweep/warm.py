@@ -15,7 +15,7 @@ MODULES = [
     *("matplotlib.backends.backend_agg", "imageio.v2", "PIL.ImageDraw", "PIL.ImageFont"),
     *("agents.ppo.agent", "agents.sb3.agent", "envs.make", "rewards.adapters.guided", "rewards.adapters.sb3"),
     *("rewards.vision.encoder", "runners.cli.compose", "runners.run.curve", "runners.run.video", "runners.evaluate"),
-    *("runners.run.folder", "runners.run.saver", "runners.train"),
+    *("runners.run.folder", "runners.run.progress", "runners.train"),
 ]
 
 for _library in ("OMP", "MKL", "OPENBLAS"):  # one job a core; read when the library is loaded

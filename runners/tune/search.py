@@ -38,7 +38,7 @@ from runners.report.statistics import Estimate, aggregate, iqm, paired_differenc
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import read_status
-from runners.run.log import TASK_RETURN, read_csv
+from runners.run.progress import TASK_RETURN, read_csv
 from runners.sweep.drive import Watcher, drive
 from runners.sweep.job import Job, Launcher
 from runners.sweep.job_log import Entry, JobLog

@@ -77,7 +77,7 @@ def spoil_policy() -> None:
     """From now on in this process: after `AT` steps the policy's weights are no numbers, once."""
     import torch
 
-    from runners.run.saver import Saver
+    from runners.run.progress import Saver
 
     original = Saver._on_step
     spoilt: list[bool] = []
@@ -185,7 +185,7 @@ def nan(folder: Path, quick: bool) -> Found:
 
 def zero(folder: Path, quick: bool) -> Found:
     """With on_nan=zero a reward that is none pays 0 and the run goes on, its episodes' returns included."""
-    from runners.run.log import read_csv
+    from runners.run.progress import read_csv
 
     _ready()
     wrong, tried = [], ("ppo",) if quick else WHO
@@ -219,7 +219,7 @@ def exploding(folder: Path, quick: bool) -> Found:
 
 def spoilt_model(folder: Path, quick: bool) -> Found:
     """A reward whose loss is none for a batch, and for every batch of three updates in a row."""
-    from runners.run.log import read_csv
+    from runners.run.progress import read_csv
 
     _ready()
     wrong = []

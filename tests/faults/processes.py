@@ -200,7 +200,7 @@ def lacking(folder: Path, quick: bool) -> Found:
 def clock_jump(folder: Path, quick: bool) -> Found:
     """The wall clock goes back by an hour in the middle of a run, and forward by a day; then the run goes on."""
     warm()
-    from runners.run.log import read_csv
+    from runners.run.progress import read_csv
 
     trials, failed, lowest = 0, 0, float("inf")
     for agent, jump in itertools.product(("ppo", "dqn")[: 1 if quick else 2], (-3600.0, 86400.0)):

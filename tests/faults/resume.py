@@ -198,7 +198,7 @@ _NOTHING = object()
 def _account(folder: Path) -> dict[str, Any]:
     """All that a run ends with, wall-clock times left out."""
     from runners.run import checkpoint
-    from runners.run.log import read_csv
+    from runners.run.progress import read_csv
 
     found = checkpoint.load(folder / "checkpoints")
     if found is None:

@@ -260,7 +260,7 @@ def full_in_save(folder: Path, quick: bool) -> Found:
 def full_in_logs(folder: Path, quick: bool) -> Found:
     """Every write of the CSV, of TensorBoard's file, of the curve and of the film meets a full disk."""
     import runners.run.curve
-    import runners.run.log
+    import runners.run.progress
     import runners.run.video
 
     warm()
@@ -276,7 +276,7 @@ def full_in_logs(folder: Path, quick: bool) -> Found:
         return limited
 
     def action() -> int:
-        logs = (runners.run.log.CSVLog, "write"), (runners.run.log.TensorBoardLog, "write")
+        logs = (runners.run.progress.CSVLog, "write"), (runners.run.progress.TensorBoardLog, "write")
         for owner, name in (*logs, (runners.run.video, "record_video"), (runners.run.curve, "curve")):
             setattr(owner, name, full(getattr(owner, name)))
         return train(**{**options, "run_dir": folder / "full"})

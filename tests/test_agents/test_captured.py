@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from agents.networks.cuda_graphs import WARM_UP, Captured, captured
-from agents.off_policy.critics import LearnerConfig
-from agents.off_policy.sac import SoftActorCritic
+from agents.off_policy.sac import LearnerConfig, SoftActorCritic
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig, gradient_penalty
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import split
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 
 LINE = SpaceEncoding(spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(-1, 1, (1,), np.float32))

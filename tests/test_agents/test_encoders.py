@@ -5,9 +5,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.networks.actor_critic import Flat
+from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.heads import symlog
-from agents.networks.space_encoding import SpaceEncoding
 from agents.world_model.model import ObservationDecoder, ObservationEncoder
 from envs.nethack.view import View
 

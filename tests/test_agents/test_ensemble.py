@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig, split
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 
 A = torch.tensor([[0.9, 0.2], [-0.1, 0.8]])
 B, C = torch.tensor([[0.0, 0.5]]), torch.tensor([0.1, -0.2])

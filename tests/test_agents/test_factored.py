@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from agents.dynamics.factored import Entries, Factored, FactoredConfig
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 
 BITS = SpaceEncoding(spaces.MultiBinary(6), spaces.Discrete(3))
 MIXED = SpaceEncoding(

@@ -6,7 +6,7 @@ import torch
 import envs.make
 import rewards
 from agents.base import Steps
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay
 

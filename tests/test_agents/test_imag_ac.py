@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import (
     STD,

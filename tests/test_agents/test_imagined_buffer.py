@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from agents.dyna.imagination import ImaginedBuffer
 from agents.dynamics.rollout import Imagined
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from runners.run.checkpoint import pack, unpack
 
 BOX = spaces.Box(-10, 10, (2,), np.float32)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from agents.dynamics import Predicted
 from agents.dynamics.planners import CEM, MPPI, UPMPC, returns
 from agents.dynamics.rollout import imagine
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 
 GAMMA = 1.0
 A = torch.tensor([[1.0, 0.2], [0.0, 1.0]], dtype=torch.float64)

@@ -13,7 +13,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
 from agents.base import Steps
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
 from envs.types import MODALITIES, Transitions

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import rewards
 from agents.dynamics.rollout import RewardHead, RewardSource, spread
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
 from envs.types import Transitions

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from agents.off_policy.critics import LearnerConfig
 from agents.off_policy.dqn import DeepQ
-from agents.off_policy.sac import SoftActorCritic, squashed
+from agents.off_policy.sac import LearnerConfig, SoftActorCritic, squashed
 
 
 class Rows(NamedTuple):

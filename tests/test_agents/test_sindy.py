@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from agents.dynamics.sindy import Library, Sindy, SindyConfig, stlsq
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 
 BOX = SpaceEncoding(spaces.Box(-np.inf, np.inf, (3,)), spaces.Box(-1, 1, (2,)))
 PENDULUM = SpaceEncoding(

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
 from agents.base import Steps
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 

@@ -8,8 +8,7 @@ import torch
 from agents.dyna.svg import Svg, model_return
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import Imagined
-from agents.off_policy.critics import LearnerConfig
-from agents.off_policy.sac import SoftActorCritic
+from agents.off_policy.sac import LearnerConfig, SoftActorCritic
 
 GAMMA = 0.5
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agents.dynamics.true import TrueModel
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from benchmarks.checks import oracle
 from envs.make import make
 from runners.report import results

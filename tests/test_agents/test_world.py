@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 import envs.make
-from agents.networks.space_encoding import SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Sequences
 from agents.world_model.agent import WorldLearner, WorldModel
 from agents.world_model.config import WorldModelConfig

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.speed import report as report_speed
 from runners.report import results
 from runners.run.config import load
-from runners.run.log import LEARNED_RETURN, TASK_RETURN, read_csv
+from runners.run.progress import LEARNED_RETURN, TASK_RETURN, read_csv
 
 
 def test_the_folders_are_of_the_real_form(tmp_path):

@@ -11,7 +11,8 @@ import torch
 
 import rewards
 from agents.base import Steps
-from agents.ppo.agent import PPO, PPOConfig, advantages
+from agents.ppo.agent import PPO, PPOConfig
+from agents.ppo.update import advantages
 from envs.make import make, make_vec
 from envs.transitions import Cursor, from_vector_step
 from envs.vector.watchdog import Budget, WorkerError

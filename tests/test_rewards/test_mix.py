@@ -7,8 +7,7 @@ from gymnasium import spaces
 import rewards
 from envs.types import Scorer, Transitions
 from rewards.base import Reward, RewardConfig, Scored, merge_memory
-from rewards.mix.mix import Mix, Stream
-from rewards.mix.stream import Schedule
+from rewards.mix.mix import Mix, Schedule, Stream
 
 OBS, ACTIONS = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from envs.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd
-from rewards.exploration.spaces import parts
+from rewards.exploration.learned import parts
 
 
 @dataclass

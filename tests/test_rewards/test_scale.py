@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from rewards.base import RunningMeanStd
-from rewards.mix.stream import ReturnStd, RewardEma, make_scale
+from rewards.base import ReturnStd, RewardEma, RunningMeanStd, make_scale
 
 ON = np.ones((1, 1), bool)
 

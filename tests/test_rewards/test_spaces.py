@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rewards.exploration.spaces import Layout, parts
+from rewards.exploration.learned import Layout, parts
 
 MIXED = spaces.Dict(
     {

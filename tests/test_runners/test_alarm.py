@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runners.run.log import WINDOW, Alarm, apart
+from runners.run.progress import WINDOW, Alarm, apart
 
 ROWS = 30
 UP, DOWN = np.linspace(0.0, 10.0, ROWS), np.linspace(10.0, 0.0, ROWS)

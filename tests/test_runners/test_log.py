@@ -4,7 +4,7 @@ import resource
 import numpy as np
 import pytest
 
-from runners.run.log import TAGS, CSVLog, Live, TensorBoardLog, explain, make_logger, read_csv
+from runners.run.progress import TAGS, CSVLog, Live, TensorBoardLog, explain, make_logger, read_csv
 
 
 def _scalars(folder):

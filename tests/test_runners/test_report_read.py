@@ -12,7 +12,7 @@ from runners.report.curves import alarm, band, bands
 from runners.report.numbers import ALL, Numbers
 from runners.report.read import find, published
 from runners.report.study import summarize
-from runners.run import log
+from runners.run import progress
 from runners.run.config import UsageError
 
 
@@ -37,8 +37,8 @@ def found_in(*paths, labels=None):
 
 
 def test_the_tags_are_those_of_the_log():
-    assert (read.TASK_RETURN, read.LEARNED_RETURN) == (log.TASK_RETURN, log.LEARNED_RETURN)
-    assert log.explain(read.ALARM) and log.explain(read.ELAPSED)
+    assert (read.TASK_RETURN, read.LEARNED_RETURN) == (progress.TASK_RETURN, progress.LEARNED_RETURN)
+    assert progress.explain(read.ALARM) and progress.explain(read.ELAPSED)
 
 
 def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path):

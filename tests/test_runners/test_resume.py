@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners.run import checkpoint, saver
-from runners.run.log import read_csv
+from runners.run import checkpoint, progress
+from runners.run.progress import read_csv
 from runners.train import main
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_after_its_last_step_is_only_reported(tmp_path, arg
 @pytest.mark.parametrize("rollouts", ["short", "long"])
 def test_a_signal_saves_and_the_run_goes_on_to_the_same_weights(whole, tmp_path, number, code, rollouts, monkeypatch):
     if rollouts == "long":  # they are cut short, and the state of their beginning is what is saved
-        monkeypatch.setattr(saver, "SLOW_ROLLOUT_S", 0.0)
+        monkeypatch.setattr(progress, "SLOW_ROLLOUT_S", 0.0)
     arguments = [*PPO, "reward=task"]
     assert _kill_after(arguments, tmp_path / "stopped", 900, number) == code
     status = json.loads((tmp_path / "stopped" / "status.json").read_text())

@@ -17,8 +17,8 @@ from filelock import FileLock
 import rewards
 from rewards.base import Reward, RewardConfig
 from runners.run import checkpoint, control
-from runners.run.log import explain, read_csv
 from runners.run.packages import name_collision
+from runners.run.progress import explain, read_csv
 from runners.train import main
 
 ROOT = Path(__file__).parents[2]
