@@ -26,8 +26,9 @@ from torch import Tensor
 
 from agents import state as saved_state
 from agents.task_reward import TaskScorer
-from envs.transitions import Cursor, from_vector_step, modalities_of
-from envs.types import Array, Obs, OnNan, StreamScorer, Transitions, map_obs, refuse
+from envs.steps import Cursor, from_vector_step, modalities_of
+from envs.transitions import OnNan, Transitions, map_obs, refuse
+from envs.types import Array, Obs, StreamScorer
 
 if TYPE_CHECKING:
     from agents.networks.actor_critic import SpaceEncoding

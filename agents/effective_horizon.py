@@ -27,7 +27,8 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.snapshots.clones import Clones
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 
 MAX_SEQUENCES = 20_000  # A ** k
 

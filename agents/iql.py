@@ -36,7 +36,8 @@ from torch import Tensor, nn
 from agents.base import Predictor
 from agents.networks.actor_critic import CLIP, Flat, Inputs, SpaceEncoding
 from envs.settings import Settings, setting
-from envs.types import Obs, Transitions
+from envs.transitions import Transitions
+from envs.types import Obs
 
 AHEAD = 256  # minibatches drawn at once
 Q, V, PI, ALL = slice(0, 2), slice(2, 3), slice(3, 4), slice(0, 4)  # places of the networks in the stack

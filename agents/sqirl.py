@@ -33,8 +33,9 @@ from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.settings import Settings, setting
-from envs.transitions import Chunk
-from envs.types import Obs, Transitions
+from envs.steps import Chunk
+from envs.transitions import Transitions
+from envs.types import Obs
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.types import Array, Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Array, Memory
 
 
 class TaskScorer:

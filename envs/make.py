@@ -24,7 +24,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from envs import render
 from envs.batched import PROGRAMS
 from envs.disturb import disturb
-from envs.family import Ends, Goal, families, family_of
+from envs.family import Goal, families, family_of
+from envs.transitions import Ends
 from envs.vector.in_process import InProcess
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer

@@ -25,8 +25,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.observations import plain
-from envs.transitions import Rollout
-from envs.types import MODALITIES, Array, Obs, Transitions, concatenate, map_obs
+from envs.transitions import Rollout, Transitions, concatenate, map_obs
+from envs.types import MODALITIES, Array, Obs
 
 Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
 FORMAT = "lodestar recording 1"

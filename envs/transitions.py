@@ -1,206 +1,145 @@
-"""Builders: what each interface returns -> Transitions. The only code in the project that knows about auto-reset.
+"""Transitions: one step, a batch or a rollout of them; when they terminate; and the refusal of NaN in them.
 
-    Gymnasium step         the true successor comes as it is
-    Gymnasium vector step  SAME_STEP hides it in `final_obs`; NEXT_STEP spends a step on resetting: no transition
-    SB3 VecEnv step        hides it in `infos[i]["terminal_observation"]`
-    SB3 replay buffer      stores the true successor
-
-A `Cursor` goes with single steps, a `Rollout` holds T steps of N environments, a `Chunk` collects rows of any kind.
-Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["signals"]` (`envs.wrappers.Observer` puts
-them there), which describe the observation returned with them; a `Cursor` remembers those of the current observation.
+`Transitions` is what every reward and agent reads. A `Rollout` holds T steps of N environments, from which it makes
+them; `envs.steps` makes them from single steps. These two files are the only code that knows about auto-reset:
+SAME_STEP hides an episode's last observation in `final_obs`, NEXT_STEP spends a step on resetting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envs.observations import empty_batch
-from envs.types import MODALITIES, Array, Obs, Transitions, map_obs, put
+from envs.types import Array, Obs
 
 Infos = Mapping[str, Any]  # of a vector environment: name -> (N, ...)
 Final = tuple[int, np.ndarray, Obs]  # time, columns (M,), their last observations (M, ...)
+Ends = Callable[[Array, Array, Array], Array]  # (obs, action, next_obs), (B, ...) -> bool (B,): the episode terminates
 
 
-class Cursor:
-    """Where N environments stand in their episodes: step counts, and frames, texts and signals of the current obs."""
-
-    def __init__(self, n: int) -> None:
-        self.step = np.zeros(n, np.int64)
-        self.modalities: dict[str, np.ndarray] = {}  # frame, text, signals: (N, ...)
-        self.resetting = np.zeros(n, bool)  # NEXT_STEP: the coming step only resets
-
-    def begin(self, modalities: Mapping[str, Array], mask: np.ndarray | None = None) -> None:
-        """Episodes begin, in all environments or those of `mask`; `modalities` is what `modalities_of` returned."""
-        mask = np.ones(len(self.step), bool) if mask is None else mask
-        self.step[mask] = 0
-        self.resetting[mask] = False
-        self.show(modalities, mask)
-
-    def advance(self, batch: Transitions) -> None:
-        """Move past `batch` (N,): its successors become current."""
-        self.step = np.where(batch.valid, batch.step + 1, self.step)
-        self.show({name: value for name in MODALITIES if (value := getattr(batch, name)) is not None}, batch.valid)
-
-    def show(self, modalities: Mapping[str, Array], mask: np.ndarray) -> None:
-        """Set the current modalities of the rows of `mask`."""
-        for name, value in modalities.items():
-            self.modalities[name] = _merge(self.modalities.get(name), value, mask)
-
-    def of_obs(self) -> dict[str, Any]:
-        """The modalities of the current observation, as fields of `Transitions`: `obs_frame`, ..."""
-        return {f"obs_{name}": value for name, value in self.modalities.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "shown": _saved(self.modalities), "resetting": self.resetting}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.resetting = np.array(state["step"]), np.array(state["resetting"])
-        self.modalities = {name: _array(name, value).copy() for name, value in state["shown"].items()}
+def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
+    """Apply `function` to an observation, or to each entry of a dict observation; None stays None."""
+    if isinstance(obs, dict):
+        return {key: map_obs(function, value) for key, value in obs.items()}
+    return None if obs is None else function(obs)
 
 
-def from_gym_step(
-    cursor: Cursor,
-    obs: Obs,
-    action: Any,
-    reward: float,
-    next_obs: Obs,
-    terminated: bool,
-    truncated: bool,
-    info: Infos,
-) -> Transitions:
-    """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
-    batch = Transitions(
-        obs=map_obs(lambda x: np.asarray(x)[None], obs),
-        action=np.asarray(action)[None],
-        reward=np.array([reward], np.float32),
-        next_obs=map_obs(lambda x: np.asarray(x)[None], next_obs),
-        terminated=np.array([terminated]),
-        truncated=np.array([truncated]),
-        valid=np.ones(1, bool),
-        step=cursor.step.copy(),
-        **modalities_of_one(info),
-        **cursor.of_obs(),
-    )
-    cursor.advance(batch)
-    return batch
+def put(obs: Obs, index: Any, value: Obs) -> None:
+    """obs[index] = value, into each entry of a dict observation that is not None."""
+    if isinstance(obs, Mapping):
+        for key, part in obs.items():
+            put(part, index, value[key])
+    elif obs is not None:
+        obs[index] = value
 
 
-def from_vector_step(
-    cursor: Cursor,
-    mode: AutoresetMode,
-    obs: Obs,
-    actions: Array,
-    rewards: Array,
-    next_obs: Obs,
-    terminations: Array,
-    truncations: Array,
-    infos: Infos,
-) -> Transitions:
-    """One step of a `gymnasium.vector.VectorEnv` in any auto-reset mode -> (N,); the cursor moves on.
+@dataclass(frozen=True, eq=False)
+class Transitions:
+    """A batch of transitions with leading shape (N,), or (T, N) when it is a rollout in time order.
 
-    In NEXT_STEP mode the step after an episode's end has `valid == False`; so has one in which an episode was lost
-    (`infos["lost"]`, see `envs.vector.workers`), whose row is truncated. In DISABLED mode the caller resets ended
-    environments and calls the cursor's `begin`.
+    `next_obs` is always the true successor, also at the end of an episode; the builders here and in `envs.steps` see to
+    it.
     """
-    ended = np.asarray(terminations, bool) | np.asarray(truncations, bool)
-    valid = ~cursor.resetting
-    if "lost" in infos:
-        valid &= ~infos["lost"]
-    modalities = after = modalities_of(infos)  # `after` belongs to the observation to act on next
-    successor = next_obs
-    if mode == AutoresetMode.SAME_STEP and ended.any():
-        rows = np.flatnonzero(ended)
-        successor = map_obs(np.copy, next_obs)
-        put(successor, rows, _rows(infos["final_obs"], rows))
-        final = infos.get("final_info", {})
-        modalities = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
-    batch = Transitions(
-        obs=obs,
-        action=np.asarray(actions),
-        reward=np.asarray(rewards, np.float32),
-        next_obs=successor,
-        terminated=np.asarray(terminations, bool),
-        truncated=np.asarray(truncations, bool) & ~cursor.resetting,
-        valid=valid,
-        step=cursor.step.copy(),
-        **modalities,
-        **cursor.of_obs(),
-    )
-    cursor.advance(batch)
-    if mode == AutoresetMode.NEXT_STEP:
-        if not valid.all():
-            cursor.begin(after, ~valid)
-        cursor.resetting = ended & valid
-    elif mode == AutoresetMode.SAME_STEP and ended.any():
-        cursor.begin(after, ended)
-    return batch
+
+    obs: Obs  # (..., *obs_shape)
+    action: Array  # (..., *action_shape), in the environment's own range
+    reward: Array  # float32 (...,), the task's own reward
+    next_obs: Obs  # (..., *obs_shape)
+    terminated: Array  # bool (...,)
+    truncated: Array  # bool (...,)
+    valid: Array  # bool (...,), False for a row that is no transition: it only resets (Gymnasium's NEXT_STEP)
+    # or, where `truncated`, an episode was lost with the process it ran in; the row before has its last observation
+    step: Array  # int64 (...,), 0 at the first transition of an episode
+    frame: Array | None = None  # uint8 (..., H, W, 3), image of next_obs
+    obs_frame: Array | None = None  # uint8 (..., H, W, 3), image of obs
+    text: Array | None = None  # object (...,) of str, caption or message of next_obs
+    obs_text: Array | None = None  # object (...,) of str, caption or message of obs
+    signals: Array | None = None  # float32 (..., K), named quantities of next_obs, read from the simulator
+    obs_signals: Array | None = None  # float32 (..., K), those of obs
+    extras: dict[str, Array] = field(default_factory=dict)  # name -> (..., D): embeddings, goals, log-probabilities
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leading shape: (N,) or (T, N)."""
+        return tuple(self.terminated.shape)
+
+    @property
+    def ended(self) -> Array:
+        """Bool (...,): the last transition of an episode, or a row in which an episode was lost (not valid)."""
+        return (self.terminated & self.valid) | self.truncated
+
+    def map(self, function: Callable[[Array], Array]) -> Transitions:
+        """Apply `function` to every array of the batch; absent fields stay absent."""
+        return Transitions(*(map_obs(function, getattr(self, name)) for name in _NAMES))
+
+    def __getitem__(self, index: Any) -> Transitions:
+        """Index the leading axes of every field: `batch[t]`, `batch[mask]`, `batch[rows]`."""
+        return self.map(lambda x: x[index])
+
+    def flatten(self) -> Transitions:
+        """(T, N) -> (T * N,), as views; a batch that is flat already is returned as it is."""
+        if len(self.shape) == 1:
+            return self
+        count = self.shape[0] * self.shape[1]
+        return self.map(lambda x: x.reshape(count, *x.shape[2:]))
+
+    def replace(self, **changes: Any) -> Transitions:
+        """A copy with some fields exchanged; arrays are shared, not copied."""
+        return replace(self, **changes)
+
+    def at_obs(self) -> Transitions:
+        """The batch with `obs` in place of `next_obs`: what a potential needs for phi(s).
+
+        An extra named `obs_X` stands in for `X`.
+        """
+        extras = dict(self.extras)
+        extras.update({key[4:]: value for key, value in self.extras.items() if key.startswith("obs_")})
+        for key in self.extras:
+            if not key.startswith("obs_") and f"obs_{key}" not in self.extras:
+                del extras[key]  # it describes next_obs, which is gone
+        return self.replace(
+            next_obs=self.obs, frame=self.obs_frame, text=self.obs_text, signals=self.obs_signals, extras=extras
+        )
 
 
-def from_sb3_step(
-    cursor: Cursor,
-    obs: Obs,
-    actions: Array,
-    rewards: Array,
-    new_obs: Obs,
-    dones: Array,
-    infos: Sequence[Infos],
-    reset_infos: Sequence[Infos],
-) -> Transitions:
-    """One step of an SB3 `VecEnv` -> (N,); the cursor moves on. `reset_infos` are the VecEnv's, read after the step.
-
-    Rows whose info says `lost` are not valid.
-    """
-    dones = np.asarray(dones, bool)
-    truncated = np.zeros_like(dones)
-    successor = new_obs
-    if dones.any():
-        successor = map_obs(np.copy, new_obs)
-        for row in map(int, np.flatnonzero(dones)):
-            truncated[row] = infos[row].get("TimeLimit.truncated", False)
-            if infos[row].get("terminal_observation") is not None:
-                put(successor, row, infos[row]["terminal_observation"])
-    batch = Transitions(
-        obs=obs,
-        action=np.asarray(actions),
-        reward=np.array(rewards, np.float32),
-        next_obs=successor,
-        terminated=dones & ~truncated,
-        truncated=truncated,
-        valid=~lost_in(infos),
-        step=cursor.step.copy(),
-        **modalities_in(infos),
-        **cursor.of_obs(),
-    )
-    cursor.advance(batch)
-    if dones.any():
-        cursor.begin(modalities_in(reset_infos, dones), dones)
-    return batch
+_NAMES = tuple(f.name for f in fields(Transitions))
 
 
-def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitions:
-    """Entries of a relabelling replay buffer (`rewards.adapters.sb3_replay`) -> a batch shaped like `rows` x `columns`."""
+def stack(batches: list[Transitions]) -> Transitions:
+    """T batches of shape (N,) -> one rollout of shape (T, N), copied."""
+    return _join(batches, np.stack)
 
-    def pick(x: np.ndarray) -> np.ndarray:
-        return x[rows, columns]
 
-    truncated = pick(buffer.timeouts) > 0
-    done = pick(buffer.dones) > 0
-    return Transitions(
-        obs=map_obs(pick, buffer.observations),
-        action=buffer.environment_action(pick(buffer.actions)),
-        reward=pick(buffer.task_rewards),
-        next_obs=map_obs(pick, buffer.next_observations),
-        terminated=done & ~truncated,
-        truncated=truncated,
-        valid=np.ones(done.shape, bool),
-        step=pick(buffer.steps),
-        extras={key: pick(value) for key, value in buffer.columns.items() if key not in Transitions.__annotations__},
-        **{key: pick(value) for key, value in buffer.columns.items() if key in Transitions.__annotations__},
-    )
+def concatenate(batches: list[Transitions]) -> Transitions:
+    """Flat batches -> one flat batch, copied."""
+    return _join(batches, np.concatenate)
+
+
+def _join(batches: list[Transitions], function: Callable[[list[Array]], Array]) -> Transitions:
+    def join(values: list[Any]) -> Any:
+        if values[0] is None:
+            return None
+        if isinstance(values[0], Mapping):
+            return {key: join([v[key] for v in values]) for key in values[0]}
+        return function(values)
+
+    return Transitions(**{f.name: join([getattr(b, f.name) for b in batches]) for f in fields(Transitions)})
+
+
+def never(obs: Array, action: Array, next_obs: Array) -> Array:
+    """No episode terminates; an `Ends`."""
+    return next_obs[..., 0] < -math.inf
+
+
+def always(obs: Array, action: Array, next_obs: Array) -> Array:
+    """Every episode has one step; an `Ends`."""
+    return ~never(obs, action, next_obs)
 
 
 class Rollout:
@@ -281,7 +220,7 @@ class Rollout:
     def _keep_finals(self, t: int, group: slice, infos: Infos) -> None:
         ended = np.flatnonzero(self.terminated[t, group] | self.truncated[t, group])
         columns = ended + group.start
-        self.finals.append((t, columns, _rows(infos["final_obs"], ended)))
+        self.finals.append((t, columns, final_rows(infos["final_obs"], ended)))
         last = infos.get("final_info", {})
         for name in self.modality_names:
             if name in last:
@@ -303,7 +242,7 @@ class Rollout:
             if name not in infos:
                 option = "frame_size=..." if name == "frame" else f"{name}=True"
                 raise ValueError(f'the reward reads {name}, but infos["{name}"] is missing; make them with {option}')
-            value = _array(name, infos[name])
+            value = modality(name, infos[name])
             if name not in self.modalities:
                 self.modalities[name] = np.empty((self.length + 1, self.n, *value.shape[1:]), value.dtype)
             self.modalities[name][row, group] = value
@@ -373,7 +312,7 @@ class Rollout:
             "obs": map_obs(lambda x: x[0].copy(), self.obs),
             "first_step": self.first_step,
             "resetting": self.resetting,
-            "shown": _saved({name: value[0] for name, value in self.modalities.items()}),
+            "shown": saved({name: value[0] for name, value in self.modalities.items()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -399,54 +338,6 @@ class OneGroup:
         return self.envs.step(self._actions)
 
 
-class Chunk:
-    """Rows of shape (N,) written into arrays (T, N) that are kept: fresh transitions, waiting to be learnt from."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.count = 0
-        self._store: dict[int, Any] | None = None
-        self._capacity = 0  # rows allocated so far; doubles up to `length`, so a chunk that never fills stays small
-
-    @property
-    def full(self) -> bool:
-        return self.count >= self.length
-
-    def add(self, *row: Any) -> None:
-        """Write one row: Transitions, arrays (N, ...) or dicts of them; the same kinds every time."""
-        tree = {number: vars(x) if isinstance(x, Transitions) else x for number, x in enumerate(row)}
-        if self._store is None:
-            self._store, self._capacity = map_obs(lambda x: x[None][:0], tree), 0
-        if self.count == self._capacity:
-            self._grow(min(max(2 * self._capacity, 64), self.length))
-        put(self._store, self.count, tree)
-        self.count += 1
-
-    def _grow(self, capacity: int) -> None:
-        def grow(x: np.ndarray) -> np.ndarray:
-            larger = np.empty((capacity, *x.shape[1:]), x.dtype)
-            larger[: self.count] = x[: self.count]
-            return larger
-
-        self._store, self._capacity = map_obs(grow, self._store), capacity
-
-    def take(self) -> list[Any]:
-        """What was added, with leading shape (T, N), as views that hold until the next `add`."""
-        count, self.count = self.count, 0
-        trees = map_obs(lambda x: x[:count], self._store).values()
-        return [Transitions(**tree) if isinstance(tree, dict) and "next_obs" in tree else tree for tree in trees]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rows still waiting."""
-        rows = list(map_obs(lambda x: x[: self.count], self._store).values()) if self.count and self._store else None
-        return {"count": self.count, "store": rows}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = int(state["count"])
-        self._store = map_obs(np.array, dict(enumerate(state["store"]))) if self.count else None
-        self._capacity = self.count
-
-
 def resets_in_same_step(envs: VectorEnv) -> bool:
     """Whether a vector environment resets in SAME_STEP mode, rather than in NEXT_STEP mode.
 
@@ -462,56 +353,20 @@ def resets_in_same_step(envs: VectorEnv) -> bool:
     return mode == AutoresetMode.SAME_STEP
 
 
-def modalities_of(infos: Infos) -> dict[str, Any]:
-    """The modalities in the infos of a vector environment: some of `MODALITIES`, each (N, ...)."""
-    return {name: _array(name, infos[name]) for name in MODALITIES if infos.get(name) is not None}
-
-
-def modalities_of_one(info: Infos) -> dict[str, Any]:
-    """The modalities in the info of a single environment, with leading shape (1,)."""
-    return {name: _array(name, [info[name]]) for name in MODALITIES if info.get(name) is not None}
-
-
-def modalities_in(infos: Sequence[Infos], mask: np.ndarray | None = None) -> dict[str, Any]:
-    """The modalities in a list of infos, each (N, ...); rows outside `mask` are zero or empty."""
-    modalities = {}
-    for name in MODALITIES:
-        some = next((info[name] for info in infos if name in info), None)
-        if some is None:
-            continue
-        if mask is None:
-            modalities[name] = _array(name, [info[name] for info in infos])
-            continue
-        blank = "" if name == "text" else np.zeros_like(some)
-        modalities[name] = _array(name, [info[name] if there else blank for info, there in zip(infos, mask)])
-    return modalities
-
-
-def lost_in(infos: Sequence[Infos]) -> np.ndarray:
-    """Where a list of infos says that an episode was lost with its worker, bool (N,)."""
-    return np.array(["lost" in info for info in infos])
-
-
-def innermost(venv: Any) -> Any:
-    """The SB3 VecEnv that holds the environments, inside all wrappers: only it knows the infos of automatic resets."""
-    while hasattr(venv, "venv"):
-        venv = venv.venv
-    return venv
-
-
-def _array(name: str, value: Any) -> np.ndarray:
+def modality(name: str, value: Any) -> np.ndarray:
     """A modality as an array; texts as objects."""
     return np.asarray(value, object if name == "text" else None)
 
 
-def _saved(modalities: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def saved(modalities: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Modalities as plain data for a checkpoint."""
     return {name: value.tolist() if name == "text" else value for name, value in modalities.items()}
 
 
-def _rows(final_obs: Any, rows: np.ndarray) -> Obs:
+def final_rows(final_obs: Any, rows: np.ndarray) -> Obs:
     """Rows of what `infos["final_obs"]` holds: a dense array, a dict of them, or Gymnasium's array of objects."""
     if isinstance(final_obs, Mapping):
-        return {key: _rows(value, rows) for key, value in final_obs.items()}
+        return {key: final_rows(value, rows) for key, value in final_obs.items()}
     values = final_obs[rows]
     if values.dtype != object:
         return values
@@ -520,13 +375,110 @@ def _rows(final_obs: Any, rows: np.ndarray) -> Obs:
     return np.stack(list(values))
 
 
-def _merge(old: Array | None, new: Array | None, mask: np.ndarray) -> Any:
-    """Rows of `new` where `mask`, of `old` elsewhere, copied."""
-    if new is None:
-        return old
-    new = np.asarray(new)
-    if old is None or mask.all():
-        return new.copy()
-    merged = old.copy()
-    merged[mask] = new[mask]
-    return merged
+class NotFinite(FloatingPointError):
+    """NaN or infinity; the sentence says whose.
+
+    Attributes:
+        kept: arrays by name, for a dump: the observations, the action and the reward of that step.
+    """
+
+    def __init__(self, sentence: str, kept: Mapping[str, Any] | None = None) -> None:
+        super().__init__(sentence)
+        self.kept = dict(kept or {})
+
+
+class OnNan:
+    """What becomes of a reward that is NaN or infinite: `stop` leaves it to be refused, `zero` replaces it and counts.
+
+        reward = on_nan(reward)
+
+    Attributes:
+        zeroed: how many have been replaced so far; one that is sampled from a replay twice counts twice.
+    """
+
+    def __init__(self, what: str = "stop") -> None:
+        self.what, self.zeroed = what, 0
+
+    def __call__(self, reward: Any) -> Any:
+        """The rewards, an array or a tensor: the same object where all are finite."""
+        if self.what == "stop" or _place(reward) is None:
+            return reward
+        if isinstance(reward, np.ndarray):
+            finite: Any = np.isfinite(reward)
+            self.zeroed += int((~finite).sum())
+            return np.where(finite, reward, reward.dtype.type(0))
+        finite = reward.isfinite()
+        self.zeroed += int((~finite).sum())
+        return reward.where(finite, reward.new_zeros(()))
+
+
+def is_finite(value: Any) -> bool:
+    """Whether an array, a tensor or a dict of them holds neither NaN nor infinity.
+
+    A sum is finite unless one of its terms is not, or it overflows: one sum checks a whole batch, so checking costs
+    next to nothing; only where it does not, every number is looked at.
+    """
+    return all(_place(part) is None for _, part in _parts("", value))
+
+
+def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None = None) -> None:
+    """Raise at NaN or infinity; nothing has been learned from it yet.
+
+    Args:
+        given: what is looked at, by its name in the sentence: arrays, tensors or dicts of them, leading shape (N,) or
+            (T, N); what has a row more than `steps` along time is the observations before and after each step.
+        steps: step within the episode, (N,) or (T, N); or a function that returns it, asked only in need.
+        kept: what is written down of the step, by name, in the same shapes.
+
+    Raises:
+        NotFinite: naming the environment, the step of its episode and the value.
+    """
+    found = []
+    for name, value in given.items():
+        for key, part in _parts(name, value):
+            place = _place(part)
+            if place is not None:
+                found.append((key, _on_host(part), place))
+    if found:
+        _raise(found, np.asarray(steps() if callable(steps) else steps), kept or {})
+
+
+def _raise(found: list[tuple[str, np.ndarray, tuple[int, ...]]], steps: np.ndarray, kept: Mapping[str, Any]) -> None:
+    """Name the first: an action comes before the reward and the observation that it leads to."""
+
+    def row(part: np.ndarray, place: tuple[int, ...]) -> int:
+        return place[0] - (len(part) > len(steps)) if steps.ndim == 2 else 0
+
+    name, part, place = min(found, key=lambda one: (row(*one[1:]), one[0] != "action"))
+    at = (max(row(part, place), 0), place[1]) if steps.ndim == 2 else place[:1]
+    column, step, bad = at[-1], int(steps[at]), part[place]
+    sentence = f"environment {column} gave the {name} {bad} at step {step} of its episode (stream task)"
+    if name == "action":
+        sentence = f"the policy gave environment {column} the action {bad} at step {step} of its episode: it diverged"
+    arrays = {key: _on_host(value)[at] for words, held in kept.items() for key, value in _parts(words, held)}
+    arrays |= {"environment": np.array(column), "step": np.array(step)}
+    raise NotFinite(f"{sentence}; nothing has been learnt from it", arrays)
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Arrays, those of a dict each under a name with its key."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield f"{name} {key!r}", part
+    elif value is not None:
+        yield name, value
+
+
+def _place(value: Any) -> tuple[int, ...] | None:
+    """The index of the first value that is not finite."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f" or math.isfinite(value.sum()):
+            return None
+    elif math.isfinite(float(value.sum())):
+        return None
+    found = np.argwhere(~np.isfinite(_on_host(value)))
+    return tuple(int(i) for i in found[0]) if len(found) else None
+
+
+def _on_host(value: Any) -> np.ndarray:
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

@@ -41,7 +41,8 @@ import gymnasium as gym
 import numpy as np
 
 from envs.settings import Settings, setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 
 EPSILON = 1e-8  # the least deviation that anything is divided by
 

@@ -22,7 +22,8 @@ import gymnasium as gym
 import numpy as np
 
 from envs.driving.vehicle import VEHICLE
-from envs.types import MODALITIES, Memory, Transitions, concatenate, map_obs
+from envs.transitions import Transitions, concatenate, map_obs
+from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, Scored
 
 FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))

@@ -31,7 +31,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from envs.types import Array, Transitions, map_obs
+from envs.transitions import Transitions, map_obs
+from envs.types import Array
 
 FOURIER = 128  # random features of a state at most, for a fitted value
 TINY = 1e-12

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import Reward, RewardConfig
 
 

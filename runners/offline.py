@@ -29,7 +29,7 @@ from runners.run.config import UsageError
 from runners.run.trust import require
 
 if TYPE_CHECKING:
-    from envs.types import Transitions
+    from envs.transitions import Transitions
 
 ARMS = ("preferences", "true", "cloning")
 
@@ -105,7 +105,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
 def load(files: list[str]) -> tuple[Transitions, dict[str, Any]]:
     """Recordings of one environment as one batch, and the metadata of the first; a UsageError if of several."""
     from envs.recording import load as read
-    from envs.types import concatenate
+    from envs.transitions import concatenate
 
     batches, metas = zip(*(read(Path(name)) for name in files))
     tasks = [(meta.get("env", ""), meta.get("env_options", {})) for meta in metas]

@@ -21,7 +21,7 @@ from envs.family import family_of
 from envs.recording import episodes, save
 from envs.recording import record as recorded
 from envs.settings import Settings, setting
-from envs.types import Transitions
+from envs.transitions import Transitions
 from runners.cli.command import Command
 from runners.evaluate import Scores
 from runners.run.build import load_run

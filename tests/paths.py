@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 
 LINE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 PLANE = spaces.Box(-np.inf, np.inf, (2,), np.float32)

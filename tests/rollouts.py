@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 
 GOOD = ["You pick up the yellow key.", "You open the yellow door.", "You reach the green goal."]
 BAD = ["You bump into the wall.", "The door is locked.", "You drop the yellow key.", "Nothing happens."]

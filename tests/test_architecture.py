@@ -103,7 +103,7 @@ def own_names(path):
 
 def test_an_episode_is_terminated_or_truncated_and_a_weight_is_no_coef():
     for path in FILES:
-        if "sb3" in str(path.relative_to(ROOT)) or path.name == "transitions.py":  # where SB3's words are spoken
+        if "sb3" in str(path.relative_to(ROOT)) or path.name == "steps.py":  # where SB3's words are spoken
             continue
         for line, name in own_names(path):
             assert name != "done", f"{path}:{line} says 'done'; say terminated or truncated"

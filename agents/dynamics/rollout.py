@@ -40,7 +40,8 @@ from agents.dynamics import OneStepModel, Predicted
 from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
 from agents.replay.replay import Replay
 from agents.state import Stateful
-from envs.types import ReplayScorer, Transitions
+from envs.transitions import Transitions
+from envs.types import ReplayScorer
 
 MARGIN, FAR = 0.1, 10.0  # in widths of the data: how far beyond it states are held, and where rollouts are cut
 IMAGINED = frozenset({"obs", "action", "next_obs", "reward", "terminated", "truncated", "step"})

@@ -35,8 +35,7 @@ from torch import Tensor
 
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import seeded_mlp
-from agents.networks.actor_critic import Flat
-from agents.networks.actor_critic import SpaceEncoding
+from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.replay.replay import Replay
 from agents.state import Stateful
 from envs.settings import Settings, setting

@@ -33,8 +33,8 @@ from agents.networks.glyphs import Glyphs
 from agents.ppo.config import PPOConfig
 from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, sequences
 from agents.task_reward import TaskScorer
-from envs.transitions import OneGroup, Rollout
-from envs.types import MODALITIES, NotFinite, Obs, OnNan, is_finite, map_obs, put, refuse
+from envs.transitions import NotFinite, OneGroup, OnNan, Rollout, is_finite, map_obs, put, refuse
+from envs.types import MODALITIES, Obs
 
 MEASURED = 8  # minibatches of the last epoch whose losses are logged
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 
 STORED = "stored_reward"  # the column
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
 from agents.state import Stateful
-from envs.transitions import Chunk
-from envs.types import MODALITIES, ReplayScorer, Transitions
+from envs.steps import Chunk
+from envs.transitions import Transitions
+from envs.types import MODALITIES, ReplayScorer
 
 SAMPLING = ("uniform", "dfs", "lap")
 LAP_ALPHA = 0.4  # the source's

@@ -28,7 +28,8 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from envs.settings import Settings, setting
-from envs.types import MODALITIES, map_obs
+from envs.transitions import map_obs
+from envs.types import MODALITIES
 from envs.vector.in_process import Maker
 from envs.vector.workers import Workers
 

@@ -34,7 +34,8 @@ from agents.world_model.imag_ac import ImagActorCritic, Replayed, descend
 from agents.world_model.model import LatentModel
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
-from envs.types import Obs, ReplayScorer, Transitions
+from envs.transitions import Transitions
+from envs.types import Obs, ReplayScorer
 
 JUMP, LARGE = 2.0, 0.5  # a head's error this many times the usual, and this large, means that the reward has changed
 FOLLOW = 0.2  # how fast the usual error follows

@@ -88,7 +88,7 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 def _standing_on(cells: np.ndarray, n_cells: int) -> Any:
     """Transitions that led to `cells` (N,)."""
-    from envs.types import Transitions
+    from envs.transitions import Transitions
 
     obs, n = np.eye(n_cells, dtype=np.float32)[cells], len(cells)
     flags = np.zeros(n, bool)

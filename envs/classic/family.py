@@ -31,7 +31,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs.classic.tasks import FLAG, HELD, UPRIGHT, CartPoleUpright, MountainCarSparse, PendulumSparse, is_upright
 from envs.classic.view import Canvas
-from envs.family import Axis, Ends, Family, Goal, entry, never, simulator
+from envs.family import Axis, Family, Goal, entry, simulator
+from envs.transitions import Ends, never
 from envs.types import Array
 
 Captions = Callable[[np.ndarray], np.ndarray]  # states (N, D) -> object (N,) of str

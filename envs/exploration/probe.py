@@ -19,7 +19,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from envs.family import Ends, Family, always, entry
+from envs.family import Family, entry
+from envs.transitions import Ends, always
 from envs.types import EnvReset, EnvStep
 
 

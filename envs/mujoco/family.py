@@ -25,9 +25,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from envs.family import Axis, Ends, Family, Goal, entry, never, simulator
+from envs.family import Axis, Family, Goal, entry, simulator
 from envs.observations import Recorded
 from envs.render import before_opengl, opengl
+from envs.transitions import Ends, never
 from envs.types import Array
 
 

@@ -22,8 +22,9 @@ from gymnasium.vector import AutoresetMode
 from envs.batched import PROGRAMS
 from envs.make import MODALITY_OPTIONS, make, make_batched
 from envs.snapshots import snapshots
-from envs.transitions import Rollout, modalities_of, modalities_of_one
-from envs.types import MODALITIES, Array, Obs, Transitions, map_obs
+from envs.steps import modalities_of, modalities_of_one
+from envs.transitions import Rollout, Transitions, map_obs
+from envs.types import MODALITIES, Array, Obs
 
 ROWS = 4096  # futures that are played side by side at most
 NUMBERS = 2**25  # of observations that are kept at a time

@@ -27,7 +27,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envs.observations import empty_batch
-from envs.types import Obs, map_obs, put
+from envs.transitions import map_obs, put
+from envs.types import Obs
 from envs.wrappers import Observer
 
 Maker = Callable[[], gym.Env]

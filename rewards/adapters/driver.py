@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.transitions import Chunk, Cursor
-from envs.types import MODALITIES, Memory, Transitions
+from envs.steps import Chunk, Cursor
+from envs.transitions import Transitions
+from envs.types import MODALITIES, Memory
 from rewards.base import Reward, merge_memory
 from rewards.mix.mix import Mix, Stream
 

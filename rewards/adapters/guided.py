@@ -31,8 +31,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 import rewards
-from envs.transitions import from_gym_step, from_vector_step, modalities_of, modalities_of_one
-from envs.types import Obs, Transitions
+from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
+from envs.transitions import Transitions
+from envs.types import Obs
 from rewards.adapters.driver import EpisodeTracker
 from rewards.base import merge_memory
 from rewards.mix.mix import Mix

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from envs.transitions import from_gym_step, from_vector_step, modalities_of, modalities_of_one
+from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
 from rewards.adapters.driver import Driver
 from rewards.mix.mix import Mix
 

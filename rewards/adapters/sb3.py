@@ -16,8 +16,9 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from envs.transitions import Chunk, from_sb3_step, innermost, modalities_in
-from envs.types import MODALITIES, refuse
+from envs.steps import Chunk, from_sb3_step, innermost, modalities_in
+from envs.transitions import refuse
+from envs.types import MODALITIES
 from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.sb3_replay import RelabelCallback, relabelling
 from rewards.adapters.side_critic import SideCritic

@@ -15,8 +15,9 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.transitions import from_replay, innermost, lost_in, modalities_in
-from envs.types import MODALITIES, Transitions, refuse, stack
+from envs.steps import from_replay, innermost, lost_in, modalities_in
+from envs.transitions import Transitions, refuse, stack
+from envs.types import MODALITIES
 from rewards.adapters.driver import EpisodeTracker
 from rewards.mix.mix import Mix
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from envs.types import Obs, Transitions, map_obs
+from envs.transitions import Transitions, map_obs
+from envs.types import Obs
 
 
 def non_episodic_advantages(

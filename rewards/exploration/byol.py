@@ -32,7 +32,8 @@ from torch.nn.functional import normalize
 from torch.nn.utils import skip_init
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import RewardConfig
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic

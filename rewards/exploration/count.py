@@ -20,7 +20,8 @@ import gymnasium as gym
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Obs, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory, Obs
 from rewards.base import RewardConfig
 from rewards.exploration.learned import part, parts
 from rewards.exploration.memories import CountMemory, Episodic

@@ -28,7 +28,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 

@@ -20,7 +20,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.exploration.learned import Learned, LearnedConfig
 
 

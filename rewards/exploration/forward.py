@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from envs.settings import setting
-from envs.types import Memory, Obs, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory, Obs
 from rewards.exploration.learned import Learned, LearnedConfig
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 
 

@@ -28,7 +28,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import skip_init
 
 from envs.settings import setting
-from envs.types import Array, Obs, Transitions
+from envs.transitions import Transitions
+from envs.types import Array, Obs
 from rewards.base import Reward, RewardConfig, RunningMeanStd
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015

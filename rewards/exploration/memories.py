@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch.linalg import solve_triangular
 
-from envs.types import Memory, Obs, Transitions, map_obs
+from envs.transitions import Transitions, map_obs
+from envs.types import Memory, Obs
 from rewards.base import Reward, values_at_obs
 
 PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube

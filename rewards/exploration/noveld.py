@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Obs, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory, Obs
 from rewards.exploration.count import CellSettings, Hash
 from rewards.exploration.memories import CountMemory, Episodic, both
 from rewards.exploration.rnd import RND, RNDConfig

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Obs, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory, Obs
 from rewards.base import EPSILON, RunningMeanStd
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from envs.settings import setting
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.exploration.rnd import RND, RNDConfig
 
 

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory
 

@@ -27,7 +27,8 @@ import torch
 from torch.nn.functional import mse_loss
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import RewardConfig
 from rewards.exploration.learned import Learned, LearnedConfig
 

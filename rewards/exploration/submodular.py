@@ -25,7 +25,8 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 from envs.settings import setting
-from envs.types import Memory, Obs, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory, Obs
 from rewards.exploration.count import Hash
 from rewards.exploration.learned import Learned, LearnedConfig, part
 from rewards.exploration.memories import CountMemory, EllipticalMemory, Episodic, Visits

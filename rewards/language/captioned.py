@@ -30,7 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.exploration.memories import CountMemory
 

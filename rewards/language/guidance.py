@@ -35,7 +35,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import Reward, RewardConfig, merge_memory
 from rewards.language.captioned import key
 from rewards.llm.annotation.queue import AnnotationQueue

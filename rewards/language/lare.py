@@ -31,7 +31,8 @@ import numpy as np
 import torch
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import RunningMeanStd
 from rewards.check import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig

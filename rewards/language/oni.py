@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc
 from rewards.llm.annotation.annotator import Annotator

@@ -27,7 +27,8 @@ import numpy as np
 
 from envs.minigrid.family import HEAD
 from envs.settings import setting
-from envs.types import Array, Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Array, Memory
 from rewards.base import Reward, RewardConfig
 from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, WIDTH, sentence
 from rewards.llm.judges.base import JUDGES, make_judge

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.types import MODALITIES, Memory, NotFinite, OnNan, Transitions, is_finite, map_obs
+from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
+from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, make_scale, values_at_obs, values_of
 from rewards.mix.shaping import clip, delta, potential, sigmoid
 from rewards.task import Task
@@ -373,6 +374,8 @@ class Stream:
         if self.has_memory:
             given = memory
             raw, memory = self.reward.scan(batch, memory)
+        elif isinstance(self.reward, Task):
+            raw = np.array(batch.reward, np.float32)
         else:
             raw = values_of(self.reward.score(batch.flatten())).reshape(batch.shape)
         raw = self.on_nan(raw)

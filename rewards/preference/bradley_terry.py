@@ -28,7 +28,8 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from envs.settings import setting
-from envs.types import Memory, Transitions, concatenate, map_obs
+from envs.transitions import Transitions, concatenate, map_obs
+from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.preference.judges import make_segment_judge

@@ -28,7 +28,7 @@ import numpy as np
 
 from envs.driving.vehicle import VEHICLE
 from envs.settings import setting
-from envs.types import Transitions, map_obs
+from envs.transitions import Transitions, map_obs
 from rewards.base import RunningMeanStd
 from rewards.llm.judges.base import SegmentJudge, make_judge
 from rewards.llm.store import AnswerStore, Item, Label, read_rows

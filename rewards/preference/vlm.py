@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.llm.client import JudgeError, ModelJudge, PausedError
 from rewards.llm.judges.base import SegmentJudge
 

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.base import Reward
 from rewards.exploration.learned import Layout
 from rewards.vision.encoder import ClipEncoder, shared

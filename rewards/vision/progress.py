@@ -29,7 +29,8 @@ from torch import nn
 
 from envs.recording import episodes, load
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import RewardConfig
 from rewards.exploration.learned import dense
 from rewards.exploration.memories import Episodic

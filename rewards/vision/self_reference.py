@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import Reward, RewardConfig
 from rewards.vision.encoder import LODESTAR
 from rewards.vision.latent import SOURCES, Latent

@@ -31,7 +31,8 @@ import numpy as np
 
 from envs.driving.vehicle import Vehicle, read
 from envs.settings import setting
-from envs.types import Memory, Transitions
+from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.base import Reward, Scored
 from rewards.vision.base import Vision
 from rewards.vision.clip import Clip, ClipConfig

@@ -34,7 +34,7 @@ import rewards
 from agents.effective_horizon import EffectiveHorizon
 from agents.effective_horizon import effective_horizon as look_ahead
 from envs.snapshots.clones import Clones
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards import compare as distances
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Mix, Stream

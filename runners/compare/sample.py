@@ -28,8 +28,8 @@ from envs import recording, render
 from envs.family import family_of
 from envs.make import goals, make
 from envs.snapshots.snapshots import get_state, set_state, supported
-from envs.transitions import Cursor, from_gym_step, modalities_of_one
-from envs.types import Transitions, concatenate
+from envs.steps import Cursor, from_gym_step, modalities_of_one
+from envs.transitions import Transitions, concatenate
 from envs.wrappers import Observer
 from rewards.adapters.guided import guides
 from runners.evaluate import policy

@@ -50,7 +50,7 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
 
     import agents
     from envs.make import make
-    from envs.types import OnNan
+    from envs.transitions import OnNan
     from rewards.adapters.guided import make_mix
 
     torch.set_num_threads(config.num_threads)

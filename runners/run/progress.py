@@ -29,7 +29,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
 from agents.sb3 import state as sb3_state
-from envs.types import NotFinite, is_finite
+from envs.transitions import NotFinite, is_finite
 from envs.vector.watchdog import WorkerError
 from rewards.mix.mix import Mix
 from runners.run import checkpoint

@@ -21,8 +21,8 @@ from envs import render
 from envs.family import family_of
 from envs.make import make, spec_of
 from envs.options import creator
-from envs.transitions import Cursor, from_gym_step, modalities_of_one
-from envs.types import Transitions, stack
+from envs.steps import Cursor, from_gym_step, modalities_of_one
+from envs.transitions import Transitions, stack
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig

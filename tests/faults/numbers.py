@@ -135,7 +135,7 @@ def spoil_loss(batches: tuple[int, ...]) -> None:
 
 def sound(folder: Path) -> bool:
     """Whether there is a checkpoint, and every weight in every one is a number."""
-    from envs.types import is_finite
+    from envs.transitions import is_finite
     from runners.run import checkpoint
 
     places = sorted((folder / "checkpoints").glob("step_*"))

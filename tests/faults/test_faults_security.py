@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envs.recording import save as save_recording
-from envs.types import Transitions
+from envs.transitions import Transitions
 from runners.evaluate import main as evaluate
 from runners.run import trust
 from runners.run.build import load_run

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from agents.iql import IQL, IQLConfig, _run, expectile_loss, imitation_weights
-from envs.types import Transitions
+from envs.transitions import Transitions
 
 STATES, TWO = spaces.Discrete(3), spaces.Discrete(2)
 LINE, STICK = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(-2, 2, (1,), np.float32)

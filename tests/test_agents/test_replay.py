@@ -16,7 +16,8 @@ from agents.base import Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
-from envs.types import MODALITIES, Transitions
+from envs.transitions import Transitions
+from envs.types import MODALITIES
 from rewards.adapters.sb3 import relabelling
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream

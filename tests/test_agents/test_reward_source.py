@@ -13,7 +13,7 @@ from agents.dynamics.rollout import RewardHead, RewardSource, spread
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
 from agents.task_reward import TaskScorer
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream
 from runners.run.checkpoint import pack, unpack

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
 from agents.sb3.agent import SAC, SB3PPO, SACConfig, SB3PPOConfig, WorkerVecEnv, make_venv
-from envs.transitions import Cursor, from_sb3_step
+from envs.steps import Cursor, from_sb3_step
 from rewards.adapters.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
 
 

@@ -15,7 +15,7 @@ import rewards
 from envs.batched import PROGRAMS
 from envs.family import entry
 from envs.make import make, make_batched
-from envs.transitions import Cursor, from_vector_step
+from envs.steps import Cursor, from_vector_step
 from rewards.adapters.gym import VectorRewardWrapper
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,7 +7,7 @@ from envs.batched.highway.traffic import Traffic, closest_lane, overlap
 from envs.batched.highway.view import RoadPainter
 from envs.driving.vehicle import read
 from envs.make import make, make_batched, make_vec
-from envs.transitions import Cursor, from_vector_step
+from envs.steps import Cursor, from_vector_step
 from envs.vector.in_process import InProcess
 
 FAST = "highway-fast-v0"

@@ -8,7 +8,8 @@ from safetensors.numpy import safe_open, save_file
 
 from envs import recording
 from envs.make import make, make_vec
-from envs.types import MODALITIES, Transitions
+from envs.transitions import Transitions
+from envs.types import MODALITIES
 
 
 class Counter(gym.Env):

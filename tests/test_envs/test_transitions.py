@@ -1,8 +1,8 @@
 import numpy as np
 from scripted import ScriptedWorld
 
-from envs.transitions import Chunk, Cursor, from_gym_step, modalities_of_one
-from envs.types import Transitions, concatenate, stack
+from envs.steps import Chunk, Cursor, from_gym_step, modalities_of_one
+from envs.transitions import Transitions, concatenate, stack
 
 
 def batch(n=2, value=0.0, **fields):

@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rewards
 from envs.make import make, make_vec
-from envs.transitions import Cursor, from_vector_step, modalities_of
-from envs.types import map_obs
+from envs.steps import Cursor, from_vector_step, modalities_of
+from envs.transitions import map_obs
 from envs.vector.in_process import InProcess
 from rewards.adapters.gym import VectorRewardWrapper
 

@@ -14,7 +14,7 @@ from agents.base import Steps
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.update import advantages
 from envs.make import make, make_vec
-from envs.transitions import Cursor, from_vector_step
+from envs.steps import Cursor, from_vector_step
 from envs.vector.watchdog import Budget, WorkerError
 from envs.vector.workers import Workers
 from tests.faults.workers import ENV, lose, runs, vector

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
 from rewards.llm.judges.base import SegmentJudge

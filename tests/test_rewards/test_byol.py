@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch.nn.functional import normalize
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.base import Reward
 from rewards.check import random_rollout
 from rewards.exploration.byol import BYOL, BYOLConfig

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.check import random_rollout
 from rewards.exploration import byol_hindsight
 from rewards.exploration.byol import BYOL, BYOLConfig, distance

@@ -9,7 +9,7 @@ import pytest
 from rollouts import blank
 
 import rewards
-from envs.transitions import Cursor, from_gym_step
+from envs.steps import Cursor, from_gym_step
 from rewards.vision import encoder as encoder_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
 from rewards.vision.encoder import MODELS, SHIPPED, ClipEncoder, blanks, model_for, shared

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.compare import (
     auroc,
     epic,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.exploration.count import Count, CountConfig
 
 CELLS, ACTIONS = spaces.Discrete(10), spaces.Discrete(2)

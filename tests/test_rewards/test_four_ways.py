@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import rewards
 from agents.ppo.agent import PPO as FastPPO
 from agents.ppo.agent import PPOConfig
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 from rewards.adapters.sb3 import RelabelCallback, RewardCallback, RewardVecEnv, relabelling
 

@@ -12,7 +12,7 @@ from rollouts import blank
 
 from envs.crafter.family import EVENTS
 from envs.make import make_vec
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.adapters.guided import guided
 from rewards.check import check_reward
 from rewards.language import guidance

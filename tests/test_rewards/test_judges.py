@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.check import random_rollout
 from rewards.llm.judges.base import JUDGES, SegmentJudge
 from rewards.preference.judges import (

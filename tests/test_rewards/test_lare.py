@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from model_server import ModelServer
 
-from envs.types import Transitions, concatenate
+from envs.transitions import Transitions, concatenate
 from rewards.check import check_reward
 from rewards.language import factor_code
 from rewards.language.lare import LaRe, LaReConfig, WholeEpisodes, decomposition_loss, draw

@@ -5,7 +5,8 @@ import pytest
 from gymnasium import spaces
 
 import rewards
-from envs.types import Scorer, Transitions
+from envs.transitions import Transitions
+from envs.types import Scorer
 from rewards.base import Reward, RewardConfig, Scored, merge_memory
 from rewards.mix.mix import Mix, Schedule, Stream
 

@@ -7,7 +7,7 @@ from paths import LINE, TWO, path
 
 import rewards
 from envs.recording import save
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.check import check_reward, random_rollout
 from rewards.vision.progress import Progress, ProgressConfig, hop, hop_between
 

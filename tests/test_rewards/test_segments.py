@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from envs.types import Transitions
+from envs.transitions import Transitions
 from rewards.preference.bradley_terry import Segments, cut
 
 

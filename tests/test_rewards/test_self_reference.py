@@ -6,7 +6,7 @@ from gymnasium import spaces
 from paths import LINE, PLANE, TWO, path
 
 import rewards
-from envs.types import concatenate, stack
+from envs.transitions import concatenate, stack
 from rewards.check import check_reward
 from rewards.vision.self_reference import PLACES, SelfReference, SelfReferenceConfig, along, gather
 

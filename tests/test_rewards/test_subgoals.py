@@ -11,7 +11,7 @@ from rollouts import blank
 
 from envs.make import make
 from envs.minigrid.family import HEAD
-from envs.types import stack
+from envs.transitions import stack
 from rewards.check import check_reward
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
 from rewards.language.teacher import (

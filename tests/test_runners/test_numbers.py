@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import rewards
-from envs.types import NotFinite, OnNan, is_finite, refuse
+from envs.transitions import NotFinite, OnNan, is_finite, refuse
 from rewards.exploration.rnd import RND, RNDConfig
 from rewards.mix.mix import GuardedUpdates
 from tests.faults import numbers

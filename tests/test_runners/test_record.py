@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from envs import recording
-from envs.types import Transitions
+from envs.transitions import Transitions
 from runners.record import RecordConfig, acting, main, record, whole_episodes
 
 

@@ -35,7 +35,7 @@ UNLEARNT = ("re3",)  # methods without anything to learn
 
 
 def rollouts(shape: tuple[int, ...], seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
-    """Rollouts without end: entries named as in `envs.types.Transitions`, with leading shape (T, N)."""
+    """Rollouts without end: entries named as in `envs.transitions.Transitions`, with leading shape (T, N)."""
     rng = np.random.default_rng(seed)
 
     def draw(*lead: int) -> np.ndarray:

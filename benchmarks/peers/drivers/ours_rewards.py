@@ -28,7 +28,7 @@ def make(method: str, shape: tuple[int, ...], envs: int, variant: str) -> tuple[
     import gymnasium as gym
 
     import rewards
-    from envs.types import Transitions
+    from envs.transitions import Transitions
     from rewards.base import values_of
 
     image = len(shape) == 3

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from envs.settings import Settings
-from envs.types import Transitions
+from envs.transitions import Transitions
 
 JUDGES: dict[str, dict[str, str]] = {
     "texts": {
