@@ -119,7 +119,8 @@ def _dyna(model: Dyna) -> Policy:
 
 
 def _iql(model: IQL) -> Policy:
-    net, space = model.net, model.action_space
+    net = model.net
+    space: Any = model.action_space
     parts = [_flat_part(model.encoding, key) for key in model.encoding.flat]
     layers = _normalised(net.mean, 1 / net.std)
     rows = [(weight[-1], bias[-1, 0]) for weight, bias in net.layers()]
@@ -180,7 +181,7 @@ def _values(learner: Any) -> list[nn.Module]:
 # ------------------------------------------------------------------------------------------------ Stable-Baselines3
 
 
-def _sb3(name: str, model: Any, space: spaces.Space) -> Policy:
+def _sb3(name: str, model: Any, space: Any) -> Policy:
     policy: Any = model.policy
     if name in ("sb3_ppo", "a2c"):
         extractor, layers = policy.pi_features_extractor, [*policy.mlp_extractor.policy_net, policy.action_net]
