@@ -73,12 +73,9 @@ class Numbers:
         threshold: task -> task return that is to be reached; the key "" means every task.
 
     Attributes:
-        rows: the numbers.
-        scales: task -> its scale.
         evaluated: task -> whether its scores are final evaluations.
         scores: (task, arm) -> seed -> score.
         thresholds: task -> captions and task returns.
-        left_out: one sentence each.
     """
 
     def __init__(self, data: Comparison, reference: str = "", threshold: dict[str, float] | None = None) -> None:

@@ -74,10 +74,7 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
 def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
     """A number with as many digits as can be read: 0.123, 12.34, 12,340; a dash for nan.
 
-    Args:
-        value: the number.
-        digits: significant ones.
-        beside: numbers it is printed with, which all get as many places as the largest of them.
+    Numbers that it is printed `beside` all get as many places as the largest of them.
     """
     if not np.isfinite(value):
         return NOTHING if np.isnan(value) else "never"

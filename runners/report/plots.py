@@ -137,9 +137,7 @@ def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task
         axis.fill_between(drawn.steps, drawn.low, drawn.high, color=look.colour, alpha=0.16, linewidth=0)
         late = drawn.steps >= drawn.steps[drawn.whole][-1] if drawn.whole.any() else np.ones(len(drawn.steps), bool)
         axis.plot(drawn.steps[late], drawn.value[late], color=look.colour, linestyle=(0, (1, 1.5)), linewidth=1.2)
-        there = drawn.value[np.isfinite(drawn.value)]
-        if len(there):
-            ends.append((float(there[-1]), arm.name, look.colour))
+        ends += [(float(end), arm.name, look.colour) for end in drawn.value[np.isfinite(drawn.value)][-1:]]
     chance = numbers.one("random", task=task)
     if chance is not None and np.isfinite(chance.value):
         axis.axhline(chance.value, **RANDOM, zorder=1)
@@ -276,11 +274,9 @@ def forest(numbers: Numbers) -> Figure | None:
 
 def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
     """Shares of the reward over steps, one panel a cell that has several streams; and how many were left out."""
-    cells = [(task, arm, *curves.shares(runs, points)) for task, arm, runs in data.cells()]
-    cells = [cell for cell in cells if cell[3]]
-    if not cells:
-        return None, 0
-    figure, axes = grid(len(cells[:MOST_PANELS]), (2.85, 2.1), 4, fixed=True)
+    every = [(task, arm, *curves.shares(runs, points)) for task, arm, runs in data.cells()]
+    cells = [cell for cell in every if cell[3]]
+    figure, axes = _multiples(len(cells), 2.1, "environment steps", "share of the reward")
     for axis, (task, arm, steps, means) in zip(axes, cells):
         colours = [TASK_STREAM if name == "task" else STREAMS[i % len(STREAMS)] for i, name in enumerate(means)]
         axis.stackplot(steps, *[np.nan_to_num(mean) for mean in means.values()], colors=colours)
@@ -296,7 +292,6 @@ def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
         axis.set_title(f"{_cut(arm.name, 30)}\n{_cut(task, 30)}", fontsize=8)
         axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]), yticks=(0, 0.5, 1))
         _steps(axis, 3)
-    _outer(axes, "environment steps", "share of the reward", 4)
     return figure, max(0, len(cells) - MOST_PANELS)
 
 
@@ -304,9 +299,7 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
     """Task return against learned return, a point a row of the log, one panel a cell; and how many were left out."""
     cells = [(task, arm, [against(run) for run in runs]) for task, arm, runs in numbers.data.cells()]
     cells = [cell for cell in cells if any(len(rows[0]) for rows in cell[2])]
-    if not cells:
-        return None, 0
-    figure, axes = grid(len(cells[:MOST_PANELS]), (2.85, 2.3), 4, fixed=True)
+    figure, axes = _multiples(len(cells), 2.3, "learned return", "task return")
     for axis, (task, arm, each) in zip(axes, cells):
         for steps, learned, task_return in each:
             rows = thin(len(steps), max(20, points // len(each)))
@@ -320,15 +313,15 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
         correlation = f"  ρ = {row.value:.2f}" if row is not None else ""
         axis.locator_params(nbins=4)
         axis.set_title(f"{_cut(arm.name, 24)}{correlation}\n{_cut(task, 30)}", fontsize=8)
-    _outer(axes, "learned return", "task return", 4)
     return figure, max(0, len(cells) - MOST_PANELS)
 
 
-def _outer(axes: list[Axes], x: str, y: str, columns: int) -> None:
-    """Axis labels at the left and below only."""
+def _multiples(count: int, high: float, x: str, y: str) -> tuple[Figure | None, list[Axes]]:
+    """Small panels, at most so many, labelled at the left and below only; None without one."""
+    figure, axes = grid(min(count, MOST_PANELS), (2.85, high), 4, fixed=True) if count else (None, [])
     for i, axis in enumerate(axes):
-        axis.set_ylabel(y if i % columns == 0 else "")
-        axis.set_xlabel(x if i + columns >= len(axes) else "")
+        axis.set(ylabel=y if i % 4 == 0 else "", xlabel=x if i + 4 >= len(axes) else "")
+    return figure, axes
 
 
 def _steps(axis: Axes, most: int = 5) -> None:

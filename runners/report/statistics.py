@@ -109,14 +109,11 @@ def steps_to_threshold(steps: np.ndarray, values: np.ndarray, threshold: float) 
 
 
 def interval(strata: Strata, statistic: Statistic) -> Estimate:
-    """A statistic and its stretched bootstrap interval; see the head of this file.
+    """A statistic and its stretched bootstrap interval, nan if a stratum has one run only; see the head of this file.
 
     Args:
         strata: (R_k, ...) each, resampled on their own along the first axis.
         statistic: takes arrays (B, R_k, ...) and gives (B, ...).
-
-    Returns:
-        value, low and high; low and high are nan if a stratum has one run only.
 
     Raises:
         ValueError: if there are no runs, or a score is nan.

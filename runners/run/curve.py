@@ -22,11 +22,7 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
 
     The first panel has the task's and the learned return over environment steps; where they part, it is shaded. If the
     agent's reward is not the task's alone, a second sets one against the other, a point a row of the log; with several
-    streams a third shows their shares of the reward.
-
-    Args:
-        scores: of the final evaluation; the random policy's is drawn as a line.
-        control: the control run, whose task return is drawn too.
+    streams a third shows their shares of the reward. A random policy's score and the control's curve are drawn too.
     """
     import matplotlib
 

@@ -29,12 +29,9 @@ FREE_S = 90.0  # how long a job waits for an orphan of its folder to save and ex
 
 
 class Child:
-    """A job's process.
+    """A job's process; what it prints goes to log.txt of its folder.
 
-    Args:
-        argv: what `runners.train` is given.
-        folder: the run's folder; what the job prints goes to log.txt there.
-        home: the working directory that relative paths were meant for; not used where there is none of that name.
+    `home` is the working directory that relative paths were meant for; not used where there is none of that name.
     """
 
     def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:

@@ -80,13 +80,7 @@ def score(folder: Path) -> float | None:
 
 
 class Display(Watcher):
-    """Prints how a sweep stands; use it as a context.
-
-    Args:
-        stream: a terminal gets a live table, anything else plain lines.
-        every_s: seconds between two plain lines.
-        clock: monotonic, in seconds.
-    """
+    """Prints how a sweep stands: a terminal gets a live table, another stream a line every so many seconds."""
 
     def __init__(
         self,
