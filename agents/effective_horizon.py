@@ -139,14 +139,12 @@ def effective_horizon(
     for k in range(1, k_max + 1):
         m = 1
         while m <= m_max and k + math.log(m, n_actions) < value:
-            results = []
             for seed in range(seeds):
                 played = gorp(clones, scorer, k, m, seed=seed, max_steps=max_steps, budget=budget)
                 steps += budget if played is None else played.steps
-                results.append(played is not None and _solves(played, solved, clones))
-                if not results[-1]:
+                if played is None or not _solves(played, solved, clones):
                     break
-            if all(results):
+            else:
                 found[k], value = m, k + math.log(m, n_actions)
                 break
             m *= step

@@ -122,11 +122,7 @@ class IQL(Predictor):
         self._rows = None if data is None else self._table(data, rewards)
 
     def learn(self, steps: int) -> dict[str, float]:
-        """Take `steps` minibatches; returns losses and mean advantage of the last one.
-
-        Raises:
-            ValueError: without data.
-        """
+        """Take `steps` minibatches; returns losses and mean advantage of the last one."""
         if self._rows is None:
             raise ValueError("this IQL was loaded to act and has no data; build one with data to learn")
         rows, size = self._rows, self.config.batch_size
@@ -155,11 +151,7 @@ class IQL(Predictor):
     def load(
         cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
     ) -> IQL:
-        """Read a policy back.
-
-        Raises:
-            ValueError: if the file holds another kind of agent, or does not fit the spaces.
-        """
+        """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
         config, tensors = cls._read(path)
         model = cls(IQLConfig(**config), observation_space, action_space, seed=seed, device=device)
         model._fill(path, tensors, "these spaces")

@@ -29,15 +29,10 @@ from agents.off_policy.sac import SoftActorCritic
 
 
 def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) -> Tensor:
-    """R of the file, (B,): the first action's entropy is left out.
+    """R of the file, (B,), of T imagined steps: the first action's entropy is left out.
 
-    A rollout of n <= T steps that was cut continues with gamma^n V; one that terminated ends with its last reward.
-
-    Args:
-        imagined: T steps of B rollouts.
-        alpha: of the entropy, without axes.
-        gamma: discount in (0, 1].
-        last: (B,), the soft value of the state that each rollout reached.
+    A rollout of n <= T steps that was cut continues with gamma^n V, V being the soft value `last` (B,) of the state
+    that it reached; one that terminated ends with its last reward.
     """
     reward = imagined.reward  # 0 where nothing was imagined
     if imagined.log_prob is not None:

@@ -214,9 +214,7 @@ class RSSM(Cell):
         uniforms = self.latent.uniforms(self.generator, length, batch) if sample else [None] * length
         # What does not wait for the loop. `unbind`, since the gradient of an index is as long as the sequence.
         seen, pushed = self.from_embed(embed).unbind(), self.from_action(action[:-1]).unbind()
-        memories: list[Tensor] = []
-        latents: list[Tensor] = []
-        posteriors: list[Tensor] = []
+        memories, latents, posteriors = [], [], []
         for t in range(length):
             memories.append(h)
             known, gates = self.from_memory(h).split([self.hidden, 3 * h.shape[-1]], -1)
@@ -295,11 +293,7 @@ class SSM(Cell):
         for recurrence, s in zip(self.layers, begin["s"].chunk(len(self.layers), -1)):
             x, after = recurrence(x, s, continues[:-1])
             sums.append(torch.cat([s[None], after]))
-        states = {
-            "h": torch.cat([begin["h"][None], x]) * continues,
-            "z": z,
-            "s": torch.cat(sums, -1) * continues,
-        }
+        states = {"h": torch.cat([begin["h"][None], x]) * continues, "z": z, "s": torch.cat(sums, -1) * continues}
         return states, {"posterior": posterior, "prior": self.latent.probabilities(self.prior(states["h"]))}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
@@ -332,15 +326,9 @@ class _Recurrence(nn.Module):
 
 
 def scan(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    """s_t = a_t s_{t-1} + b_t for all t, from s_{-1} = `s`.
+    """s_t = a_t s_{t-1} + b_t for all t, from s_{-1} = `s` (B, W): (L, B, W).
 
-    Args:
-        a: (L, B, W); 0 where nothing is carried over.
-        b: (L, B, W).
-        s: (B, W).
-
-    Returns:
-        (L, B, W), after about 2 sqrt(L) steps one after the other. Differentiable once.
+    Takes about 2 sqrt(L) steps one after the other; `a` is 0 where nothing is carried over. Differentiable once.
     """
     return torch.addcmul(b, a, s[None]) if len(a) == 1 else _Scan.apply(a, b, s)
 

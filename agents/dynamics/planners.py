@@ -135,12 +135,8 @@ class _Sequences(Stateful):
 
     def _judge(self, rollout: Rollout, obs: Tensor, sequences: Tensor, value: Value | None) -> Tensor:
         """Return of every sequence, (B, N)."""
-        actions = sequences.flatten(0, 1)
-        imagined = rollout(
-            act=lambda obs, t: (actions[:, t], None),
-            obs=obs.repeat_interleave(sequences.shape[1], 0),
-            horizon=self.horizon,
-        )
+        actions, rows = sequences.flatten(0, 1), obs.repeat_interleave(sequences.shape[1], 0)
+        imagined = rollout(act=lambda obs, t: (actions[:, t], None), obs=rows, horizon=self.horizon)
         return _judged(imagined, returns(imagined, imagined.reward, self.gamma, value)).view(len(obs), -1)
 
     def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -257,16 +253,11 @@ class UPMPC(Stateful):
     def plan(self, rollout: Rollout, policy: Act, obs: Tensor, *, value: Value | None = None) -> Tensor:
         """Actions (B, A), each one that the stochastic `policy` proposed for its row of `obs` (B, D).
 
-        Args:
-            rollout: see the module; a penalty of its own does not count here.
-            policy: (obs (B, D), t) -> (action (B, A), anything).
-            obs: (B, D).
-            value: of the last states, (B, D) -> (B,), in the rewards' own unit.
+        `value` is that of the last states, in the rewards' own unit; a penalty of `rollout` does not count.
         """
         imagined = rollout(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=self.measure)
         reward = imagined.reward + imagined.penalty
-        alive = imagined.alive
-        square = reward.square().sum() / alive.sum().clamp(min=1)
+        square = reward.square().sum() / imagined.alive.sum().clamp(min=1)
         self.square = square if self.square is None else square.lerp(self.square.to(square), self.decay)
         scale = self.square.sqrt().clamp(min=1e-6)
         score = returns(imagined, reward, self.gamma, value) / scale

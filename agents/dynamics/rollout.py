@@ -95,10 +95,8 @@ class HorizonSchedule:
 
     def __init__(self, spec: Any) -> None:
         try:
-            if isinstance(spec, str) and spec.startswith("linear:"):
-                numbers = [float(x) for x in spec.split(":")[1:]]
-            else:
-                numbers = [float(spec)] * 2 + [0.0, 1.0]
+            linear = isinstance(spec, str) and spec.startswith("linear:")
+            numbers = [float(x) for x in spec.split(":")[1:]] if linear else [float(spec)] * 2 + [0.0, 1.0]
             self.start, self.stop, self.begin, self.end = numbers
         except (TypeError, ValueError):
             raise ValueError(

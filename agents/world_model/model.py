@@ -138,12 +138,10 @@ class LatentModel(nn.Module):
         return self.head.loss(self.reward_net(torch.cat([features, action], -1)), reward)
 
     def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
-        """The loss, and the minibatch's states in the model.
+        """The loss of sequences (L, B), and their states in the model.
 
-        Args:
-            seq: sequences (L, B).
-            joint: loss of a behaviour that shapes the latent, called with the sequences, the predicted latents
-                (K + 1, B, Z), the encoded ones (detached), and weights and links of the steps (K, B).
+        `joint` is the loss of a behaviour that shapes the latent, called with the sequences, the predicted latents
+        (K + 1, B, Z), the encoded ones (detached), and weights and links of the steps (K, B).
         """
         # Without a memory only the first step is encoded with gradients; the others are targets.
         shaped = _cut(seq, 0, 1) if self.config.unroll else seq

@@ -100,8 +100,7 @@ class LatentMPC(Behaviour):
             weight: (K, B), of each step.
             linked: bool (K, B), whether the next row's observation follows.
         """
-        steps = len(weight)
-        terminated = seq.terminated[:steps]
+        steps, terminated = len(weight), seq.terminated[: len(weight)]
         with torch.no_grad():
             value = self._values(self.slow_q, encoded[1 : steps + 1]).amin(0)
             target = seq.reward[:steps] + self.config.gamma * (1 - terminated) * value
