@@ -141,7 +141,8 @@ class _Entries(nn.Module):
     def losses(self, rows: Tensor) -> Tensor:
         """Each member's (K,) negative log-likelihood of an outcome, with the reward's squared error."""
         obs, action, next_obs, reward, terminated = self.columns(rows)
-        weights, x = list(self.parameters()), torch.cat([obs, action], -1)
+        weights: list[Tensor] = list(self.parameters())
+        x = torch.cat([obs, action], -1)
         loss = self.entries.loss(self(x, weights), next_obs)
         predicted, ends = self.outcome(torch.cat([x, next_obs], -1), weights)
         loss = loss + ((predicted - reward) / self.unit).square()

@@ -329,7 +329,7 @@ def make_venv(
         env = make(env_id, seed=seed + index, **kwargs)
         return env if wrap is None else wrap(env)
 
-    makers = [functools.partial(make_one, index) for index in range(n)]
+    makers: list[Callable[[], gym.Env]] = [functools.partial(make_one, index) for index in range(n)]
     venv = DummyVecEnv(makers) if workers is None else WorkerVecEnv(makers, **workers)
     venv.seed(seed)
     return venv

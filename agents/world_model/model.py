@@ -344,8 +344,9 @@ def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
         if stride == 1:
             layers += [_orthogonal(nn.Conv2d(before, after, 3, 1, 1)), nn.SiLU()]
         else:
-            shape = (2 * stride, stride, stride // 2, (height % stride, width % stride))
-            layers += [_orthogonal(nn.ConvTranspose2d(before, after, *shape)), nn.SiLU()]
+            left = (height % stride, width % stride)
+            widening = nn.ConvTranspose2d(before, after, 2 * stride, stride, stride // 2, left)
+            layers += [_orthogonal(widening), nn.SiLU()]
     return nn.Sequential(*layers[:-1], nn.Sigmoid())
 
 
