@@ -116,7 +116,9 @@ def test_a_child_tells_its_code_its_signal_and_its_words(tmp_path):
     assert run(lambda: print("hello") or 7, tmp_path / "out") == (7, "hello\n")
     code, printed = run(lambda: [][0], tmp_path / "out")
     assert code == 1 and "IndexError" in printed
-    with Child(lambda: time.sleep(60) or 0, tmp_path / "out") as child:
+    with Child(lambda: print("ready") or time.sleep(60) or 0, tmp_path / "out") as child:
+        while "ready" not in (tmp_path / "out").read_text():  # a signal that comes sooner meets our own handlers
+            time.sleep(0.01)
         os.kill(child.pid, signal.SIGTERM)
         assert child.wait(20) == -signal.SIGTERM
     with Child(lambda: time.sleep(60) or 0, tmp_path / "out") as child:
