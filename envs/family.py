@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,9 +16,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envs.observations import plain_observation
-from envs.types import Array
-
-Ends = Callable[[Array, Array, Array], Array]  # (obs, action, next_obs), (B, ...) -> bool (B,): the episode terminates
+from envs.transitions import Ends
 
 
 @dataclass(frozen=True)
@@ -55,16 +52,6 @@ class Metrics(Protocol):
 
     def summary(self) -> dict[str, float]:
         """Name with unit -> mean over the episodes."""
-
-
-def never(obs: Array, action: Array, next_obs: Array) -> Array:
-    """No episode terminates; an `Ends`."""
-    return next_obs[..., 0] < -math.inf
-
-
-def always(obs: Array, action: Array, next_obs: Array) -> Array:
-    """Every episode has one step; an `Ends`."""
-    return ~never(obs, action, next_obs)
 
 
 Success = Callable[[gym.Env, float, bool, dict[str, Any]], bool | None]
