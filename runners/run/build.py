@@ -6,7 +6,7 @@ import copy
 import ctypes
 import functools
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,18 +59,14 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     device = find_device(config.device)
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
-    one = make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)
-    spaces = one.observation_space, one.action_space
-    one.close()
+    with closing(make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as one:
+        spaces = one.observation_space, one.action_space
     agent.check(*spaces)
     mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
     mix.on_nan = OnNan(config.on_nan)
     venv = make_envs(config, agent.driver, n_envs, mix, crashes)
-    if agent.driver == "scorer":  # it takes the mix itself
-        model = agent.build(config.agent, venv, seed=config.seed, device=device, scorer=mix)
-        return Parts(venv, mix, model, None, n_envs, device)
-    driver, buffer = make_driver(agent.driver, mix, spaces[0])
-    model = agent.build(config.agent, venv, seed=config.seed, device=device, buffer=buffer)
+    driver, given = make_driver(agent.driver, mix, spaces[0])
+    model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
     return Parts(venv, mix, model, driver, n_envs, device)
 
 
@@ -109,17 +105,19 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
-def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCallback, Any]:
-    """The callback that feeds the mix, and (replay buffer class, its arguments) for off-policy agents."""
+def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCallback | None, dict[str, Any]]:
+    """The callback that feeds the mix, if the agent does not do so itself, and what the agent is built with."""
+    if kind == "scorer":
+        return None, {"scorer": mix}
     from gymnasium import spaces
     from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 
     from rewards.adapters.sb3 import RelabelCallback, RewardCallback, relabelling
 
     if kind == "rollout":
-        return RewardCallback(mix), None
+        return RewardCallback(mix), {"buffer": None}
     plain = DictReplayBuffer if isinstance(observation_space, spaces.Dict) else ReplayBuffer
-    return RelabelCallback(), (relabelling(plain), {"mix": mix})
+    return RelabelCallback(), {"buffer": (relabelling(plain), {"mix": mix})}
 
 
 class Trained(NamedTuple):
