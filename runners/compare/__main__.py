@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,23 +142,13 @@ def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterat
     from runners.run.video import can_be_drawn
 
     first = next(iter(configs.values()))
-    env = make(config.env, max_episode_steps=first.max_episode_steps, **first.env_options)
-    spaces = (env.observation_space, env.action_space)
-    env.close()
+    with closing(make(config.env, max_episode_steps=first.max_episode_steps, **first.env_options)) as env:
+        spaces = env.observation_space, env.action_space
     built = {name: rewards.get(name)(c.reward[name], *spaces, seed=config.seed) for name, c in configs.items()}
     need = frozenset().union(*(reward.requires for reward in built.values()))
-    spec = SampleSpec(
-        config.env,
-        first.env_options,
-        config.frames,
-        config.seed,
-        FRAME if can_be_drawn(config.env) else None,
-        "text" in need,
-        "signals" in need,
-        config.run,
-        first.max_episode_steps,
-        "obs_frame" in need,
-    )
+    asked = config.env, first.env_options, config.frames, config.seed
+    size, text, signals = FRAME if can_be_drawn(config.env) else None, "text" in need, "signals" in need
+    spec = SampleSpec(*asked, size, text, signals, config.run, first.max_episode_steps, "obs_frame" in need)
     for name, reward in built.items():
         own = configs[name].reward[name]
         sized = "frame" in reward.requires and reward.frame_size is not None

@@ -168,12 +168,7 @@ class Candidate:
 
 
 def card(candidate: Candidate, goal: int | None, mdp: FiniteMDP | None = None, goal_name: str = "") -> Card:
-    """Everything that is known of a reward before training.
-
-    Args:
-        goal: index of the goal in the sample's truth; None where the environment has none.
-        mdp: every state of the environment, where it is small.
-    """
+    """Everything that is known of a reward before training; `goal` is its index in the sample's truth, if any."""
     sample, values, counted = candidate.sample, candidate.values, candidate.sample.counted
     truth = None if goal is None else sample.truth[:, goal]
     target, graded = _target(sample, goal)

@@ -183,15 +183,8 @@ class _Sampler:
     """One environment below its Observer, so that only states that count are rendered."""
 
     def __init__(self, spec: SampleSpec) -> None:
-        env = make(
-            spec.env,
-            frame_size=spec.frame_size,
-            text=spec.text,
-            signals=spec.signals,
-            seed=spec.seed,
-            max_episode_steps=spec.max_episode_steps,
-            **spec.options,
-        )
+        given = ("frame_size", "text", "signals", "seed", "max_episode_steps")
+        env = make(spec.env, **{name: getattr(spec, name) for name in given}, **spec.options)
         self.spec, self.env = spec, env.env if isinstance(env, Observer) else env
         self.family, self.goals = family_of(env.spec), goals(spec.env)
         self.axis = self.family.axis(env.spec) if env.spec is not None else None
@@ -267,7 +260,9 @@ class _Sampler:
 
     def landscape(self) -> None:
         axis = self.axis
-        for place in np.linspace(axis.low, axis.high, POSES) if axis else ():
+        if axis is None:
+            return
+        for place in np.linspace(axis.low, axis.high, POSES):
             self.env.reset()
             axis.place(self.env, float(place))
             self.one_step(3, float(place))

@@ -89,16 +89,10 @@ def can_be_drawn(env_id: str) -> bool:
 def open_env(config: TrainConfig, mix: Mix, drawn: bool = True) -> Any:
     """The environment of a run, with what its rewards read; text stands in for pictures unless `drawn`."""
     modes = getattr(creator(config.env), "metadata", {}).get("render_modes", [])
-    reads: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")}
-    env = make(
-        config.env,
-        render_mode="rgb_array" if drawn else "ansi" if "ansi" in modes else None,
-        frame_size=mix.frame_size,
-        max_episode_steps=config.max_episode_steps,
-        **reads,
-        **config.env_options,
-    )
-    return guided(env, mix)
+    options: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")} | config.env_options
+    options |= {"frame_size": mix.frame_size, "max_episode_steps": config.max_episode_steps}
+    mode = "rgb_array" if drawn else "ansi" if "ansi" in modes else None
+    return guided(make(config.env, render_mode=mode, **options), mix)
 
 
 def play(
