@@ -200,7 +200,8 @@ def make_batched(
     arrays = Arrays(array, device)
     original = make(env_id, max_episode_steps=max_episode_steps, **options)
     try:
-        return load_env_creator(program.path)(original, n, seed, arrays, **shown)
+        build: Any = load_env_creator(program.path)  # an array program's class
+        return build(original, n, seed, arrays, **shown)
     finally:
         original.close()
 

@@ -167,7 +167,7 @@ def _inherit(own: Setting, base: Setting) -> Setting:
 
 
 def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
-    """(name, default, declaration) of every field, for help, docs and tuning; the default is None where there is none."""
+    """(name, default, declaration) of every field, for help, docs and tuning; None where there is no default."""
     declared = declarations(config)
     for field in dataclasses.fields(config):
         default = field.default_factory() if field.default_factory is not MISSING else field.default

@@ -72,10 +72,10 @@ class ReplayScorer(StreamScorer, Protocol):
     keeps: bool  # whether `keep` returns any columns
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
-        """Columns that a replay stores beside transitions (T, N) in time order, so that `relabel` can score them later."""
+        """Columns that a replay stores beside transitions (T, N) in time order for `relabel` to score later."""
 
     def relabel(self, batch: Transitions) -> dict[str, Array]:
-        """Raw scores by stream, by the rewards as they are now, of stored transitions with their columns, in any order."""
+        """Raw scores by stream, by the rewards as they are now, of stored transitions in any order."""
 
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
         """The reward an agent receives, float32: scores weighted, scaled and added up."""

@@ -23,7 +23,7 @@ wood", "was hurt; fell asleep"), "" when nothing did. Evaluation counts achievem
 
 When it fails: the flat view does not distinguish a ripe plant from a young one. A new world takes about two seconds to
 grow, most of the time of an agent that dies young; with the package numba a tenth of a second, and the same world.
-`area=32` is four times as fast, with less to find. `envs.snapshots.snapshots` does not know Crafter; the `Journal` does.
+`area=32` is four times as fast, with less to find. `envs.snapshots` does not support Crafter; the `Journal` does.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ actions: `envs.nethack.tasks`. NLE's own ids keep NLE's 23 actions and its rules
 installed, are `minihack:MiniHack-Room-5x5-v0` and so on.
 
 `info["text"]` is the game's message, "" when there is none; with the adapter's option `status=True` the status line
-follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence that is repeated in a row appears once, with "(x2)".
-What players have written, on the floor or as a name, reads "(written)": an agent that writes "You find the Oracle" could
-otherwise manipulate its judge.
+follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence repeated in a row appears once, with "(x2)".
+What players have written, on the floor or as a name, reads "(written)": an agent that writes "You find the Oracle"
+could otherwise manipulate its judge.
 
 Signals are depth in levels below the surface, 1 at the start; the in-game score; experience level; gold; hit points. An
 episode's metrics are the largest of each, so that dying takes nothing away.

@@ -18,7 +18,8 @@ def defaults(env_id):
 
 def test_options_are_those_of_the_constructor_and_what_disturbs():
     assert defaults("lodestar/NoisyRooms-v0") == {
-        "rooms": 8, "noise": "off", "bits": 8, "code": "one_hot", "dense_size": 8, "sticky": None, "noisy_tv": None, "episodic_reward": False,
+        "rooms": 8, "noise": "off", "bits": 8, "code": "one_hot", "dense_size": 8, "sticky": None, "noisy_tv": None,
+        "episodic_reward": False,
     }  # fmt: skip
     assert list(options("lodestar/DeepSea-v0")) == ["size", "stochastic", "mapping_seed", *DISTURBANCES]
     assert options("lodestar/DeepSea-v0")["size"].annotation is int

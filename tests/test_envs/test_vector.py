@@ -238,7 +238,7 @@ def test_backends_refuse_what_they_cannot_do() -> None:
         make_vec("CartPole-v1", 1, backend="vector_entry_point")
     with pytest.raises(ValueError, match="Pendulum-v1 is registered without a vector_entry_point"):
         make_vec("Pendulum-v1", 1, backend="vector_entry_point")
-    with pytest.raises(ValueError, match='frame_size=32 is not supported by .* backend="gym"'):
+    with pytest.raises(ValueError, match=r'frame_size=32 is not supported by .* backend="gym"'):
         make_vec("MiniGrid-Empty-8x8-v0", 1, backend="batched", frame_size=32)
 
 

@@ -3,7 +3,7 @@
 Facts: `angle` is 0 when the rod points up and grows clockwise, in [-pi, pi]; `x` is CartPole's cart or MountainCar's
 car, in the environment's own units.
 
-Held out of training, for `assets.clip.train.evaluate`: synonyms, phrasings, attribute pairs, and VLM-RM's verbatim prompts.
+Held out of training, for `assets.clip.train.evaluate`: synonyms, phrasings, attribute pairs, VLM-RM's verbatim prompts.
 The `fresh` lists were written when training was over: the held-out lists were known while the lexicon grew.
 """
 
