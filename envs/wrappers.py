@@ -53,9 +53,10 @@ class EpisodeStatistics(Recorded):
 class Journal(Recorded):
     """Records the running episode, so that a fresh copy can be brought to the same state.
 
-    Works for every environment whose randomness comes from Gymnasium's `np_random`: the journal holds the seed given to
-    `reset`, or the state of `np_random` before it, and the actions since. `restore` resets and replays them, which costs
-    as many steps as the episode is old; afterwards this episode and all later ones continue as they would have.
+    Works for every environment whose randomness comes from Gymnasium's `np_random`: the journal holds the seed
+    given to `reset`, or the state of `np_random` before it, and the actions since. `restore` resets and replays
+    them, which costs as many steps as the episode is old; afterwards this episode and all later ones continue as
+    they would have.
     """
 
     def __init__(self, env: gym.Env) -> None:

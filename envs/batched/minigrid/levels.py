@@ -2,8 +2,9 @@
 
     generate(original, rng, P) -> {"grid": uint8 (P, H, W) of cell codes, "x", "y", "direction", "mission": int64 (P,)}
 
-Where the originals draw places until one is free, these draw uniformly among the free ones, the same distribution; where
-KeyCorridor draws doors until all rooms are connected, these take the possible doors in a random order. MultiRoom rejects as its original does: chains of rooms that do not fit are dropped, a few thousand at a time.
+Where the originals draw places until one is free, these draw uniformly among the free ones, the same distribution;
+where KeyCorridor draws doors until all rooms are connected, these take the possible doors in a random order.
+MultiRoom rejects as its original does: chains of rooms that do not fit are dropped, a few thousand at a time.
 
 Source: minigrid 3.2 (Farama Foundation): envs/empty.py, doorkey.py, fourrooms.py, keycorridor.py, multiroom.py and
 core/roomgrid.py. Limits: the registered ids of these five; FourRooms without fixed positions, MultiRoom with a fixed
