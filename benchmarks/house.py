@@ -40,7 +40,9 @@ SPEED = {  # case -> arguments of `runners.train`, environment steps
 
 def run(folder: Path) -> dict[str, float]:
     """Counts, circles, loops and speed ratios; a row for every pair goes to house.csv."""
-    figures: dict[str, float] = {**counts(), "file_circles": len(circles())}
+    from benchmarks.speed import loop_files
+
+    figures: dict[str, float] = {**counts(), "file_circles": len(circles()), **loop_files.measure()}
     return figures | speed(folder / "house.csv")
 
 
@@ -111,12 +113,13 @@ def circles() -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def speed(path: Path) -> dict[str, float]:
+def speed(path: Path, cases: tuple[str, ...] = tuple(SPEED)) -> dict[str, float]:
     """Ratio of this version's frames per CPU-second to those of `BEFORE`, with the interval of the median."""
     path.unlink(missing_ok=True)
     figures: dict[str, float] = {}
     with checkout(BEFORE) as before:
-        for case, (arguments, steps) in SPEED.items():
+        for case in cases:
+            arguments, steps = SPEED[case]
             ratios = []
             for pair in range(PAIRS):
                 order = [("before", before), ("after", ROOT)]
