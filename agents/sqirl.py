@@ -13,7 +13,7 @@ Differences from the source:
     the weights of the last;
   - after the last step of the longest episode it begins again at the first, with twice the episodes: the source tunes
     their number.
-Rewards are recomputed at each stage for the episodes it played, so one that learns is never stale.
+Rewards are recomputed at each stage for the episodes it played, so one that learns is always current.
 Fails when: random play from the right state does not find the reward; actions are continuous; observations are images.
 """
 
@@ -164,7 +164,7 @@ class SQIRL(BaseAgent):
         """Whole episodes, as many from each environment; rows after an environment's last are not valid."""
         steps, n = self.steps, self.steps.n
         quota = math.ceil(self.config.episodes * 2**self.passes / n)
-        if (steps.step_index > 0).any():  # every environment begins anew, so that all episodes are whole
+        if (steps.step_index > 0).any():  # every environment is reset, so that all episodes are whole
             steps.obs = None
             steps.seed = int(self.rng.integers(2**31))
             steps.begin()

@@ -103,7 +103,7 @@ class Imagination(Stateful):
             self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
-        """Fit the model and what is learned beside it to a replay, and imagine anew; returns metrics."""
+        """Fit the model and what is learned beside it to a replay, and imagine again; returns metrics."""
         self.reward_source.timesteps = timesteps
         metrics: dict[str, Any] = dict(self.model.fit(replay))
         metrics |= self.reward_source.fit(replay, HEAD_STEPS)
@@ -122,7 +122,7 @@ class Imagination(Stateful):
         return self._update((obs, step, *self.bounds))
 
     def _capture(self) -> Any:
-        """The update as one launch on a GPU; anew after each fit, which puts weights into new memory."""
+        """The update as one launch on a GPU; captured again after each fit, which puts weights into new memory."""
         generators = [g for g in (self.learner.generator, getattr(self.model, "generator", None)) if g is not None]
         mode = self.config.compile
         return captured(

@@ -14,7 +14,7 @@ Differences from the sources:
     predicted the held-out rows best, member by member;
   - scalers stay until the data has doubled, so that units rarely change;
   - held-out are stretches of consecutive rows, for neighbours in time are nearly copies, and the same ones until the
-    scalers are set anew: no row validates a model that was fitted to it, and none is held out for good;
+    scalers are set again: no row validates a model that was fitted to it, and none is held out for good;
   - members are ranked by the loss they are fitted to, not by the squared error: a Gaussian's variance counts, too;
   - TS1 splits the batch: every elite predicts an equal share of the rows, where in PETS all members predict all rows;
   - the end of an episode, if learned, has its own network;

@@ -3,7 +3,7 @@
 A reward that learns makes stored rewards wrong, so none is stored: a sampled row gets the reward of that moment from
 the scorer, and an n-step return is the sum of what its rows are worth now. What cannot be computed from a transition
 alone (the score of a reward with a memory; frames, texts, signals) is kept as columns that the scorer names
-(`ReplayScorer.keep`), and weighted and scaled anew. `Sampler` decides which rows are drawn, `Images` stores pixels.
+(`ReplayScorer.keep`), then weighted and scaled when sampled. `Sampler` picks the rows, `Images` stores pixels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from envs.types import MODALITIES, ReplayScorer
 SAMPLING = ("uniform", "dfs", "lap")
 LAP_ALPHA = 0.4  # the source's
 NEVER = 1e-12  # weight of a row that is drawn only if all others are as well
-PENDING = 64  # steps after which the scorer is asked what to keep, even if nobody samples
+PENDING = 64  # steps after which the scorer is asked what to keep, even if nothing is sampled
 
 
 class Rows(NamedTuple):

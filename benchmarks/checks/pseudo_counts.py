@@ -6,7 +6,7 @@ learns from its steps, rollout by rollout. Then every visited cell is scored.
     <arm>_rank_correlation    Spearman's, of the bonus and 1 / n over the visited cells
     <arm>_times_count         median of bonus * n over cells with at least 30 visits: 1 for an honest pseudo-count
 
-Coin flips pay about 1/sqrt(n), so their bonus is squared first.
+Coin flips give about 1/sqrt(n), so their bonus is squared first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random targets that stand for counts: RND whose target is drawn anew at every visit.
+"""Random targets that stand for counts: RND whose target is redrawn at every visit.
 
 A predictor that averages n draws is off their mean by about 1/n of their variance, so its distance to the mean is a
 pseudo-count; RND's fixed target has no such law. One class, three ways to draw:

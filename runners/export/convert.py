@@ -258,7 +258,7 @@ def _chain(*layers: nn.Module) -> nn.Sequential:
 
 
 def _copied(layer: nn.Module) -> nn.Module:
-    """Made anew: a copy would take along the agent's gradients, which are views of one long vector."""
+    """Built afresh: a copy would take along the agent's gradients, which are views of one long vector."""
     made = sequence([described(layer)])[0]
     made.load_state_dict(layer.state_dict())
     return made
