@@ -25,8 +25,8 @@ class PPOConfig(Settings):
     )
     batch_size: int = setting(
         64,
-        "transitions a minibatch; must divide n_steps * n_envs",
-        low=1,
+        "transitions a minibatch, over which advantages are normalised; must divide n_steps * n_envs",
+        low=2,
         tune=(32, 64, 128, 256, "choice"),
     )
     n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))

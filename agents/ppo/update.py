@@ -201,6 +201,8 @@ class TorchUpdate:
         outputs, values, action, numbers = take(batch, rows)
         log_prob, entropy = self.actions.log_prob(outputs, self.net.log_std, action)
         old, advantage, returns = numbers[:, 0], numbers[:, 1], numbers[:, 2:]
+        advantage = advantage - advantage.mean()
+        advantage /= advantage.norm() / max(len(advantage) - 1, 1) ** 0.5 + 1e-8
         ratio = torch.exp(log_prob - old)
         clip = self.config.clip_range
         surrogate = torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip))
@@ -397,7 +399,8 @@ class NumpyUpdate:
         log_ratio = self._distribution(memory, action)
         log_ratio -= numbers[:, 0]
         ratio = np.exp(log_ratio)
-        advantage = numbers[:, 1]
+        advantage = numbers[:, 1] - numbers[:, 1].mean()
+        advantage /= math.sqrt(advantage @ advantage / max(count - 1, 1)) + 1e-8
         slope = advantage * ratio
         # The clip holds where the surrogate has grown by more than clip_range: a step further gains nothing.
         free = slope - advantage <= self.config.clip_range * np.abs(advantage)

@@ -1,5 +1,6 @@
 """The step written by hand against its twin in autograd: same weights, same numbers."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -57,6 +58,51 @@ def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, no
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-3, atol=2e-5)
     assert (twin.flat.value - before).abs().max() > 0.01
     torch.testing.assert_close(hand.flat.value, twin.flat.value, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("cls", [NumpyUpdate, TorchUpdate])
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_an_epoch_ends_where_stable_baselines3_s_does(cls, kind):
+    """Three minibatches of the same rollout from the same weights; advantages have another size in each of them."""
+    from stable_baselines3 import PPO as SB3
+    from stable_baselines3.common.logger import Logger
+
+    action_space = spaces.Discrete(4) if kind == "discrete" else ACTIONS[kind]
+
+    toy = gym.Env()
+    toy.observation_space, toy.action_space = OBS, action_space
+    ours = learner(cls, action_space, streams=1, net_arch=(64, 64))
+    ours.net.obs_mean[:], ours.net.obs_scale[:] = 0.0, 1.0
+    settings = {"n_steps": 60, "batch_size": 20, "n_epochs": 1, "learning_rate": 1e-3, "ent_coef": 0.02}
+    theirs = SB3("MlpPolicy", toy, **settings, seed=0, device="cpu")
+    theirs.set_logger(Logger(None, []))
+    other = theirs.policy
+    pairs = [
+        (ours.net.pi, other.mlp_extractor.policy_net),
+        (ours.net.vf, other.mlp_extractor.value_net),
+        (ours.net.pi_head, other.action_net),
+        (ours.net.vf_head, other.value_net),
+    ]
+    for mine, their in pairs:
+        their.load_state_dict(mine.state_dict())
+
+    batch = rollout(learner(TorchUpdate, action_space, streams=1, net_arch=(64, 64)))
+    batch.numbers[:, 1] *= np.geomspace(0.1, 10, 60, dtype=np.float32)
+    buffer = theirs.rollout_buffer
+    buffer.reset()
+    old, advantage, returns = batch.numbers.T
+    for row in range(60):
+        buffer.add(batch.vector[row], batch.action[row], 0.0, False, torch.zeros(1), torch.tensor([old[row]]))
+    buffer.advantages[:, 0], buffer.returns[:, 0] = advantage, returns
+    np.random.seed(5)
+    order = np.random.permutation(60)
+    np.random.seed(5)
+    theirs.train()
+    for begin in range(0, 60, 20):
+        ours.update(batch, order[begin : begin + 20])
+    for mine, their in pairs:
+        for one, other in zip(mine.parameters(), their.parameters()):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_leaving_out_inputs_that_are_never_used_changes_nothing():
