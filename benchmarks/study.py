@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -310,12 +310,14 @@ def _number(text: str | None) -> float | None:
 
 @cache
 def commit() -> str:
-    """Of this checkout, with + behind it if files differ from it."""
+    """Of this checkout, with + behind it if files differ from it, results apart."""
+    ask = partial(subprocess.run, cwd=FOLDER, capture_output=True, text=True, check=True)
     try:
-        words = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty=+"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        head = ask(["git", "rev-parse", "--short", "HEAD"]).stdout.strip()
+        changed = ask(["git", "status", "--porcelain", "--", ":/", ":(top,exclude)assets"]).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return head + "+" * bool(changed)
 
 
 def figures(study: Study, rows: Rows) -> dict[str, float]:
