@@ -1,0 +1,333 @@
+"""How many small faults in agents, envs and rewards do the fast tests notice? 200 seeded mutations of functions.
+
+    python -m benchmarks mutants                those of the seed that tests were written for
+    MUTANTS_SEED=7 python -m benchmarks mutants those of another
+
+A mutant is one change of one line: a comparison, an operator, a number, a name with an opposite, a negated condition, a
+statement left out. The lines are drawn evenly; a line that stays as it is keeps its mutant whatever changes elsewhere.
+Each mutant meets the tests that run its line, those that run the fewest others first, for a minute at most; it is
+killed if one fails or hangs. Defaults of configurations, messages and `__repr__` are left alone. mutants.csv has a row
+each and is continued; `EQUIVALENT` lists the mutants that change nothing observable: they are not counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runners.report import results
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("agents", "envs", "rewards")
+SEED, COUNT, SECONDS, TESTS = 18, 200, 60.0, 150
+HEADER = ("seed", "file", "function", "line", "before", "after", "tests", "verdict", "by")
+EQUIVALENT: dict[tuple[str, str, str], str] = {}  # (file, before, after) of a line -> why nobody can tell
+OPERATORS: dict[type, tuple[str, str]] = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"),
+    ast.Pow: ("**", "*"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
+PAIRS = (
+    ("min", "max"),
+    ("minimum", "maximum"),
+    ("argmin", "argmax"),
+    ("amin", "amax"),
+    ("any", "all"),
+    ("zeros", "ones"),
+    ("zeros_like", "ones_like"),
+    ("mean", "sum"),
+    ("mean", "median"),
+    ("exp", "expm1"),
+    ("log", "log1p"),
+    ("sin", "cos"),
+    ("floor", "ceil"),
+)
+NAMES = {**{a: b for a, b in reversed(PAIRS)}, **{b: a for a, b in PAIRS}}
+LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.AnnAssign)
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Bytes `begin` to `end` of a line become `text`."""
+
+    file: str
+    function: str
+    line: int
+    source: str  # the line
+    begin: int
+    end: int
+    text: str
+
+    @property
+    def changed(self) -> str:
+        """The line afterwards."""
+        raw = self.source.encode()
+        return (raw[: self.begin] + self.text.encode() + raw[self.end :]).decode()
+
+
+def run(folder: Path) -> dict[str, float]:
+    """Share of the mutants that are killed, of all and by package."""
+    seed, path = int(os.environ.get("MUTANTS_SEED", SEED)), folder / "mutants.csv"
+    rows = {(row["seed"], _key(row)): row for row in results.read_rows(path)}
+    drawn = sample(ROOT, seed)
+    asked = {_key(row): row for row in rows.values() if row["verdict"] == "killed"}
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), scratch], check=True)
+        covering: dict[tuple[str, int], list[tuple[str, float]]] = {}
+        for number, mutant in enumerate(drawn):
+            row = _row(seed, mutant)
+            if _key(row) in asked:
+                row |= {key: asked[_key(row)][key] for key in ("tests", "verdict", "by")}
+            else:
+                covering = covering or coverage(Path(scratch))
+                row |= zip(("tests", "verdict", "by"), judge(mutant, covering, Path(scratch)))
+                results.append_rows(path, [row])
+            rows[str(seed), _key(row)] = row
+            print(f"{number + 1:>4}  {row['verdict']:<9} {mutant.file}:{mutant.line}  {row['after']}", flush=True)
+    now = {_key(_row(seed, mutant)) for mutant in drawn}
+    path.unlink(missing_ok=True)
+    results.append_rows(path, [row for (of, key), row in rows.items() if of != str(seed) or key in now])
+    return shares([row for (of, key), row in rows.items() if of == str(seed) and key in now], seed)
+
+
+def shares(rows: list[Row], seed: int) -> dict[str, float]:
+    """Killed of all that are not equivalent."""
+    suffix = "" if seed == SEED else "_fresh"
+    counted = [row for row in rows if row["verdict"] != "equivalent"]
+    figures = {f"mutants_killed_share{suffix}": _killed(counted), f"mutants_tried{suffix}": float(len(counted))}
+    for package in PACKAGES:
+        mine = [row for row in counted if row["file"].startswith(f"{package}/")]
+        figures[f"mutants_killed_share_{package}{suffix}"] = _killed(mine)
+    return figures
+
+
+def _killed(rows: list[Row]) -> float:
+    return sum(row["verdict"] == "killed" for row in rows) / max(len(rows), 1)
+
+
+def _key(row: Row) -> str:
+    return " ".join((row["file"], row["function"], row["before"], row["after"]))
+
+
+def _row(seed: int, mutant: Mutant) -> Row:
+    values = (seed, mutant.file, mutant.function, mutant.line, mutant.source.strip(), mutant.changed.strip(), 0, "", "")
+    return dict(zip(HEADER, values))
+
+
+def sample(root: Path, seed: int) -> list[Mutant]:
+    """One mutant of each of COUNT lines; which ones depends on the seed and on the lines themselves alone."""
+    lines: dict[tuple, list[Mutant]] = defaultdict(list)
+    for package in PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            seen: dict[tuple, int] = defaultdict(int)
+            numbers: dict[int, tuple] = {}
+            for mutant in mutants(file.relative_to(root).as_posix(), file.read_text()):
+                if mutant.line not in numbers:
+                    name = (mutant.file, mutant.function, mutant.source.strip())
+                    seen[name] += 1
+                    numbers[mutant.line] = (*name, seen[name])
+                lines[numbers[mutant.line]].append(mutant)
+
+    def rank(*words: object) -> str:
+        return hashlib.sha256(repr((seed, *words)).encode()).hexdigest()
+
+    chosen = sorted(lines, key=lambda name: rank(*name))[:COUNT]
+    ordered = (sorted(lines[name], key=lambda m: rank(m.changed.strip())) for name in chosen)
+    return [next(m for m in each if _parses(root, m)) for each in ordered]
+
+
+def _parses(root: Path, mutant: Mutant) -> bool:
+    text = (root / mutant.file).read_text().splitlines()
+    text[mutant.line - 1] = mutant.changed
+    try:
+        return bool(ast.parse("\n".join(text)))
+    except SyntaxError:
+        return False
+
+
+def mutants(file: str, source: str) -> Iterator[Mutant]:
+    """Every mutant of the functions of a file."""
+    text = source.splitlines()
+
+    def at(function: str, line: int, begin: int, end: int, new: str) -> Iterator[Mutant]:
+        yield Mutant(file, function, line, text[line - 1], begin, end, new)
+
+    def operator(function: str, before: ast.expr, after: ast.expr, kind: ast.AST) -> Iterator[Mutant]:
+        if before.end_lineno == after.lineno and type(kind) in OPERATORS:
+            old, new = OPERATORS[type(kind)]
+            assert before.end_lineno is not None and before.end_col_offset is not None
+            between = text[after.lineno - 1].encode()[before.end_col_offset : after.col_offset].decode()
+            if old in between:
+                begin = before.end_col_offset + between.index(old)
+                yield from at(function, after.lineno, begin, begin + len(old), new)
+
+    def visit(node: ast.AST, function: str) -> Iterator[Mutant]:
+        if isinstance(node, LEFT_ALONE) or function.endswith("__repr__"):
+            return
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = f"{function}.{node.name}".lstrip(".")
+            inside = [*node.args.defaults] if isinstance(node, ast.FunctionDef) else []
+            for child in [*inside, *node.body]:
+                if isinstance(node, ast.FunctionDef) or isinstance(child, ast.FunctionDef):
+                    yield from visit(child, name)
+            return
+        one_line = getattr(node, "lineno", 0) == getattr(node, "end_lineno", -1)
+        if isinstance(node, ast.Compare):
+            for before, after, kind in zip([node.left, *node.comparators], node.comparators, node.ops):
+                yield from operator(function, before, after, kind)
+        elif isinstance(node, ast.BinOp):
+            yield from operator(function, node.left, node.right, node.op)
+        elif isinstance(node, ast.BoolOp):
+            for before, after in zip(node.values, node.values[1:]):
+                yield from operator(function, before, after, node.op)
+        elif isinstance(node, ast.UnaryOp) and one_line:
+            yield from at(function, node.lineno, node.col_offset, node.operand.col_offset, "")
+        elif isinstance(node, ast.Constant) and one_line and isinstance(node.value, bool | int | float):
+            value = node.value
+            if isinstance(value, bool) or abs(value) > 1e-5 or value == 0:
+                new = str(not value) if isinstance(value, bool) else repr(value + 1)
+                assert node.end_col_offset is not None
+                yield from at(function, node.lineno, node.col_offset, node.end_col_offset, new)
+        elif isinstance(node, ast.Attribute) and one_line and node.attr in NAMES:
+            assert node.end_col_offset is not None
+            begin = node.end_col_offset - len(node.attr)
+            yield from at(function, node.lineno, begin, node.end_col_offset, NAMES[node.attr])
+        elif isinstance(node, ast.Name) and node.id in NAMES and isinstance(node.ctx, ast.Load):
+            yield from at(function, node.lineno, node.col_offset, node.col_offset + len(node.id), NAMES[node.id])
+        elif isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
+            old, new = (f"{sign}=" for sign in OPERATORS[type(node.op)])
+            rest = text[node.lineno - 1].encode()
+            if old.encode() in rest:
+                begin = rest.index(old.encode(), node.target.end_col_offset or 0)
+                yield from at(function, node.lineno, begin, begin + len(old), new)
+        if one_line and _can_go(node) and not function.endswith("__init__"):
+            assert isinstance(node, ast.stmt) and node.end_col_offset is not None
+            yield from at(function, node.lineno, node.col_offset, node.end_col_offset, "pass")
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "detach"
+            and one_line
+        ):
+            assert node.end_col_offset is not None and node.func.value.end_col_offset is not None
+            yield from at(function, node.lineno, node.func.value.end_col_offset, node.end_col_offset, "")
+        if isinstance(node, ast.If) and node.test.lineno == node.test.end_lineno and not _only_types(node):
+            raw = text[node.test.lineno - 1].encode()
+            test = raw[node.test.col_offset : node.test.end_col_offset].decode()
+            assert node.test.end_col_offset is not None
+            yield from at(function, node.test.lineno, node.test.col_offset, node.test.end_col_offset, f"not ({test})")
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.arguments):
+                yield from visit(child, function)
+
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield from visit(node, "")
+
+
+def _can_go(node: ast.AST) -> bool:
+    """Statements whose effect can be left out: calls, additions, assignments to parts and attributes."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call)
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return isinstance(node, ast.AugAssign) or any(isinstance(x, ast.Subscript | ast.Attribute) for x in targets)
+
+
+def _only_types(node: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def coverage(root: Path) -> dict[tuple[str, int], list[tuple[str, float]]]:
+    """(file, line) -> tests that run it with their seconds, the fewest lines first; takes ten minutes."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--cov-context=test", "--cov-report="]
+    command += [f"--cov={package}" for package in PACKAGES] + ["--junitxml=times.xml", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=root, env=_environment(root), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the tests fail without a mutant: {done.stdout[-1000:]}")
+    seconds = {
+        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(case.get("time", 0))
+        for case in ElementTree.parse(root / "times.xml").iter("testcase")
+    }
+    from coverage import CoverageData
+
+    data = CoverageData(str(root / ".coverage"))
+    data.read()
+    found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    width: dict[str, int] = defaultdict(int)
+    for file in data.measured_files():
+        name = Path(file).relative_to(root).as_posix()
+        for line, contexts in data.contexts_by_lineno(file).items():
+            tests = {context.partition("|")[0] for context in contexts} - {""}
+            found[name, line] = tests
+            for test in tests:
+                width[test] += 1
+    return {
+        place: [(test, seconds.get(test, 1.0)) for test in sorted(tests, key=lambda test: width[test])]
+        for place, tests in found.items()
+    }
+
+
+def judge(mutant: Mutant, covering: dict[tuple[str, int], list[tuple[str, float]]], root: Path) -> tuple[int, str, str]:
+    """How many tests it met, the verdict, and the test that killed it."""
+    if (mutant.file, mutant.source.strip(), mutant.changed.strip()) in EQUIVALENT:
+        return 0, "equivalent", EQUIVALENT[mutant.file, mutant.source.strip(), mutant.changed.strip()]
+    tests: list[str] = []
+    total = 0.0
+    for test, seconds in covering.get((mutant.file, mutant.line), []):
+        if len(tests) < TESTS and total + seconds <= SECONDS:
+            tests.append(test)
+            total += seconds
+    if not tests:
+        return 0, "survived", "no test runs this line"
+    path = root / mutant.file
+    source = path.read_text()
+    text = source.splitlines(keepends=True)
+    text[mutant.line - 1] = mutant.changed + "\n"
+    try:
+        path.write_text("".join(text))
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:cov", *tests]
+        done = subprocess.run(
+            command, cwd=root, env=_environment(root), capture_output=True, text=True, timeout=4 * SECONDS
+        )
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        by = failed[0].split()[1] if failed else f"exit code {done.returncode}"
+        return len(tests), "killed" if done.returncode else "survived", by if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        return len(tests), "killed", "it hangs"
+    finally:
+        path.write_text(source)
+
+
+def _environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
