@@ -24,8 +24,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
-from agents import state as saved_state
 from agents.task_reward import TaskScorer
+from envs import state as saved_state
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse
 from envs.types import Array, Obs, StreamScorer

@@ -43,7 +43,7 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.frozen_reward import FrozenReward
 from agents.replay.replay import Replay, Rows
-from agents.state import Weights, all_finite
+from envs.state import Weights, all_finite
 from envs.types import Obs, ReplayScorer
 
 

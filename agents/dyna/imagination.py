@@ -34,7 +34,7 @@ from agents.networks.cuda_graphs import captured
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
-from agents.state import Stateful
+from envs.state import Stateful
 from envs.types import ReplayScorer
 
 ROWS = 4096  # rollouts side by side: as many as stay in a core's cache

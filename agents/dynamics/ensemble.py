@@ -39,8 +39,8 @@ from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
-from agents.state import Stateful
 from envs.settings import Settings, setting
+from envs.state import Stateful
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
 HELD = 1000  # held-out rows that are evaluated, at most

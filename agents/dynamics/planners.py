@@ -34,7 +34,7 @@ from torch import Tensor
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.actor_critic import SpaceEncoding
-from agents.state import Stateful
+from envs.state import Stateful
 
 Rollout = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
 Value = Callable[[Tensor], Tensor]  # observations (B, D) -> (B,)

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from agents.dynamics import OneStepModel, Predicted
 from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
 from agents.replay.replay import Replay
-from agents.state import Stateful
+from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import ReplayScorer
 

@@ -37,8 +37,8 @@ from agents.dynamics import Predicted
 from agents.dynamics.rollout import seeded_mlp
 from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.replay.replay import Replay
-from agents.state import Stateful
 from envs.settings import Settings, setting
+from envs.state import Stateful
 
 BLOCKS = 64  # of rows, which bootstraps draw from
 REWARD_R2 = 0.99  # below it a network predicts the reward

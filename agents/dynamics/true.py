@@ -24,10 +24,10 @@ from torch import Tensor
 from agents.dynamics import Predicted
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
-from agents.state import Stateful
 from envs.batched import PROGRAMS
 from envs.family import family_of
 from envs.make import make, make_batched, spec_of
+from envs.state import Stateful
 
 State = tuple[np.ndarray, np.ndarray]  # positions and velocities
 Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (B,), terminated bool (B,)

@@ -41,8 +41,8 @@ from agents.networks.actor_critic import CLIP, Flat
 from agents.networks.heads import HEADS, head_of
 from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
 from agents.replay.replay import Rows
-from agents.state import Stateful
 from envs.settings import Settings, setting
+from envs.state import Stateful
 
 LOG_STD = (-5.0, 2.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)

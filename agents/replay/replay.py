@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
-from agents.state import Stateful
+from envs.state import Stateful
 from envs.steps import Chunk
 from envs.transitions import Transitions
 from envs.types import MODALITIES, ReplayScorer

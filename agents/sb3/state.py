@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.state import restore, state_of
+from envs.state import restore, state_of
 
 # What an algorithm may have beside modules and variables; absent ones are skipped.
 _ATTRIBUTES = {
