@@ -30,7 +30,7 @@ from envs.settings import setting
 from rewards.llm.client import JudgeError, ModelJudge
 from rewards.llm.judges.prompts import FOLDER
 from rewards.llm.sandbox.process import Sandbox
-from rewards.llm.sandbox.source_check import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
+from rewards.llm.sandbox.process import BUILTINS, LOOP, METHODS, NUMPY, SandboxError
 
 SHIPPED = Path(__file__).with_name("factors")
 PROMPTS = FOLDER / "factors.txt"

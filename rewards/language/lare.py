@@ -39,7 +39,7 @@ from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.language import factor_code
 from rewards.llm.judges.base import make_judge
 from rewards.llm.sandbox.process import Sandbox
-from rewards.llm.sandbox.source_check import SandboxError
+from rewards.llm.sandbox.process import SandboxError
 
 LONGEST = 20_000  # steps of an episode
 STILL = 1e-6  # a standard deviation of a factor below which it is constant

@@ -6,7 +6,7 @@ from model_server import ModelServer, status
 
 from rewards.language import factor_code
 from rewards.language.factor_code import Author, code_in, question, verified
-from rewards.llm.sandbox.source_check import SandboxError
+from rewards.llm.sandbox.process import SandboxError
 
 GOOD = "def factors(obs, action):\n    return obs ** 2\n"
 ROWS = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
