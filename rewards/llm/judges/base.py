@@ -5,7 +5,7 @@ The kind of a judge is what it is asked about:
     texts      label(texts), compare(first, second): how good is what a caption describes, which of two is better?
     segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
     subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
-    code       write(question, verify): code that computes factors of a task (`rewards.language.factor_code`)
+    code       write(question, verify): code that computes factors of a task (`rewards.language.lare`)
 
 A judge never sees the environment, the agent or the reward. It answers a question with a number or with NaN, unsure:
 NaN is an answer too, never a silent 0. A question that got no usable answer is `failed`: it may be asked again, an
@@ -49,7 +49,7 @@ JUDGES: dict[str, dict[str, str]] = {
         "recorded": "rewards.language.teacher:RecordedPlans",
         "openai": "rewards.language.teacher:ModelTeacher",
     },
-    "code": {"openai": "rewards.language.factor_code:Author"},
+    "code": {"openai": "rewards.language.lare:Author"},
 }
 
 
