@@ -357,8 +357,7 @@ def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
     import matplotlib
 
     from runners.report import plots
-    from runners.report.comparison import Comparison
-    from runners.report.curves import bands
+    from runners.report.comparison import Comparison, bands
     from runners.report.numbers import Numbers
 
     runs = list(_runs(study, rows, points))

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from runners.report import statistics
-from runners.report.comparison import Arm, Comparison, evaluated, score
-from runners.report.curves import against, alarm
+from runners.report.comparison import Arm, Comparison, against, alarm, score
 from runners.report.read import TASK_RETURN
 from runners.report.statistics import Estimate
 
@@ -30,7 +29,7 @@ class Row:
     Attributes:
         figure: final, success, random, normalised, improvement, difference, normalised_difference, steps_to,
             rank_correlation or alarms.
-        against: name of the other arm, or the threshold.
+        against: name of the other arm, or the threshold; "" for none.
         runs: that it was computed from.
         of: that there are.
     """
@@ -38,12 +37,12 @@ class Row:
     figure: str
     task: str
     arm: str
+    against: str
     value: float
-    low: float = NAN
-    high: float = NAN
-    runs: int = 0
-    of: int = 0
-    against: str = ""
+    low: float
+    high: float
+    runs: int
+    of: int
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Numbers:
         threshold: task -> task return that is to be reached; the key "" means every task.
 
     Attributes:
-        evaluated: task -> whether its scores are final evaluations.
+        evaluated: task -> whether its scores are final evaluations; else they are the last tenth of training curves.
         scores: (task, arm) -> seed -> score.
         thresholds: task -> captions and task returns.
     """
@@ -81,7 +80,8 @@ class Numbers:
     def __init__(self, data: Comparison, reference: str = "", threshold: dict[str, float] | None = None) -> None:
         self.data, self.rows, self.left_out = data, list[Row](), list[str]()
         self.scores: dict[tuple[str, str], dict[Any, float]] = {}
-        self.evaluated = {task: evaluated(data, task) for task in data.tasks}
+        judged = {run.task for run in data.own if np.isfinite(run.result("task_return"))}
+        self.evaluated = {task: task in judged for task in data.tasks}
         self._finals()
         self.scales = {task: self._scale(task, reference) for task in data.tasks}
         self._scaled = [task for task, scale in self.scales.items() if not scale.missing]
@@ -120,7 +120,7 @@ class Numbers:
         self, figure: str, task: str, arm: str, estimate: Any, runs: int = 0, of: int = 0, against: str = ""
     ) -> None:
         value, low, high = estimate if isinstance(estimate, tuple) else (estimate, NAN, NAN)
-        self.rows.append(Row(figure, task, arm, float(value), float(low), float(high), runs, of, against))
+        self.rows.append(Row(figure, task, arm, against, float(value), float(low), float(high), runs, of))
 
     def _array(self, task: str, arm: Arm) -> np.ndarray:
         return np.array(list(self.scores[task, arm.name].values()), np.float64)
@@ -129,7 +129,7 @@ class Numbers:
         for task in self.data.tasks:
             chance = [run.result("task_return", "random") for run in self.data.runs if run.task == task]
             chance = [value for value in chance if np.isfinite(value)]
-            self._add("random", task, "random policy", _mean(chance), len(chance))
+            self._add("random", task, "random policy", float(np.mean(chance)) if chance else NAN, len(chance))
             for arm in self.data.arms:
                 runs = arm.cells.get(task, [])
                 found = {run.key: score(run, self.evaluated[task]) for run in runs}
@@ -140,7 +140,7 @@ class Numbers:
                     self._add("final", task, arm.name, estimate, len(scores), len(runs))
                 successes = [value for run in runs if np.isfinite(value := run.result("success"))]
                 if successes:
-                    self._add("success", task, arm.name, _mean(successes), len(successes), len(runs))
+                    self._add("success", task, arm.name, np.mean(successes), len(successes), len(runs))
 
     def _scale(self, task: str, reference: str) -> TaskScale:
         chance = self.find("random", task=task)[0].value
@@ -260,7 +260,3 @@ def _estimate(statistic: Callable[..., Estimate], *scores: list[np.ndarray]) -> 
         return statistic(*scores)
     except ValueError:
         return Estimate(NAN, NAN, NAN)
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else NAN

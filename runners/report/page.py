@@ -16,9 +16,9 @@ import matplotlib
 import numpy as np
 
 from runners.report import html, plots
-from runners.report.comparison import Comparison, configurations
-from runners.report.curves import Band, alarm, label_steps
+from runners.report.comparison import Band, Comparison, alarm, configurations
 from runners.report.numbers import ALL, CLEAR, Numbers, Row
+from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
 from runners.sweep.display import clock
 from runners.sweep.job_log import Entry

@@ -17,9 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from runners.report import curves
-from runners.report.comparison import Comparison
-from runners.report.curves import Band, against, label_steps, thin
+from runners.report.comparison import Band, Comparison, against, aligned, step_grid
 from runners.report.numbers import ALL, Numbers, Row
 
 # Okabe and Ito 2008, without the yellow that vanishes on white; the baseline is ink, published runs are grey.
@@ -273,16 +271,22 @@ def forest(numbers: Numbers) -> Figure | None:
 
 
 def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
-    """Shares of the reward over steps, one panel a cell that has several streams; and how many were left out."""
-    every = [(task, arm, *curves.shares(runs, points)) for task, arm, runs in data.cells()]
-    cells = [cell for cell in every if cell[3]]
+    """Shares of the reward, mean over runs, one panel a cell that has several streams; and how many were left out."""
+    cells = []
+    for task, arm, runs in data.cells():
+        logged = {tag for run in runs for tag in run.table if tag.endswith("_share") and len(run.curve(tag)[0])}
+        tags = sorted(logged, key=lambda tag: (tag != "reward/task_share", tag))
+        if len(tags) > 1:
+            steps = step_grid([run.curve(tag)[0] for run in runs for tag in tags], points)
+            curves = {tag.removeprefix("reward/").removesuffix("_share"): aligned(runs, steps, tag) for tag in tags}
+            means = {name: np.nansum(x, 0) / np.maximum(np.isfinite(x).sum(0), 1) for name, x in curves.items()}
+            cells.append((task, arm, steps, means))
     figure, axes = _multiples(len(cells), 2.1, "environment steps", "share of the reward")
     for axis, (task, arm, steps, means) in zip(axes, cells):
         colours = [TASK_STREAM if name == "task" else STREAMS[i % len(STREAMS)] for i, name in enumerate(means)]
-        axis.stackplot(steps, *[np.nan_to_num(mean) for mean in means.values()], colors=colours)
+        axis.stackplot(steps, *means.values(), colors=colours)
         total = np.zeros(len(steps))
         for name, mean in means.items():
-            mean = np.nan_to_num(mean)
             middle = int(np.argmax(mean))
             if mean[middle] > 0.12:
                 side = "left" if middle < len(steps) / 8 else "right" if middle > len(steps) * 7 / 8 else "center"
@@ -302,8 +306,9 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
     figure, axes = _multiples(len(cells), 2.3, "learned return", "task return")
     for axis, (task, arm, each) in zip(axes, cells):
         for steps, learned, task_return in each:
-            rows = thin(len(steps), max(20, points // len(each)))
-            if len(rows):
+            if len(steps):
+                most = max(20, points // len(each))  # rows, evenly spread, first and last among them
+                rows = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), most)).round().astype(int))
                 progress = steps[rows] / max(steps[-1], 1)
                 axis.scatter(
                     learned[rows], task_return[rows], c=progress, vmin=0, vmax=1.1, s=7, cmap="viridis_r", linewidths=0,
@@ -333,3 +338,11 @@ def _cut(text: str, most: int) -> str:
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     half = (most - 3) // 2  # names differ at their ends, too
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
+def label_steps(steps: float) -> str:
+    """A short number of steps: 950, 20k, 1.5M."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if steps >= size:
+            return f"{steps / size:.3g}{letter}"
+    return f"{steps:.0f}"

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from runners.report import read
-from runners.report.comparison import Comparison, configurations, score
-from runners.report.curves import alarm, band, bands
+from runners.report.comparison import Comparison, alarm, band, bands, configurations, score
 from runners.report.numbers import ALL, Numbers
 from runners.report.read import find, published
 from runners.report.study import summarize
@@ -130,12 +129,12 @@ def test_arms_are_rewards_and_whatever_else_differs_within_a_task(tmp_path):
     assert made.tasks == ["Acrobot-v1", "CartPole-v1"]
     assert {task: len(runs) for task, runs in made.arms[0].cells.items()} == {"Acrobot-v1": 2, "CartPole-v1": 2}
     settings = configurations(made)
-    assert settings.shared["agent.gamma"] == "0.99" and settings.own["reward.rnd.weight"].keys() == {
+    assert settings["shared"]["agent.gamma"] == "0.99" and settings["own"]["reward.rnd.weight"].keys() == {
         "task+rnd, n_envs=1",
         "task+rnd, n_envs=2",
     }
-    assert settings.differing["total_timesteps"]["task"] == "5000 | 1000"
-    assert settings.differing["n_envs"] == {"task+rnd, n_envs=1": "1", "task+rnd, n_envs=2": "2"}
+    assert settings["differing"]["total_timesteps"]["task"] == "5000 | 1000"
+    assert settings["differing"]["n_envs"] == {"task+rnd, n_envs=1": "1", "task+rnd, n_envs=2": "2"}
 
 
 def test_two_paths_have_labels(tmp_path):
@@ -188,7 +187,7 @@ def test_curves_are_interpolated_but_never_continued(tmp_path):
 def test_a_band_is_the_same_however_its_points_are_cut(monkeypatch):
     curves = np.random.default_rng(0).normal(size=(6, 40))
     whole = band(curves, np.arange(40))
-    monkeypatch.setattr("runners.report.curves.MOST_NUMBERS", 2000 * 6 * 7)
+    monkeypatch.setattr("runners.report.comparison.MOST_NUMBERS", 2000 * 6 * 7)
     parts = band(curves, np.arange(40))
     assert np.array_equal(whole.low, parts.low) and np.array_equal(whole.value, parts.value)
 
