@@ -192,7 +192,7 @@ def score(run: Run, by_evaluation: bool) -> float:
 
 
 def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
-    """What all runs share (key -> value), what arms are `differing` in, and what only some have (key -> arm -> value)."""
+    """What all runs share (key -> value), what differs, and what only some arms have (key -> arm -> value)."""
     arms = [arm for arm in data.arms if not arm.published]
     found: dict[str, dict[str, Any]] = {"shared": {}, "differing": {}, "own": {}}
     for key in sorted({key for arm in arms for run in arm.runs for key in run.config} - APART):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,27 +51,17 @@ MOST_PANELS = 24  # of small multiples
 SHORT, FEW = 18, 6  # letters of an arm's name and number of arms that are written beside the lines themselves
 
 
-@dataclass
-class Look:
-    """An arm's colour and line."""
-
-    colour: str
-    line: Any = "-"
-
-
-def looks(data: Comparison) -> dict[str, Look]:
-    """A look for each arm, the same on the whole page."""
-    found: dict[str, Look] = {}
+def looks(data: Comparison) -> dict[str, dict[str, Any]]:
+    """Arm -> colour and line, the same on the whole page."""
+    found: dict[str, dict[str, Any]] = {}
     counts: Counter[str] = Counter()
     lines = {INK: ("-", "--", "-."), CONTROL: (":", "--"), GREY: ("--", "-.", ":")}
     for arm in data.arms:
         colour = GREY if arm.published else CONTROL if arm.control else INK if arm.reward == "task" else ""
         i = counts[colour]
         counts[colour] += 1
-        if colour:
-            found[arm.name] = Look(colour, lines[colour][i % len(lines[colour])])
-        else:
-            found[arm.name] = Look(COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--")
+        line = lines[colour][i % len(lines[colour])] if colour else "-" if i < len(COLOURS) else "--"
+        found[arm.name] = {"color": colour or COLOURS[i % len(COLOURS)], "linestyle": line}
     return found
 
 
@@ -124,18 +113,19 @@ def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task
     for arm in data.arms:
         drawn = bands.get((task, arm.name))
         look = seen[arm.name]
+        colour = look["color"]
         if drawn is None:
             only = numbers.one("final", task=task, arm=arm.name)
             if arm.published and only is not None and np.isfinite(only.value):  # a result without a curve
-                axis.axhline(only.value, color=look.colour, linestyle=look.line, linewidth=1.0, zorder=1)
-                ends.append((only.value, arm.name, look.colour))
+                axis.axhline(only.value, **look, linewidth=1.0, zorder=1)
+                ends.append((only.value, arm.name, colour))
             continue
         every = np.where(drawn.whole, drawn.value, np.nan)
-        axis.plot(drawn.steps, every, color=look.colour, linestyle=look.line, linewidth=1.5, zorder=3 - arm.published)
-        axis.fill_between(drawn.steps, drawn.low, drawn.high, color=look.colour, alpha=0.16, linewidth=0)
+        axis.plot(drawn.steps, every, **look, linewidth=1.5, zorder=3 - arm.published)
+        axis.fill_between(drawn.steps, drawn.low, drawn.high, color=colour, alpha=0.16, linewidth=0)
         late = drawn.steps >= drawn.steps[drawn.whole][-1] if drawn.whole.any() else np.ones(len(drawn.steps), bool)
-        axis.plot(drawn.steps[late], drawn.value[late], color=look.colour, linestyle=(0, (1, 1.5)), linewidth=1.2)
-        ends += [(float(end), arm.name, look.colour) for end in drawn.value[np.isfinite(drawn.value)][-1:]]
+        axis.plot(drawn.steps[late], drawn.value[late], color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2)
+        ends += [(float(end), arm.name, colour) for end in drawn.value[np.isfinite(drawn.value)][-1:]]
     chance = numbers.one("random", task=task)
     if chance is not None and np.isfinite(chance.value):
         axis.axhline(chance.value, **RANDOM, zorder=1)
@@ -171,9 +161,7 @@ def _direct(data: Comparison) -> bool:
 
 
 def _legend(figure: Figure, data: Comparison) -> None:
-    seen = looks(data)
-    handles = [Line2D([], [], color=seen[a.name].colour, linestyle=seen[a.name].line, linewidth=1.6) for a in data.arms]
-    handles.append(Line2D([], [], **RANDOM))
+    handles = [Line2D([], [], **look, linewidth=1.6) for look in looks(data).values()] + [Line2D([], [], **RANDOM)]
     names = [_cut(arm.name, 60) for arm in data.arms] + ["random policy"]
     fit = int(figure.get_figwidth() * 13 / (max(map(len, names)) + 6))  # about 13 letters an inch
     columns = max(1, min(len(names), fit))
@@ -218,7 +206,7 @@ def _dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> No
     """A dot and its interval for each arm, from top to bottom."""
     seen = looks(data)
     for i, row in enumerate(rows):
-        colour = seen[row.arm].colour
+        colour = seen[row.arm]["color"]
         if np.isfinite(row.low):
             axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=2.2, alpha=0.5, solid_capstyle="butt")
         axis.plot([row.value], [-i], "o", color=colour, markersize=5)
@@ -238,9 +226,8 @@ def _profiles(axis: Axes, numbers: Numbers) -> None:
     seen = looks(numbers.data)
     thresholds, every = numbers.profiles()
     for name, estimate in every.items():
-        look = seen[name]
-        axis.plot(thresholds, estimate.value, color=look.colour, linestyle=look.line, linewidth=1.5)
-        axis.fill_between(thresholds, estimate.low, estimate.high, color=look.colour, alpha=0.13, linewidth=0)
+        axis.plot(thresholds, estimate.value, **seen[name], linewidth=1.5)
+        axis.fill_between(thresholds, estimate.low, estimate.high, color=seen[name]["color"], alpha=0.13, linewidth=0)
     axis.set(xlabel="normalised score x", ylabel="share of runs above x", ylim=(-0.02, 1.02))
 
 
@@ -258,7 +245,7 @@ def forest(numbers: Numbers) -> Figure | None:
     seen = looks(numbers.data)
     for i, row in enumerate(rows):
         if row is not None:
-            colour, whole = seen[row.arm].colour, row.task == ALL
+            colour, whole = seen[row.arm]["color"], row.task == ALL
             if np.isfinite(row.low):
                 axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=3 if whole else 1.4, alpha=0.55)
             axis.plot([row.value], [-i], "D" if whole else "o", color=colour, markersize=6 if whole else 4)

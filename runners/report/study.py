@@ -13,17 +13,16 @@ curves.csv (a line a point of the common grid): task, arm, step, runs, of, iqm, 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envs.settings import Settings, declarations, setting
-from runners.report.comparison import Comparison, score
-from runners.report.curves import bands
-from runners.report.numbers import Numbers
+from runners.report.comparison import Comparison, bands, score
+from runners.report.numbers import Numbers, Row
 from runners.report.read import find, number, published, sweep_command
 from runners.run.config import UsageError, unknown
 
@@ -104,8 +103,13 @@ class Report:
 
         folder = self.config.folder
         folder.mkdir(parents=True, exist_ok=True)
-        _csv(folder / "report.csv", self._number_rows())
-        _csv(folder / "curves.csv", self._curve_rows())
+        _csv(folder / "report.csv", [field.name for field in fields(Row)], map(astuple, self.numbers.rows))
+        points = (
+            (*cell, round(float(band.steps[i])), band.runs[i], band.of, band.value[i], band.low[i], band.high[i])
+            for cell, band in self.curves.items()
+            for i in np.flatnonzero(band.runs > 0)
+        )
+        _csv(folder / "curves.csv", ["task", "arm", "step", "runs", "of", "iqm", "low", "high"], points)
         self.picture(folder / "report.png")
         page.write(folder / "report.html", self.numbers, self.curves, self.config.title, self.config.points)
         return folder / "report.html"
@@ -141,29 +145,17 @@ class Report:
             figures |= {name: value for name, value in ends.items() if np.isfinite(value)}
         return rows, figures
 
-    def _number_rows(self) -> Iterable[list[Any]]:
-        yield ["figure", "task", "arm", "against", "value", "low", "high", "runs", "of"]
-        for row in self.numbers.rows:
-            ends = map(_cell, (row.value, row.low, row.high))
-            yield [row.figure, row.task, row.arm, row.against, *ends, row.runs, row.of]
-
-    def _curve_rows(self) -> Iterable[list[Any]]:
-        yield ["task", "arm", "step", "runs", "of", "iqm", "low", "high"]
-        for (task, arm), band in self.curves.items():
-            for i in np.flatnonzero(band.runs > 0):
-                ends = (_cell(values[i]) for values in (band.value, band.low, band.high))
-                yield [task, arm, round(float(band.steps[i])), int(band.runs[i]), band.of, *ends]
-
 
 def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """A study's runs as rows and figures; options are those of `ReportConfig`."""
     return Report(ReportConfig(rest=[str(folder) for folder in folders], **options)).summary()
 
 
-def _cell(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.8g}"
+def _csv(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Numbers with eight digits; an empty cell for nan."""
 
+    def cell(value: Any) -> Any:
+        return value if not isinstance(value, float) else "" if np.isnan(value) else f"{value:.8g}"
 
-def _csv(path: Path, rows: Iterable[list[Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        csv.writer(file, lineterminator="\n").writerows([header, *(map(cell, row) for row in rows)])
