@@ -35,7 +35,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.family import Family, Goal, entry, simulator
+from envs.family import Family, Goal, Metrics, entry, simulator
 from envs.types import EnvReset, EnvStep
 
 KINDS = (
@@ -184,21 +184,12 @@ def _sense(env: gym.Env) -> np.ndarray:
     return np.array(counts + [player.inventory[name] for name in SIGNALS[len(EVENTS) :]], np.float32)
 
 
-class Achievements:
+class Achievements(Metrics):
     """Counts episodes by the achievements unlocked in them."""
-
-    def __init__(self) -> None:
-        self.unlocked: list[np.ndarray] = []
-
-    def begin(self, signals: np.ndarray) -> None:
-        self.unlocked.append(np.zeros(len(EVENTS), bool))
-
-    def step(self, signals: np.ndarray) -> None:
-        self.unlocked[-1] |= np.asarray(signals[: len(EVENTS)]) > 0
 
     def summary(self) -> dict[str, float]:
         """Mean achievements of an episode, and the paper's score: its equation 1, a geometric mean of shares in %."""
-        share = 100 * np.mean(self.unlocked, axis=0)
+        share = 100 * np.mean(np.array(self.episodes)[:, : len(EVENTS)] > 0, axis=0)
         return {"achievements": float(share.sum() / 100), "Crafter score, %": float(np.expm1(np.log1p(share).mean()))}
 
 

@@ -33,7 +33,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import seeding
 from gymnasium.wrappers import TimeLimit
 
-from envs.family import Family, entry, simulator
+from envs.family import Family, Metrics, entry, simulator
 from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
 from envs.observations import Recorded
 from envs.types import EnvReset
@@ -59,23 +59,13 @@ def _sense(env: gym.Env) -> np.ndarray:
     return inner.last_observation[inner._blstats_index][_NUMBERS].astype(np.float32)
 
 
-class Delving:
-    """Counts whole episodes, one step after the other."""
-
-    def __init__(self) -> None:
-        self._best: list[np.ndarray] = []
-
-    def begin(self, signals: np.ndarray) -> None:
-        self._best.append(signals)
-
-    def step(self, signals: np.ndarray) -> None:
-        self._best[-1] = np.maximum(self._best[-1], signals)
+class Delving(Metrics):
+    """The most that was reached in an episode, mean over episodes; and the deepest of all."""
 
     def summary(self) -> dict[str, float]:
-        """Name -> mean over the episodes of the most that was reached; and the deepest of all."""
-        if not self._best:
+        if not self.episodes:
             return {}
-        best = np.stack(self._best)
+        best = np.stack(self.episodes)
         means = {name: float(best[:, number].mean()) for number, name in enumerate(_REPORTED)}
         return {**means, "deepest of all": float(best[:, 0].max())}
 

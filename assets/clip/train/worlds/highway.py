@@ -146,7 +146,7 @@ _ATTRIBUTES = {
 
 
 def _facts(env: Any) -> dict[str, float]:
-    from envs.driving.sensors import sense
+    from envs.driving.vehicle import sense
     from envs.driving.vehicle import read
 
     inner = env.unwrapped
