@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import gymnasium as gym
@@ -24,11 +25,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
-from agents.task_reward import TaskScorer
-from envs import state as saved_state
+from envs.state import Stateful, get_state, set_state
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse
-from envs.types import Array, Obs, StreamScorer
+from envs.types import Array, Memory, Obs, StreamScorer
 
 if TYPE_CHECKING:
     from agents.networks.actor_critic import SpaceEncoding
@@ -39,8 +39,55 @@ GIVE_UP = 3  # recoveries in a row
 OnStep = Callable[[Array, Array], bool]  # rewards (N,) and ended (N,) of the last step -> whether to continue
 
 
+class TaskScorer:
+    """The task's own reward, for an agent that was given no other: a `ReplayScorer` of one stream, `task`."""
+
+    requires: frozenset[str] = frozenset({"reward"})
+    relabelable, differentiable = True, False
+    is_task, keeps = True, False
+
+    def __init__(self, gamma: float) -> None:
+        self.streams: Mapping[str, Any] = {"task": SimpleNamespace(gamma=gamma, episodic=True)}
+
+    def initial_memory(self, n: int) -> Memory:
+        return {}
+
+    def embed(self, batch: Transitions) -> Transitions:
+        return batch
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, Array], Memory]:
+        return {"task": np.where(batch.valid, batch.reward, np.float32(0))}, memory
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
+        return {}, memory
+
+    def relabel(self, batch: Transitions) -> dict[str, Array]:
+        return self.score(batch)[0]
+
+    def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
+        return raw["task"]
+
+    def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
+        return raw
+
+    def weights(self, timesteps: Any) -> dict[str, float]:
+        return {"task": 1.0}
+
+    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[Array, Memory]:
+        return self.score(batch)[0]["task"], memory
+
+    def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any = 0) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
 class Predictor(ABC):
-    """What is done with an agent that has learned: it predicts, and is written to and read from a file.
+    """An agent that has learned: it predicts, and is written to and read from a file.
 
     Attributes:
         policy: weights; a torch module, or anything else with its `state_dict` and `load_state_dict`.
@@ -125,7 +172,12 @@ class BaseAgent(Predictor):
     n_envs: ClassVar[int] = 8
     recovers: ClassVar[bool] = False  # whether it returns to finite weights by itself
     scorer_type: ClassVar[type[Any]] = StreamScorer
-    saved: ClassVar[dict[str, str]]  # path in the saved state -> attribute
+    saved: ClassVar[dict[str, str]] = {  # path in the saved state -> attribute
+        "modules.policy": "policy",
+        "counters.timesteps": "num_timesteps",
+        "counters.updates": "_n_updates",
+        "rng": "rng",
+    }
     recoverable: ClassVar[dict[str, str]] = {}  # the same, of what recovery brings back
     scorer: StreamScorer
     steps: Steps
@@ -289,48 +341,37 @@ class BaseAgent(Predictor):
 
     def get_state(self) -> dict[str, Any]:
         """All that it takes to continue exactly here, between two rollouts; no pickle."""
-        return saved_state.get_state(self, self.saved)
+        return get_state(self, self.saved)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned into an agent built with the same configuration."""
-        saved_state.set_state(self, self.saved, state)
+        set_state(self, self.saved, state)
 
     def keep_finite(self) -> None:
         """Remember what is recoverable as it is now."""
-        self._finite = copy.deepcopy(saved_state.get_state(self, self.recoverable))
+        self._finite = copy.deepcopy(get_state(self, self.recoverable))
 
     def keep_or_restore(self, finite: bool) -> bool:
         """Remember the weights if they are finite, else return to those remembered; gives back `finite`.
 
         Raises:
-            FloatingPointError: after three times in a row.
+            FloatingPointError: the third time in a row that they are not.
         """
         if finite:
             self.keep_finite()
             self._restored_in_row = 0
-        else:
-            self.restore_finite()
-        return finite
-
-    def restore_finite(self) -> None:
-        """Return to the weights that were last found finite.
-
-        Raises:
-            FloatingPointError: the third time in a row.
-        """
+            return True
         self._restored += 1
         self._restored_in_row += 1
         if self._finite is None or self._restored_in_row >= GIVE_UP:
+            name = "learning_rate" if hasattr(self.config, "learning_rate") else "model_learning_rate"
             raise FloatingPointError(
                 f"the weights or losses became NaN or infinite {self._restored_in_row} times in a row, the last time "
-                f"after {self.num_timesteps:,} steps; lower {self._rate}, or scale the reward"
+                f"after {self.num_timesteps:,} steps; lower agent.{name}={getattr(self.config, name)}, "
+                "or scale the reward"
             )
-        saved_state.set_state(self, self.recoverable, copy.deepcopy(self._finite))
-
-    @property
-    def _rate(self) -> str:
-        name = "learning_rate" if hasattr(self.config, "learning_rate") else "model_learning_rate"
-        return f"agent.{name}={getattr(self.config, name)}"
+        set_state(self, self.recoverable, copy.deepcopy(self._finite))
+        return False
 
     # -------------------------------------------------------------------------------------------------------- files
 
@@ -348,13 +389,15 @@ class BaseAgent(Predictor):
         return model._fill(path, tensors, "these environments and this reward")
 
 
-class Episodes:
+class Episodes(Stateful):
     """Returns, lengths and successes of the last 100 episodes, counted from transitions of N environments.
 
     Attributes:
         returns: {"r": return, "l": length}, oldest first.
         successes: 0 or 1, of the episodes that reported it.
     """
+
+    saved = {"running": "running", "episodes": "returns", "successes": "successes"}
 
     def __init__(self, n: int) -> None:
         self.running = np.zeros((2, n))  # return and length of the running episodes
@@ -388,18 +431,11 @@ class Episodes:
         last[:, columns] = at_end  # ascending in time: the last one stays
         self.running = sums[:, -1] - last + np.where(ended.any(axis=0), 0.0, self.running)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"running": self.running.copy(), "episodes": list(self.returns), "successes": list(self.successes)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.running = np.array(state["running"])
-        for window, saved in ((self.returns, state["episodes"]), (self.successes, state["successes"])):
-            window.clear()
-            window.extend(saved)
-
-
-class Steps:
+class Steps(Stateful):
     """N environments a step at a time: actions as vectors in, transitions with true successors out.
+
+    Its state is where the episodes stand; the environments save their own.
 
     Args:
         envs: a `gymnasium.vector.VectorEnv` that resets by itself.
@@ -415,6 +451,8 @@ class Steps:
     Raises:
         ValueError: for environments that leave resets to their caller, or keep their arrays on a GPU.
     """
+
+    saved = {"obs": "obs", "cursor": "cursor"} | {key: f"episodes.{name}" for key, name in Episodes.saved.items()}
 
     def __init__(self, envs: gym.vector.VectorEnv, seed: int, scorer: StreamScorer | None = None) -> None:
         self.mode: Any = envs.metadata.get("autoreset_mode")
@@ -475,15 +513,6 @@ class Steps:
         if "is_success" not in given:
             return None
         return np.where(given.get("_is_success", ended), np.asarray(given["is_success"], np.float64), np.nan)[None]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the episodes stand; the environments save their own states."""
-        return {"obs": self.obs, "cursor": self.cursor.state_dict(), **self.episodes.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.obs = None if state["obs"] is None else map_obs(np.array, state["obs"])
-        self.cursor.load_state_dict(state["cursor"])
-        self.episodes.load_state_dict(state)
 
 
 def is_single(observation: Obs, space: Any) -> bool:

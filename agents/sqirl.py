@@ -117,18 +117,14 @@ class SQIRL(BaseAgent):
     """
 
     Config: ClassVar[type[SQIRLConfig]] = SQIRLConfig
-    saved: ClassVar[dict[str, str]] = {
-        "modules.policy": "policy",
+    saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
         "modules.nets": "nets",
         "optimizers": "flats",
-        "counters.timesteps": "num_timesteps",
-        "counters.updates": "_n_updates",
         "where.stage": "stage",
         "where.passes": "passes",
         "where.longest": "longest",
         "where.seed": "steps.seed",
         "steps": "steps",
-        "rng": "rng",
         "draw": "draw",
     }
     config: SQIRLConfig
@@ -153,7 +149,6 @@ class SQIRL(BaseAgent):
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Raise a ValueError for a space that the agent cannot handle, naming the agent that can."""
         encoding = SpaceEncoding(observation_space, action_space)
         if not encoding.discrete:
             raise ValueError(f"SQIRL tries every action, and {action_space} cannot be listed; use agent=dyna")

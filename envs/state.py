@@ -19,55 +19,59 @@ if TYPE_CHECKING:  # rewards are listed without it
     from torch import Tensor
 
 
-def get_state(owner: object, places: Mapping[str, str]) -> dict[str, Any]:
-    """The attributes of `owner` that `places` names (path in the state -> attribute, both dotted)."""
+def get_state(owner: object, places: Mapping[str, str], copy: bool = False) -> dict[str, Any]:
+    """The attributes of `owner` that `places` names (path in the state -> attribute, both dotted); see `state_of`."""
     state: dict[str, Any] = {}
     for path, name in places.items():
         *parents, last = path.split(".")
         branch = state
         for parent in parents:
             branch = branch.setdefault(parent, {})
-        branch[last] = state_of(operator.attrgetter(name)(owner))
+        branch[last] = state_of(operator.attrgetter(name)(owner), copy)
     return state
 
 
-def set_state(owner: object, places: Mapping[str, str], state: Mapping[str, Any]) -> None:
-    """Restore what `get_state` returned."""
+def set_state(
+    owner: object, places: Mapping[str, str], state: Mapping[str, Any], device: torch.device | None = None
+) -> None:
+    """Restore what `get_state` returned; tensors that have no memory yet come to the device."""
     for path, name in places.items():
         saved: Any = state
         for part in path.split("."):
             saved = saved[part]
-        restore(owner, name, saved)
+        restore(owner, name, saved, device)
 
 
-def restore(owner: Any, name: str, saved: Any) -> None:
+def restore(owner: Any, name: str, saved: Any, device: torch.device | None = None) -> None:
     """Load a state into the attribute of that dotted name, or exchange the attribute where it cannot load."""
     *parents, last = name.split(".")
     holder = operator.attrgetter(".".join(parents))(owner) if parents else owner
     before = getattr(holder, last)
-    after = _loaded(before, saved)
+    after = _loaded(before, saved, device)
     if after is not before:
         setattr(holder, last, after)
 
 
 class Stateful:
-    """Saves copies of the attributes named in `saved`, and restores them; a leading underscore is no part of a key.
+    """Saves copies of the attributes named in `saved`, and restores them.
 
-    An attribute may be anything with a `state_dict`, a generator, a tensor, an array, a number, None, or a dict, list,
-    tuple or deque of these.
+    `saved` is a mapping as for `get_state`, or names, whose leading underscore is no part of a key. An attribute
+    may be anything with a `state_dict`, a generator, a tensor, an array, a number, None, or a dict, list, tuple or
+    deque of these.
     """
 
-    saved: ClassVar[tuple[str, ...]] = ()
+    saved: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
         """Every attribute in `saved`."""
-        return {name.lstrip("_"): state_of(getattr(self, name), copy=True) for name in self.saved}
+        return get_state(self, self._places(), copy=True)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name in self.saved:
-            value = getattr(self, name)
-            setattr(self, name, _loaded(value, state[name.lstrip("_")], getattr(self, "device", None)))
+        set_state(self, self._places(), state, getattr(self, "device", None))
+
+    def _places(self) -> Mapping[str, str]:
+        return self.saved if isinstance(self.saved, Mapping) else {name.lstrip("_"): name for name in self.saved}
 
 
 def state_of(value: Any, copy: bool = False) -> Any:
@@ -99,7 +103,7 @@ def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
         value.bit_generator.state = saved
     elif isinstance(value, torch.Generator):
         value.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and isinstance(saved, dict):
         entries = {key: _loaded(value.get(key), part, device) for key, part in saved.items()}
         value.clear()
         value.update(entries)

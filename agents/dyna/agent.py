@@ -166,7 +166,7 @@ class Dyna(BaseAgent):
         obs = torch.from_numpy(encoding.vector(self.steps.obs)).to(self.device)
         chosen = self._chosen(obs, False, self.steps.step_index).cpu()
         if not bool(chosen.isfinite().all()):
-            self.restore_finite()
+            self.keep_or_restore(False)
             return random
         return chosen
 

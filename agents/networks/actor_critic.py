@@ -21,6 +21,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from envs.state import Stateful
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
@@ -367,12 +368,13 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*layers, linear(width, 512, math.sqrt(2)), nn.ReLU())
 
 
-class Flat:
+class Flat(Stateful):
     """All parameters of a network as one vector, their gradients as another: one call clips, one call steps.
 
-    Args:
-        value: float32 (P,), used as it is.
+    Its state is Adam's moments and step count; the parameters, `value` (P,), belong to the module.
     """
+
+    saved = ("mean", "square", "steps")
 
     def __init__(self, value: Tensor) -> None:
         self.value, self.grad = value, torch.zeros_like(value)
@@ -431,11 +433,3 @@ class Flat:
             amsgrad=False,
             maximize=False,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Adam's moments and step count; the parameters belong to the module."""
-        return {"mean": self.mean, "square": self.square, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            getattr(self, name).copy_(torch.as_tensor(value))

@@ -10,11 +10,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
+from agents.base import TaskScorer
 from agents.dyna.agent import Dyna
 from agents.dyna.config import PRESETS, DynaConfig
 from agents.dynamics.rollout import HorizonSchedule
 from agents.off_policy.dqn import DeepQ
-from agents.task_reward import TaskScorer
 
 TINY = {
     "model_hidden": [8],
