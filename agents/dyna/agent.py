@@ -41,8 +41,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.cuda_graphs import captured
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
-from agents.replay.frozen_reward import FrozenReward
-from agents.replay.replay import Replay, Rows
+from agents.replay.replay import FrozenReward, Replay, Rows
 from envs.state import Weights, all_finite
 from envs.types import Obs, ReplayScorer
 

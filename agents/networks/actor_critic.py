@@ -4,6 +4,8 @@
     SpaceEncoding  both spaces as flat vectors that a model predicts, and back
     Actions        an action space as a distribution: categoricals, or a Gaussian
     ActorCritic    separate networks for policy and values; pixels share a convolutional trunk; a GRU if asked for
+    Glyphs         a trunk for observations in parts (NetHack)
+    Flat           all parameters as one vector, with Adam
 
 Sources: layer sizes, orthogonal initialisation and activations are those of Stable-Baselines3's PPO, the convolutions
 Mnih et al. 2015's. Differences: a value head of K outputs; small images get small convolutions.
@@ -25,6 +27,7 @@ from envs.state import Stateful
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
+ADAM = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5, "amsgrad": False, "maximize": False}
 
 
 class Inputs:
@@ -235,8 +238,6 @@ class ActorCritic(nn.Module):
     """Policy outputs and K values from an observation.
 
     Args:
-        inputs: from `Inputs(observation_space)`.
-        actions: from `Actions(action_space)`.
         net_arch: units of the hidden layers of each network.
         streams: number of values K.
         gru: units of a recurrent layer in front of both networks; 0 for none.
@@ -280,13 +281,7 @@ class ActorCritic(nn.Module):
 
     def ordered(self) -> list[nn.Parameter]:
         """All parameters; those of the two stacks alternate, so that a layer of both lies in one piece of memory."""
-        pairs = [
-            (p, v)
-            for a, b in zip(self.pi, self.vf)
-            if len(list(a.parameters()))
-            for p, v in zip(a.parameters(), b.parameters())
-        ]
-        stacks = [x for pair in pairs for x in pair]
+        stacks = [x for pair in zip(self.pi.parameters(), self.vf.parameters()) for x in pair]
         known = {id(x) for x in stacks}
         return [*stacks, *(x for x in self.parameters() if id(x) not in known)]
 
@@ -333,7 +328,10 @@ class ActorCritic(nn.Module):
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     """A fully connected layer; its weights are orthogonal, its biases zero."""
-    layer = nn.Linear(inputs, outputs)
+    return _orthogonal(nn.Linear(inputs, outputs), gain)
+
+
+def _orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -363,9 +361,58 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
         width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, math.sqrt(2))
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            _orthogonal(layer)
     return nn.Sequential(*layers, linear(width, 512, math.sqrt(2)), nn.ReLU())
+
+
+class Glyphs(nn.Module):
+    """A trunk for observations that declare their parts, such as NetHack's: float32 (B, D) -> (B, 256).
+
+        cells, (side, side, kinds) one-hot   two convolutions of 3 x 3, 32 channels, then 128 units
+        every other part                     64 units
+        all of them                          joined into 256
+
+    Source: the shape, not the sizes, is that of the baseline of the NetHack challenge of 2021 (Hambro et al. 2022,
+    arXiv 2203.11889), which ONI and Motif use too. Differences: cells are kinds of things, not pictures of letters; a
+    square of 9 x 9 cells, not 12 x 12; layers are smaller. Recurrence is `ActorCritic`'s. Fails when a wrapper made a
+    new space without the parts.
+
+    Args:
+        space: with `parts`, name -> its place among the D numbers, and `shape_of_cells` = (side, side, kinds) of the
+            part "cells", channels last.
+
+    Raises:
+        ValueError: if the space declares no parts.
+    """
+
+    width = 256
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        parts: Any = getattr(space, "parts", None)
+        if parts is None:
+            raise ValueError(
+                f'agent.net="glyphs" needs observations in parts, as NetHack gives them, not {space}; give "mlp"'
+            )
+        self.parts = {name: part for name, part in parts.items() if part.stop > part.start}
+        self.side, _, kinds = space.shape_of_cells  # type: ignore[attr-defined]
+        layers: list[nn.Module] = []
+        for before, kernel in ((kinds, min(3, self.side)), (32, min(3, max(self.side - 2, 1)))):
+            layers += [nn.Conv2d(before, 32, kernel), nn.ReLU()]
+            _orthogonal(layers[-2])
+        left = max(self.side - 4, 1) ** 2 * 32
+        self.cells = nn.Sequential(*layers, nn.Flatten(), linear(left, 128, math.sqrt(2)), nn.ReLU())
+        others = {name: part.stop - part.start for name, part in self.parts.items() if name != "cells"}
+        self.others = nn.ModuleDict(
+            {name: nn.Sequential(linear(size, 64, math.sqrt(2)), nn.ReLU()) for name, size in others.items()}
+        )
+        self.join = nn.Sequential(linear(128 + 64 * len(self.others), self.width, math.sqrt(2)), nn.ReLU())
+
+    def forward(self, vector: Tensor) -> Tensor:
+        """Features of a batch."""
+        cells = vector[:, self.parts["cells"]].view(len(vector), self.side, self.side, -1).permute(0, 3, 1, 2)
+        features = [self.cells(cells), *(layer(vector[:, self.parts[name]]) for name, layer in self.others.items())]
+        return self.join(torch.cat(features, -1))
 
 
 class Flat(Stateful):
@@ -418,18 +465,5 @@ class Flat(Stateful):
             if norm > max_grad_norm:
                 grad *= max_grad_norm / (norm + 1e-6)
             steps += 1
-        torch._fused_adam_(
-            [self.value],
-            [self.grad],
-            [self.mean],
-            [self.square],
-            [],
-            [self.steps],
-            lr=learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=1e-5,
-            amsgrad=False,
-            maximize=False,
-        )
+        lists = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
+        torch._fused_adam_(*lists, lr=learning_rate, **ADAM)

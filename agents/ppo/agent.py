@@ -28,8 +28,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch import Tensor
 
 from agents.base import BaseAgent, Episodes, OnStep, TaskScorer
-from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
-from agents.networks.glyphs import Glyphs
+from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs
 from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate, advantages, sequences
 from envs.state import Stateful
 from envs.transitions import NotFinite, OneGroup, OnNan, Rollout, is_finite, map_obs, put, refuse

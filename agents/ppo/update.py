@@ -190,6 +190,7 @@ class TorchUpdate:
 
     def start(self, n: int) -> None:
         """Make the recurrent state of N environments, empty."""
+        assert self.net.gru is not None
         self.hidden = torch.zeros(n, self.net.gru.hidden_size, device=self.device)
 
     def _rows(self, vector: Any, pixels: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -18,11 +18,12 @@ from agents.networks.actor_critic import SpaceEncoding
 from envs.state import Stateful
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import MODALITIES, ReplayScorer
+from envs.types import MODALITIES, Memory, ReplayScorer
 
 SAMPLING = ("uniform", "dfs", "lap")
 LAP_ALPHA = 0.4  # the source's
 NEVER = 1e-12  # weight of a row that is drawn only if all others are as well
+STORED = "stored_reward"  # the column of `FrozenReward`
 PENDING = 64  # steps after which the scorer is asked what to keep, even if nothing is sampled
 
 
@@ -321,6 +322,46 @@ class Replay(Stateful):
             value = np.array(saved, object) if isinstance(saved, list) else np.asarray(saved)
             self.columns[key] = np.zeros((self.length, *value.shape[1:]), value.dtype)
             self.columns[key][: len(value)] = value
+
+
+class FrozenReward:
+    """A `ReplayScorer` around another: transitions are scored once, with the weights and scales of that moment.
+
+    This is what replays without relabelling do to rewards that learn, and the control for it (`relabel=False`). The
+    scorer itself continues to learn; imagined transitions get their rewards from a network fitted to the stored ones.
+
+    Attributes:
+        timesteps: environment steps at which `keep` scores; set by the agent.
+    """
+
+    is_task, keeps, relabelable, differentiable = False, True, True, False
+
+    def __init__(self, scorer: Any) -> None:
+        self.scorer, self.timesteps = scorer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["scorer"], name)
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
+        """The rewards of (T, N) transitions as a column, beside those that the scorer learns from."""
+        columns, memory = self.scorer.keep(batch, memory)
+        own = {name: value for name, value in columns.items() if name in Transitions.__dataclass_fields__}
+        rest = {name: value for name, value in columns.items() if name not in own}
+        scored = self.scorer.relabel(batch.replace(**own, extras={**batch.extras, **rest}))
+        reward = self.scorer.combine(scored, self.timesteps)
+        return {**columns, STORED: reward}, memory
+
+    def relabel(self, batch: Transitions) -> dict[str, Any]:
+        """The stored rewards."""
+        return {STORED: batch.extras[STORED]}
+
+    def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
+        """The stored reward; scores by stream are combined as usual."""
+        return raw[STORED] if STORED in raw else self.scorer.combine(raw, timesteps)
+
+    def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any) -> dict[str, float]:
+        """The scorer learns from its current scores."""
+        return self.scorer.update(batch, self.scorer.relabel(batch), timesteps)
 
 
 class Sampler(Stateful):

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from agents.base import BaseAgent, OnStep, Steps
 from agents.dynamics.cells import State
 from agents.networks.actor_critic import Flat, SpaceEncoding
-from agents.replay.frozen_reward import FrozenReward
-from agents.replay.replay import Replay, Sequences
+from agents.replay.replay import FrozenReward, Replay, Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import ImagActorCritic, Replayed, descend
 from agents.world_model.model import LatentModel

@@ -47,8 +47,7 @@ from torch import Tensor, nn
 
 from agents.dynamics import Predicted
 from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer
-from agents.networks.actor_critic import Flat, SpaceEncoding, linear
-from agents.networks.glyphs import Glyphs
+from agents.networks.actor_critic import Flat, Glyphs, SpaceEncoding, linear
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
@@ -245,7 +244,7 @@ def _cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Ge
 class ObservationEncoder(nn.Module):
     """(..., D) numbers and {key: (..., C, H, W)} uint8 images -> (..., E).
 
-    Numbers pass symlog and fully connected layers (`net_arch`), or with net="glyphs" `agents.networks.glyphs`; images
+    Numbers pass symlog and fully connected layers (`net_arch`), or with net="glyphs" `Glyphs`; images
     pass convolutions that quarter and halve each side until it is below 8, and small grids keep their size.
 
     Raises:

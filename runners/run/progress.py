@@ -28,7 +28,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
-from agents.sb3 import state as sb3_state
+from agents.sb3 import agent as sb3
 from envs.transitions import NotFinite, is_finite
 from envs.vector.watchdog import WorkerError
 from rewards.mix.mix import Mix
@@ -108,7 +108,7 @@ class Saver(BaseCallback):
         venv: Any = self.training_env
         agent: Any = self.model
         return {
-            "agent": agent.get_state() if hasattr(agent, "get_state") else sb3_state.get_state(agent),
+            "agent": agent.get_state() if hasattr(agent, "get_state") else sb3.get_state(agent),
             "mix": self.mix.state_dict(),
             "driver": self.driver.state_dict() if hasattr(self.driver, "state_dict") else None,
             "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
@@ -140,7 +140,7 @@ class Saver(BaseCallback):
             set_random_state(state["random"])
 
     def _restore_learners(self, agent: Any, state: dict[str, Any]) -> None:
-        set_state = agent.set_state if hasattr(agent, "set_state") else functools.partial(sb3_state.set_state, agent)
+        set_state = agent.set_state if hasattr(agent, "set_state") else functools.partial(sb3.set_state, agent)
         set_state(state["agent"])
         self.mix.load_state_dict(state["mix"])
 
