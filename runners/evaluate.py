@@ -147,17 +147,21 @@ def goal_of(config: TrainConfig) -> Goal | None:
 
 
 def policy(model: Any, env_id: str = "") -> Act:
-    """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls."""
+    """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls.
+
+    It takes one observation and a bool, or a batch of them and an array (N,).
+    """
     from envs.family import family_of
     from envs.make import spec_of
 
     state: Any = None
     sure = not (env_id and family_of(spec_of(env_id)).sampled)
 
-    def act(obs: Any, begins: bool) -> Any:
+    def act(obs: Any, begins: Any) -> Any:
         nonlocal state
-        start = np.array([begins])
-        action, state = model.predict(obs, state=None if begins else state, episode_start=start, deterministic=sure)
+        start = np.atleast_1d(begins)
+        state = None if start.all() else state
+        action, state = model.predict(obs, state=state, episode_start=start, deterministic=sure)
         return action
 
     return act

@@ -81,20 +81,25 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
     """For as many steps as are left."""
     from stable_baselines3.common.callbacks import CallbackList
 
+    from envs.vector.watchdog import WorkerError
+
     work.phase = "training"
     left = config.total_timesteps - work.step
     if left > 0:
         parts.model.num_timesteps = work.step  # the rest is restored at the first rollout
-        with saver.rescuing():
+        try:
             parts.model.learn(
                 left,
                 callback=CallbackList([saver] if parts.driver is None else [saver, parts.driver]),
                 log_interval=None,  # type: ignore[arg-type]  # the saver writes the rows
                 reset_num_timesteps=work.step == 0,
             )
+        except WorkerError:  # the environments are lost for good
+            saver.save_held()
+            raise
         saver.finish()
     else:  # killed between the last checkpoint and the end of the report
-        saver.recall(parts.model)
+        saver.restore(parts.model, training=False)
     parts.model.logger.close()
 
 
@@ -207,7 +212,7 @@ class Work:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from runners.run.exits import Failed, Stopped, explain, save_kept
-        from runners.run.secrets import masked
+        from runners.run.trust import masked
 
         try:
             if isinstance(error, Stopped):

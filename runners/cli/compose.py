@@ -16,7 +16,7 @@ import rewards
 from runners.cli import presets
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
-from runners.run.secrets import refuse
+from runners.run.trust import refuse
 
 OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
 HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise

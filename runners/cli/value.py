@@ -39,20 +39,23 @@ def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
     return key, text
 
 
-def read(text: str) -> Any:
-    """A number, true, null, [a,b], {a: b} or a text, in quotes or not; what Hydra cannot read is a sentence."""
+def override(text: str) -> Any:
+    """What Hydra makes of a text; None if it cannot read it."""
     try:
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
     except ImportError:  # runners.doctor runs where everything is missing
-        return text
-    if text == "":
-        return ""
+        return None
     try:
-        override = OverridesParser.create().parse_override(f"key={text}")
+        return OverridesParser.create().parse_override(f"key={text}") if text else None
     except HydraException:
-        return text
-    return text if override.is_sweep_override() else _plain(override.value())  # "a pole, upright" is one sentence
+        return None
+
+
+def read(text: str) -> Any:
+    """A number, true, null, [a,b], {a: b} or a text, in quotes or not; what Hydra cannot read is a sentence."""
+    found = override(text)  # "a pole, upright" is one sentence
+    return text if found is None or found.is_sweep_override() else _plain(found.value())
 
 
 def value_of(argument: str) -> Any:

@@ -31,7 +31,7 @@ import numpy as np
 
 from runners.run.config import UsageError, flatten
 from runners.run.folder import read_status
-from runners.sweep.job_log import Entry, replay
+from runners.sweep.job import Entry, replay
 
 TASK_RETURN, LEARNED_RETURN = (
     "rollout/ep_rew_mean",

@@ -48,12 +48,12 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
         folder: the `checkpoints` folder of a run; created when missing.
         state: nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None.
         step: environment steps that the state stands for.
-        keep: how many checkpoints stay, at least 1.
 
     Raises:
         OSError: if the disk is full or read-only; the earlier checkpoints are as they were.
         TypeError: if the state holds something else, naming its path.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     tree, arrays = pack(state)
@@ -69,9 +69,7 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
         temporary.mkdir()
         try:
             save_file(arrays, temporary / ARRAYS)
-        except OSError:
-            raise
-        except Exception as error:  # safetensors wraps the operating system's error in its own class
+        except SafetensorError as error:  # which wraps the operating system's error
             raise OSError(errno.ENOSPC, f"cannot write {ARRAYS}: {error}") from error
         (temporary / STATE).write_text(json.dumps({"step": step, "tree": tree}))
         manifest = {
@@ -216,11 +214,10 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         # Pairs, not a JSON object: optimiser states have integer keys.
         pairs = [[_pack(k, f"{path}/key", arrays), _pack(v, f"{path}/{k}", arrays)] for k, v in value.items()]
         return {"_": "dict", "v": pairs}
-    if isinstance(value, deque):
+    if isinstance(value, (deque, list, tuple)):
         items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
-        return {"_": "deque", "maxlen": value.maxlen, "v": items}
-    if isinstance(value, (list, tuple)):
-        items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
+        if isinstance(value, deque):
+            return {"_": "deque", "maxlen": value.maxlen, "v": items}
         return items if isinstance(value, list) else {"_": "tuple", "v": items}
     if isinstance(value, bytes):
         return {"_": "bytes", "v": value.hex()}

@@ -14,7 +14,7 @@ from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
 from runners.run.packages import install_module
-from runners.run.secrets import masked
+from runners.run.trust import masked
 
 OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD, HELD = 0, 1, 2, 3, 4, 5, 6, 7, 8
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count

@@ -38,21 +38,13 @@ STEPS = 1000  # of an episode that are shown at most
 
 
 class Episode(NamedTuple):
-    """What is shown of T steps.
+    """What is shown of T steps."""
 
-    Attributes:
-        images: T pictures (SIDE, SIDE, 3), after each step.
-        streams: name -> float32 (T,), each stream's weighted reward; and the task's, if it is no part of it.
-        texts: the caption after each step; empty if no reward reads it.
-        seen: the frame that rewards read after each step, (side, side, 3); empty if none does.
-        ending: "terminated", "truncated", or "cut" at the limit of steps.
-    """
-
-    images: list[np.ndarray]
-    streams: dict[str, np.ndarray]
-    texts: list[str] = []
-    seen: list[np.ndarray] = []
-    ending: str = "cut"
+    images: list[np.ndarray]  # T pictures (SIDE, SIDE, 3), after each step
+    streams: dict[str, np.ndarray]  # name -> float32 (T,), its weighted reward; and the task's, if it is no part of it
+    texts: list[str] = []  # the caption after each step; empty if no reward reads it
+    seen: list[np.ndarray] = []  # the frame that rewards read after each step, (side, side, 3); empty if none does
+    ending: str = "cut"  # at the limit of steps, or "terminated" or "truncated"
 
 
 def record_video(config: TrainConfig, act: Act, mix: Mix, path: Path, seed: int) -> str:

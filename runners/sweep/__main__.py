@@ -30,8 +30,7 @@ from runners.sweep.config import JobsConfig
 from runners.sweep.display import Display, clock, summary
 from runners.sweep.drive import RESUME, drive
 from runners.sweep.grid import expand, safe
-from runners.sweep.job import Job, Launcher, cells
-from runners.sweep.job_log import Entry, JobLog
+from runners.sweep.job import Entry, Job, JobLog, Launcher, cells
 
 # of the short runs of dry=true
 STEPS = 100  # environment steps that a probe learns from; a longer rollout is taken whole

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
-from runners.sweep.job import LOG, Job, cells
-from runners.sweep.job_log import STATES, Entry
+from runners.sweep.job import LOG, STATES, Entry, Job, cells
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -29,18 +28,12 @@ TAIL = 8192  # bytes of metrics.csv that surely hold its last line
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        step, total: environment steps so far, and in all.
-        task_return: mean of the last episodes; None before one has ended.
-        fps: environment steps a second.
-    """
-
-    step: int = 0
-    total: int = 0
-    task_return: float | None = None
-    fps: float | None = None
+    step: int = 0  # environment steps so far
+    total: int = 0  # and in all
+    task_return: float | None = None  # mean of the last episodes; None before one has ended
+    fps: float | None = None  # environment steps a second
 
     @property
     def share(self) -> float:

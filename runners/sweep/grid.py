@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.cli.compose import ENV, chosen, compose
-from runners.cli.value import MAX_LENGTH, literal
+from runners.cli.value import MAX_LENGTH, literal, override, parse
 from runners.run.config import TrainConfig, UsageError, to_dict
 from runners.run.folder import read_status
 from runners.sweep.job import Job
@@ -51,8 +51,7 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
         raise UsageError(f"the grid has more than {MAX_JOBS:,} jobs; take some alternatives away")
     seeds = choices.pop("seed", [])
     cells = _cells(choices, next(iter(seeds), "0"))
-    first = next(iter(cells.values()))[0]
-    numbers = list(dict.fromkeys(_seed(first, text) for text in seeds or ["0"]))
+    numbers = list(dict.fromkeys(parse("seed", text, int) for text in seeds or ["0"]))
     jobs = []
     for number, (name, (given, config)) in itertools.product(numbers, cells.items()):
         config = dataclasses.replace(config, seed=number)
@@ -71,29 +70,16 @@ def alternatives(argument: str) -> tuple[str, list[str]]:
     key, equals, text = argument.partition("=")
     if not equals:
         chosen([argument])  # refuses it in a sentence
-    override = _override(text)
-    if override is None or not override.is_sweep_override():
+    found = override(text) if len(text) <= MAX_LENGTH else None  # None for a sentence with its own commas or quotes
+    if found is None or not found.is_sweep_override():
         return key, [text]
-    if not (override.is_choice_sweep() or override.is_range_sweep()):
+    if not (found.is_choice_sweep() or found.is_range_sweep()):
         raise UsageError(
             f"{argument} cannot be counted; give alternatives, as in {key}=0.001,0.0003, or a range of whole numbers, "
             "as in 'range(5)' (runners.tune searches intervals)"
         )
-    values = list(itertools.islice(_flat(override), MAX_JOBS + 1))
+    values = itertools.islice(_flat(found), MAX_JOBS + 1)
     return key, list(dict.fromkeys(map(_text, values)))
-
-
-def _override(text: str) -> Any:
-    """What Hydra reads, or None for a sentence with its own commas or quotes."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    if text == "" or len(text) > MAX_LENGTH:
-        return None
-    try:
-        return OverridesParser.create().parse_override(f"key={text}")
-    except HydraException:
-        return None
 
 
 def _flat(override: Any) -> Iterator[Any]:
@@ -160,13 +146,6 @@ def _check_environments(names: set[str]) -> None:
             spec_of(name)
         except ValueError as error:
             raise UsageError(str(error)) from None
-
-
-def _seed(given: dict[str, str], text: str) -> int:
-    """A seed as a number; compose refuses what is none."""
-    if re.fullmatch(r"\d{1,9}", text):
-        return int(text)
-    return compose([f"{key}={value}" for key, value in {**given, "seed": text}.items()])[0].seed
 
 
 def _name(config: TrainConfig, options: dict[str, str]) -> str:

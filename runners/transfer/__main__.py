@@ -31,8 +31,7 @@ from runners.run.exits import Signals
 from runners.sweep.config import JobsConfig, begin
 from runners.sweep.drive import drive
 from runners.sweep.grid import safe
-from runners.sweep.job import Job, Launcher
-from runners.sweep.job_log import JobLog
+from runners.sweep.job import Job, JobLog, Launcher
 from runners.transfer import mbtl
 
 CONTROLS = ("equidistant", "random")

@@ -25,7 +25,7 @@ def tune(config: TuneConfig) -> None:
     from runners.run.exits import Signals
     from runners.sweep.config import begin
     from runners.sweep.drive import drive
-    from runners.sweep.job_log import JobLog
+    from runners.sweep.job import JobLog
     from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
 
     with Signals(), closing(JobLog(config.folder)) as log:

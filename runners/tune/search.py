@@ -40,8 +40,7 @@ from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import read_status
 from runners.run.progress import TASK_RETURN, read_csv
 from runners.sweep.drive import Watcher, drive
-from runners.sweep.job import Job, Launcher
-from runners.sweep.job_log import Entry, JobLog
+from runners.sweep.job import Entry, Job, JobLog, Launcher
 from runners.tune.config import TuneConfig, check, parts
 
 RUNGS = 9  # a trial is looked at after each ninth of its steps; asha acts at the first and the third

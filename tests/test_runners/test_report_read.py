@@ -13,6 +13,7 @@ from runners.report.read import find, published
 from runners.report.study import summarize
 from runners.run import progress
 from runners.run.config import UsageError
+from tests.glossary import explain
 
 
 def write(folder, env="CartPole-v1", reward=("task",), seed=0, score=100.0, state="finished", curve=None, **options):
@@ -37,7 +38,7 @@ def found_in(*paths, labels=None):
 
 def test_the_tags_are_those_of_the_log():
     assert (read.TASK_RETURN, read.LEARNED_RETURN) == (progress.TASK_RETURN, progress.LEARNED_RETURN)
-    assert progress.explain(read.ALARM) and progress.explain(read.ELAPSED)
+    assert explain(read.ALARM) and explain(read.ELAPSED)
 
 
 def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path):

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from runners.sweep.display import Display, RunProgress, clock, progress, summary
-from runners.sweep.job import Job
-from runners.sweep.job_log import Entry
+from runners.sweep.job import Entry, Job
 
 
 class Terminal(io.StringIO):
