@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -72,14 +73,11 @@ def play(
     """Play whole episodes, one after the other.
 
     Args:
-        env_id: the environment.
         act: the policy; None acts at random.
-        episodes: at least 1.
         seed: episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy.
         max_steps: no further episode begins after this many steps.
-        max_episode_steps: as in training.
         goal: whose ground truth is checked after every step.
-        options: of the environment, as in training.
+        options: of the environment.
         mix: the policy's rewards, some of which add to its observations.
     """
     from envs.family import family_of
@@ -94,7 +92,7 @@ def play(
     metrics = family.metrics(env)
     first = SEED + 1000 * seed
     env.action_space.seed(first)
-    try:
+    with closing(env):
         for index in range(episodes):
             if index > 0 and sum(scores.lengths) >= max_steps:
                 break
@@ -115,21 +113,14 @@ def play(
                 scores.successes.append(bool(info["is_success"]))
             if goal is not None:
                 scores.goal_steps.append(met)
-    finally:
-        env.close()
     scores.metrics = metrics.summary() if metrics is not None else {}
     return scores
 
 
 def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
     """Scores of a trained policy and of a random one on the same episodes."""
-    limits: dict[str, Any] = {
-        "seed": seed,
-        "max_steps": int(config.eval_steps),
-        "max_episode_steps": config.max_episode_steps,
-        "goal": goal_of(config),
-        "options": config.env_options,
-    }
+    limits: dict[str, Any] = {"seed": seed, "max_steps": int(config.eval_steps), "goal": goal_of(config)}
+    limits |= {"max_episode_steps": config.max_episode_steps, "options": config.env_options}
     return {
         "this run": play(config.env, policy(model, config.env), episodes, mix=mix, **limits).to_dict(),
         "random": play(config.env, None, episodes, **limits).to_dict(),

@@ -56,11 +56,7 @@ class OfflineConfig(Settings):
 
 
 def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, Any]:
-    """Label, learn, evaluate.
-
-    Args:
-        config: what to do; `data` is not read where `batch` is given.
-        batch: transitions already in memory, for `config.env`.
+    """Label, learn, evaluate, on `batch` if it is given, transitions for `config.env`, else on `config.data`.
 
     Returns:
         arms: name -> scores as `Scores.to_dict` gives them; labels: metrics of the learned reward; notes: sentences.

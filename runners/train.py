@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from runners.run.exits import Signals
     from runners.run.progress import Live, Saver
 
-LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
-
 
 def train(argv: list[str]) -> int:
     """The whole run, top to bottom; returns the exit code."""
@@ -183,22 +181,7 @@ class Work:
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
         parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
-        saver = Saver(
-            self.folder.checkpoints,
-            parts.mix,
-            parts.driver,
-            signals,
-            live,
-            every=config.checkpoint_every,
-            log_every=config.log_every or LOG_EVERY,
-            state=state,
-            on_save=self._saved,
-        )
-        return saver, live
-
-    def _saved(self, step: int) -> None:
-        with suppress(OSError):
-            self.folder.write_status(step=step)
+        return Saver(config, self.folder, parts, signals, live, state), live
 
     def end(self, state: str, code: int, error: str | None = None) -> None:
         """Write down how it ended; a folder in which nothing happened disappears."""

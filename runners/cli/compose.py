@@ -154,20 +154,21 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
 
     A reward that reads captions gets the family's aim, and its name as `family`; one that reads frames gets the first
-    goal's sentences, which go together: beside a goal of the user's own nothing is filled in.
-
-    Args:
-        config: is changed in place.
-        given: keys that the user set; what is among them stays, even if it is empty.
+    goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives
+    way to the one for this environment where the user names neither a model nor weights. `config` is changed in place;
+    keys among `given`, which the user set, stay even if they are empty.
 
     Raises:
-        UsageError: if none is known.
+        UsageError: if no goal is known.
     """
     from envs.family import family_of
     from envs.make import goals, spec_of
+    from rewards.vision.encoder import MODELS, model_for
 
     for name, options in config.reward.items():
-        _fill_model(config.env, name, options, given)
+        named = {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}
+        if getattr(options, "model", None) in MODELS and not named:
+            options.model = model_for(config.env)
         if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
             continue
         chosen = f"reward.{name}.goal" in given or options.goal
@@ -189,11 +190,3 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
         for field in ("baseline", "negative"):
             if f"reward.{name}.{field}" not in given and not getattr(options, field, True):
                 setattr(options, field, getattr(known[0], field))
-
-
-def _fill_model(env: str, name: str, options: Any, given: Collection[str]) -> None:
-    """The shipped model that was trained on the environment, where the user names neither a model nor weights."""
-    from rewards.vision.encoder import MODELS, model_for
-
-    if getattr(options, "model", None) in MODELS and not {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}:
-        options.model = model_for(env)

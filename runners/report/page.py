@@ -20,7 +20,6 @@ from runners.report.comparison import Band, Comparison, alarm, configurations
 from runners.report.numbers import ALL, CLEAR, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
-from runners.sweep.display import clock
 from runners.sweep.job import Entry
 
 PAGE_VIDEOS, VIDEO = 24_000_000, 4_000_000  # bytes of all videos of a page, and of one

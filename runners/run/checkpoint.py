@@ -98,8 +98,6 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
     A broken one is named through `say` and the previous one is used.
 
     Args:
-        folder: the `checkpoints` folder of a run.
-        say: takes the sentence about a broken checkpoint.
         tidy: whether to remove leftovers of interrupted saves and put broken checkpoints aside; only for the process
             that holds the run's lock, as a leftover may be what another one is writing just now.
 
@@ -134,6 +132,9 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
 
 def read(path: Path) -> tuple[Any, int]:
     """Read one checkpoint folder after checking it against its manifest: (state, step)."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest.pop("sha256") != _digest(manifest):
@@ -150,9 +151,11 @@ def read(path: Path) -> tuple[Any, int]:
                     f"checkpoint file {path / name} is corrupt (size or SHA-256 differs from {MANIFEST})"
                 )
         state = json.loads((path / STATE).read_text())
-        return unpack(state["tree"], _read_arrays(path / ARRAYS)), int(state["step"])
+        return unpack(state["tree"], load_file(path / ARRAYS)), int(state["step"])
     except CheckpointError:
         raise
+    except SafetensorError as error:
+        raise CheckpointError(f"checkpoint file {path / ARRAYS} is not a safetensors file ({error})") from error
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({type(error).__name__}: {error})") from error
 
@@ -253,16 +256,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _steps(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"checkpoint file {path} is not a safetensors file ({error})") from error
 
 
 def _digest(manifest: dict[str, Any]) -> str:

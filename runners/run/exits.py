@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number, self.code = number, 128 + number  # of the signal, and the exit code
+        self.code = 128 + number  # the exit code
 
 
 class Signals:
@@ -80,10 +80,7 @@ class Failed(Exception):
 def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple[int, str]:
     """The exit code of an error and the sentence for the user; an empty sentence asks for the traceback.
 
-    Args:
-        error: what was raised.
-        phase: "set-up", "training" or "report".
-        step: environment steps so far.
+    `phase` is "set-up", "training" or "report", `step` the environment steps so far.
     """
     sentence = masked(" ".join(str(error).split()))
     if isinstance(error, Failed):

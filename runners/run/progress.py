@@ -16,9 +16,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy as np
 import torch
@@ -27,9 +28,14 @@ from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_ke
 
 from agents.sb3 import agent as sb3
 from envs.transitions import NotFinite, is_finite
-from rewards.mix.mix import Mix
+from runners.cli.value import clock
 from runners.run import checkpoint
+from runners.run.config import LOG_EVERY, TrainConfig, flatten
 from runners.run.exits import Signals, Stopped
+
+if TYPE_CHECKING:
+    from runners.run.build import Parts
+    from runners.run.folder import RunFolder
 
 SLOW_ROLLOUT_S = 1.0  # a rollout that takes longer may be cut short by a signal
 RETRY_S = 600.0  # after a save failed
@@ -67,23 +73,18 @@ class Saver(BaseCallback):
 
     def __init__(
         self,
-        folder: Path,
-        mix: Mix,
-        driver: Any,
+        config: TrainConfig,
+        folder: RunFolder,
+        parts: Parts,
         signals: Signals,
         live: Live,
-        *,
-        every: int,
-        log_every: int,
-        state: dict[str, Any] | None = None,
-        on_save: Callable[[int], None] = lambda step: None,
+        state: dict[str, Any] | None,
     ) -> None:
         super().__init__()
-        self.folder, self.mix, self.driver = folder, mix, driver
-        self.signals, self.live = signals, live
-        self.every, self.log_every = every, log_every
+        self.folder, self.signals, self.live = folder, signals, live
+        self.mix, self.driver = parts.mix, cast(Any, parts.driver)
+        self.every, self.log_every = config.checkpoint_every, config.log_every or LOG_EVERY
         self.storage_error: str | None = None  # of the last save, None once one succeeded again
-        self.on_save = on_save
         self.waiting = state  # to be restored at the first rollout
         self.due = False  # save at the next rollout's start, whenever the last time was
         self._saved = self._logged = 0
@@ -195,16 +196,16 @@ class Saver(BaseCallback):
         if time.monotonic() - self._failed_at < RETRY_S and self.signals.received is None:
             return
         try:
-            checkpoint.save(self.folder, state, step)
+            checkpoint.save(self.folder.checkpoints, state, step)
         except OSError as error:
-            self._failed_at = time.monotonic()
-            self.storage_error = str(error)
+            self._failed_at, self.storage_error = time.monotonic(), str(error)
             self.live.say(
                 f"no checkpoint at step {step:,} ({error}); the earlier ones are intact and training continues"
             )
             return
         self._saved, self.storage_error = step, None
-        self.on_save(step)
+        with suppress(OSError):
+            self.folder.write_status(step=step)
 
     def _all_finite(self, modules: dict[str, Any], step: int) -> bool:
         """Whether every weight of the agent is finite: others are not saved, the earlier checkpoints stay.
@@ -212,7 +213,8 @@ class Saver(BaseCallback):
         Raises:
             NotFinite: if one is not, of an agent that does not restore finite weights by itself, or at the end.
         """
-        bad = next((path for path, value in _weights(modules) if not is_finite(value)), None)
+        weights = {path: value for path, value in flatten(modules).items() if isinstance(value, torch.Tensor)}
+        bad = next((path for path, value in weights.items() if not is_finite(value)), None)
         if bad is None:
             return True
         if getattr(self.model, "recovers", False) and not self._finishing:
@@ -256,15 +258,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _weights(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in tree.items():
-        where = f"{path}.{name}" if path else str(name)
-        if isinstance(value, Mapping):
-            yield from _weights(value, where)
-        elif isinstance(value, torch.Tensor):
-            yield where, value
 
 
 def make_logger(folder: Path, live: Live, *, step: int = 0, warn: Callable[[str], None] = print) -> Logger:
@@ -437,7 +430,7 @@ class Live(KVWriter):
             return
         left = max(self.total - step, 0) / rate if rate > 0 else float("inf")
         share = min(100 * step // self.total, 100)
-        print(f"{share:3d} %  step {step:,}  {_clock(left)} left  {words}", file=self.stream, flush=True)
+        print(f"{share:3d} %  step {step:,}  {clock(left)} left  {words}", file=self.stream, flush=True)
 
     def say(self, sentence: str) -> None:
         """Print a sentence above the bar."""
@@ -450,13 +443,6 @@ class Live(KVWriter):
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-
-
-def _clock(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "?:??"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def apart(task: Sequence[float] | np.ndarray, learned: Sequence[float] | np.ndarray) -> np.ndarray:

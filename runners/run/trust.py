@@ -30,11 +30,7 @@ SHORTEST = 8  # characters; what is shorter may be a word of its own
 
 
 def require(trusted: bool, where: str, env: str, env_options: Any = None, rewards: Any = None) -> None:
-    """Stop unless the user trusts what a saved configuration names; `where` says which configuration it is.
-
-    Raises:
-        UsageError: with what would happen.
-    """
+    """A UsageError unless the user trusts what a saved configuration, which `where` names, would reach."""
     wants = [] if trusted else sorted({*_reach(env, env_options or {}, rewards or {})})
     if wants:
         raise UsageError(
@@ -78,11 +74,7 @@ def masked(text: str) -> str:
 
 
 def refuse(arguments: Iterable[str]) -> None:
-    """Keep secrets out of a command line, which is written down with the run.
-
-    Raises:
-        UsageError: naming the key, and the variable whose value was given.
-    """
+    """A UsageError if there is a secret in a command line, which is written down with the run."""
     known = secrets()
     for argument in arguments:
         key = argument.partition("=")[0]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from runners.cli.value import clock
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, STATES, Entry, Job, cells
@@ -186,12 +187,6 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
 
 def _states(jobs: list[Job], entries: dict[str, Entry]) -> Counter[str]:
     return Counter(entries.get(job.name, Entry()).state for job in jobs)
-
-
-def clock(seconds: float) -> str:
-    """As in 0:07, 12:30 or 3:05:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def _number(value: float | None) -> str:

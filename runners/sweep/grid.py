@@ -36,10 +36,6 @@ _REFUSED = {
 def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
     """Every combination of the alternatives in `argv`; every cell's first seed comes before any second one.
 
-    Args:
-        argv: `key=value` arguments of runners.train, each of which may name alternatives.
-        folder: the sweep's; its runs are in `jobs`.
-
     Raises:
         UsageError: if an argument or a job is wrong; the sentence names the job.
     """
@@ -62,11 +58,7 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
 
 
 def alternatives(argument: str) -> tuple[str, list[str]]:
-    """`key=a,b` -> the key, and the alternatives as texts that runners.train reads the same way.
-
-    Raises:
-        UsageError: if the argument is no key=value, or names a range that cannot be counted.
-    """
+    """`key=a,b` -> the key, and the alternatives as texts that runners.train reads the same way; else a UsageError."""
     key, equals, text = argument.partition("=")
     if not equals:
         chosen([argument])  # refuses it in a sentence
@@ -152,8 +144,8 @@ def _name(config: TrainConfig, options: dict[str, str]) -> str:
     """The folder of a cell: its environment, its agent and rewards, and the options that are swept."""
     own = [f"{key.removeprefix('agent.').removeprefix('reward.')}={text}" for key, text in options.items()
            if key not in ("env", "reward", "agent")]  # fmt: skip
-    parts = [config.env, f"{config.agent_name}-{config.rewards}", *([",".join(own)] if own else [])]
-    return "/".join(map(safe, parts))
+    parts = [config.env, f"{config.agent_name}-{config.rewards}", ",".join(own)]
+    return "/".join(map(safe, filter(None, parts)))
 
 
 def safe(text: str) -> str:

@@ -135,11 +135,7 @@ class Entry:
 
 
 class JobLog:
-    """The job log of a sweep's folder, locked by this process until `close`.
-
-    Raises:
-        UsageError: if another sweep is at work in the folder.
-    """
+    """The job log of a sweep's folder, locked by this process until `close`; a UsageError if another sweep has it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

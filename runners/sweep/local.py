@@ -63,11 +63,7 @@ class Local(Launcher):
         self._gpus: dict[str, float] = {}  # name -> its free share, once a job has asked for one
 
     def submit(self, job: Job) -> str:
-        """Start a job, or keep it until a GPU has room for it.
-
-        Raises:
-            UsageError: if it asks for more GPUs than there are.
-        """
+        """Start a job, or keep it until a GPU has room for it; a UsageError if there are too few GPUs."""
         if job.gpus and not self._gpus:
             self._gpus = dict.fromkeys(devices(), 1.0)
         if job.gpus > len(self._gpus):

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 from envs.settings import declarations, setting
 from runners.cli.compose import compose
 from runners.cli.value import is_number
-from runners.run.config import TrainConfig, UsageError, unknown
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
 from runners.sweep.job import Job
-from runners.train import LOG_EVERY
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

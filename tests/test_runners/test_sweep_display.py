@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from runners.sweep.display import Display, RunProgress, clock, progress, summary
+from runners.cli.value import clock
+from runners.sweep.display import Display, RunProgress, progress, summary
 from runners.sweep.job import Entry, Job
 
 
