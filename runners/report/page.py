@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from runners.cli.value import clock
 from runners.report import html, plots
 from runners.report.comparison import Band, Comparison, alarm, configurations
 from runners.report.numbers import ALL, CLEAR, Numbers, Row
