@@ -33,12 +33,13 @@ from safetensors.numpy import load_file, save_file
 import rewards
 from agents.effective_horizon import EffectiveHorizon
 from agents.effective_horizon import effective_horizon as look_ahead
+from envs.make import goals
 from envs.snapshots.clones import Clones
 from envs.transitions import Transitions
 from rewards import compare as distances
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Mix, Stream
-from runners.compare.sample import FiniteMDP, Sample, SampleSpec
+from runners.compare.sample import Sample, SampleSpec, load_or_enumerate
 from runners.run.config import UsageError
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
@@ -89,9 +90,9 @@ class Candidate:
         self.reward: Reward = rewards.get(name)(config, *spaces, seed=seed, device="cpu")
         self.stream = Stream(name, self.reward, gamma=GAMMA)
         self.seconds = {"embed": 0.0, "score": 0.0}
-        self.batch = self._embedded(sample.batch, spec.key)
+        self.batch = self.embedded(sample.batch, spec.key)
         self.learns = type(self.reward).update is not Reward.update
-        self.passes = self._warm_up(warm)
+        self.passes = self._warm_up()
         begin = time.perf_counter()
         self.values = self.score(self.batch)
         self.seconds["score"] = time.perf_counter() - begin
@@ -118,16 +119,17 @@ class Candidate:
         raw, _ = self.stream.score(batch.map(lambda x: x[:, None]), self.reward.initial_memory(1))
         return raw[:, 0].astype(np.float64)
 
-    def score_all(self, mdp: FiniteMDP) -> np.ndarray:
-        """Scores of every state and action of an enumerated environment."""
-        return self.score(self._embedded(mdp.sample.batch, f"{self.spec.key}-states"))
-
-    def _embedded(self, batch: Transitions, key: str) -> Transitions:
-        """Frames exchanged for the reward's embedding of them, from the folder if it is there."""
+    def embedded(self, batch: Transitions, key: str) -> Transitions:
+        """Frames exchanged for the reward's embedding of them, from the folder if it is there under that key."""
         name = self.reward.embedding
         if name is None or batch.frame is None or "frame" not in self.reward.requires:
             return batch
-        path = self._embeddings(key)
+        what = [name, *(getattr(self.config, f, "") for f in ("model", "weights", "precision"))]
+        weights = Path(str(getattr(self.config, "weights", "")))
+        if weights.is_file():  # a file that was trained further is another model
+            what.append(weights.stat().st_mtime_ns)
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
+        path = self.spec.folder / f"embeddings-{key}-{digest}.safetensors"
         if path.exists():
             kept = load_file(path)
         else:
@@ -144,18 +146,11 @@ class Candidate:
         extras |= {f"obs_{name}": kept["before"]} if "before" in kept else {}
         return batch.replace(frame=None, obs_frame=None, extras=extras)
 
-    def _embeddings(self, key: str) -> Path:
-        what = [self.reward.embedding, *(getattr(self.config, f, "") for f in ("model", "weights", "precision"))]
-        weights = Path(str(getattr(self.config, "weights", "")))
-        if weights.is_file():  # a file that was trained further is another model
-            what.append(weights.stat().st_mtime_ns)
-        return self.spec.folder / f"embeddings-{key}-{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}.safetensors"
-
-    def _warm_up(self, warm: int | None) -> int:
+    def _warm_up(self) -> int:
         """Let it learn from the rows; returns how many passes it took."""
         rollout = self.batch[self.sample.counted].map(lambda x: x[:, None])
-        until_ready = warm is None and self.reward.role == "goal" and self.learns
-        wanted = -(-PATIENCE // len(rollout.step)) if until_ready else (warm or 0)
+        until_ready = self.warm is None and self.reward.role == "goal" and self.learns
+        wanted = -(-PATIENCE // len(rollout.step)) if until_ready else (self.warm or 0)
         for number in range(wanted):
             if until_ready and self._ready():
                 return number
@@ -167,16 +162,18 @@ class Candidate:
         return not isinstance(scored, Scored) or bool(scored.ready.any())
 
 
-def card(candidate: Candidate, goal: int | None, mdp: FiniteMDP | None = None, goal_name: str = "") -> Card:
-    """Everything that is known of a reward before training; `goal` is its index in the sample's truth, if any."""
+def card(candidate: Candidate, goal: int | None) -> Card:
+    """Everything that is known of a reward before training; `goal` is its index among the environment's, if any."""
     sample, values, counted = candidate.sample, candidate.values, candidate.sample.counted
     truth = None if goal is None else sample.truth[:, goal]
     target, graded = _target(sample, goal)
-    caption = "the task's reward" if goal is None else f"how near {goal_name!r} is" if graded else ""
+    name = "" if goal is None else goals(candidate.spec.env)[goal].name
+    caption = f"how near {name!r} is" if graded else f"whether {name!r} is met"
+    landscape = {"x": sample.place, "reward": values, "truth": target}  # along the axis of the environment's family
     found: Card = {
         "name": candidate.name,
         "role": candidate.reward.role,
-        "target": caption or f"whether {goal_name!r} is met",
+        "target": "the task's reward" if goal is None else caption,
         "goal": goal,
         "sentences": {f: text for f in ("goal", "negative", "baseline") if (text := candidate.sentence(f))},
         "rows": int(counted.sum()),
@@ -188,12 +185,13 @@ def card(candidate: Candidate, goal: int | None, mdp: FiniteMDP | None = None, g
         "truth": None if truth is None else measures(values[counted], truth[counted], target[counted]),
         "met": None if truth is None else float(truth[counted].mean()),
         "task": measures(values[counted], None, sample.batch.reward[counted]),
-        "landscape": _landscape(candidate, target),
+        "landscape": None if counted.all() else {key: x[~counted].tolist() for key, x in landscape.items()},
+        "axis": sample.axis,
         "phrases": _nearest_phrases(candidate),
         "spread": _relative_spread(candidate),
         "speed": _speed(candidate),
         "controls": _controls(candidate, truth, target),
-        "starc": starc(candidate, target, mdp, goal),
+        "starc": starc(candidate, target, goal),
         "epic": _canonical_epic(candidate, target),
     }
     found["verdict"], found["reasons"] = verdict(found)
@@ -237,15 +235,6 @@ def _notes(candidate: Candidate) -> list[str]:
     if candidate.stream.has_memory:
         notes.append("has a memory of the episode: scattered states are episodes of one step to it")
     return notes
-
-
-def _landscape(candidate: Candidate, target: np.ndarray) -> Card | None:
-    """Reward and truth along the family's axis; None without one."""
-    sample, rows = candidate.sample, ~candidate.sample.counted
-    if not rows.any():
-        return None
-    columns = {"x": sample.place, "reward": candidate.values, "truth": target}
-    return {"axis": sample.axis, **{name: column[rows].tolist() for name, column in columns.items()}}
 
 
 def _nearest_phrases(candidate: Candidate, count: int = 3) -> list[tuple[str, float]]:
@@ -328,13 +317,13 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
     return rows
 
 
-def starc(candidate: Candidate, target: np.ndarray, mdp: FiniteMDP | None, goal: int | None) -> Card | None:
-    """STARC distance to the target: exact in an enumerated environment, else on the sample's distribution."""
+def starc(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | None:
+    """STARC distance to the target: exact where states can be enumerated, else on the sample's distribution."""
     if candidate.stream.has_memory:
         return None
-    if mdp is not None:
-        other, _ = _target(mdp.sample, goal)
-        tables = mdp.table(candidate.score_all(mdp)), mdp.table(other)
+    if (mdp := load_or_enumerate(candidate.spec)) is not None:
+        values = candidate.score(candidate.embedded(mdp.sample.batch, f"{candidate.spec.key}-states"))
+        tables = mdp.table(values), mdp.table(_target(mdp.sample, goal)[0])
         distance = distances.starc(*tables, mdp.transition, gamma=GAMMA)
         return {"distance": distance, "kind": f"exact, {len(mdp.successors)} states"}
     rows = candidate.sample.uniform

@@ -71,27 +71,16 @@ class SampleSpec:
 
 @dataclass
 class Sample:
-    """Rows (N,), flat, and what is true of their next states.
+    """Rows (N,), flat, and what is true of their next states."""
 
-    Attributes:
-        batch: the transitions, with frames if the environment can be rendered.
-        source: index into SOURCES, (N,).
-        place: where on the axis, float (N,); NaN off the landscape.
-        truth: whether each goal is met, bool (N, G).
-        degree: how near each goal is, float (N, G); NaN where nothing graded is known.
-        blank: whether the frame had one single colour, bool (N,).
-        seconds: spent on rendering and on stepping.
-        axis: the name of the axis; empty without one.
-    """
-
-    batch: Transitions
-    source: np.ndarray
-    place: np.ndarray
-    truth: np.ndarray
-    degree: np.ndarray
-    blank: np.ndarray
-    seconds: dict[str, float]
-    axis: str = ""
+    batch: Transitions  # with frames if the environment can be rendered
+    source: np.ndarray  # index into SOURCES, (N,)
+    place: np.ndarray  # where on the axis, float (N,); NaN off the landscape
+    truth: np.ndarray  # whether each goal is met, bool (N, G)
+    degree: np.ndarray  # how near each goal is, float (N, G); NaN where nothing graded is known
+    blank: np.ndarray  # whether the frame had one single colour, bool (N,)
+    seconds: dict[str, float]  # spent on rendering and on stepping
+    axis: str = ""  # its name; empty without one
 
     @property
     def counted(self) -> np.ndarray:
@@ -195,16 +184,16 @@ class _Sampler:
         self.seconds = {"render": 0.0, "step": 0.0}
 
     def can_scatter(self) -> bool:
+        """Whether states can be restored and drawn at random; where they cannot, there is no axis either."""
+        axis, self.axis = self.axis, None
         try:
             supported(self.env)
         except ValueError:
-            self.axis = None
             return False
         self.env.reset()
-        if self.family.scatter(self.env, np.random.default_rng(0)):
-            return True
-        self.axis = None
-        return False
+        can = self.family.scatter(self.env, np.random.default_rng(0))
+        self.axis = axis if can else None
+        return can
 
     def modalities(self, drawn: bool, counted: bool = True) -> dict[str, Any]:
         """The frame, caption and signals of the state; `blank` is noted of states that count."""
@@ -260,12 +249,10 @@ class _Sampler:
 
     def landscape(self) -> None:
         axis = self.axis
-        if axis is None:
-            return
-        for place in np.linspace(axis.low, axis.high, POSES):
+        for place in np.linspace(axis.low, axis.high, POSES).tolist() if axis else ():
             self.env.reset()
-            axis.place(self.env, float(place))
-            self.one_step(3, float(place))
+            axis.place(self.env, place)
+            self.one_step(3, place)
 
     def one_step(self, source: int, place: float = np.nan) -> None:
         """A random action from the state that the environment was put into."""
@@ -294,15 +281,10 @@ class _Sampler:
 
 @dataclass
 class FiniteMDP:
-    """Every state of a small environment, and every action from each.
+    """Every state of a small environment, and every action from each."""
 
-    Attributes:
-        sample: S * A rows, state by state.
-        successors: index of the next state (S, A); S where the episode terminates.
-    """
-
-    sample: Sample
-    successors: np.ndarray
+    sample: Sample  # S * A rows, state by state
+    successors: np.ndarray  # index of the next state (S, A); S where the episode terminates
 
     def table(self, values: np.ndarray) -> np.ndarray:
         """Values of the rows as a table (S + 1, A, S + 1); the last state is the terminal one."""

@@ -28,20 +28,15 @@ MOST_NUMBERS = 8_000_000  # that one resampling of a band may hold
 
 @dataclass
 class Arm:
-    """One side of a comparison.
-
-    Attributes:
-        cells: task -> its runs, one for each seed, in the order of seeds.
-        baseline: name of the arm trained on the task alone; empty for itself, for published runs, or without one.
-    """
+    """One side of a comparison."""
 
     name: str
     reward: str
     agent: str
     published: bool = False
     control: bool = False
-    cells: dict[str, list[Run]] = field(default_factory=dict)
-    baseline: str = ""
+    cells: dict[str, list[Run]] = field(default_factory=dict)  # task -> its runs, a seed each, in the order of seeds
+    baseline: str = ""  # the arm trained on the task alone; empty for itself, for published runs, or without one
 
     @property
     def runs(self) -> list[Run]:
@@ -215,21 +210,15 @@ def _short(value: Any) -> str:
 
 @dataclass
 class Band:
-    """IQM of a cell's curves over steps, with its 95 % band; arrays (P,), nan where there is nothing.
-
-    Attributes:
-        runs: how many have a value at each step.
-        of: how many there are.
-        span: the least and the largest value of any run.
-    """
+    """IQM of a cell's curves over steps, with its 95 % band; arrays (P,), nan where there is nothing."""
 
     steps: np.ndarray
     value: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    runs: np.ndarray
-    of: int
-    span: tuple[float, float]
+    runs: np.ndarray  # how many have a value at each step
+    of: int  # how many there are
+    span: tuple[float, float]  # the least and the largest value of any run
 
     @property
     def whole(self) -> np.ndarray:

@@ -24,40 +24,31 @@ NAN = float("nan")
 
 @dataclass
 class Row:
-    """One number.
+    """One number, and its interval.
 
-    Attributes:
-        figure: final, success, random, normalised, improvement, difference, normalised_difference, steps_to,
-            rank_correlation or alarms.
-        against: name of the other arm, or the threshold; "" for none.
-        runs: that it was computed from.
-        of: that there are.
+    Figures: final, success, random, normalised, improvement, difference, normalised_difference, steps_to,
+    rank_correlation, alarms.
     """
 
     figure: str
     task: str
     arm: str
-    against: str
+    against: str  # name of the other arm, or the threshold; "" for none
     value: float
     low: float
     high: float
-    runs: int
-    of: int
+    runs: int  # that it was computed from
+    of: int  # that there are
 
 
 @dataclass
 class TaskScale:
-    """A task's scale of normalised scores: a random policy has 0, the reference 1.
-
-    Attributes:
-        name: the reference, in words.
-        missing: why the task has no scale; empty if it has one.
-    """
+    """A task's scale of normalised scores: a random policy has 0, the reference 1."""
 
     random: float = NAN
     reference: float = NAN
-    name: str = ""
-    missing: str = ""
+    name: str = ""  # the reference, in words
+    missing: str = ""  # why the task has no scale; empty if it has one
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         return (scores - self.random) / (self.reference - self.random)

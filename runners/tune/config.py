@@ -95,18 +95,12 @@ class TuneConfig(JobsConfig):
 
 @dataclass(frozen=True)
 class Space:
-    """The range of one setting; `key` is that of the command line, as in agent.learning_rate.
+    """The range of one setting."""
 
-    Attributes:
-        values: the two ends, low first and both included; or what may be chosen.
-        kind: "even", "log" or "choice".
-        whole: whether only whole numbers are tried.
-    """
-
-    key: str
-    values: tuple[Any, ...]
-    kind: str = "even"
-    whole: bool = False
+    key: str  # of the command line, as in agent.learning_rate
+    values: tuple[Any, ...]  # the two ends, low first and both included; or what may be chosen
+    kind: str = "even"  # or "log", or "choice"
+    whole: bool = False  # whether only whole numbers are tried
 
     def suggest(self, trial: BaseTrial) -> Any:
         """The value that a trial takes; the same again if it is asked again."""
