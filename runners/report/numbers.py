@@ -127,8 +127,7 @@ class Numbers:
                 scores = {seed: value for seed, value in found.items() if np.isfinite(value)}
                 self.scores[task, arm.name] = scores
                 if runs:
-                    estimate = _estimate(statistics.aggregate, [self._array(task, arm)])
-                    self._add("final", task, arm.name, estimate, len(scores), len(runs))
+                    self._add("final", task, arm.name, _estimate([self._array(task, arm)]), len(scores), len(runs))
                 successes = [value for run in runs if np.isfinite(value := run.result("success"))]
                 if successes:
                     self._add("success", task, arm.name, np.mean(successes), len(successes), len(runs))
@@ -164,15 +163,14 @@ class Numbers:
                 self.left_out.append(f"{arm.name}: it has no score on {', '.join(lacking)}")
                 continue
             strata = [self.scales[task](self._array(task, arm)) for task in self._scaled]
-            estimate = _estimate(statistics.aggregate, strata)
-            self._add("normalised", ALL, arm.name, estimate, sum(map(len, strata)), len(arm.runs))
+            self._add("normalised", ALL, arm.name, _estimate(strata), sum(map(len, strata)), len(arm.runs))
             if arm.baseline:
                 other = self.data.arm(arm.baseline)
                 pairs = [(self._array(task, arm), self._array(task, other)) for task in self.data.tasks]
                 pairs = [(mine, theirs) for mine, theirs in pairs if len(mine) and len(theirs)]
                 if pairs:
                     x, y = map(list, zip(*pairs))
-                    estimate = _estimate(statistics.probability_of_improvement, x, y)
+                    estimate = _estimate(x, y, statistic=statistics.probability_of_improvement)
                     self._add("improvement", ALL, arm.name, estimate, sum(map(len, x)), against=other.name)
 
     def _differences(self) -> None:
@@ -186,16 +184,14 @@ class Numbers:
                     continue
                 x, y = (np.array([scores[seed] for seed in seeds]) for scores in (mine, theirs))
                 rest = len(seeds), len(set(mine) | set(theirs)), arm.baseline
-                estimate = _estimate(statistics.paired_difference, [x], [y])
+                estimate = _estimate([x], [y], statistic=statistics.paired_difference)
                 self._add("difference", task, arm.name, estimate, *rest)
                 if task in self._scaled:
                     scaled.append(self.scales[task](x) - self.scales[task](y))
-                    estimate = _estimate(statistics.aggregate, scaled[-1:])
-                    self._add("normalised_difference", task, arm.name, estimate, *rest)
+                    self._add("normalised_difference", task, arm.name, _estimate(scaled[-1:]), *rest)
             if scaled:
                 count = sum(map(len, scaled))
-                estimate = _estimate(statistics.aggregate, scaled)
-                self._add("normalised_difference", ALL, arm.name, estimate, count, count, arm.baseline)
+                self._add("normalised_difference", ALL, arm.name, _estimate(scaled), count, count, arm.baseline)
 
     def _steps_to(self) -> None:
         """Steps to a task return: the median over runs, a run that never gets there counted as infinitely slow."""
@@ -238,14 +234,13 @@ class Numbers:
             varied = [pair for pair in pairs if len(pair[0]) > 2 and min(map(np.ptp, pair)) > 0]
             each = [float(spearmanr(*pair).statistic) for pair in varied]
             if each:
-                estimate = _estimate(statistics.aggregate, [np.array(each)])
-                self._add("rank_correlation", task, arm.name, estimate, len(each), len(runs))
+                self._add("rank_correlation", task, arm.name, _estimate([np.array(each)]), len(each), len(runs))
             raised = sum(alarm(run) is not None for run in runs)
             if raised:
                 self._add("alarms", task, arm.name, raised, raised, len(runs))
 
 
-def _estimate(statistic: Callable[..., Estimate], *scores: list[np.ndarray]) -> Estimate:
+def _estimate(*scores: list[np.ndarray], statistic: Callable[..., Estimate] = statistics.aggregate) -> Estimate:
     """An estimate; all nan where there is nothing to compute it from."""
     try:
         return statistic(*scores)

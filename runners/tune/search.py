@@ -71,7 +71,12 @@ def open_study(config: TuneConfig) -> optuna.Study:
         with path.open("rb+") as file:
             file.truncate(len(whole[0]) + len(whole[1]))
     storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_NoLock(str(path))))
-    given: dict[str, Any] = {"storage": storage, "study_name": "tune", "pruner": pruner(config)}
+    pruners: dict[str, optuna.pruners.BasePruner] = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=1),
+        "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+        "none": optuna.pruners.NopPruner(),
+    }
+    given: dict[str, Any] = {"storage": storage, "study_name": "tune", "pruner": pruners[config.pruner]}
     study = optuna.create_study(direction="maximize", load_if_exists=True, **given)
     if not study.trials:
         default = {one.key: one.nearest(config.default[one.key]) for one in config.spaces}
@@ -87,15 +92,6 @@ def sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(
         seed=seed, n_startup_trials=min(10, max(config.trials // 4, 2)), constant_liar=True
     )
-
-
-def pruner(config: TuneConfig) -> optuna.pruners.BasePruner:
-    """What gives up on a trial."""
-    if config.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=1)
-    if config.pruner == "asha":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-    return optuna.pruners.NopPruner()
 
 
 @dataclass

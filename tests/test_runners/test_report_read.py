@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from runners.report import read
+from runners.report.__main__ import summarize
 from runners.report.comparison import Comparison, alarm, band, bands, configurations, score
 from runners.report.numbers import ALL, Numbers
 from runners.report.read import find, published
-from runners.report.study import summarize
 from runners.run import progress
 from runners.run.config import UsageError
 from tests.glossary import explain
