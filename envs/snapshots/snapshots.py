@@ -57,7 +57,6 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of th
     EpisodeStatistics: ("_return", "_length"),
     **dict.fromkeys((PassiveEnvChecker, PlainObservation, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
 }
-_FORGETFUL = "gymnasium.wrappers.transform_"  # modules of wrappers without memory
 
 _DERIVED = (  # quantities of MjData that observations, rewards, captions and pictures read
     *("xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat", "site_xpos"),
@@ -84,13 +83,9 @@ def supported(env: gym.Env) -> None:
 
 
 def get_state(env: gym.Env, rng: bool = False) -> State:
-    """The state an environment is in now, as plain data that later steps do not change.
+    """The state an environment is in now, as plain data that later steps do not change; a RuntimeError before a reset.
 
     With `rng` the state of its `np_random` belongs to it.
-
-    Raises:
-        ValueError: if the environment or one of its wrappers is not supported.
-        RuntimeError: before the first reset.
     """
     supported(env)
     inner = simulator(env)
@@ -116,9 +111,6 @@ def set_state(env: gym.Env, state: State) -> Any:
     """Bring an environment, reset before or not, to a state; returns the observation there, through all wrappers.
 
     A wrapper that was not there when the snapshot was taken stays as it is.
-
-    Raises:
-        ValueError: if the environment is not supported, or the state is another environment's.
     """
     supported(env)
     check_same(env, state)
@@ -163,11 +155,7 @@ def from_json(text: str) -> Any:
 
 def layers(env: gym.Env) -> list[Any]:
     """The wrappers of an environment, outermost first."""
-    found = []
-    while isinstance(env, gym.Wrapper):
-        found.append(env)
-        env = env.env
-    return found
+    return [env, *layers(env.env)] if isinstance(env, gym.Wrapper) else []
 
 
 def _pack(value: Any) -> dict[str, Any]:
@@ -205,7 +193,7 @@ def _state(inner: Any) -> tuple[str, ...]:
 
 def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:
     kind = type(wrapper)
-    if kind in _WRAPPERS or kind.__module__.startswith(_FORGETFUL):
+    if kind in _WRAPPERS or kind.__module__.startswith("gymnasium.wrappers.transform_"):  # those have no memory
         return _WRAPPERS.get(kind, ())
     raise ValueError(f"what the wrapper {kind.__name__} remembers is unknown; take snapshots of what it wraps")
 
@@ -248,8 +236,8 @@ def _physics(inner: Any) -> dict[str, np.ndarray]:
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     whole = np.empty(mujoco.mj_stateSize(inner.model, kind))
     mujoco.mj_getState(inner.model, inner.data, whole, kind)
-    derived = {name: np.array(getattr(inner.data, name)) for name in _DERIVED}
-    return {"integration": whole, **{name: value for name, value in derived.items() if value.size}}
+    derived = {name: np.array(value) for name in _DERIVED if (value := getattr(inner.data, name)).size}
+    return {"integration": whole, **derived}
 
 
 def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
@@ -278,11 +266,7 @@ class Things:
         self._restored: dict[int, Any] = {}  # number -> thing
 
     def flatten(self, value: Any) -> Any:
-        """Plain data, independent of `value`.
-
-        Raises:
-            ValueError: if there is something in it whose state is unknown.
-        """
+        """Plain data, independent of `value`; a ValueError if there is something in it whose state is unknown."""
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -294,13 +278,12 @@ class Things:
             return {"tuple": [self.flatten(one) for one in value]}
         if kind is dict:
             return {"dict": [[self.flatten(key), self.flatten(one)] for key, one in value.items()]}
-        if _classes().get(kind.__name__) is not kind:
-            name = kind.__name__
+        name = kind.__name__
+        if _classes().get(name) is not kind:
             raise ValueError(f"the state holds a {name}, neither plain data nor a thing of MiniGrid's; drop it first")
-        number = self._numbers.get(id(value))
-        if number is None:
-            number = self._numbers[id(value)] = len(self.flat)
-            self.flat.append({"class": kind.__name__})  # known before its variables, which may lead back to it
+        number = self._numbers.setdefault(id(value), len(self.flat))
+        if number == len(self.flat):
+            self.flat.append({"class": name})  # known before its variables, which may lead back to it
             self.flat[number]["variables"] = {name: self.flatten(one) for name, one in vars(value).items()}
         return {"thing": number}
 
@@ -336,6 +319,6 @@ def _classes() -> dict[str, type]:
         from minigrid.envs.multiroom import MultiRoom
     except ImportError:
         return {}
-    found = [kind for kind in vars(world_object).values() if inspect.isclass(kind)]
-    found = [kind for kind in found if issubclass(kind, world_object.WorldObj)]
+    base = world_object.WorldObj
+    found = [kind for kind in vars(world_object).values() if inspect.isclass(kind) and issubclass(kind, base)]
     return {kind.__name__: kind for kind in (*found, Grid, Room, LockedRoom, MultiRoom)}
