@@ -111,7 +111,8 @@ WIRINGS = {
 class Carla(gym.Env):
     """A third-party driving environment with a camera and a car; the module says what the arguments are.
 
-    `observe` has commas between entries; one alone is no dict, none the whole observation.
+    `observe` has commas between entries; one alone is no dict, none the whole observation. A ValueError if the world
+    cannot be made, or the wiring or an entry is unknown.
     """
 
     metadata = {"render_modes": ["rgb_array"]}

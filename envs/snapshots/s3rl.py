@@ -103,7 +103,6 @@ def record(
     return Snapshots(states, np.stack(seen))
 
 
-@simulator.remembers("steps", "_borrowed", "_age", "_return")
 class SnapshotReset(gym.Wrapper):
     """Early resets lead into snapshots, evenly over their clusters; later ones are the environment's own.
 
@@ -113,6 +112,8 @@ class SnapshotReset(gym.Wrapper):
     One of `clusters` draws evenly over states. No episode begins in a snapshot after `until` steps of this environment;
     one that did is truncated after `truncate` steps; an early reset leads into one with `probability`.
     """
+
+    STATE = ("steps", "_borrowed", "_age", "_return")  # see `envs.snapshots.snapshots`
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ _STATE: dict[str, tuple[str, ...]] = {  # Gymnasium's class -> the variables tha
     **dict.fromkeys(("MountainCarEnv", "Continuous_MountainCarEnv", "AcrobotEnv"), ("state",)),
 }
 
-_WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode
+_WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode; others have a STATE
     TimeLimit: ("_elapsed_steps",),
     OrderEnforcing: ("_has_reset",),
     StickyAction: ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
@@ -110,7 +110,7 @@ def get_state(env: gym.Env, rng: bool = False) -> State:
 def set_state(env: gym.Env, state: State) -> Any:
     """Bring an environment, reset before or not, to a state; returns the observation there, through all wrappers.
 
-    A wrapper that was not there when the snapshot was taken stays as it is.
+    A wrapper that was not there when the snapshot was taken stays as it is. A ValueError if it is another's state.
     """
     supported(env)
     check_same(env, state)
@@ -193,19 +193,11 @@ def _state(inner: Any) -> tuple[str, ...]:
 
 def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:
     kind = type(wrapper)
+    if hasattr(kind, "STATE"):
+        return kind.STATE
     if kind in _WRAPPERS or kind.__module__.startswith("gymnasium.wrappers.transform_"):  # those have no memory
         return _WRAPPERS.get(kind, ())
     raise ValueError(f"what the wrapper {kind.__name__} remembers is unknown; take snapshots of what it wraps")
-
-
-def remembers(*names: str) -> Any:
-    """Decorates a wrapper class: these are its variables that belong to a state."""
-
-    def register(kind: type) -> type:
-        _WRAPPERS[kind] = names
-        return kind
-
-    return register
 
 
 def _variables(inner: Any) -> tuple[str, ...]:

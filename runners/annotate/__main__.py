@@ -149,20 +149,9 @@ def annotate(config: AnnotateConfig) -> dict[str, Any]:
     if not items:
         print(f"{config.out} holds all labels already")
         return {"labels": 0}
-    annotator = Annotator(
-        config.judge,
-        options,
-        pairs=bool(config.pairs),
-        clock="wall",
-        queue=len(items),
-        order="oldest",
-        cache=config.cache,
-        budget=config.budget,
-        token_budget=config.token_budget,
-        concurrency=config.concurrency,
-        seed=config.seed,
-    )
-    with closing(annotator):
+    same = {name: getattr(config, name) for name in ("cache", "budget", "token_budget", "concurrency", "seed")}
+    fixed: dict[str, Any] = {"pairs": bool(config.pairs), "clock": "wall", "queue": len(items), "order": "oldest"}
+    with closing(Annotator(config.judge, options, **fixed, **same)) as annotator:
         return ask(annotator, items, config, identity)
 
 
@@ -224,9 +213,8 @@ def estimate(
     if config.judge == "openai":
         tokens = asked * (int(np.mean([characters(options, item) for item in items])) // 4 + ANSWER) if items else 0
         seconds = asked * SECONDS / config.concurrency
-    what = "pairs" if config.pairs else "texts"
-    there = f"{len(known.texts):,} different texts"
-    print(f"{config.record}: {there}; {len(items):,} {what} without a label in {config.out}")
+    there = f"{len(known.texts):,} different texts; {len(items):,} {'pairs' if config.pairs else 'texts'}"
+    print(f"{config.record}: {there} without a label in {config.out}")
     print(f"in {config.cache or 'no cache'}: {cached:,}; to be asked: {asked:,}")
     guess = f"about {tokens:,} tokens and {seconds:,.0f} s (at {SECONDS:g} s an answer, {config.concurrency} at once)"
     print(f"that takes {guess if tokens else 'no tokens: the judge answers on this machine'}")
@@ -302,9 +290,8 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
             raise UsageError(f"dry_run is for record=; an audit asks about {len(texts)} texts two to four times")
         if not judge.local:
             preflight(config.judge, options, texts[0])
-        findings = tried(judge, texts, config.seed, config.n)
-        findings = {"judge": judge.identity, "file": config.audit, **findings}
-        first = findings.pop("_first")
+        first, found = tried(judge, texts, config.seed, config.n)
+        findings = {"judge": judge.identity, "file": config.audit, **found}
     if "reworded" in inspect.signature(type(judge)).parameters:
         other = asked(config.judge, {**options, "reworded": not options.get("reworded", False)}, texts)
         findings |= agreement("reworded", first, other)
@@ -314,7 +301,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
         findings |= agreement("against", first, other) | {"against": config.against}
     if config.audit.endswith(".jsonl"):
         recorded = {row["text"]: row["value"] for row in labels(config.audit) if row.get("other") is None}
-        value = np.array([math.nan if recorded.get(text) is None else recorded[text] for text in texts], np.float32)
+        value = np.array([recorded.get(text) for text in texts], np.float32)  # NaN for None
         findings |= agreement("file", first, value)
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -323,8 +310,8 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
     return findings
 
 
-def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> dict[str, Any]:
-    """A judge's labels of texts, of the same texts again, and of pairs in both orders; `_first` holds its labels."""
+def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """A judge's labels of texts; and what they, the same texts again, and pairs in both orders show."""
     begun = time.monotonic()
     first = judge.label(texts)
     seconds = time.monotonic() - begun
@@ -337,7 +324,6 @@ def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> dict
         "positive": mean(value[~np.isnan(value)] > 0.5),
         "tokens an answer": first.tokens / len(texts),
         "seconds an answer": seconds / len(texts),
-        "_first": value,
         **agreement("asked twice", value, usable(again)),
     }
     if first.failure:
@@ -348,7 +334,7 @@ def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> dict
         both = ~(np.isnan(there) | np.isnan(back))
         found |= {"pairs": len(one), "pairs unanswered": mean(np.isnan(there)), "pairs equal": mean(there == 0.5)}
         found |= {"order swapped: same": mean(there[both] == back[both]), "order swapped: compared": int(both.sum())}
-    return found
+    return value, found
 
 
 def asked(name: str, options: dict[str, Any], texts: Sequence[str]) -> np.ndarray:

@@ -44,9 +44,6 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
         return own[name](model) if name in own else _sb3(name, model, observation_space)
 
 
-# -------------------------------------------------------------------------------------------------- our own agents
-
-
 def _ppo(model: PPO) -> Policy:
     net, inputs = model.policy, model.policy.inputs
     if net.gru is not None:
@@ -163,9 +160,6 @@ def _values(learner: Any) -> list[nn.Module]:
     return [Function("split", learner.values, head.outputs), expectation, *([Function("symexp")] if symlog else [])]
 
 
-# ------------------------------------------------------------------------------------------------ Stable-Baselines3
-
-
 def _sb3(name: str, model: Any, space: Any) -> Policy:
     policy: Any = model.policy
     if name in ("sb3_ppo", "a2c"):
@@ -209,9 +203,6 @@ def _sb3_decision(space: Any) -> Decision:
     if isinstance(space, spaces.MultiBinary):
         return Decision("threshold", space.shape, np.dtype(space.dtype).name)
     return _choice(space, space.n if isinstance(space, spaces.Discrete) else space.nvec, space.start)
-
-
-# ------------------------------------------------------------------------------------------------------- what both use
 
 
 def _inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -41,14 +41,9 @@ RETURNS = "transfer.json"  # in a run's folder: its policy's return on every tas
 
 @dataclass
 class TransferConfig(JobsConfig):
-    """What is asked for.
+    """What is asked for: over `keys`, one or two options as env.g, and N `tasks`, what each sets in their order.
 
-    Attributes:
-        argv: what every run is given, without its task, its seed and its folder.
-        train: the run of the first task.
-        keys: the options that differ, one or two, as in env.g.
-        tasks: what each task sets, in the order of `keys`; N of them.
-        folder: of all this.
+    `train` is the run of the first task, `argv` what every run is given without its task, its seed and its folder.
     """
 
     budget: int = setting(5, "sources to train on, one after the other", low=1)
@@ -128,11 +123,7 @@ class SourcePolicies:
         self.rows: dict[int, np.ndarray] = {}  # (seeds, N)
 
     def get(self, sources: list[int]) -> dict[int, np.ndarray]:
-        """The returns of policies trained at some sources, mean over seeds, (N,) each; those that are new run at once.
-
-        Raises:
-            RuntimeError: if a run did not finish; the same command tries it again.
-        """
+        """Returns (N,) of policies trained at each source, mean over seeds; sources that are new run at once."""
         new = [source for source in dict.fromkeys(sources) if source not in self.rows]
         seeds = range(self.config.seeds)
         jobs = [self.config.run(source, seed) for source in new for seed in seeds]
