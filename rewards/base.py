@@ -41,6 +41,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.settings import Settings, setting
+from envs.state import Stateful, restore, state_of
 from envs.transitions import Transitions
 from envs.types import Memory
 
@@ -190,11 +191,7 @@ class Reward(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, nested: modules, optimisers, statistics, random generators."""
-        return {
-            name: value.bit_generator.state if isinstance(value, np.random.Generator) else value.state_dict()
-            for name, value in vars(self).items()
-            if _has_state(value)
-        }
+        return {name: state_of(value) for name, value in vars(self).items() if _has_state(value)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -209,11 +206,7 @@ class Reward(ABC):
                 "was it saved with another reward or version?"
             )
         for name in own:
-            value = getattr(self, name)
-            if isinstance(value, np.random.Generator):
-                value.bit_generator.state = state[name]
-            else:
-                value.load_state_dict(state[name])
+            restore(self, name, state[name])
 
 
 def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
@@ -240,7 +233,7 @@ def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.nda
     return before
 
 
-class RunningMeanStd:
+class RunningMeanStd(Stateful):
     """Mean and variance over everything seen so far, per element of `shape`: the running statistic of all rewards.
 
     It moves in `update` alone, in float64, with the population variance, so that one row is as safe as a thousand
@@ -248,6 +241,8 @@ class RunningMeanStd:
 
     With a `window`, rows count as if only that many had been seen before an update: what is older fades.
     """
+
+    saved = ("mean", "var", "count")
 
     def __init__(self, shape: tuple[int, ...] = (), window: int | None = None) -> None:
         self.window = window
@@ -275,15 +270,8 @@ class RunningMeanStd:
         """Standard deviation, at least 1e-8."""
         return np.maximum(np.sqrt(self.var), EPSILON)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "var": self.var, "count": self.count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
-        self.count = int(state["count"])
-
-
-class StreamScale:
+class StreamScale(Stateful):
     """What divides the rewards of a stream: here nothing does.
 
     A scale is a divisor, never a shift: subtracting a mean would turn a bonus into a penalty for ordinary states.
@@ -297,18 +285,13 @@ class StreamScale:
         count: transitions seen.
     """
 
+    saved = ("count",)
     value = 1.0
     count = 0
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         """Take in rewards (T, N) in time order; `ended` and `valid` are bool (T, N)."""
         self.count += int(valid.sum())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = int(state["count"])
 
 
 class RewardStd(StreamScale):
@@ -373,6 +356,8 @@ class ReturnStd(RewardStd):
 class RewardEma(StreamScale):
     """Divide by an exponential moving average of the rewards' standard deviation, one step of the average an update."""
 
+    saved = ("average", "updates", "count")
+
     def __init__(self, decay: float = 0.9) -> None:
         self.decay = decay
         self.average = 0.0
@@ -391,13 +376,6 @@ class RewardEma(StreamScale):
         self.average = self.decay * self.average + (1 - self.decay) * float(rewards.std())
         self.updates += 1
         self.count += len(rewards)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"average": self.average, "updates": self.updates, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.average, self.updates = float(state["average"]), int(state["updates"])
-        self.count = int(state["count"])
 
 
 def make_scale(name: str, gamma: float, episodic: bool) -> StreamScale:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from envs.state import Stateful
 from envs.transitions import Transitions, map_obs
 from envs.types import Obs
 
@@ -45,8 +46,10 @@ def non_episodic_advantages(
     return advantages, advantages + values[:-1]
 
 
-class SideCritic:
+class SideCritic(Stateful):
     """Two layers of 64 on the policy's features, trained on non-episodic returns after each rollout."""
+
+    saved = ("net", "optimizer", "rng")
 
     def __init__(
         self, policy: Any, gamma: float, gae_lambda: float, learning_rate: float = 1e-3, epochs: int = 4
@@ -86,15 +89,3 @@ class SideCritic:
                 self.optimizer.step()
                 losses.append(loss.detach())
         return advantages.astype(np.float32), float(torch.stack(losses).mean())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rng": self.rng.bit_generator.state,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.rng.bit_generator.state = state["rng"]

@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from rewards.base import RewardConfig
@@ -171,8 +172,10 @@ def _bins(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
     return widths
 
 
-class CountTable:
+class CountTable(Stateful):
     """How often each key was added: sorted keys beside their counts."""
+
+    saved = ("keys", "counts")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -196,10 +199,3 @@ class CountTable:
             keep = np.sort(np.argsort(-counts, kind="stable")[: self.capacity])
             merged, counts = merged[keep], counts[keep]
         self.keys, self.counts = merged, counts
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"keys": self.keys, "counts": self.counts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.keys = np.array(state["keys"], np.uint64)
-        self.counts = np.array(state["counts"], np.int64)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.state import Stateful
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, make_scale, values_at_obs, values_of
@@ -266,8 +267,10 @@ def _embed_obs(reward: Reward, batch: Transitions, embedded: np.ndarray) -> np.n
     return values_at_obs(batch, embedded, ask)
 
 
-class MixMetrics:
+class MixMetrics(Stateful):
     """Means, shares of the total, correlation with the task, learned return of the last 100 episodes."""
+
+    saved = ("running", "returns")
 
     def __init__(self) -> None:
         self.running = np.zeros(0)  # learned return of the running episode, per environment
@@ -310,13 +313,6 @@ class MixMetrics:
             self.running = np.where(ended[t], 0.0, self.running)
             start = t + 1
         self.running = self.running + total[start:].sum(axis=0)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"running": self.running, "returns": list(self.returns)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.running = np.array(state["running"])
-        self.returns = deque(state["returns"], maxlen=100)
 
 
 class Stream:
@@ -447,7 +443,7 @@ class Stream:
         return text + (f" ({', '.join(details)})" if details else "")
 
 
-class GuardedUpdates:
+class GuardedUpdates(Stateful):
     """`Reward.update`, with recovery from losses that are NaN or infinite.
 
     Such a loss means that the batch, or the model, is spoilt. `Learned.descend` takes no step on it. If it happens
@@ -459,10 +455,12 @@ class GuardedUpdates:
         restored: how often weights were restored so far.
     """
 
+    saved = ("skipped", "restored", "_row")
+
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
         self.skipped = self.restored = 0
-        self._in_a_row = self._finite_updates = 0
+        self._row = self._finite_updates = 0  # updates: skipped one after the other, and learnt from
         self._good: list[Any] | None = None  # a resumed run takes its first copy at its first finite update
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -476,11 +474,11 @@ class GuardedUpdates:
         spoilt = not _finite(optimizers)
         if spoilt or not all(math.isfinite(value) for key, value in metrics.items() if "loss" in key):
             self.skipped += 1
-            self._in_a_row += 1
-            if spoilt or self._in_a_row >= PATIENCE:
+            self._row += 1
+            if spoilt or self._row >= PATIENCE:
                 self._restore(optimizers)
         else:
-            self._in_a_row = 0
+            self._row = 0
             self._finite_updates += 1
             if self._finite_updates % EVERY == 0:
                 self._keep(optimizers)
@@ -493,18 +491,12 @@ class GuardedUpdates:
 
     def _restore(self, optimizers: list[Any]) -> None:
         self.restored += 1
-        self._in_a_row = 0
+        self._row = 0
         for optimizer, (weights, state) in zip(optimizers, self._good or ()):
             with torch.no_grad():
                 for parameter, good in zip(_weights(optimizer), weights):
                     parameter.copy_(good)
             optimizer.load_state_dict(copy.deepcopy(state))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self.skipped, "restored": self.restored, "row": self._in_a_row}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.skipped, self.restored, self._in_a_row = state["skipped"], state["restored"], state["row"]
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -28,6 +28,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions, concatenate, map_obs
 from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
@@ -37,16 +38,8 @@ from rewards.vision.encoder import ClipEncoder, shared
 
 FRAMES = 256  # a pass through CLIP
 FEW = 10  # labels held out; fewer say nothing about when to stop
-PARTS = (
-    "obs",
-    "action",
-    "reward",
-    "next_obs",
-    "terminated",
-    "truncated",
-    "valid",
-    "step",
-)  # of what a segment always holds
+# what a segment always holds
+PARTS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "valid", "step")
 
 
 @dataclass
@@ -319,8 +312,10 @@ def _right(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(y == 0.5, torch.nan, right)
 
 
-class _LabelledPairs:
+class _LabelledPairs(Stateful):
     """Labelled pairs as the members read them, and counts."""
+
+    saved = ("rows", "actions", "label", "held", "seen", "due", "asked", "fits")
 
     def __init__(self, due: int) -> None:
         self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)  # (n, 2, L, ...), rows not whitened
@@ -335,13 +330,6 @@ class _LabelledPairs:
     def add(self, *columns: np.ndarray) -> None:
         for name, new in zip(("rows", "actions", "label", "held"), columns):
             setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else int(value))
 
 
 def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envs.settings import setting
+from envs.state import Stateful
 from rewards.base import Scored
 from rewards.vision.base import Vision, VisionConfig, shows
 
@@ -161,7 +162,7 @@ class Contrast(Vision):
         return seen
 
 
-class Calibration:
+class Calibration(Stateful):
     """(raw - low) / (high - low), with low and high two percentiles of the first values, frozen once there are enough.
 
     Contrasts of a public CLIP live within a few hundredths, those of a small one within a few tenths; fixed numbers, as
@@ -169,6 +170,8 @@ class Calibration:
     the goal beyond 1, one without a bad state leaves danger below 0. `reference` values are waited for, unless low and
     high, the values that become 0 and 1, are known.
     """
+
+    saved = ("low", "high", "values")
 
     def __init__(
         self, percentiles: tuple[float, float], reference: int, low: float | None = None, high: float | None = None
@@ -202,10 +205,3 @@ class Calibration:
             raise RuntimeError("a calibration that has not seen its reference has no scale")
         scaled = (raw - np.float32(self.low)) / np.float32(self.high - self.low)
         return np.clip(scaled, 0, 1) if bounded else scaled
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high, "values": self.values}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.low, self.high = state["low"], state["high"]
-        self.values = np.array(state["values"], np.float32)

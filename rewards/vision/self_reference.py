@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.base import Reward, RewardConfig
@@ -60,7 +61,7 @@ class SelfReferenceConfig(RewardConfig):
     weights: str = setting("", "of CLIP, as in reward.clip")
 
 
-class SelfReference(Reward):
+class SelfReference(Stateful, Reward):
     """phi(s) = p_j exp(-|s - c_j|^2 / (2 D width^2)), j the nearest centre, p_j its states' mean share of the way.
 
     States are divided by the standard deviations of the successes', of which D are not 0.
@@ -68,7 +69,7 @@ class SelfReference(Reward):
 
     Config = SelfReferenceConfig
     config: SelfReferenceConfig
-    role = "bonus"
+    saved = ("found", "ways", "running")
 
     def build(self) -> None:
         config = self.config
@@ -123,17 +124,15 @@ class SelfReference(Reward):
         progress = np.resize(np.linspace(0, 1, PLACES, dtype=np.float32), len(states))
         self.centres, self.progress = gather(states / self.spread, progress, self.config.centres)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"found": self.found, "ways": self.ways.copy(), "running": self.running.state_dict()}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.found, self.ways = int(state["found"]), np.array(state["ways"], np.float32)
-        self.running.load_state_dict(state["running"])
+        super().load_state_dict(state)
         self._gather()
 
 
-class RunningEpisodes:
+class RunningEpisodes(Stateful):
     """The episodes that are under way: their latest states, and their returns so far."""
+
+    saved = ("states", "returns")
 
     def __init__(self, longest: int, size: int) -> None:
         self.longest = longest
@@ -166,12 +165,6 @@ class RunningEpisodes:
         self.returns = total[-1] - before
         self.states = states[-self.longest :].copy()
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"states": self.states.copy(), "returns": self.returns.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.states, self.returns = np.array(state["states"], np.float32), np.array(state["returns"])
 
 
 def along(way: np.ndarray) -> np.ndarray:
