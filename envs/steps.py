@@ -179,7 +179,7 @@ def from_sb3_step(
 
 
 def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitions:
-    """Entries of a relabelling buffer (`rewards.adapters.sb3_replay`) -> a batch shaped like `rows` x `columns`."""
+    """Entries of a relabelling buffer (`rewards.adapters.sb3`) -> a batch shaped like `rows` x `columns`."""
 
     def pick(x: np.ndarray) -> np.ndarray:
         return x[rows, columns]

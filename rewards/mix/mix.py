@@ -7,6 +7,13 @@
 
 Scores are divided by the statistics of the last update, so a stream that has a scale gives 0 until it has seen `warmup`
 transitions: that is what makes wrapper, rollout and replay give equal rewards.
+
+Shapes turn a score into a reward that an agent cannot farm. A positive score as the reward of every step makes staying
+there the best plan: an optimal policy then never finishes a task that ends. `potential`, `delta` and `clip` remove the
+reason to stay; a sigmoid, though bounded, does not. `clip` can still make the way costly: a large weight keeps an agent
+from crossing a valley of the score. `benchmarks shaping_grid` shows all of this on a grid whose optimal policies are
+known. Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al.
+2024, arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid).
 """
 
 from __future__ import annotations
@@ -24,7 +31,6 @@ from envs.state import Stateful
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, make_scale, values_at_obs, values_of
-from rewards.mix.shaping import clip, delta, potential, sigmoid
 from rewards.task import Task
 
 SCHEDULES = ("linear", "cosine", "exp", "step")
@@ -62,11 +68,6 @@ class Mix:
         self._on_nan = value
         for stream in self.streams.values():
             stream.on_nan = value
-
-    @property
-    def replaces_task(self) -> bool:
-        """True when the task's own reward is not part of the mix."""
-        return "task" not in self.streams
 
     @property
     def is_task(self) -> bool:
@@ -181,15 +182,11 @@ class Mix:
 
     def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
         """Each stream's weighted, scaled reward."""
-        return {name: stream.weighted(raw[name], timesteps) for name, stream in self.streams.items()}
+        return {name: stream.scaled(raw[name]) * stream.weight(timesteps) for name, stream in self.streams.items()}
 
     def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
         """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
-        total = None
-        for name, stream in self.streams.items():
-            part = stream.weighted(raw[name], timesteps)
-            total = part if total is None else total + part
-        return np.asarray(total, np.float32)
+        return np.asarray(functools.reduce(np.add, self.parts(raw, timesteps).values()), np.float32)
 
     def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[np.ndarray, Memory]:
         """Score and combine in one call: the `Scorer` protocol."""
@@ -225,14 +222,7 @@ class Mix:
 
     def state_dict(self) -> dict[str, Any]:
         """Rewards, scales and metrics, nested."""
-        state: dict[str, Any] = {
-            name: {
-                "reward": stream.reward.state_dict(),
-                "scale": stream.scale.state_dict(),
-                "updates": stream.updates.state_dict(),
-            }
-            for name, stream in self.streams.items()
-        }
+        state = {name: stream.state_dict() for name, stream in self.streams.items()}
         return {"streams": state, "metrics": self._metrics.state_dict(), "zeroed": self.on_nan.zeroed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -244,9 +234,7 @@ class Mix:
         if set(state["streams"]) != set(self.streams):
             raise ValueError(f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}")
         for name, stream in self.streams.items():
-            stream.reward.load_state_dict(state["streams"][name]["reward"])
-            stream.scale.load_state_dict(state["streams"][name]["scale"])
-            stream.updates.load_state_dict(state["streams"][name]["updates"])
+            stream.load_state_dict(state["streams"][name])
         self._metrics.load_state_dict(state["metrics"])
         self.on_nan.zeroed = int(state["zeroed"])
 
@@ -315,8 +303,10 @@ class MixMetrics(Stateful):
         self.running = self.running + total[start:].sum(axis=0)
 
 
-class Stream:
+class Stream(Stateful):
     """One reward inside a mix."""
+
+    saved = ("reward", "scale", "updates")
 
     def __init__(self, name: str, reward: Reward, *, gamma: float) -> None:
         config: RewardConfig = reward.config
@@ -424,10 +414,6 @@ class Stream:
         if not self.has_scale:
             return raw
         return np.zeros_like(raw) if self.scale.count < self.warmup else raw / np.float32(self.scale.value)
-
-    def weighted(self, raw: np.ndarray, timesteps: Any) -> np.ndarray:
-        """weight * raw / scale."""
-        return self.scaled(raw) * self.weight(timesteps)
 
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
         """Update the reward and its scale."""
@@ -545,3 +531,27 @@ class Schedule:
         if self.kind == "exp":
             return self.start * (self.end / self.start) ** progress
         return np.where(progress < 1, self.start, self.end)
+
+
+def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
+    """gamma * phi(s') - phi(s), with phi = 0 at a terminal state and the real phi(s') where time merely ran out.
+
+    `gamma` must be the learner's: over an episode the rewards, discounted by it, telescope to gamma^T phi(s_T) -
+    phi(s_0).
+    """
+    return (gamma * np.where(terminated, 0.0, next_phi) - phi).astype(np.float32)
+
+
+def delta(phi: np.ndarray, next_phi: np.ndarray) -> np.ndarray:
+    """phi(s') - phi(s): what the step gained. Undiscounted, the rewards of an episode sum to phi(s_T) - phi(s_0)."""
+    return (next_phi - phi).astype(np.float32)
+
+
+def clip(score: np.ndarray, at: float) -> np.ndarray:
+    """min(score - at, 0): nothing is earned above `at`, so finishing is never worse than lingering."""
+    return np.minimum(score - at, 0).astype(np.float32)
+
+
+def sigmoid(score: np.ndarray, at: float, slope: float) -> np.ndarray:
+    """1 / (1 + exp(-slope (score - at))) - 1/2: bounded, zero at `at`; not enough in a task that terminates."""
+    return (0.5 * np.tanh(0.5 * slope * (score - at))).astype(np.float32)
