@@ -142,11 +142,7 @@ class BradleyTerry(Learned):
         """Embeddings of `batch.frame`, float16 (N, D): those that `of=frame` reads, or the judge's own."""
         if self.encoder is None:
             return self.judge.embed(batch)
-        if batch.frame is None:
-            raise ValueError(
-                f"bradley_terry with of=frame reads frames; make the environment with frame_size={self.frame_size}"
-            )
-        return self.encoder.embed(batch.frame, FRAMES)
+        return self.encoder.embed(batch.frame, FRAMES, "bradley_terry with of=frame")
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """Collect segments, and ask and learn when due."""

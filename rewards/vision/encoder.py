@@ -112,8 +112,13 @@ class ClipEncoder:
         self._cache = EmbeddingCache(self.image)
         self._texts: dict[str, np.ndarray] = {}
 
-    def embed(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
+    def embed(self, frames: np.ndarray | None, batch_size: int, reader: str = "clip", instead: str = "") -> np.ndarray:
         """As `image`, but frames seen lately are looked up, and single colours give zeros; ValueError for no frames."""
+        if frames is None:
+            raise ValueError(
+                f"{reader} reads frames, and this batch has none; "
+                f"make the environment with frame_size={self.size}{instead}"
+            )
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape[1:]:
             raise ValueError(
                 f"frames are {frames.dtype} of shape {frames.shape}, CLIP reads uint8 (N, height, width, 3); hand over "

@@ -28,20 +28,16 @@ from envs.settings import setting
 from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Reward, RewardConfig
-from rewards.vision.encoder import LODESTAR
-from rewards.vision.latent import SOURCES, Latent
+from rewards.vision.latent import Latent, LatentConfig
 
 ROUNDS = 10  # of k-means
 PLACES = 64  # states kept of a success
 
 
 @dataclass
-class SelfReferenceConfig(RewardConfig):
+class SelfReferenceConfig(LatentConfig):
     """Settings of `self_reference`."""
 
-    shape: str = "potential"
-    of: str = setting("obs", "what states are compared by: `obs` or `frame` (CLIP's embeddings)", choices=SOURCES)
     threshold: float | None = setting(
         None,
         "an episode succeeds if the task's return is above it; null asks for an end by termination with a "
@@ -57,11 +53,9 @@ class SelfReferenceConfig(RewardConfig):
         above=0,
     )
     longest: int = setting(1000, "states of a running episode that are remembered; what came before is left out", low=1)
-    model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
-    weights: str = setting("", "of CLIP, as in reward.clip")
 
 
-class SelfReference(Stateful, Reward):
+class SelfReference(Stateful, Latent):
     """phi(s) = p_j exp(-|s - c_j|^2 / (2 D width^2)), j the nearest centre, p_j its states' mean share of the way.
 
     States are divided by the standard deviations of the successes', of which D are not 0.
@@ -72,22 +66,16 @@ class SelfReference(Stateful, Reward):
     saved = ("found", "ways", "running")
 
     def build(self) -> None:
-        config = self.config
-        self.latent = Latent(self)
-        self.requires = self.latent.fields
-        self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
-        self.running = RunningEpisodes(config.longest, self.latent.size)
+        super().build()
+        self.running = RunningEpisodes(self.config.longest, self.size)
         self.found = 0  # successes so far
-        self.ways = np.zeros((config.successes, PLACES, self.latent.size), np.float32)
+        self.ways = np.zeros((self.config.successes, PLACES, self.size), np.float32)
         self._gather()
-
-    def embed(self, batch: Transitions) -> np.ndarray:
-        return self.latent.embed(batch)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.found:
             return np.zeros(batch.shape, np.float32)
-        z = self.latent(batch) / self.spread
+        z = self.states(batch) / self.spread
         square = np.square(z).sum(1, keepdims=True) - 2 * z @ self.centres.T + np.square(self.centres).sum(1)
         nearest = square.argmin(axis=1)
         far = np.square(z - self.centres[nearest]).sum(1) / self.vary  # without what the expansion rounds away
@@ -99,7 +87,7 @@ class SelfReference(Stateful, Reward):
             batch = batch.map(lambda x: x[None])
         if not batch.valid.any():
             return {}
-        ended, threshold = self.running.ended(batch, self.latent(batch)), self.config.threshold
+        ended, threshold = self.running.ended(batch, self.states(batch)), self.config.threshold
         successes = [
             way
             for way, total, last, terminated in ended
@@ -115,9 +103,7 @@ class SelfReference(Stateful, Reward):
     def _gather(self) -> None:
         """Make centres of the states of all successes that are kept."""
         ways = self.ways[: min(self.found, len(self.ways))]
-        states = ways.reshape(-1, self.latent.size)
-        if not len(states):
-            states = np.zeros((1, self.latent.size), np.float32)
+        states = ways.reshape(-1, self.size) if self.found else np.zeros((1, self.size), np.float32)
         spread = states.std(0)
         self.spread = np.where(spread > 1e-6, spread, 1).astype(np.float32)
         self.vary = max(int((spread > 1e-6).sum()), 1)  # numbers; two of these states are about 2 * vary apart, squared
