@@ -410,6 +410,8 @@ def random_rollout(
     frames = rng.integers(0, 256, (steps + 1, envs, frame_size, frame_size, 3), dtype=np.uint8)
     texts = np.array(SENTENCES, dtype=object)[rng.integers(0, len(SENTENCES), (steps + 1, envs))]
     signals = rng.normal(size=(steps + 1, envs, len(VEHICLE))).astype(np.float32)
+    content = {"frame": frames, "text": texts, "signals": signals}
+    content = {name: x[1:] for name, x in content.items()} | {f"obs_{name}": x[:-1] for name, x in content.items()}
     return Transitions(
         obs=_where(step == 0, starts, map_obs(lambda x: x[:-1], states)),
         action=_sample(action_space, steps, envs, seed),
@@ -419,12 +421,7 @@ def random_rollout(
         truncated=truncated,
         valid=np.ones((steps, envs), bool),
         step=step,
-        frame=frames[1:] if "frame" in requires else None,
-        obs_frame=frames[:-1] if "obs_frame" in requires else None,
-        text=texts[1:] if "text" in requires else None,
-        obs_text=texts[:-1] if "obs_text" in requires else None,
-        signals=signals[1:] if "signals" in requires else None,
-        obs_signals=signals[:-1] if "obs_signals" in requires else None,
+        **{name: x for name, x in content.items() if name in requires},
     )
 
 

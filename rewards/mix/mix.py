@@ -101,9 +101,10 @@ class Mix:
                 continue
             keeps_frame = keeps_frame or stream.reward.keeps_frames
             if key not in extras:
-                extras[key] = _embed(stream.reward, batch, batch.frame)
+                embedded = stream.reward.embed(batch.flatten())
+                extras[key] = embedded.reshape(*batch.shape, *embedded.shape[1:])
             if "obs_frame" in stream.requires and f"obs_{key}" not in extras:
-                extras[f"obs_{key}"] = _embed_obs(stream.reward, batch, extras[key])
+                extras[f"obs_{key}"] = values_at_obs(batch, extras[key], functools.partial(_embed_obs, stream, batch))
         batch = batch.replace(extras=extras)
         return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)
 
@@ -239,20 +240,10 @@ class Mix:
         self.on_nan.zeroed = int(state["zeroed"])
 
 
-def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:
-    flat = batch.replace(frame=frame).flatten()
-    embedded = reward.embed(flat)
-    return embedded.reshape(*batch.shape, *embedded.shape[1:])
-
-
-def _embed_obs(reward: Reward, batch: Transitions, embedded: np.ndarray) -> np.ndarray:
-    """Embeddings of `obs_frame`; only frames that are no previous row's are encoded."""
-
-    def ask(missing: np.ndarray) -> np.ndarray:
-        rows = batch[missing]
-        return reward.embed(rows.replace(frame=rows.obs_frame))
-
-    return values_at_obs(batch, embedded, ask)
+def _embed_obs(stream: Stream, batch: Transitions, missing: np.ndarray) -> np.ndarray:
+    """Embeddings of `obs_frame` in the rows `missing`, those that are no previous row's frame."""
+    rows = batch[missing]
+    return stream.reward.embed(rows.replace(frame=rows.obs_frame))
 
 
 class MixMetrics(Stateful):

@@ -29,7 +29,7 @@ from torch.nn.functional import logsigmoid
 
 from envs.settings import setting
 from envs.state import Stateful
-from envs.transitions import Transitions, concatenate, map_obs
+from envs.transitions import Transitions, concatenate, stack
 from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
 from rewards.exploration.learned import Learned, LearnedConfig
@@ -389,17 +389,17 @@ class Segments:
 
     def pick(self, rows: np.ndarray) -> Transitions:
         """Segments (L, B) by their places (B,) in the pool."""
-        return _side_by_side([self.pool[row] for row in rows])
+        return stack([self.pool[row] for row in rows]).map(lambda x: x.swapaxes(0, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        whole = _side_by_side(list(self.pool)) if self.pool else None
-        return {"pool": _plain(whole), "tail": _plain(self.tail), "left": self.left}
+        whole = stack(list(self.pool)) if self.pool else None
+        return {"pool": whole and vars(whole), "tail": self.tail and vars(self.tail), "left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        whole = _transitions(state["pool"])
+        whole, tail = (part and Transitions(**part) for part in (state["pool"], state["tail"]))
         self.pool.clear()
-        self.pool.extend([] if whole is None else [whole[:, m] for m in range(whole.shape[1])])
-        self.tail, self.left = _transitions(state["tail"]), np.array(state["left"], bool)
+        self.pool.extend(whole[m] for m in range(whole.shape[0] if whole else 0))
+        self.tail, self.left = tail, np.array(state["left"], bool)
 
 
 def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -407,23 +407,3 @@ def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
     spread = np.zeros((*places.shape, *rows.shape[1:]), rows.dtype)
     spread[places] = rows
     return spread
-
-
-def _side_by_side(segments: list[Transitions]) -> Transitions:
-    """B segments (L,) -> (L, B)."""
-    return concatenate([segment.map(lambda x: x[None]) for segment in segments]).map(lambda x: x.swapaxes(0, 1))
-
-
-def _plain(batch: Transitions | None) -> dict[str, Any] | None:
-    """A batch as nested dicts of arrays; texts as lists."""
-    return None if batch is None else dict(vars(batch.map(lambda x: x.tolist() if x.dtype == object else x)))
-
-
-def _transitions(state: dict[str, Any] | None) -> Transitions | None:
-    def array(value: list[str] | np.ndarray) -> np.ndarray:
-        return np.array(value, object) if isinstance(value, list) else np.array(value)
-
-    if state is None:
-        return None
-    fields: dict[str, Any] = {key: None if value is None else map_obs(array, value) for key, value in state.items()}
-    return Transitions(**fields)
