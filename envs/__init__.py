@@ -1,12 +1,7 @@
 """Environments, ready for an agent and for a reward that reads frames, captions, signals or observations.
 
-    make, make_vec, make_batched   `envs.make`: an id -> ready environments; `envs.family` and `envs.wrappers` say how
-    types, transitions             the batch type, and its builders from every interface; auto-reset is known there
-    classic/ mujoco/ minigrid/ nethack/ driving/ crafter/ exploration/
-                                   a folder a family: ids, observations, captions, signals, goals, terminations
-    vector/ batched/ snapshots/    environments side by side, array programs, simulator states
-
-Importing this package registers our ids in Gymnasium and imports none of the simulators.
+`envs.make` turns an id into ready environments. A folder is a family (ids, observations, captions, signals, goals), or
+`vector`, `batched`, `snapshots`. Importing this package registers our ids and imports none of the simulators.
 """
 
 from __future__ import annotations

@@ -334,6 +334,3 @@ class BatchedAcrobot(BatchedClassic):
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         angles = np.arctan2(obs[:, [1, 3]], obs[:, [0, 2]])
         return np.concatenate([angles, obs[:, 4:]], -1)
-
-    def _success(self, terminated: Array) -> Array:
-        return terminated

@@ -57,10 +57,13 @@ class BatchedCells(BatchedEnv):
         cell = self.state["cell"]
         cell[...] = self._reached[...] = self.arrays.gather(self._leads, cell * self._choices + choices)
 
-    def _mark(self, cell: Array, out: Array) -> None:
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
         """Write K cells into `out`, float32 (K, n_cells), as one-hot rows."""
         out[...] = 0.0
-        out[self._everywhere[: len(cell)], cell] = 1.0
+        out[self._everywhere[: len(out)], state["cell"]] = 1.0
+
+    def _read(self, original: Any) -> dict[str, Any]:
+        return {"cell": original.cell}
 
     def snapshot(self) -> dict[str, Any]:
         return {**super().snapshot(), "chance": self._chance.bit_generator.state}
@@ -105,7 +108,7 @@ class BatchedNoisyRooms(BatchedCells):
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         if self._codes is None:
-            self._mark(state["cell"], out[:, : self._width])
+            super()._observe(state, out[:, : self._width])
         else:
             out[:, : self._width] = self.arrays.gather(self._codes, state["cell"])
         out[:, self._width :] = state["noise"]
@@ -114,7 +117,7 @@ class BatchedNoisyRooms(BatchedCells):
         return self.state["arrived"]
 
     def _read(self, original: Any) -> dict[str, Any]:
-        return {"cell": original.cell, "noise": original.noise, "arrived": original.arrived}
+        return {**super()._read(original), "noise": original.noise, "arrived": original.arrived}
 
 
 class BatchedDeepSea(BatchedCells):
@@ -142,11 +145,5 @@ class BatchedDeepSea(BatchedCells):
         self._go(drift)
         return rewards, landed
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
-        self._mark(state["cell"], out)
-
     def _success(self, terminated: Array) -> Array:
         return self._treasure
-
-    def _read(self, original: Any) -> dict[str, Any]:
-        return {"cell": original.cell}

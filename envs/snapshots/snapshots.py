@@ -34,12 +34,11 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, StickyAction, TimeLimit
 
 from envs.classic.view import Canvas
-from envs.disturb import NoisyTV
 from envs.family import simulator
 from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
 from envs.observations import PlainObservation
-from envs.wrappers import EpisodeStatistics, Journal, Observer
+from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer
 
 State = dict[str, Any]
 

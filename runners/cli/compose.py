@@ -114,7 +114,7 @@ def _keys(agent: str, names: list[str]) -> dict[str, Any]:
 
 def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
     """Every option of the environment -> its type; Any for others, where the constructor takes whatever it is given."""
-    from envs.options import is_open, options
+    from envs.make import is_open, options
 
     keys = {ENV + name: _kind(parameter) for name, parameter in options(env).items()}
     others = [key for key in values if key.startswith(ENV) and key not in keys]

@@ -20,8 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs import render
 from envs.family import family_of
-from envs.make import make, spec_of
-from envs.options import creator
+from envs.make import creator, make, spec_of
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, stack
 from rewards.adapters.guided import guided

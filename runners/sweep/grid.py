@@ -112,7 +112,7 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
 def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
     """Without the options that belong to what another job uses and this one does not; each once."""
     import agents
-    from envs.options import options
+    from envs.make import options
 
     picks = [chosen([f"{key}={text}" for key, text in given.items()]) for given in points]
     fields = {name: {f.name for f in dataclasses.fields(agents.get(name).Config)} for name, _ in picks}

@@ -174,10 +174,10 @@ class BatchedHighway(BatchedEnv):
     def _read(self, original: Any) -> dict[str, Any]:
         cars = original.road.vehicles
         pushed = [car.impact is not None for car in cars]
+        numbers = ("heading", "speed", "target_speed")
         return {
             **{key: np.array([car.position[i] for car in cars]) for i, key in enumerate("xy")},
-            **{key: np.array([getattr(car, key) for car in cars], float) for key in ("heading", "speed")},
-            "target_speed": np.array([car.target_speed for car in cars], float),
+            **{key: np.array([getattr(car, key) for car in cars], float) for key in numbers},
             "timer": np.array([getattr(car, "timer", 0.0) for car in cars], float),
             "delta": np.array([getattr(car, "DELTA", DELTAS[0]) for car in cars], float),
             "lane": np.array([car.lane_index[2] for car in cars], np.int64),

@@ -39,6 +39,11 @@ HANDS = 1 + len(THINGS) * COLOURS  # nothing, or a thing of a colour
 FAILS, SUCCEEDS = 1, 2
 NO_SIGHT = np.zeros((0, 0), np.uint8)
 NAMED = CODES // STATES  # kinds times colours
+# Tables of (CODES,): a cell's kind, its state, whether one sees what is behind it; of (HANDS,): the cell for what is
+# carried.
+KIND, STATE = np.arange(CODES) // (COLOURS * STATES), np.arange(CODES) % STATES
+CLEAR = ((KIND != OBJECT_TO_IDX["wall"]) & ((KIND != DOOR) | (STATE == 0))).astype(np.float32)
+HELD = np.array([EMPTY, *code(np.repeat(THINGS, COLOURS), np.tile(np.arange(COLOURS), len(THINGS)))], np.uint8)
 
 
 class BatchedMiniGrid(BatchedEnv):
@@ -62,12 +67,12 @@ class BatchedMiniGrid(BatchedEnv):
         self._view = array(_view(strides, self._size))
         rules = _rules(getattr(self.world, "obj_type", None))
         self._rules = array(rules)
-        self._held = array(_held())
+        self._held = array(HELD)
         parts = np.unravel_index(np.arange(CODES), PARTS)
         # float32 (CODES, 20): the adapter's one-hot of a cell; a cell out of sight is code 0.
         one_hot = np.concatenate([np.eye(size, dtype=np.float32)[part] for size, part in zip(PARTS, parts)], axis=1)
         self._pixels, self._words = array(one_hot), array(_words(original))
-        self._clear, self._place = array(_transparent()), array(_places(self._size))
+        self._clear, self._place = array(CLEAR), array(_places(self._size))
         self._seen, self._beam, self._bits = (array(table) for table in _shadows(self._size))
         self._compass = array(np.eye(4, dtype=np.float32))
         self._situation, self._sight = array(np.zeros(n, np.int64)), NO_SIGHT
@@ -273,23 +278,13 @@ def _view(strides: np.ndarray, size: int) -> np.ndarray:
     return strides[:, None] * (size - 1 - row) + right * (column - size // 2)
 
 
-def _held() -> np.ndarray:
-    """uint8 (HANDS,): the cell that shows what is carried."""
-    things = np.repeat(THINGS, COLOURS), np.tile(np.arange(COLOURS), len(THINGS))
-    return np.concatenate([[EMPTY], code(*things)]).astype(np.uint8)
-
-
-def _kinds() -> np.ndarray:
-    return np.arange(CODES) // (COLOURS * STATES)
-
-
 def _rules(prize: str | None) -> np.ndarray:
     """What an action does, uint8 (actions * CODES * HANDS, 4): new cell ahead, new hands, moves, ends.
 
     Picking up an object called `prize` ends the episode well.
     """
     cell, hands = np.ogrid[:CODES, :HANDS]
-    kind, colour, state = _kinds()[:, None], cell // STATES % COLOURS, cell % STATES
+    kind, colour, state = KIND[:, None], cell // STATES % COLOURS, cell % STATES
     table = np.zeros((len(Actions), CODES, HANDS, 4), np.uint8)
     table[..., 0], table[..., 1] = cell, hands
 
@@ -303,10 +298,10 @@ def _rules(prize: str | None) -> np.ndarray:
     table[Actions.pickup, ..., 0] = np.where(taken, EMPTY, cell)
     table[Actions.pickup, ..., 1] = full
     if prize is not None:
-        table[Actions.pickup, ..., 3] = SUCCEEDS * ((_held()[full] // (COLOURS * STATES)) == OBJECT_TO_IDX[prize])
+        table[Actions.pickup, ..., 3] = SUCCEEDS * (KIND[HELD[full]] == OBJECT_TO_IDX[prize])
 
     dropped = (cell == EMPTY) & (hands > 0)
-    table[Actions.drop, ..., 0] = np.where(dropped, _held()[hands], cell)
+    table[Actions.drop, ..., 0] = np.where(dropped, HELD[hands], cell)
     table[Actions.drop, ..., 1] = np.where(dropped, 0, hands)
 
     opened, unlocks = cell - state, hands == 1 + colour
@@ -314,12 +309,6 @@ def _rules(prize: str | None) -> np.ndarray:
     box = kind == OBJECT_TO_IDX["box"]
     table[Actions.toggle, ..., 0] = np.where(kind == DOOR, door, np.where(box, EMPTY, cell))
     return table.reshape(-1, 4)
-
-
-def _transparent() -> np.ndarray:
-    """float32 (CODES,) in {0, 1}: whether one sees what is behind a cell."""
-    kind, state = _kinds(), np.arange(CODES) % STATES
-    return ((kind != OBJECT_TO_IDX["wall"]) & ((kind != DOOR) | (state == 0))).astype(np.float32)
 
 
 def _places(size: int) -> np.ndarray:
