@@ -143,18 +143,7 @@ class Rollout:
     NEXT_STEP mode the step that only resets is written too, as a row with `valid == False`; so is one in which an
     episode was lost with its worker, which is truncated besides.
 
-    Args:
-        length: T.
-        envs: the vector environment.
-        modality_names: which of frame, text and signals to keep.
-
-    Attributes:
-        obs: (T + 1, N, ...); row T is what the agent acts on next.
-        action: (T, N, ...) as the environment received it; the caller fills it in.
-        reward: float32 (T, N), the task's; terminated, truncated, valid: bool (T, N).
-        success: float32 (T, N), of the episode that ended here, NaN where none did or it is not defined.
-        modalities: name -> (T + 1, N, ...), of the observation in the same row.
-        finals: where episodes ended, and on which observation.
+    `length` is T; `modality_names` says which of frame, text and signals to keep.
 
     Raises:
         ValueError: for an environment that leaves resets to its caller, or does not say when it resets.
@@ -170,16 +159,16 @@ class Rollout:
         self.length, self.n, self.same_step = length, envs.num_envs, mode == AutoresetMode.SAME_STEP
         self.modality_names = tuple(sorted(modality_names))
         shape = (length, self.n)
-        self.obs = empty_batch(envs.single_observation_space, (length + 1, self.n))
-        self.action = empty_batch(envs.single_action_space, shape)
-        self.reward = np.zeros(shape, np.float32)
+        self.obs = empty_batch(envs.single_observation_space, (length + 1, self.n))  # row T is to be acted on next
+        self.action = empty_batch(envs.single_action_space, shape)  # as the environment received it; set by the caller
+        self.reward = np.zeros(shape, np.float32)  # the task's
         self.terminated, self.truncated, self.valid = (np.zeros(shape, bool) for _ in range(3))
         self.valid[:] = self.same_step
-        self.success = np.full(shape, np.nan, np.float32)
+        self.success = np.full(shape, np.nan, np.float32)  # of the episode that ended here; NaN where none did
         self.resetting = np.zeros(self.n, bool)  # NEXT_STEP: the coming step only resets
         self.first_step = np.zeros(self.n, np.int64)
-        self.finals: list[Final] = []
-        self.modalities: dict[str, np.ndarray] = {}
+        self.finals: list[Final] = []  # where episodes ended, and on which observation
+        self.modalities: dict[str, np.ndarray] = {}  # (T + 1, N, ...), of the observation in the same row
         self.final_modalities: list[tuple[str, int, np.ndarray, Array]] = []
         self._next_obs: Any = None
 
@@ -360,7 +349,7 @@ class NotFinite(FloatingPointError):
 
 
 class OnNan:
-    """What becomes of a reward that is NaN or infinite: `stop` leaves it to be refused, `zero` replaces and counts it."""
+    """What becomes of NaN or infinite rewards: `stop` leaves them to be refused, `zero` replaces and counts them."""
 
     def __init__(self, what: str = "stop") -> None:
         self.what, self.zeroed = what, 0  # what is sampled from a replay twice counts twice

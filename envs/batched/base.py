@@ -89,17 +89,11 @@ class BatchedEnv(VectorEnv):
         frame_size: side in pixels of `infos["frame"]`, uint8 (N, side, side, 3); None for no frames.
         text: whether to write `infos["text"]`, object (N,) of str, on the host.
         signals: whether to write `infos["signals"]`, float32 (N, K), as `SIGNALS` names them.
-
-    Attributes:
-        state: name -> (N, ...), all that the dynamics read.
-        world: `original` without wrappers, closed; only its constants are read.
-        max_steps: steps after which an episode is truncated.
-        modalities: some of `envs.types.MODALITIES` -> (N, ...), of the observations last returned.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     SIGNALS: tuple[str, ...] = ()
-    world: Any
+    world: Any  # `original` without wrappers, closed; only its constants are read
 
     def __init__(
         self,
@@ -118,8 +112,9 @@ class BatchedEnv(VectorEnv):
         self.observation_space = batch_space(original.observation_space, n)
         self.action_space = batch_space(original.action_space, n)
         self.arrays, self.xp = arrays, arrays.xp
-        self.state: dict[str, Array] = {}
+        self.state: dict[str, Array] = {}  # name -> (N, ...), all that the dynamics read
         self.frame_size, self.first_seed = frame_size, seed
+        # Some of `MODALITIES`, (N, ...), of the observations last returned.
         self.modalities = empty_modalities(n, frame_size, text, len(self.SIGNALS) if signals else 0)
         limits = (getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None))
         self.max_steps = min((limit for limit in limits if limit is not None), default=sys.maxsize)

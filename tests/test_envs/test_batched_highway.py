@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envs.batched.highway.traffic import Traffic, closest_lane, overlap
+from envs.batched.highway.env import Traffic, closest_lane, overlap
 from envs.batched.highway.view import RoadPainter
 from envs.driving.vehicle import read
 from envs.make import make, make_batched, make_vec
