@@ -30,11 +30,10 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "NetHackStaircase3-v0": ("envs.nethack.tasks:Staircase", 5000, {"level": 3}),
     "NetHackStaircase4-v0": ("envs.nethack.tasks:Staircase", 5000, {"level": 4}),
     "Crafter-v0": ("envs.crafter.family:Crafter", 10_000, {}),
-    "ProbeValue-v0": ("envs.exploration.probe:Probe", None, {"kind": "value"}),
-    "ProbeObservation-v0": ("envs.exploration.probe:Probe", None, {"kind": "observation"}),
-    "ProbeDiscount-v0": ("envs.exploration.probe:Probe", None, {"kind": "discount"}),
-    "ProbePolicy-v0": ("envs.exploration.probe:Probe", None, {"kind": "policy"}),
-    "ProbeJoint-v0": ("envs.exploration.probe:Probe", None, {"kind": "joint"}),
+    **{
+        f"Probe{kind.capitalize()}-v0": ("envs.exploration.probe:Probe", None, {"kind": kind})
+        for kind in ("value", "observation", "discount", "policy", "joint")
+    },
 }
 
 with suppress(ModuleNotFoundError):  # runners.doctor reads envs.settings even where everything is missing

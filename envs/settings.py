@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar
@@ -41,13 +42,8 @@ class Setting:
             return value in self.choices
         if isinstance(value, bool) or not isinstance(value, int | float) or self.range == "":
             return True
-        return (
-            math.isfinite(value)
-            and (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        ends = (self.low, operator.ge), (self.high, operator.le), (self.above, operator.gt), (self.below, operator.lt)
+        return math.isfinite(value) and all(end is None or holds(value, end) for end, holds in ends)
 
     @property
     def range(self) -> str:
@@ -112,11 +108,7 @@ class Settings:
         self.check(*declarations(type(self)))
 
     def check(self, *names: str) -> None:
-        """Refuse the first of these fields that is out of range; None is allowed.
-
-        Raises:
-            ValueError: one sentence.
-        """
+        """Refuse, with a ValueError, the first of these fields that is out of range; None is allowed."""
         declared = declarations(type(self))
         for name in names:
             value = getattr(self, name)

@@ -162,8 +162,9 @@ class Observer(Recorded):
         self.signals = family.signals(env.spec) if signals and env.spec is not None else ()
         self.sense = family.sense
         if signals and not self.signals:
-            name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-            raise ValueError(f"{name} has no signals; leave signals out, and use a reward that reads none")
+            raise ValueError(
+                f"{render.name_of(env)} has no signals; leave signals out, and use a reward that reads none"
+            )
         self._memory: dict[str, Any] = {}
         self._text: str | None = None
 

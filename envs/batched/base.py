@@ -151,10 +151,6 @@ class BatchedEnv(VectorEnv):
         """Whether the episodes that end now succeeded, bool (N,)."""
         return terminated
 
-    @abstractmethod
-    def _read(self, original: Any) -> dict[str, Any]:
-        """The entries of `state` for one of the original environments, unwrapped."""
-
     def _show(self, rows: Array) -> None:
         """Write some rows of `modalities`, int (K,), from `state`."""
 
@@ -245,11 +241,7 @@ class BatchedEnv(VectorEnv):
         self._used = 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data from which `restore` continues, bit for bit.
-
-        Raises:
-            RuntimeError: before the first reset.
-        """
+        """Plain data from which `restore` continues, bit for bit; a RuntimeError before the first reset."""
         if not self.state:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
         host = self.arrays.numpy
@@ -270,7 +262,12 @@ class BatchedEnv(VectorEnv):
         if count != self.num_envs:
             raise ValueError(f"the snapshot holds {count} environments, not {self.num_envs}; make as many")
         self._return_to(state)
-        return self._set(state["steps"], state["returns"])
+        self._steps = self.arrays.array(state["steps"], np.int64)
+        self._returns = self.arrays.array(state["returns"], np.float64)
+        self._observe(self.state, self._obs)
+        if self.modalities:
+            self._show(self._everywhere)
+        return self._obs
 
     def _return_to(self, saved: dict[str, Any]) -> None:
         """The inverse of `_saved`."""
@@ -278,18 +275,3 @@ class BatchedEnv(VectorEnv):
         self._refill()
         self._used = int(saved["used"])
         self.state = {key: self.arrays.array(value) for key, value in saved["state"].items()}
-
-    def load(self, originals: Sequence[gym.Env]) -> Array:
-        """Take over the states of N environments from `envs.make.make` that were just reset; returns observations."""
-        states = [self._read(original.unwrapped) for original in originals]
-        self._refill()
-        self.state = {key: self.arrays.array(np.stack([state[key] for state in states])) for key in states[0]}
-        return self._set(np.zeros(self.num_envs), np.zeros(self.num_envs))
-
-    def _set(self, steps: np.ndarray, returns: np.ndarray) -> Array:
-        self._steps = self.arrays.array(steps, np.int64)
-        self._returns = self.arrays.array(returns, np.float64)
-        self._observe(self.state, self._obs)
-        if self.modalities:
-            self._show(self._everywhere)
-        return self._obs

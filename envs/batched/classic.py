@@ -38,9 +38,6 @@ class BatchedClassic(BatchedEnv):
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         out[...] = state["x"]
 
-    def _read(self, original: Any) -> dict[str, Any]:
-        return {"x": np.asarray(original.state, self.DTYPE)}
-
     def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One step from the states of the observations `obs` (B, D), for any B; NumPy arrays only.
 

@@ -62,16 +62,12 @@ class BatchedCells(BatchedEnv):
         out[...] = 0.0
         out[self._everywhere[: len(out)], state["cell"]] = 1.0
 
-    def _read(self, original: Any) -> dict[str, Any]:
-        return {"cell": original.cell}
+    def _saved(self) -> dict[str, Any]:
+        return {**super()._saved(), "chance": self._chance.bit_generator.state}
 
-    def snapshot(self) -> dict[str, Any]:
-        return {**super().snapshot(), "chance": self._chance.bit_generator.state}
-
-    def restore(self, state: dict[str, Any]) -> Array:
-        obs = super().restore(state)
-        self._chance.bit_generator.state = state["chance"]
-        return obs
+    def _return_to(self, saved: dict[str, Any]) -> None:
+        super()._return_to(saved)
+        self._chance.bit_generator.state = saved["chance"]
 
 
 class BatchedNoisyRooms(BatchedCells):
@@ -115,9 +111,6 @@ class BatchedNoisyRooms(BatchedCells):
 
     def _success(self, terminated: Array) -> Array:
         return self.state["arrived"]
-
-    def _read(self, original: Any) -> dict[str, Any]:
-        return {**super()._read(original), "noise": original.noise, "arrived": original.arrived}
 
 
 class BatchedDeepSea(BatchedCells):

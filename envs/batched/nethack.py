@@ -145,9 +145,6 @@ class BatchedNetHack(BatchedEnv):
         for inner in self._inners:
             inner.close()
 
-    def _read(self, original: Any) -> dict[str, Any]:
-        raise ValueError("a game of NetHack cannot be copied; use snapshot() and restore()")
-
 
 def _generators(seeds: Sequence[int]) -> list[np.random.Generator]:
     return [seeding.np_random(int(seed))[0] for seed in seeds]

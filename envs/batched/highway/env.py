@@ -15,12 +15,10 @@ place along the road, one sees the other as its leader, in the original each the
 `config`, the entries of `SUPPORTED` may be set.
 
 When it fails: two cars whose distances differ in the last bit may decide differently than in the original, and from
-there on the two go separate ways. Beyond 10 km: at 30 m/s and with the usual traffic, after five minutes.
+there on the two go separate ways. Beyond the original's 10 km: at 30 m/s, with the usual traffic, after five minutes.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -190,22 +188,6 @@ class BatchedHighway(BatchedEnv):
         )
         return np.stack(car, -1)
 
-    def _read(self, original: Any) -> dict[str, Any]:
-        cars = original.road.vehicles
-        pushed = [car.impact is not None for car in cars]
-        numbers = ("heading", "speed", "target_speed")
-        return {
-            **{key: np.array([car.position[i] for car in cars]) for i, key in enumerate("xy")},
-            **{key: np.array([getattr(car, key) for car in cars], float) for key in numbers},
-            "timer": np.array([getattr(car, "timer", 0.0) for car in cars], float),
-            "delta": np.array([getattr(car, "DELTA", DELTAS[0]) for car in cars], float),
-            "lane": np.array([car.lane_index[2] for car in cars], np.int64),
-            "target": np.array([car.target_lane_index[2] for car in cars], np.int64),
-            "crashed": np.array([car.crashed for car in cars], bool),
-            "hit": np.array(pushed),
-            "impact": np.array([car.impact if there else (0.0, 0.0) for car, there in zip(cars, pushed)]),
-        }
-
 
 def nonzero(x: np.ndarray) -> np.ndarray:
     """`x`, but at least 0.01 away from zero."""
@@ -245,8 +227,7 @@ class Traffic:
     def step(self, state: dict[str, np.ndarray]) -> None:
         """All cars decide, move, and collide; `state` is changed in place."""
         self._look(state)
-        acceleration = self._decide(state)
-        self._move(state, acceleration)
+        self._move(state, self._decide(state))
         self._collide(state)
 
     def _look(self, state: dict[str, np.ndarray]) -> None:
