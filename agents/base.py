@@ -153,10 +153,7 @@ class BaseAgent(Predictor):
 
     Args:
         envs: a `gymnasium.vector.VectorEnv` that resets by itself; `envs.make.make_vec` makes fast ones.
-        config: of the class `Config`; None for its defaults.
         scorer: gives the rewards: a `rewards.mix.mix.Mix`, or None for the task's own reward.
-        seed: of everything random.
-        device: as torch writes it.
 
     Attributes:
         num_timesteps: environment steps so far, summed over environments.
@@ -204,7 +201,7 @@ class BaseAgent(Predictor):
             )
         self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
-        self._logger: Logger | None = None
+        self.logger = Logger(None, [])  # writes nowhere until `set_logger`
         self._finite: dict[str, Any] | None = None  # what `recoverable` names, when it was last found finite
         self._restored = self._restored_in_row = 0
         self._set_up()
@@ -288,16 +285,9 @@ class BaseAgent(Predictor):
 
     # -------------------------------------------------------------------------------------------------------- logs
 
-    @property
-    def logger(self) -> Logger:
-        """It writes nowhere until `set_logger`."""
-        if self._logger is None:
-            self._logger = Logger(None, [])
-        return self._logger
-
     def set_logger(self, logger: Logger) -> None:
         """Use a logger, as `stable_baselines3.common.logger.configure` returns it."""
-        self._logger = logger
+        self.logger = logger
 
     @property
     def ep_info_buffer(self) -> deque[dict[str, float]]:
@@ -323,18 +313,18 @@ class BaseAgent(Predictor):
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write a row of the log, with Stable-Baselines3's tags."""
-        elapsed = max(time.perf_counter() - self._began, 1e-9)
+        elapsed, record = max(time.perf_counter() - self._began, 1e-9), self.logger.record
         if iteration > 0:
-            self.logger.record("time/iterations", iteration, exclude="tensorboard")
+            record("time/iterations", iteration, exclude="tensorboard")
         if self.ep_info_buffer:
-            self.logger.record("rollout/ep_rew_mean", float(np.mean([e["r"] for e in self.ep_info_buffer])))
-            self.logger.record("rollout/ep_len_mean", float(np.mean([e["l"] for e in self.ep_info_buffer])))
+            record("rollout/ep_rew_mean", float(np.mean([e["r"] for e in self.ep_info_buffer])))
+            record("rollout/ep_len_mean", float(np.mean([e["l"] for e in self.ep_info_buffer])))
         if self.ep_success_buffer:
-            self.logger.record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("time/fps", int((self.num_timesteps - self._began_at) / elapsed))
-        self.logger.record("time/time_elapsed", int(elapsed), exclude="tensorboard")
-        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+            record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        record("time/fps", int((self.num_timesteps - self._began_at) / elapsed))
+        record("time/time_elapsed", int(elapsed), exclude="tensorboard")
+        record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(step=self.num_timesteps)
 
     # ------------------------------------------------------------------------------------------- state and recovery
@@ -415,11 +405,8 @@ class Episodes(Stateful):
             return
         columns, times = np.nonzero(ended.T)
         at_end = sums[:, times, columns]
-        before = np.zeros_like(at_end)
-        same = columns[1:] == columns[:-1]
-        before[:, 1:] = np.where(same, at_end[:, :-1], 0.0)
-        first = np.ones(len(columns), bool)
-        first[1:] = ~same
+        first = np.diff(columns, prepend=-1) > 0
+        before = np.where(first, 0.0, np.roll(at_end, 1, axis=1))
         total = at_end - before + np.where(first, self.running[:, columns], 0.0)
         for index in np.argsort(times, kind="stable"):
             place = times[index], columns[index]
@@ -497,9 +484,8 @@ class Steps(Stateful):
         obs, rewards, terminations, truncations, infos = self.envs.step(taken)
         before, self.obs = self.obs, map_obs(np.array, obs)
         step = (self.obs, np.array(terminations, bool), np.array(truncations, bool), infos)
-        batch = from_vector_step(
-            self.cursor, self.mode, before, taken, self.on_nan(np.array(rewards, np.float32)), *step
-        )
+        reward = self.on_nan(np.array(rewards, np.float32))
+        batch = from_vector_step(self.cursor, self.mode, before, taken, reward, *step)
         kept = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
         refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, kept)
         ended = batch.ended

@@ -56,8 +56,7 @@ class SQIRLConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.net_arch:
-            raise ValueError("agent.net_arch=[] is no network; give one width or more")
+        self.refuse_if(not self.net_arch, "agent.net_arch=[] is no network; give one width or more")
 
 
 class Stages(nn.Module):

@@ -71,16 +71,14 @@ class Inputs:
             if kind == "numbers":
                 columns.append(value.reshape(*shape, length).astype(np.float32, copy=False))
                 continue
-            index = value.reshape(*shape, -1) - self.starts[key] + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+            index = value.reshape(*shape, -1) - self.starts[key] + np.cumsum(sizes) - sizes
             hot = np.zeros((*shape, length), np.float32)
             np.put_along_axis(hot, index.astype(np.int64), 1.0, axis=-1)
             columns.append(hot)
-        if len(columns) == 1:
-            return columns[0]
-        if columns:
-            return np.concatenate(columns, axis=-1)
-        value = np.asarray(obs if self.bare else next(iter(obs.values())))
-        return np.zeros((*value.shape[:leading], 0), np.float32)
+        if not columns:
+            value = np.asarray(obs if self.bare else next(iter(obs.values())))
+            columns = [np.zeros((*value.shape[:leading], 0), np.float32)]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=-1)
 
     def pixels(self, obs: Obs) -> dict[str, np.ndarray]:
         """The images, uint8."""
@@ -245,6 +243,9 @@ class ActorCritic(nn.Module):
         trunk: what the flat part goes through first, for both networks; has a `width`. None for nothing.
     """
 
+    obs_mean: Tensor
+    obs_scale: Tensor
+
     def __init__(
         self,
         inputs: Inputs,
@@ -269,8 +270,6 @@ class ActorCritic(nn.Module):
         self.pi_head = linear(last, actions.outputs, 0.01)
         self.vf_head = linear(last, streams, 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.outputs)) if actions.gaussian else None
-        self.obs_mean: Tensor
-        self.obs_scale: Tensor
         self.register_buffer("obs_mean", torch.zeros(inputs.size))
         self.register_buffer("obs_scale", torch.ones(inputs.size))  # multiplies: 1 / standard deviation
 
@@ -306,13 +305,8 @@ class ActorCritic(nn.Module):
     def unroll(self, features: Tensor, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Run the GRU along time.
 
-        Args:
-            features: (T, B, F).
-            hidden: (B, units) before the first row.
-            starts: bool (T, B), rows at which an episode begins: the state is emptied before them.
-
-        Returns:
-            (T, B, units) and the state after the last row.
+        Features (T, B, F) and the state (B, units) before the first row -> (T, B, units) and the state after the last.
+        Where `starts`, bool (T, B), an episode begins: the state is emptied before that row.
         """
         assert self.gru is not None
         x = self.before(features)

@@ -376,10 +376,8 @@ class Collector(Stateful):
         self.starts[t, group] = ended if rollout.same_step else ~rollout.valid[t - 1, group]
         if ended.any() and rollout.finals and rollout.finals[-1][0] == t - 1:
             _, columns, last = rollout.finals[-1]
-            values = self.learner.values(
-                self.inputs.vector(last), self.inputs.pixels(last), self.learner.hidden[columns]
-            )
-            self.last_values[t - 1, columns] = values
+            read = (self.inputs.vector(last), self.inputs.pixels(last), self.learner.hidden[columns])
+            self.last_values[t - 1, columns] = self.learner.values(*read)
 
     def _abandon(self, t: int) -> None:
         """Stop in the middle: what was collected is dropped."""
@@ -409,22 +407,23 @@ class Collector(Stateful):
         """Values and log-probabilities that acting left out, and the values of the observations episodes ended on."""
         rollout, learner = self.rollout, self.learner
         length, n = rollout.length, rollout.n
+        pixels = self.inputs.pixels(map_obs(lambda x: x[length], rollout.obs))
         if self.recurrent:
-            last = map_obs(lambda x: x[length], rollout.obs)
             hidden = learner.hidden.clone()
             hidden[learner.tensor(self.starts[length])] = 0
-            self.values[length] = learner.values(self.vector[length], self.inputs.pixels(last), hidden)
+            self.values[length] = learner.values(self.vector[length], pixels, hidden)
             return
         if learner.deferred:
             rows = self.vector.reshape((length + 1) * n, -1)
             values, log_prob = learner.evaluate(rows, {}, self.chosen.reshape(length * n, -1))
             self.values[:], self.log_prob[:] = values.reshape(self.values.shape), log_prob.reshape(length, n)
         else:
-            last = map_obs(lambda x: x[length], rollout.obs)
-            self.values[length] = learner.evaluate(self.vector[length], self.inputs.pixels(last), None)[0]
+            self.values[length] = learner.evaluate(self.vector[length], pixels, None)[0]
         late = [f for f in rollout.finals if (rollout.truncated[f[0], f[1]] & ~rollout.terminated[f[0], f[1]]).any()]
         if late:  # time ran out: all of them in one call
-            last = _concatenate([obs for _, _, obs in late])
+            every = [obs for _, _, obs in late]
+            parts = isinstance(every[0], dict)
+            last = {k: np.concatenate([obs[k] for obs in every]) for k in every[0]} if parts else np.concatenate(every)
             values = learner.evaluate(self.inputs.vector(last), self.inputs.pixels(last), None)[0]
             times = np.concatenate([np.full(len(columns), t) for t, columns, _ in late])
             self.last_values[times, np.concatenate([columns for _, columns, _ in late])] = values
@@ -479,14 +478,13 @@ class DeviceCollector(Collector):
         self._ends: list[tuple[int, Tensor, Tensor, Tensor]] = []  # time, mask, last observations, success
 
     def begin(self) -> bool:
-        fresh = not self.began
-        if fresh:
-            obs, _ = self.envs.reset(seed=self.seed)
-            self.vector[0] = obs
-            self.episodes.running[:] = 0
-            self.rollout.first_step[:] = 0
-            self.began = True
-        return fresh
+        if self.began:
+            return False
+        self.vector[0], _ = self.envs.reset(seed=self.seed)
+        self.episodes.running[:] = 0
+        self.rollout.first_step[:] = 0
+        self.began = True
+        return True
 
     def collect(self, on_step: Callable[[int], bool]) -> bool:
         length, clock = self.rollout.length, time.perf_counter()
@@ -557,9 +555,3 @@ class DeviceCollector(Collector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.vector[0] = torch.as_tensor(self.rollout.obs[0], device=self.vector.device)
-
-
-def _concatenate(obs: list[Any]) -> Any:
-    if isinstance(obs[0], dict):
-        return {key: np.concatenate([o[key] for o in obs]) for key in obs[0]}
-    return np.concatenate(obs)

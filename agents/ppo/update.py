@@ -52,10 +52,7 @@ class PPOConfig(Settings):
         tune=(64, 128, 256, 512, "choice"),
     )
     batch_size: int = setting(
-        64,
-        "transitions a minibatch; must divide n_steps * n_envs",
-        low=1,
-        tune=(32, 64, 128, 256, "choice"),
+        64, "transitions a minibatch; must divide n_steps * n_envs", low=1, tune=(32, 64, 128, 256, "choice")
     )
     n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
     gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
@@ -71,9 +68,7 @@ class PPOConfig(Settings):
         "separate", "a value for every reward stream; sum: one value of their weighted sum", choices=("separate", "sum")
     )
     net: str = setting(
-        "mlp",
-        "what reads flat observations; glyphs: for those with declared parts (NetHack)",
-        choices=("mlp", "glyphs"),
+        "mlp", "what reads flat observations; glyphs: those with declared parts (NetHack)", choices=("mlp", "glyphs")
     )
     path: str = setting(
         "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
@@ -93,9 +88,8 @@ class Batch:
     hidden: Any = None  # float32 (M, units), recurrent only: before the first row
 
     def take(self, rows: np.ndarray) -> Batch:
-        """Some rows, copied."""
-        pixels = {key: image[rows] for key, image in self.pixels.items()}
-        return Batch(self.vector[rows], pixels, self.action[rows], self.numbers[rows])
+        """Some rows, copied; without images."""
+        return Batch(self.vector[rows], {}, self.action[rows], self.numbers[rows])
 
 
 def sequences(x: np.ndarray, length: int) -> np.ndarray:
@@ -173,8 +167,7 @@ class TorchUpdate:
 
     def __init__(self, net: ActorCritic, flat: Flat, config: PPOConfig) -> None:
         self.net, self.flat, self.config, self.learning_rate = net, flat, config, config.learning_rate
-        self.actions = net.actions
-        self.device = flat.value.device
+        self.actions, self.device = net.actions, flat.value.device
         self.hidden: Tensor | None = None  # (N, units) of a recurrent policy
 
     def tensor(self, x: Any) -> Tensor:

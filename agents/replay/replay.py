@@ -62,8 +62,7 @@ class Replay(Stateful):
         sampling: see `Sampler`.
 
     Attributes:
-        added: rows ever added.
-        timesteps: environment steps so far, for schedules of weights.
+        added, timesteps: rows ever added; environment steps so far, for schedules of weights.
         metrics: of the scorer's newest update.
 
     Raises:
@@ -96,9 +95,8 @@ class Replay(Stateful):
         self.n_envs, self.encoding, self.scorer, self.gamma = n_envs, encoding, scorer, gamma
         self.device = torch.device(device)
         scores_images = bool(encoding.images) and bool({"obs", "next_obs"} & scorer.requires)
-        self.length = (
-            int(capacity) // n_envs + scores_images
-        )  # where images are scored, the last row waits for its successor
+        # Where images are scored, the last row waits for its successor.
+        self.length = int(capacity) // n_envs + scores_images
         self.size = size = self.length * n_envs
         self.images = Images(encoding.images, self.length, n_envs, self.device, scores_images)
         d, a = encoding.obs_size, encoding.action_size
@@ -277,9 +275,8 @@ class Replay(Stateful):
         elif not encoding.images:
             obs, next_obs = encoding.obs(obs), encoding.obs(next_obs)
         columns = {key: value.reshape(self.size, *value.shape[2:])[at] for key, value in self.columns.items()}
-        modalities = {
-            name: columns.pop(name) for name in (*MODALITIES, *(f"obs_{m}" for m in MODALITIES)) if name in columns
-        }
+        known = (*MODALITIES, *(f"obs_{name}" for name in MODALITIES))
+        modalities = {name: columns.pop(name) for name in known if name in columns}
         return Transitions(
             obs=obs,
             action=encoding.decode(host[:, self._action]),
@@ -387,15 +384,7 @@ class Sampler(Stateful):
     """
 
     saved = (
-        "_queue",
-        "trained",
-        "imagined",
-        "_priority",
-        "_highest",
-        "_counts",
-        "_tail",
-        "count",
-        "_gaps",
+        *("_queue", "trained", "imagined", "_priority", "_highest", "_counts", "_tail", "count", "_gaps"),
         "_generator",
     )
 
@@ -509,21 +498,20 @@ class Images:
         self._free: list[int] = []
 
     def write(self, pos: int, now: dict[str, np.ndarray], after: dict[str, np.ndarray], begins: np.ndarray) -> None:
-        """One time row: images of obs and of next_obs, (N, C, H, W).
+        """One time row: images of obs and next_obs, (N, C, H, W); `after` stands in the next row until that is written.
 
-        Args:
-            pos: where.
-            now: of obs.
-            after: of next_obs; it stands in the next time row until that is written.
-            begins: bool (N,), where `now` begins an episode, so that what stands at `pos` was the final image before.
+        Where `begins`, bool (N,), `now` begins an episode: what stands at `pos` was the final image before.
         """
         if not self.table:
             return
         if self.follows:
-            self._release((pos + 1) % self.length)
+            following = (pos + 1) % self.length
+            places = self.slot[following * self.n_envs : (following + 1) * self.n_envs]
+            self._free += places[places >= 0].tolist()
+            places[:] = -1
             if begins.any():
                 self._keep(pos, np.flatnonzero(begins))
-            self._put((pos + 1) % self.length, after)
+            self._put(following, after)
         self._put(pos, now)
 
     def at(self, index: np.ndarray) -> dict[str, np.ndarray]:
@@ -556,11 +544,6 @@ class Images:
     def _put(self, pos: int, images: dict[str, np.ndarray]) -> None:
         for key, image in images.items():
             self.table[key][pos * self.n_envs : (pos + 1) * self.n_envs] = torch.from_numpy(np.ascontiguousarray(image))
-
-    def _release(self, pos: int) -> None:
-        here = self.slot[pos * self.n_envs : (pos + 1) * self.n_envs]
-        self._free += here[here >= 0].tolist()
-        here[:] = -1
 
     def _keep(self, pos: int, columns: np.ndarray) -> None:
         """What stands at `pos` ended the episodes of the rows before."""

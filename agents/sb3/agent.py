@@ -32,11 +32,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from envs.settings import Settings, setting
 from envs.state import restore, state_of
-from envs.transitions import map_obs
+from envs.transitions import map_obs, put
 from envs.types import MODALITIES
 from envs.vector.in_process import Maker
 from envs.vector.workers import Workers
 
+ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)  # spaces that SB3 knows
 # What an algorithm may have beside modules and variables; absent ones are skipped.
 _ATTRIBUTES = {
     "counters": (
@@ -175,12 +176,7 @@ class SB3Agent:
 
     Config: ClassVar[type[SB3Config]] = SB3Config
     driver: ClassVar[str] = "rollout"
-    actions: ClassVar[tuple[type[spaces.Space], ...]] = (
-        spaces.Box,
-        spaces.Discrete,
-        spaces.MultiDiscrete,
-        spaces.MultiBinary,
-    )
+    actions: ClassVar[tuple[type[spaces.Space], ...]] = ARRAYS
     n_envs: ClassVar[int] = 8  # environments side by side, unless the user says otherwise
     algorithm: ClassVar[str]  # module:class
     lstm: ClassVar[bool] = False
@@ -196,7 +192,7 @@ class SB3Agent:
             raise ValueError(f"{name} cannot choose actions from {action_space}; use agent={able}")
         parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
         for space in parts:
-            if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            if not isinstance(space, ARRAYS):
                 raise ValueError(
                     f"{name} cannot read observations from {space}; wrap the environment so that it gives numbers "
                     "(gymnasium.wrappers.FlattenObservation, FilterObservation)"
@@ -340,12 +336,9 @@ def make_venv(
 class WorkerVecEnv(VecEnv):
     """`envs.vector.workers.Workers` as an SB3 VecEnv: shared arrays, and a worker that is lost is replaced.
 
-    Agents get the numbers of a DummyVecEnv. In infos an episode lost with its worker ends as truncated with
-    `info["lost"] = True` and no return; the drivers of rewards make no transition of it.
-
-    Differences from SubprocVecEnv: several environments to a worker, arrays in shared memory, workers that import no
-    torch, and nothing that can hang. Of an environment's info only what `envs.vector.in_process` keeps arrives: an
-    episode's return and length, success, frames, texts and signals.
+    Agents get the numbers of a DummyVecEnv; an episode lost with its worker is truncated, with `info["lost"] = True`
+    and no return. Unlike in SubprocVecEnv a worker has several environments and imports no torch, and nothing can hang.
+    Of infos only what `envs.vector.in_process` keeps arrives: return and length, success, frames, texts and signals.
     """
 
     def __init__(self, makers: Sequence[Maker], **options: Any) -> None:
@@ -502,10 +495,7 @@ def _buffer_arrays(buffer: Any) -> dict[str, Any]:
 
 def _buffer_state(buffer: Any) -> dict[str, Any]:
     filled = buffer.size()
-    arrays = {
-        name: {key: part[:filled] for key, part in value.items()} if isinstance(value, Mapping) else value[:filled]
-        for name, value in _buffer_arrays(buffer).items()
-    }
+    arrays = {name: map_obs(lambda x: x[:filled], value) for name, value in _buffer_arrays(buffer).items()}
     state: dict[str, Any] = {"pos": buffer.pos, "full": buffer.full, "arrays": arrays}
     if hasattr(buffer, "_current_ep_start"):
         state["current_episode"] = buffer._current_ep_start
@@ -518,9 +508,7 @@ def _load_buffer(buffer: Any, state: dict[str, Any]) -> None:
     buffer.pos, buffer.full = int(state["pos"]), bool(state["full"])
     arrays = _buffer_arrays(buffer)
     for name, value in state["arrays"].items():
-        for key, part in value.items() if isinstance(value, Mapping) else [(None, value)]:
-            target = arrays[name] if key is None else arrays[name][key]
-            target[: len(part)] = part
+        put(arrays[name], slice(buffer.size()), value)
     if "current_episode" in state:
         buffer._current_ep_start = np.array(state["current_episode"])
     if "reward" in state:
