@@ -131,14 +131,9 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
-        """Rate N transitions.
+        """Rate transitions (N,): float32 (N,), or `Scored`; with a memory, the pair (that, new memory).
 
-        Args:
-            batch: leading shape (N,).
-            memory: what `initial_memory` or the previous call returned; only for rewards that have one.
-
-        Returns:
-            float32 (N,), or `Scored`; with a memory, the pair (that, new memory).
+        `memory` is what `initial_memory` or the previous call returned; only for rewards that have one.
         """
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -150,13 +145,11 @@ class Reward(ABC):
         return None
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Score a rollout (T, N) along time; only for rewards with a memory.
+        """Score a rollout (T, N) along time; only for rewards with a memory, which is not written into.
 
-        Memory of an ended episode starts afresh, rows that are no transitions leave it alone. Override it where a
-        whole rollout can be scored at once; the answer must be the one that `score` gives step by step.
-
-        Returns:
-            float32 (T, N), rows that are not ready 0; and the memory for the step after. `memory` is not written into.
+        Returns float32 (T, N), rows that are not ready 0, and the memory for the step after. Memory of an ended episode
+        starts afresh, rows that are no transitions leave it alone. Override it where a whole rollout can be scored at
+        once; the answer must be the one that `score` gives step by step.
         """
         raw = np.empty(batch.shape, np.float32)
         valid, ended = batch.valid, batch.ended
@@ -194,11 +187,7 @@ class Reward(ABC):
         return {name: state_of(value) for name, value in vars(self).items() if _has_state(value)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: if the state belongs to another kind of reward.
-        """
+        """Restore what `state_dict` returned; raises ValueError if it belongs to another kind of reward."""
         own = {name for name, value in vars(self).items() if _has_state(value)}
         if own != set(state):
             raise ValueError(

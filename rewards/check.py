@@ -45,19 +45,14 @@ def check_reward(
     *,
     seeds_differ: bool = False,
 ) -> None:
-    """Check that a reward keeps the contract of `rewards.base`.
+    """Check that a reward keeps the contract of `rewards.base`; raises RewardCheckError for the first broken rule.
 
-    The reward handed in is not changed: fresh instances of its class, with its config, are checked.
+    The reward handed in, an instance, or a class to build with its default config, is not changed: fresh instances of
+    its class are checked. The spaces are the instance's unless given, for a class a Box of 4 numbers and Discrete(3).
 
     Args:
-        reward: an instance, or a class to build with its default config.
-        observation_space: a Box of 4 numbers, or the instance's.
-        action_space: Discrete(3), or the instance's.
         transitions: a rollout (T, N) with T at least 2, in time order; random ones of the spaces if absent.
         seeds_differ: the reward draws something at random when it is built, so that two seeds must score differently.
-
-    Raises:
-        RewardCheckError: for the first rule that is broken.
     """
     _Check(reward, observation_space, action_space, transitions).run(seeds_differ)
 

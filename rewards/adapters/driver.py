@@ -16,11 +16,7 @@ from rewards.mix.mix import Mix, Stream
 
 
 class EpisodeTracker(Stateful):
-    """Where N environments are in their episodes, and what rewards remember of these.
-
-    Attributes:
-        memory: name -> memory, of those that have one.
-    """
+    """Where N environments are in their episodes, and what rewards remember of these: `memory`, by name."""
 
     saved: ClassVar[tuple[str, ...]] = ("memory", "cursor")
 
@@ -42,11 +38,7 @@ class EpisodeTracker(Stateful):
         self.memory = {name: merge_memory(memory, fresh[name], mask) for name, memory in self.memory.items()}
 
     def require(self, modalities: Mapping[str, Any]) -> None:
-        """Refuse missing frames, texts or signals at the first reset, not an hour later.
-
-        Raises:
-            ValueError: naming the reward that reads them.
-        """
+        """Refuse missing frames, texts or signals (ValueError) at the first reset, not an hour later."""
         for name, source in self.sources.items():
             for field in MODALITIES:
                 if field in source.requires and field not in modalities:

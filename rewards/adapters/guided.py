@@ -58,11 +58,7 @@ def guided(env: Any, mix: Mix) -> Any:
 
 
 def guided_space(space: spaces.Space, mix: Mix) -> spaces.Space:
-    """The space of one observation with the guide vectors appended.
-
-    Raises:
-        ValueError: if observations are not flat numbers, or a guide would read them.
-    """
+    """The space of one observation with guide vectors appended; ValueError if it is not flat, or a guide reads it."""
     guiding = guides(mix)
     if not guiding:
         return space

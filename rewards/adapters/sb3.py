@@ -180,17 +180,10 @@ class RewardCallback(BaseCallback):
 def non_episodic_advantages(
     rewards: np.ndarray, values: np.ndarray, gamma: float, gae_lambda: float, valid: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generalised advantage estimation that ignores where episodes end.
+    """Generalised advantage estimation that ignores where episodes end: advantages and returns, both (T, N).
 
-    Args:
-        rewards: (T, N).
-        values: (T + 1, N), the last row is the value of the observation after the rollout.
-        gamma: discount in (0, 1].
-        gae_lambda: in [0, 1].
-        valid: bool (T, N), False where an episode was lost: no advantage, and none flows past it. None for all.
-
-    Returns:
-        advantages and returns, both (T, N).
+    Takes rewards (T, N) and values (T + 1, N), the last row those of the observations after the rollout; `valid`, bool
+    (T, N), is False where an episode was lost: it has no advantage, and none flows past it. None for all.
     """
     errors = rewards + gamma * values[1:] - values[:-1]
     advantages = np.empty_like(errors)

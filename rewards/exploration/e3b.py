@@ -68,5 +68,5 @@ class E3B(Episodic, InverseDynamics):
         self.train_on(self.encoder, self.prediction)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        bonus, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))
+        bonus, memory = self.walk(batch, memory, self.phi)
         return (np.sqrt(bonus) if self.config.sqrt else bonus).astype(np.float32), memory

@@ -163,11 +163,7 @@ class Learned(Reward):
             self.optimizer.step()
 
     def rows(self, obs: Obs) -> np.ndarray:
-        """Observations (N, ...) -> float32 (N, size), as they are.
-
-        Raises:
-            FloatingPointError: if one is not finite.
-        """
+        """Observations (N, ...) -> float32 (N, size), as they are; raises FloatingPointError if one is not finite."""
         x = self.layout.flatten(obs)
         if not math.isfinite(x.sum()) and not np.isfinite(x).all():
             row, column = np.argwhere(~np.isfinite(x))[0]
@@ -234,6 +230,10 @@ class InverseDynamics(Learned):
         """Embeddings (N, D) of two columns, in one pass."""
         one, two = self.encoder(torch.cat([x, after])).chunk(2)
         return one, two
+
+    def phi(self, obs: Obs) -> np.ndarray:
+        """Embeddings (N, D) of observations, as an array."""
+        return self.values(self.encoder, obs)
 
     def inverse_loss(self, one: torch.Tensor, two: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """Loss of predicting the action between embeddings `one` and `two`."""
@@ -323,12 +323,7 @@ class ActionCode:
         self._offsets = np.cumsum([0, *self.blocks[:-1]])
 
     def __call__(self, action: Array) -> torch.Tensor:
-        """Actions (N, ...) -> float32 (N, size).
-
-        Raises:
-            FloatingPointError: if one is not finite.
-            ValueError: if one is no action of the space.
-        """
+        """Actions (N, ...) -> float32 (N, size); FloatingPointError if one is not finite, ValueError if outside."""
         action = np.asarray(action)
         action = action.reshape(len(action), int(np.prod(action.shape[1:])))
         if not self.blocks:
@@ -362,15 +357,10 @@ class ActionCode:
 
 
 def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.Space]:
-    """The numeric spaces that make up `space`, in a fixed order.
+    """The numeric spaces (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these) in `space`, in a fixed order.
 
-    Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
-        keys: entries of a Dict to look at; empty looks at all.
-        reward: name of the reward, for the error.
-
-    Raises:
-        ValueError: for any other space, and for a key that the space does not have.
+    `keys` are the entries of a Dict to look at, all if empty. Raises ValueError, about the reward of that name, for any
+    other space, and for a key that the space does not have.
     """
     numeric = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
     if isinstance(space, gym.spaces.Dict):
@@ -414,10 +404,9 @@ class Layout:
     def __init__(
         self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int
     ) -> None:
-        """Lay out `space`; the reward's name is for errors.
+        """Lay out `space`, for the reward of that name; an image has at least `smallest_image` pixels a side.
 
-        `channels` keeps that many of each image's channels, counted from the last; 0 keeps all. An image counts as one
-        if both of its sides have at least `smallest_image` pixels.
+        `channels` keeps that many of each image's channels, counted from the last; 0 keeps all.
         """
         self.spaces = parts(space, keys, reward)
         self.channels = channels

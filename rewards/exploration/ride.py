@@ -55,7 +55,7 @@ class RIDE(Episodic, InverseDynamics):
         self.train_on(self.encoder, self.prediction, self.forward)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        before, after = both(lambda obs: self.values(self.encoder, obs), batch)
+        before, after = both(self.phi, batch)
         n, memory = self.walk(batch, memory, self.hash)
         impact = np.linalg.norm(after - before, axis=-1)
         return (impact / np.sqrt(n)).astype(np.float32), memory

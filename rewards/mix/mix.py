@@ -109,15 +109,10 @@ class Mix:
         return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
-        """Every stream's scores of a batch, shape (N,) or (T, N); pure.
+        """Every stream's scores of a batch, (N,), or (T, N) in time order; pure.
 
-        Args:
-            batch: transitions, in time order if the shape is (T, N).
-            memory: from `initial_memory` or the previous call; rows of ended episodes come back reset.
-
-        Returns:
-            name -> float32 scores with the batch's leading shape, unweighted and unscaled; and the memory for the
-            next step.
+        Returns name -> float32 scores of the batch's shape, unweighted and unscaled; and the memory for the next step,
+        in which rows of ended episodes are reset. `memory` is from `initial_memory` or the previous call.
         """
         memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
         raw: dict[str, np.ndarray] = {}
@@ -135,12 +130,8 @@ class Mix:
         the episode cannot be computed from a transition alone: its score is kept, to be weighted and scaled later; or,
         where one number a row can stand for the memory (`Reward.recalls`), that number.
 
-        Args:
-            batch: (T, N) in time order, each transition handed in once.
-            memory: from `initial_memory` or the previous call.
-
-        Returns:
-            name -> column (T, N, ...); and the memory for the next call.
+        Takes a batch (T, N) in time order, each transition once, and the memory from `initial_memory` or the previous
+        call; returns name -> column (T, N, ...), and the memory for the next call.
         """
         batch = self.embed(batch)
         columns = dict(batch.extras)
@@ -159,19 +150,17 @@ class Mix:
         return columns, memory
 
     def relabel(self, batch: Transitions) -> dict[str, np.ndarray]:
-        """Raw scores by stream, as the rewards stand now, of transitions that lie in a replay; pure.
+        """Raw scores by stream, as the rewards stand now, of transitions in any order out of a replay; pure.
 
-        Args:
-            batch: any leading shape, in any order, with the columns of `keep` as its fields and extras.
+        The columns of `keep` are the batch's fields and extras.
         """
         flat = batch.flatten()  # rows need not follow one another
-        raw = {}
-        for name, stream in self.streams.items():
-            if stream.reward.relabelable:
-                raw[name] = stream.score(flat, None, again=True)[0].reshape(batch.shape)
-            else:
-                raw[name] = batch.extras[f"score/{name}"]
-        return raw
+        return {
+            name: stream.score(flat, None, again=True)[0].reshape(batch.shape)
+            if stream.reward.relabelable
+            else batch.extras[f"score/{name}"]
+            for name, stream in self.streams.items()
+        }
 
     def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
@@ -195,15 +184,10 @@ class Mix:
         return self.combine(raw, timesteps), memory
 
     def update(self, batch: Transitions, raw: dict[str, np.ndarray], timesteps: Any = 0) -> dict[str, float]:
-        """Learn from fresh transitions; returns metrics.
+        """Learn from fresh transitions (T, N) in time order, each handed in once, that `score` gave `raw`.
 
-        Args:
-            batch: (T, N) in time order, each transition handed in once.
-            raw: what `score` returned for it.
-            timesteps: environment steps at the batch's first row, or an array that broadcasts to (T, N).
-
-        Returns:
-            Metrics by tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
+        `timesteps` are environment steps at the first row, or an array that broadcasts to (T, N). Returns metrics by
+        tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
         """
         parts = self.parts(raw, timesteps)
         metrics = self._metrics.update(batch, raw, parts)
@@ -227,11 +211,7 @@ class Mix:
         return {"streams": state, "metrics": self._metrics.state_dict(), "zeroed": self.on_nan.zeroed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: if it was saved by a mix of other rewards.
-        """
+        """Restore what `state_dict` returned; raises ValueError for that of a mix of other rewards."""
         if set(state["streams"]) != set(self.streams):
             raise ValueError(f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}")
         for name, stream in self.streams.items():
@@ -377,11 +357,7 @@ class Stream(Stateful):
         return raw, memory
 
     def _refuse(self, raw: np.ndarray, batch: Transitions, again: bool) -> None:
-        """Name the first score that is NaN or infinite; of rows from a replay the environment is unknown.
-
-        Raises:
-            NotFinite: always.
-        """
+        """Raise `NotFinite` for the first bad score; of rows from a replay the environment is unknown."""
         where = tuple(np.argwhere(~np.isfinite(raw))[0])
         whose = "a transition out of the replay" if again else f"environment {where[-1]}"
         names = ("obs", "action", "reward", "next_obs")

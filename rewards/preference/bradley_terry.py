@@ -200,9 +200,8 @@ class BradleyTerry(Learned):
     def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:
         """Take in pairs of segments (L, B), each with the chance (B,) that the second is better, and fit.
 
-        Returns:
-            Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and
-            those of `fit` where there was something to learn.
+        Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and those of
+        `fit_labels` where there was something to learn.
         """
         sides = [self.seen(side.flatten()) for side in (first, second)]
         rows, actions = (
@@ -329,11 +328,8 @@ class _LabelledPairs(Stateful):
 
 
 def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:
-    """Cut the usable rows of a rollout (T, N) into segments of `length` steps, side by side and one after the other.
-
-    Returns:
-        Segments (L, M), in the order of their last steps; and bool (T, N), the rows of segments that the next rollout
-        may complete.
+    """Cut the usable rows of a rollout (T, N) into segments of `length` steps, side by side and one after the other:
+    segments (L, M), in the order of their last steps; and bool (T, N), the rows that the next rollout may complete.
     """
     t = np.arange(len(usable))[:, None]
     follows = np.zeros_like(usable)

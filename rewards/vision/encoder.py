@@ -73,10 +73,8 @@ class ClipEncoder:
 
     The model is one of `MODELS`, or a name that open_clip knows; weights are "" (the shipped ones, for `MODELS` only),
     a file, a folder, a tag of open_clip, or "untrained", drawn with `seed`; the precision is "fp32", "bf16" or "fp16".
-
-    Raises:
-        ValueError: for an unknown model or tag, or weights of another model.
-        FileNotFoundError: for weights that are neither on this machine nor in reach.
+    Raises ValueError for an unknown model or tag, or weights of another model; FileNotFoundError for weights that are
+    neither on this machine nor in reach.
     """
 
     def __init__(
@@ -187,9 +185,8 @@ class EmbeddingCache:
     least 16 frames where as many were given, because an encoder rounds passes of a few differently. Hashing costs about
     1 % of the small model's time; where next to nothing repeats, the cache switches itself off.
 
-    Args:
-        encode: (frames (N, ...), frames a pass) -> float16 (N, D); a frame's answer must not depend on the others.
-        capacity: embeddings kept; the oldest make room.
+    `encode` takes frames (N, ...) and their number a pass, and returns float16 (N, D); a frame's answer must not depend
+    on the others. Of the `capacity` embeddings the oldest make room.
     """
 
     def __init__(self, encode: Callable[[np.ndarray, int], np.ndarray], capacity: int = CAPACITY) -> None:

@@ -126,11 +126,9 @@ class RunningEpisodes(Stateful):
         self.returns = np.zeros(0)  # (N,)
 
     def ended(self, batch: Transitions, states: np.ndarray) -> list[tuple[np.ndarray, float, float, bool]]:
-        """Take a rollout in; of each episode that ends there its states (M, D), return, last reward and termination.
+        """Take in a rollout (T, N), whose rows follow the last call's, and the states (T, N, D) that it led to.
 
-        Args:
-            batch: (T, N), the rows that follow the last call's.
-            states: what its actions led to (T, N, D).
+        Returns states (M, D), return, last reward and termination of each episode that ends there.
         """
         envs = batch.shape[1]
         if len(self.returns) != envs:
@@ -159,10 +157,8 @@ def along(way: np.ndarray) -> np.ndarray:
 
 
 def gather(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """K-means of states (M, D) from a start that is spread evenly over their progress (M,).
-
-    Returns:
-        Centres (K, D) and the mean progress of the states that each gathers (K,), K at most `count` and M.
+    """K-means of states (M, D) from a start that is spread evenly over their progress (M,): centres (K, D) and the mean
+    progress of the states that each gathers (K,), K at most `count` and M.
     """
     order = np.argsort(progress, kind="stable")
     places = np.linspace(0, len(states) - 1, min(count, len(states))).round().astype(np.int64)
