@@ -237,7 +237,7 @@ class Loops(nn.Module):
     def beliefs(
         self, seen: torch.Tensor, action: torch.Tensor, links: Links, memory: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The closed loop: beliefs (T * N, D), each with its row's `obs`; and what each row, and the one after the last,
+        """The closed loop: beliefs (T * N, D), each with its row's `obs`; and what each row, and the one after them,
         starts from: beliefs (T + 1, N, D) and actions (T + 1, N, A).
         """
         actions = links.carry(memory["action"], action, links.on)
