@@ -106,12 +106,6 @@ def _joined(start: Array, batch: Transitions, state: Array, action: Array, after
     return made.replace(obs=map_obs(lambda x: x[state], start), action=batch.action[action])
 
 
-def epic_canonical_table(reward: np.ndarray, *, gamma: float) -> np.ndarray:
-    """EPIC's canonical form of a table R (S, A, S), with S, A and S' uniform; float64 (S, A, S)."""
-    from_state = reward.mean(axis=(1, 2))  # E_{A, S'} R(s, A, S')
-    return reward + gamma * from_state[None, None, :] - from_state[:, None, None] - gamma * reward.mean()
-
-
 def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float) -> np.ndarray:
     """VAL: c(R)(s, a) = E[R(s, a, S') + gamma V(S') - V(s)], V the uniform policy's value.
 

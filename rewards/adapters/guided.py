@@ -127,10 +127,8 @@ class GuidedEnv(gym.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cursor = self.tracker.cursor
-        self.tracker.observe(
-            from_gym_step(cursor, self._obs, action, float(reward), obs, terminated, truncated, info)  # type: ignore[arg-type]
-        )
+        step = (self._obs, action, float(reward), obs, terminated, truncated, info)
+        self.tracker.observe(from_gym_step(self.tracker.cursor, *step))
         self._obs = obs
         return self._join(), reward, terminated, truncated, info
 
@@ -170,23 +168,22 @@ class Guided(VectorWrapper):
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
         self.tracker.begin(modalities_of(infos), mask)
-        return self._join(obs), infos
+        return self._join(obs, self._joined), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         tracker = self.tracker
         resetting = None if self.mode == AutoresetMode.SAME_STEP else tracker.cursor.resetting.copy()
-        obs = next_obs  # guides do not read it, and the one before may be overwritten by now
-        batch = from_vector_step(
-            tracker.cursor, self.mode, obs, actions, rewards, next_obs, terminations, truncations, infos
-        )
+        # for obs: guides do not read it, and the one before may be overwritten by now
+        step = (next_obs, actions, rewards, next_obs, terminations, truncations, infos)
+        batch = from_vector_step(tracker.cursor, self.mode, *step)
         tracker.observe(batch)
         begun = batch.ended if resetting is None else resetting
         if begun.any():
             if resetting is None:  # its last observation keeps its own guide vector
-                infos = {**infos, "final_obs": self._last(batch.next_obs, begun)}
+                infos = {**infos, "final_obs": self._join(batch.next_obs, self._final, begun)}
             tracker.begin(modalities_of(infos), begun)
-        return self._join(next_obs), rewards, terminations, truncations, infos
+        return self._join(next_obs, self._joined), rewards, terminations, truncations, infos
 
     def snapshot(self) -> dict[str, Any]:
         """The environments' snapshot, and the guides' memories."""
@@ -196,17 +193,11 @@ class Guided(VectorWrapper):
         """Come back to a snapshot; returns the observations of that moment."""
         obs = self.env.restore(state["envs"])  # type: ignore[attr-defined]
         self.tracker.load_state_dict(state["guides"])
-        return self._join(obs)
+        return self._join(obs, self._joined)
 
-    def _join(self, obs: np.ndarray) -> np.ndarray:
+    def _join(self, obs: np.ndarray, out: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
+        """Observations (N, n + D) in `out`, of which only `rows` are set."""
         width = obs.shape[1]
-        self._joined[:, :width] = obs
-        self._joined[:, width:] = self.tracker.vectors()
-        return self._joined
-
-    def _last(self, obs: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """True successors (N, n + D); only rows of `ended` are set."""
-        width = obs.shape[1]
-        self._final[ended, :width] = obs[ended]
-        self._final[ended, width:] = self.tracker.vectors()[ended]
-        return self._final
+        out[rows, :width] = obs[rows]
+        out[rows, width:] = self.tracker.vectors()[rows]
+        return out

@@ -86,9 +86,9 @@ class Learned(Reward):
         if "action" in self.requires:
             self.actions = ActionCode(self.action_space, name, self.device)
 
-    def net(self, *widths: int, extra: int = 0) -> Net:
-        """A fresh network from whitened rows, and `extra` numbers beside them, through layers of `widths`."""
-        return Net(self.layout, widths, self.generator, extra).to(self.device)
+    def net(self, *widths: int) -> Net:
+        """A fresh network from whitened rows through layers of `widths`."""
+        return Net(self.layout, widths, self.generator).to(self.device)
 
     def head(self, inputs: int, *widths: int, gain: float = math.sqrt(2)) -> nn.Sequential:
         """Fresh dense layers from `inputs` numbers through `widths`, ReLU between; `gain` is the last one's."""
@@ -97,11 +97,10 @@ class Learned(Reward):
             cast(nn.Linear, layers[-1]).weight.mul_(gain / math.sqrt(2))
         return layers.to(self.device)
 
-    def train_on(self, *modules: nn.Module, learning_rate: float | None = None) -> None:
+    def train_on(self, *modules: nn.Module) -> None:
         """Make the optimiser of everything that `loss` moves."""
         self.trained = [parameter for module in modules for parameter in module.parameters()]
-        rate = learning_rate or self.config.learning_rate
-        self.optimizer = torch.optim.Adam(self.trained, lr=rate, fused=True)
+        self.optimizer = torch.optim.Adam(self.trained, lr=self.config.learning_rate, fused=True)
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         """Losses of one minibatch by name: their sum is minimised, each is logged."""
@@ -241,21 +240,21 @@ class InverseDynamics(Learned):
 
 
 class Net(nn.Module):
-    """Rows of a `Layout` -> features: convolutions on its images, dense layers on everything and on what is added."""
+    """Rows of a `Layout` -> features: convolutions on its images, dense layers on everything."""
 
-    def __init__(self, layout: Layout, widths: Any, generator: torch.Generator, extra: int = 0) -> None:
+    def __init__(self, layout: Layout, widths: Any, generator: torch.Generator) -> None:
         super().__init__()
         self.split = [layout.vector, *(int(np.prod(shape)) for shape in layout.images.values())]
         self.shapes = list(layout.images.values())
         self.trunks = nn.ModuleList(_trunk(channels, generator) for channels, _, _ in self.shapes)
-        self.dense = dense(layout.vector + sum(map(_outputs, self.shapes)) + extra, widths, generator)
+        self.dense = dense(layout.vector + sum(map(_outputs, self.shapes)), widths, generator)
 
-    def forward(self, x: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.shapes:
             vector, *images = x.split(self.split, dim=1)
             seen = [trunk(image.unflatten(1, shape)) for trunk, image, shape in zip(self.trunks, images, self.shapes)]
             x = torch.cat([vector, *seen], dim=1)
-        return self.dense(torch.cat([x, *extra], dim=1) if extra else x)
+        return self.dense(x)
 
 
 def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
