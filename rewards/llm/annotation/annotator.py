@@ -45,8 +45,9 @@ class Annotator(Settings):
     judge refuses.
     """
 
-    judge: str = setting(help="one of the judges of texts")
+    judge: str = setting(help="one of the judges of its kind")
     judge_options: dict[str, Any] | None = setting(None, "its options")
+    kind: str = setting("texts", "texts, or goals, whose answers are words", choices=("texts", "goals"))
     pairs: bool = setting(False, "whether items are pairs of texts, of which the judge names the better")
     clock: str = setting("wall", "wall, steps or transcript, see above", choices=("wall", "steps", "transcript"))
     delay: int = setting(0, "environment steps from question to delivery; clock=steps alone", low=0)
@@ -80,9 +81,8 @@ class Annotator(Settings):
         self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
-        self._start = functools.partial(
-            Asker, self._queue, self.judge, options, self.concurrency, self.cache, self.probe, self._say
-        )
+        job = {"kind": self.kind, "judge": self.judge, "options": options, "concurrency": self.concurrency}
+        self._start = functools.partial(Asker, self._queue, job, self.cache, self.probe, self._say)
         self._identity = ""
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
@@ -90,7 +90,7 @@ class Annotator(Settings):
         if self.clock == "transcript":
             self._replay = read_transcript(self.transcript, self.pairs)
             return
-        check_judge(self.judge, **options)
+        check_judge(self.judge, self.kind, **options)
         if self.transcript:
             self._transcript = Transcript(self.transcript, self._say)
         if self.clock == "steps":
@@ -127,8 +127,8 @@ class Annotator(Settings):
         self._ask(now)
         return taken
 
-    def take(self, now: int) -> list[tuple[Item, float]]:
-        """The answers that came since the last call, in [0, 1], NaN for unsure. Never waits."""
+    def take(self, now: int) -> list[tuple[Item, Any]]:
+        """The answers that came since the last call, in [0, 1], NaN for unsure; or words. Never waits."""
         if self.clock == "transcript":
             begin = self._position
             while self._position < len(self._replay) and self._replay[self._position][0] <= now:
@@ -155,6 +155,11 @@ class Annotator(Settings):
             metrics = self._queue.metrics()
         breaker, restarts = (False, 0) if self._asker is None else (self._asker.breaker.open, self._asker.restarts)
         return {**metrics, "breaker": float(breaker), "restarts": float(restarts)}
+
+    @property
+    def failure(self) -> str:
+        """The sentence of the latest question without a usable answer."""
+        return "" if self._asker is None else self._asker.failure
 
     @property
     def worker_pid(self) -> int | None:

@@ -35,9 +35,7 @@ class Asker:
     def __init__(
         self,
         pending: AnnotationQueue,
-        judge: str,
-        options: dict[str, Any],
-        concurrency: int,
+        job: dict[str, Any],  # kind, judge, options, concurrency
         cache: str,
         probe: float,
         say: Callable[[str], None],
@@ -48,8 +46,9 @@ class Asker:
         self.trouble: Exception | None = None  # why there will never be an answer
         self.restarts = 0  # of the process
         self.breaker = Breaker(probe)
-        self._job = {"judge": judge, "options": options, "concurrency": concurrency}
-        self._concurrency, self._cache_path = concurrency, cache
+        self.failure = ""  # the sentence of the latest question without a usable answer
+        self._job, self._cache_path = job, cache
+        self._words = job["kind"] == "goals"  # answers are words, not numbers
         self._local = False  # a local judge gets many texts together, one batch at a time, and never changes its mind
         self._cache: AnswerStore | None = None
         self._worker: JudgeProcess | None = None
@@ -130,14 +129,14 @@ class Asker:
         """Answer what the cache knows; returns the others."""
         if self._cache is None or not items:
             return list(items)
-        found = self._cache.get(self.identity, items)
+        found = (self._cache.words_of if self._words else self._cache.get)(self.identity, items)
         with self.pending.lock:
             for item, value in found.items():
                 self.pending.answer(item, value, cached=True)
         return [item for item in items if item not in found]
 
     def _put_questions(self, now: float) -> None:
-        slots, batch = (1, BATCH) if self._local else (self._concurrency, 1)
+        slots, batch = (1, BATCH) if self._local else (self._job["concurrency"], 1)
         while len(self._flight) < slots:
             room = self.breaker.room(now)
             with self.pending.lock:
@@ -177,6 +176,7 @@ class Asker:
         share = 1 / len(items)
         raw = reply["raw"] if len(reply["raw"]) == len(items) else [""] * len(items)
         ended = begun = False
+        self.failure = reply["failure"] or self.failure
         if not all(reply["failed"]):
             ended = self.breaker.succeeded(now)
         elif not self._local:
@@ -192,7 +192,7 @@ class Asker:
                     value = float("nan") if value is None else value
                     labels.append(Label(item, value, raw[i], reply["seconds"] * share, round(reply["tokens"] * share)))
                     self.pending.counts["seconds"] += reply["seconds"] * share
-                    self.pending.answer(item, value)
+                    self.pending.answer(item, raw[i] if self._words else value)
             spent, waiting = self.pending.spent(), len(self.pending.waiting)
         if begun:
             self.say(f"{reply['failure']}; trying again in {self.breaker.pause:g} s")

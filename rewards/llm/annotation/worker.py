@@ -3,7 +3,7 @@
 One JSON object a line. To the process: first the job, then questions; from it: first a greeting, then answers, each as
 soon as it is there. A question is some texts or pairs that go to the judge together.
 
-    {"judge": "openai", "class": "module:Class", "options": {...}, "concurrency": 8, "parent": 4242}
+    {"kind": "texts", "judge": "openai", "class": "module:Class", "options": {...}, "concurrency": 8, "parent": 4242}
     {"identity": "...", "local": false, "notes": [...]}       or {"refused": "why the judge refuses its options"}
     {"id": 7, "items": ["You kill the newt!"]}
     {"id": 7, "value": [1.0], "failed": [false], "failure": "", "tokens": 312, "raw": ["..."], "seconds": 0.8}
@@ -51,7 +51,7 @@ class JudgeProcess:
         self._inbox = inbox
         self._listener = threading.Thread(target=self._listen, name="annotator-listener", daemon=True)
         self._listener.start()
-        self.send({**job, "class": JUDGES["texts"][job["judge"]], "parent": os.getpid()})
+        self.send({**job, "class": JUDGES[job["kind"]][job["judge"]], "parent": os.getpid()})
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a line; if the process is gone, the inbox gets to know."""
@@ -114,8 +114,8 @@ def main() -> None:
     job = json.loads(first)
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
-        JUDGES["texts"][job["judge"]] = job["class"]  # it may have been added to the trainer's table
-        judge = make_judge(job["judge"], **job["options"])
+        JUDGES[job["kind"]][job["judge"]] = job["class"]  # it may have been added to the trainer's table
+        judge = make_judge(job["judge"], job["kind"], **job["options"])
         lines.write({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
     except Exception as error:
         sentence = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 The kind of a judge is what it is asked about:
 
     texts      label(texts), compare(first, second): how good is what a caption describes, which of two is better?
+    goals      label(situations): which goal should an agent have that met these captions? (`rewards.language.guidance`)
     segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
     subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
     code       write(question, verify): code that computes factors of a task (`rewards.language.lare`)
@@ -37,6 +38,7 @@ JUDGES: dict[str, dict[str, str]] = {
         "embedding": "rewards.llm.judges.embedding:EmbeddingJudge",
         "simulated": "rewards.llm.judges.local:NoisyJudge",
     },
+    "goals": {"openai": "rewards.llm.judges.openai:GoalModel"},
     "segments": {
         "scripted": "rewards.preference.judges:Scripted",
         "heron": "rewards.preference.judges:Heron",
