@@ -63,9 +63,7 @@ class CaptionedConfig(RewardConfig):
 
     beta: float = setting(3.0, "how fast a caption that is met again loses its value; 0 never", low=0)
     alike: str = setting(
-        "exact",
-        "which captions count as the same one met again: `exact`, or `numbers` where only their numbers differ",
-        choices=tuple(KEYS),
+        "exact", "which captions are one met again: exact, or numbers where only those differ", choices=tuple(KEYS)
     )
 
 

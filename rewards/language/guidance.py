@@ -86,18 +86,11 @@ class GuidanceConfig(RewardConfig):
     goal: str = setting("", "what counts in the whole task, for the model; by default the environment's own sentence")
     family: str = setting("", "the family of environments, such as `crafter`")
     every: int = setting(100, "steps of an episode between two goals", low=1)
-    features: int = setting(
-        32,
-        "numbers that the policy gets beside its observation: 384 for the embedding itself, or fewer",
-        low=1,
-        high=WIDTH,
-    )
+    features: int = setting(32, "numbers that the policy gets of a goal; 384 is its whole embedding", low=1, high=WIDTH)
     model: str = setting("", "`openai`: its name on the server")
     url: str = setting("http://localhost:8000/v1", "`openai`: the API's root")
     key: str = setting("OPENAI_API_KEY", "`openai`: the environment variable with the API key")
-    answers: str = setting(
-        "", "a file (*.sqlite) of situations and goals: `openai` reads it and adds to it, `recorded` reads it"
-    )
+    answers: str = setting("", "*.sqlite of situations and goals; `openai` reads and extends it, `recorded` reads it")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,7 +250,7 @@ class Guidance(Reward):
         self._captions = {key(text): text for text in state["captions"]}
         memory = state["memory"]
         self._memory = None if memory is None else {name: np.array(value) for name, value in memory.items()}
-        if self._annotator is not None and state["annotator"] is not None:
+        if self._annotator is not None and state.get("annotator"):
             self._annotator.load_state_dict(state["annotator"])
 
     def close(self) -> None:

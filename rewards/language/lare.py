@@ -63,20 +63,12 @@ class LaReConfig(LearnedConfig):
 
     scale: str = "none"
     gamma: float | None = None
-    code: str = setting(
-        "", "a file with factors(obs, action), or pendulum, cartpole, mountain_car_continuous (written by hand)"
-    )
-    judge: str = setting(
-        "", '`openai` asks a language model for the code; "" asks no model. Without both, factors are obs and action'
-    )
+    code: str = setting("", "file with factors(obs, action), or pendulum, cartpole, mountain_car_continuous (by hand)")
+    judge: str = setting("", "`openai` asks a language model for code; without both, factors are obs and action")
     judge_options: dict[str, Any] = setting({}, "model, url, key, candidates, repairs, ... of `Author`")
     goal: str = setting("", "what the task is, for the model: a sentence or more")
-    describe: str = setting(
-        "", "what each number of an observation and an action is, for the model; or the name of a shipped task"
-    )
-    answers: str = setting(
-        "", "a file (*.sqlite) that keeps the model's answers; the same questions need no server again"
-    )
+    describe: str = setting("", "what each number of obs and action is, for the model; or the name of a shipped task")
+    answers: str = setting("", "*.sqlite that keeps the model's answers; the same questions need no server again")
     timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", above=0)
     per: str = setting(
         "step",

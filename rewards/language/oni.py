@@ -59,13 +59,9 @@ class ONIConfig(CaptionedConfig):
         "auto", "one of the judges of texts; auto takes `embedding` once a goal or a family is known [a language model]"
     )
     judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
-    goal: str = setting(
-        "", "what is good, a sentence for the judge; runners fill in what the environment's family says"
-    )
+    goal: str = setting("", "what is good, a sentence for the judge; runners fill in that of the environment's family")
     family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
-    encoder: str = setting(
-        "ngrams", "ngrams or charcnn, which reads the text for classification and ranking [charcnn]", choices=ENCODERS
-    )
+    encoder: str = setting("ngrams", "what reads texts, for classification and ranking [charcnn]", choices=ENCODERS)
     eta: float = setting(0.5, "classification rewards above this probability", above=0, below=1)
     quantile: float = setting(
         0.5, "ranking rewards above this quantile of z among the captions met last [z > -0.5]", above=0, below=1

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 import json
 from abc import abstractmethod
 from collections import deque
@@ -39,7 +40,7 @@ import numpy as np
 
 from envs.minigrid.family import HEAD
 from envs.settings import setting
-from rewards.llm.client import ModelJudge, PausedError
+from rewards.llm.client import ModelJudge, PausedError, answer_form
 from rewards.llm.judges.base import Judge
 from rewards.llm.store import read_rows
 
@@ -54,26 +55,15 @@ GO, TAKE, OPEN = 1, 2, 3  # kinds of subgoals
 BLUE, LOCKED = 2, 2
 COST = {KEY: 50, BALL: 50, BOX: 50}  # steps of a detour that are preferred to moving a thing
 DOOR_COST = (0, 20, 1000)  # open, closed, locked
-# as measured: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions
-PUBLISHED: dict[tuple[str, str], tuple[float, float, float, float]] = {
-    ("KeyCorridorS3R3", "llama"): (0.9847, 0.9743, 0.18, 1.20),
-    ("KeyCorridorS3R3", "deepseek"): (0.9063, 0.3337, 2.57, 2.54),
-    ("KeyCorridorS3R3", "qwen"): (0.9957, 0.9810, 0.07, 0.63),
-    ("KeyCorridorS6R3", "llama"): (0.9323, 0.9137, 1.47, 5.02),
-    ("KeyCorridorS6R3", "deepseek"): (0.7617, 0.3650, 7.24, 7.47),
-    ("KeyCorridorS6R3", "qwen"): (0.9587, 0.8810, 1.34, 4.25),
-    ("ObstructedMaze-1Dlh", "llama"): (0.9887, 0.9880, 0.08, 0.82),
-    ("ObstructedMaze-1Dlh", "deepseek"): (0.7390, 0.4300, 2.98, 3.41),
-    ("ObstructedMaze-1Dlh", "qwen"): (0.7417, 0.6687, 2.18, 3.53),
-    ("ObstructedMaze-1Dlhb", "llama"): (0.4858, 0.4485, 4.33, 4.21),
-    ("ObstructedMaze-1Dlhb", "deepseek"): (0.5182, 0.2288, 4.49, 3.39),
-    ("ObstructedMaze-1Dlhb", "qwen"): (0.4820, 0.4050, 3.85, 3.71),
-    ("MultiRoom-N2-S4", "llama"): (0.9295, 0.9210, 0.26, 1.01),
-    ("MultiRoom-N2-S4", "deepseek"): (0.2731, 0.3518, 2.91, 2.54),
-    ("MultiRoom-N2-S4", "qwen"): (0.5585, 0.7135, 1.12, 2.05),
-    ("MultiRoom-N4-S5", "llama"): (0.5480, 0.5397, 3.69, 4.65),
-    ("MultiRoom-N4-S5", "deepseek"): (0.1753, 0.1294, 7.92, 4.64),
-    ("MultiRoom-N4-S5", "qwen"): (0.3521, 0.3604, 5.23, 4.94),
+MODELS = ("llama", "deepseek", "qwen")
+# as measured, of each model: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions
+PUBLISHED: dict[str, tuple[tuple[float, float, float, float], ...]] = {
+    "KeyCorridorS3R3": ((0.9847, 0.9743, 0.18, 1.20), (0.9063, 0.3337, 2.57, 2.54), (0.9957, 0.9810, 0.07, 0.63)),
+    "KeyCorridorS6R3": ((0.9323, 0.9137, 1.47, 5.02), (0.7617, 0.3650, 7.24, 7.47), (0.9587, 0.8810, 1.34, 4.25)),
+    "ObstructedMaze-1Dlh": ((0.9887, 0.9880, 0.08, 0.82), (0.7390, 0.4300, 2.98, 3.41), (0.7417, 0.6687, 2.18, 3.53)),
+    "ObstructedMaze-1Dlhb": ((0.4858, 0.4485, 4.33, 4.21), (0.5182, 0.2288, 4.49, 3.39), (0.4820, 0.4050, 3.85, 3.71)),
+    "MultiRoom-N2-S4": ((0.9295, 0.9210, 0.26, 1.01), (0.2731, 0.3518, 2.91, 2.54), (0.5585, 0.7135, 1.12, 2.05)),
+    "MultiRoom-N4-S5": ((0.5480, 0.5397, 3.69, 4.65), (0.1753, 0.1294, 7.92, 4.64), (0.3521, 0.3604, 5.23, 4.94)),
 }
 
 Row = tuple[int, int, int, int, int, int]  # kind, x, y, object, colour, state
@@ -221,21 +211,13 @@ class ModelTeacher(ModelJudge, Teacher):
         return [f"subgoals come from {self.model} at {self.url}, asked once a level while training waits"]
 
 
-_STEP = {
-    "type": "object",
-    "properties": {
-        "do": {"type": "string", "enum": list(KINDS[1:])},
-        "thing": {"type": "string"},
-        "x": {"type": "integer"},
-        "y": {"type": "integer"},
-    },
-    "required": ["do", "thing", "x", "y"],
-}
-_SCHEMA = {
-    "type": "object",
-    "properties": {"subgoals": {"type": "array", "items": _STEP}},
-    "required": ["subgoals"],
-}
+_STEP = answer_form(
+    do={"type": "string", "enum": list(KINDS[1:])},
+    thing={"type": "string"},
+    x={"type": "integer"},
+    y={"type": "integer"},
+)
+_SCHEMA = answer_form(subgoals={"type": "array", "items": _STEP})
 
 
 def question(level: Level) -> str:
@@ -295,9 +277,7 @@ def _plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
 class NoisyPlanner(Teacher):
     """The planner's subgoals, each right with probability `accuracy`; the same level always gets the same plan."""
 
-    form: str = setting(
-        "object", "position: a wrong subgoal is a cell some steps off; object or sentence: it is another thing"
-    )
+    form: str = setting("object", "position: a wrong one is a cell some steps off; object or sentence: another thing")
     accuracy: float = setting(1.0, "probability that a subgoal is right", low=0, high=1)
     error: tuple[float, float] = setting(
         (3.0, 2.0), "mean and deviation of a wrong position's distance, cells; below 1 counts as 1", low=0
@@ -310,10 +290,10 @@ class NoisyPlanner(Teacher):
     def __post_init__(self) -> None:
         if self.published:
             environment, _, model = self.published.partition(" ")
-            if (environment, model.lower()) not in PUBLISHED:
-                known = ", ".join(map(" ".join, PUBLISHED))
+            if environment not in PUBLISHED or model.lower() not in MODELS:
+                known = ", ".join(map(" ".join, itertools.product(PUBLISHED, MODELS)))
                 raise ValueError(f"published={self.published!r} was never measured; give one of {known}")
-            objects, positions, mean, deviation = PUBLISHED[environment, model.lower()]
+            objects, positions, mean, deviation = PUBLISHED[environment][MODELS.index(model.lower())]
             self.accuracy, self.error = (positions if self.form == "position" else objects), (mean, deviation)
         super().__post_init__()
         if len(self.error) != 2:

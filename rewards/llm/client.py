@@ -343,6 +343,11 @@ def decode(text: str, schema: dict[str, Any]) -> Any:
     raise JudgeError(f"no JSON in the answer fits {json.dumps(schema)}: {text[-QUOTE:]!r}")
 
 
+def answer_form(**properties: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object that has all of these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),

@@ -57,9 +57,7 @@ class Annotator(Settings):
     queue: int = setting(1000, "items that may wait; the oldest are dropped", low=1)
     concurrency: int = setting(8, "questions sent at the same time to a judge that is not local", low=1)
     cache: str = setting("", 'SQLite file of answers, shared by any number of runs; "" for none. clock=wall alone')
-    transcript: str = setting(
-        "", 'JSONL file of what is delivered, written, or with clock=transcript read; "" for none'
-    )
+    transcript: str = setting("", "JSONL file of what is delivered: written, or read with clock=transcript")
     order: str = setting("newest", "newest or oldest first among items of equal priority", choices=("newest", "oldest"))
     probe: float = setting(30.0, "seconds until a judge that cannot be reached is asked again", above=0)
     seed: int = setting(0, "for a judge that draws")

@@ -54,11 +54,7 @@ _PARTS = re.compile(r"[,;:.]|\band\b|\bor\b")
 class EmbeddingJudge(TextJudge):
     """Labels by the nearest phrase."""
 
-    goal: str = setting(
-        "",
-        "a sentence: of the family's good phrases those count that its parts are nearest to, and the parts themselves "
-        "where none is near",
-    )
+    goal: str = setting("", "a sentence; its parts stand for the family's nearest good phrases, else for themselves")
     family: str = setting("", "the family whose phrases are used; one without a file has none")
     goals: str | Sequence[str] = setting(
         "", 'good phrases of your own, in place of the family\'s: a list, or one text with ";" between them'

@@ -153,31 +153,23 @@ class RecordedLabels(TextJudge):
         return f"recorded {self._digest}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        return _answers([self.labels.get(text) for text in texts])
+        values = [self.labels.get(text) for text in texts]
+        failed = np.array([value is None for value in values], bool)
+        return Answers(np.array(values, np.float32), failed, MISSING if failed.any() else "")
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """What was recorded of the pair in either order, or what the labels of its two texts say."""
-        return _answers([self._pair(one, two) for one, two in zip(first, second, strict=True)])
+        answers = super().compare(first, second)
+        for row, (one, two) in enumerate(zip(first, second, strict=True)):
+            for pair, turned in (((two, one), True), ((one, two), False)):  # its own order last, which counts
+                if pair in self.labels:
+                    answers.value[row] = 1 - self.labels[pair] if turned else self.labels[pair]
+                    answers.failed[row] = False
+        answers.failure = MISSING if answers.failed.any() else ""
+        return answers
 
     def notes(self) -> list[str]:
         return [f"{len(self.labels)} labels are read from {self.path}, no judge is asked"]
-
-    def _pair(self, one: str, two: str) -> float | None:
-        if (one, two) in self.labels:
-            return self.labels[one, two]
-        if (two, one) in self.labels:
-            return 1 - self.labels[two, one]
-        values = self.labels.get(one), self.labels.get(two)
-        if values[0] is None or values[1] is None:
-            return None
-        gap = values[1] - values[0]
-        return gap if math.isnan(gap) else (1 + float(np.sign(gap))) / 2
-
-
-def _answers(values: Sequence[float | None]) -> Answers:
-    failed = np.array([value is None for value in values], bool)
-    numbers = np.array([math.nan if value is None else value for value in values], np.float32)
-    return Answers(numbers, failed, MISSING if failed.any() else "")
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from rewards.llm.client import Chat, Endpoint, JudgeError, Reply, in_parallel
+from rewards.llm.client import Chat, Endpoint, JudgeError, Reply, answer_form, in_parallel
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.store import WORDS
@@ -36,6 +36,7 @@ from rewards.llm.store import WORDS
 VERSION = 1  # of the two schemas
 LABELS = {"helpful": 1.0, "neutral": 0.0, "harmful": 0.0, "unsure": np.nan}
 BETTER = {"first": 0.0, "equal": 0.5, "second": 1.0, "unsure": np.nan}
+CLOSED = {"additionalProperties": False}
 NOTHING = prompts.quote("")
 GOAL_VERSION = 1  # of the question about a goal
 GOAL_LENGTH = 200  # characters of a goal
@@ -66,18 +67,12 @@ class _Model(Endpoint, TextJudge):
         return Answers(np.array(values, np.float32), failed, next(filter(None, failures), ""), sum(tokens), list(raw))
 
 
-def _schema(**properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
 @dataclass(eq=False)
 class TextModel(_Model):
     """Asks a language model about each text; safe to use from several threads."""
 
     goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
-    family: str = setting(
-        "", "environment family of the texts, whose background stands in the question if there is a file of it"
-    )
+    family: str = setting("", "the texts' environment family; what its file says of it stands in the question")
     reworded: bool = setting(False, "whether the second wording of the question is used, to compare with the first")
     both_orders: bool = setting(False, "whether pairs are asked about in both orders")
     timeout: float = 20.0
@@ -120,7 +115,7 @@ class TextModel(_Model):
 
     def _all(self, asked: Sequence[Sequence[str]], key: str, words: dict[str, float], unasked: float) -> Answers:
         """The answers to B items of no, one or two questions each."""
-        schema = _schema(reason={"type": "string"}, **{key: {"type": "string", "enum": list(words)}})
+        schema = answer_form(reason={"type": "string"}, **{key: {"type": "string", "enum": list(words)}}) | CLOSED
 
         def one(questions: Sequence[str]) -> tuple[float, str, int, str]:
             """Value, failure, tokens and words; the second question of two shows the pair in the other order."""
@@ -155,7 +150,7 @@ class GoalModel(_Model):
         return f"goals {GOAL_VERSION} {self.model}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        schema = _schema(goal={"type": "string"})
+        schema = answer_form(goal={"type": "string"}) | CLOSED
 
         def one(text: str) -> tuple[float, str, int, str]:
             told = f"[{', '.join(map(prompts.quote, json.loads(text)))}]"
