@@ -269,7 +269,11 @@ def test_training_continues_without_a_server_which_is_then_not_asked():
     for captions in itertools.permutations("abcdef", 3):  # 120 situations
         reward.update(rollout("; ".join(captions)))
     metrics = reward.update(rollout("b"))
-    assert metrics["waiting"] == guidance.WAITING and metrics["failed"] < IN_A_ROW + guidance.THREADS and metrics["goals"] == 0
+    assert (
+        metrics["waiting"] == guidance.WAITING
+        and metrics["failed"] < IN_A_ROW + guidance.THREADS
+        and metrics["goals"] == 0
+    )
     reward.close()
 
 
