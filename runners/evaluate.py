@@ -8,7 +8,7 @@ The learned reward is never its own judge; it appears in the video only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from envs.family import Goal
     from rewards.mix.mix import Mix
     from runners.run.config import TrainConfig
+    from runners.run.video import Act
 
-Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
 SEED = 1_000_000  # evaluation episodes never share a seed with training
 
 

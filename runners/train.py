@@ -40,13 +40,13 @@ def train(argv: list[str]) -> int:
             print(f"{work.folder.path} is finished already; nothing to do")
             return 0
         parts = build(config, work.folder.path / "crashes")
-        saver, live = work.begin(parts, signals)
+        saver = work.begin(parts, signals)
         announce(config, preset, parts, work)
         work.control = control.start(config, argv, work.folder.path)
 
         signals.deferred = True
         learn(config, parts, saver, work)
-        live.close()
+        saver.live.close()
         signals.release()
 
         work.phase = "report"
@@ -69,8 +69,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
         print(f"preset: {preset} (preset=none switches it off)")
     print(
         f"run: {config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, "
-        f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, "
-        f"seed {config.seed}, {parts.device}"
+        f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, seed {config.seed}, {parts.device}"
     )
     print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
 
@@ -170,7 +169,7 @@ class Work:
         """Environment steps so far."""
         return self._start if self._model is None else max(self._start, int(self._model.num_timesteps))
 
-    def begin(self, parts: Parts, signals: Signals) -> tuple[Saver, Live]:
+    def begin(self, parts: Parts, signals: Signals) -> Saver:
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
         from runners.run import checkpoint
         from runners.run.progress import Live, Saver, make_logger
@@ -181,7 +180,7 @@ class Work:
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
         parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
-        return Saver(config, self.folder, parts, signals, live, state), live
+        return Saver(config, self.folder, parts, signals, live, state)
 
     def end(self, state: str, code: int, error: str | None = None) -> None:
         """Write down how it ended; a folder in which nothing happened disappears."""

@@ -50,8 +50,7 @@ class Command:
     def __call__(self, argv: list[str] | None = None) -> int:
         """Run a command line; returns the exit code."""
         argv = sys.argv[1:] if argv is None else argv
-        collision = name_collision()
-        if collision:
+        if collision := name_collision():
             return failed(2, collision)
         if {"-h", "--help"} & set(argv) or not (argv or self.bare):
             print(self.text())
@@ -76,12 +75,7 @@ class Command:
         return code
 
     def parse(self, argv: list[str]) -> Any:
-        """The Config that the arguments describe.
-
-        Raises:
-            UsageError: for a key that is unknown or missing, or a value of another type.
-            ValueError: for a value that the Config refuses.
-        """
+        """The Config that the arguments describe, else a UsageError; a ValueError if it refuses a value."""
         assert self.config is not None
         refuse(argv)
         hints = typing.get_type_hints(self.config)

@@ -156,10 +156,7 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     A reward that reads captions gets the family's aim, and its name as `family`; one that reads frames gets the first
     goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives
     way to the one for this environment where the user names neither a model nor weights. `config` is changed in place;
-    keys among `given`, which the user set, stay even if they are empty.
-
-    Raises:
-        UsageError: if no goal is known.
+    keys among `given`, which the user set, stay even if they are empty. A UsageError if no goal is known.
     """
     from envs.family import family_of
     from envs.make import goals, spec_of

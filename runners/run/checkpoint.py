@@ -42,12 +42,9 @@ class VersionError(CheckpointError):
 
 
 def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
-    """Write `state` as the newest checkpoint of `folder` and delete all but the last `keep`.
+    """Write `state`, after `step` environment steps, as the newest checkpoint of `folder`; the last `keep` stay.
 
-    Args:
-        folder: the `checkpoints` folder of a run; created when missing.
-        state: nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None.
-        step: environment steps that the state stands for.
+    A state is nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None.
 
     Raises:
         OSError: if the disk is full or read-only; the earlier checkpoints are as they were.
@@ -95,11 +92,8 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
 def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False) -> tuple[Any, int] | None:
     """Read the newest whole checkpoint of `folder`: (state, step), or None when there is none at all.
 
-    A broken one is named through `say` and the previous one is used.
-
-    Args:
-        tidy: whether to remove leftovers of interrupted saves and put broken checkpoints aside; only for the process
-            that holds the run's lock, as a leftover may be what another one is writing just now.
+    A broken one is named through `say` and the previous one is used. `tidy` removes leftovers of interrupted saves and
+    puts broken checkpoints aside; only for the process that holds the run's lock, as another may be writing just now.
 
     Raises:
         CheckpointError: if there are checkpoints and every one of them is broken.

@@ -210,8 +210,7 @@ class Saver(BaseCallback):
     def _all_finite(self, modules: dict[str, Any], step: int) -> bool:
         """Whether every weight of the agent is finite: others are not saved, the earlier checkpoints stay.
 
-        Raises:
-            NotFinite: if one is not, of an agent that does not restore finite weights by itself, or at the end.
+        A NotFinite if one is not, of an agent that does not restore finite weights by itself, or at the end.
         """
         weights = {path: value for path, value in flatten(modules).items() if isinstance(value, torch.Tensor)}
         bad = next((path for path, value in weights.items() if not is_finite(value)), None)

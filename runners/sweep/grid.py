@@ -36,8 +36,7 @@ _REFUSED = {
 def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
     """Every combination of the alternatives in `argv`; every cell's first seed comes before any second one.
 
-    Raises:
-        UsageError: if an argument or a job is wrong; the sentence names the job.
+    A UsageError if an argument or a job is wrong; the sentence names the job.
     """
     choices = dict(map(alternatives, argv))
     for key in choices:

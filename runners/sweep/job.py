@@ -15,6 +15,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -188,12 +189,9 @@ def events(folder: Path) -> list[dict[str, Any]]:
     """Whole events of a job log, in order; none if there is no such file."""
     path, found = path_in(folder), []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            found.append(event)
+        with suppress(ValueError):
+            if isinstance(event := json.loads(line), dict):
+                found.append(event)
     return found
 
 

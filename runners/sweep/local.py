@@ -70,8 +70,7 @@ class Local(Launcher):
             raise UsageError(f"gpus={job.gpus:g} a job, but this machine has {len(self._gpus)}; give less, or 0")
         self._queue.append(job)
         self._start()
-        found = [run.process.pid for run in self._running.values() if run.job is job]
-        return f"{HOST}:{found[0]}" if found else HOST
+        return next((f"{HOST}:{run.process.pid}" for run in self._running.values() if run.job is job), HOST)
 
     def cancel(self, name: str) -> None:
         """Ask a job to save and exit."""

@@ -215,9 +215,7 @@ class _BatchJob:
             lines = [line for line in str(failure).splitlines() if line.strip(" -")] or ["no reason known"]
             error = next((line for line in reversed(lines) if "Error" in line), lines[0])
             return Outcome(None, 0.0, self._where(), f"submitit could not run it ({error.strip()})")
-        if (
-            outcome.code == TERMINATED and not self._asked
-        ):  # by SLURM, for another job or for its time; it is to continue
+        if outcome.code == TERMINATED and not self._asked:  # by SLURM, for another job or its time; it is to continue
             if not self.local:
                 subprocess.call(["scancel", self.handle.job_id])  # SLURM may have queued it again by itself
             outcome = replace(outcome, code=None, error="its batch job was ended from outside")
