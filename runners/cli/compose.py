@@ -106,8 +106,7 @@ def _keys(agent: str, names: list[str]) -> dict[str, Any]:
     for prefix, cls in configs.items():
         hints = typing.get_type_hints(cls)
         keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in HIDDEN})
-    for name in ("reward", "agent"):
-        del keys[name]
+    del keys["reward"], keys["agent"]
     keys["env"] = keys["preset"] = str
     return keys
 
