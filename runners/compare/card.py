@@ -60,17 +60,13 @@ Card = dict[str, Any]
 
 
 class Candidate:
-    """One reward, built on its own, and its scores on a sample.
+    """One reward, built on its own, and its scores on a sample: weight, scale and shape are left out.
 
     Embeddings of the sample's frames are kept in runs/compare/<env>/, keyed by the model and everything that made the
-    sample, so that another sentence about the same frames costs a product of matrices.
+    sample (its `spec`), so that another sentence about the same frames costs a product of matrices.
 
-    Args:
-        config: its settings; weight, scale and shape are left out, because a score is what is compared.
-        spaces: of observations and actions.
-        spec: of the sample, which keys the embeddings that are kept.
-        warm: passes of `update` over the sample before it is scored; None for as many as a goal reward needs to be
-            ready, and none for a bonus.
+    Before it is scored, `update` passes over the sample `warm` times; None is as often as a goal reward needs to be
+    ready, and never for a bonus.
     """
 
     def __init__(
@@ -311,7 +307,7 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
         except ValueError as error:  # a control that cannot be built has its error as its result
             rows.append({**row, "error": str(error)})
             continue
-        low, high = map(float, np.quantile(values, [0.05, 0.95]))
+        low, high = np.quantile(values, [0.05, 0.95]).tolist()
         met = None if truth is None else truth[counted]
         rows.append({**row, "low": low, "high": high, **measures(values, met, target[counted], intervals=False)})
     return rows
@@ -378,24 +374,20 @@ def effective_horizon(
     config: RewardConfig | None = None,
     options: dict[str, Any] | None = None,
 ) -> EffectiveHorizon:
-    """The look-ahead needed to solve `env` under a reward as a run uses it: a bonus beside the task, a goal alone.
+    """The least look-ahead, up to k, that solves `env` under a reward: a bonus beside the task, a goal alone.
 
     Args:
-        env: has discrete actions, and a state that can be copied.
-        k: the largest look-ahead to try.
         solved: the task's return that counts; None for the environment's own success.
         reward: as it stands; None for the task's own reward.
         config: its settings, weight and shape included.
 
     Raises:
-        UsageError: if it cannot be computed here.
+        UsageError: where actions are not discrete, or states cannot be copied.
     """
-    modalities: dict[str, Any] = {}
-    scorer = None
-    if reward is not None:
-        scorer = _mix(reward, config)
-        modalities = {name: True for name in ("text", "signals") if name in scorer.requires}
-        modalities |= {"frame_size": scorer.frame_size} if "frame" in scorer.requires else {}
+    scorer = None if reward is None else _mix(reward, config)
+    need = scorer.requires if scorer else ()
+    modalities: dict[str, Any] = {name: True for name in ("text", "signals") if name in need}
+    modalities |= {"frame_size": scorer.frame_size} if scorer and "frame" in need else {}
     try:
         clones = Clones(env, **(options or {}), **modalities)
         limits = {"k_max": k, "m_max": HORIZON_TRIES, "budget": HORIZON_BUDGET}

@@ -12,6 +12,7 @@ command about the same environment costs no rendering. `enumerate_mdp` visits ev
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -152,8 +153,10 @@ def take(spec: SampleSpec) -> Sample:
         if trained:
             sampler.episodes(SOURCES.index("trained policy"), trained, _policy_of(spec))
         for _ in range(scattered):
-            sampler.scattered()
-        sampler.landscape()
+            sampler.one_step(functools.partial(sampler.family.scatter, sampler.env, sampler.rng), 0)
+        if axis := sampler.axis:
+            for place in np.linspace(axis.low, axis.high, POSES).tolist():
+                sampler.one_step(functools.partial(axis.place, sampler.env, place), 3, place)
         return sampler.sample()
     finally:
         sampler.env.close()
@@ -242,20 +245,10 @@ class _Sampler:
         if rows:  # the next row is another episode
             self.rows[-1] = self.rows[-1].replace(truncated=self.rows[-1].truncated | ~self.rows[-1].terminated)
 
-    def scattered(self) -> None:
+    def one_step(self, put: Callable[[], object], source: int, place: float = np.nan) -> None:
+        """A random action from the state that the environment is put into."""
         self.env.reset()
-        self.family.scatter(self.env, self.rng)
-        self.one_step(0)
-
-    def landscape(self) -> None:
-        axis = self.axis
-        for place in np.linspace(axis.low, axis.high, POSES).tolist() if axis else ():
-            self.env.reset()
-            axis.place(self.env, place)
-            self.one_step(3, place)
-
-    def one_step(self, source: int, place: float = np.nan) -> None:
-        """A random action from the state that the environment was put into."""
+        put()
         obs = self.begin(set_state(self.env, get_state(self.env)))
         self.step(obs, self.env.action_space.sample(), source, place)
 
@@ -301,10 +294,10 @@ class FiniteMDP:
         return table
 
 
-def enumerate_mdp(spec: SampleSpec, limit: int = STATES) -> FiniteMDP | None:
+def enumerate_mdp(spec: SampleSpec) -> FiniteMDP | None:
     """Visit every state of the environment that the first reset with a spec's seed makes.
 
-    None where states cannot be copied and restored, where there are more than `limit`, or where dynamics are random.
+    None where states cannot be copied and restored, where there are more than STATES, or where dynamics are random.
     """
     sampler = _Sampler(spec)
     env = sampler.env
@@ -332,7 +325,7 @@ def enumerate_mdp(spec: SampleSpec, limit: int = STATES) -> FiniteMDP | None:
                 if not terminated and name not in order:
                     order[name] = len(states)
                     states.append(after)
-                    if len(states) > limit:
+                    if len(states) > STATES:
                         return None
                 successors.append(-1 if terminated else order[name])
         for state in states:

@@ -58,7 +58,6 @@ class Numbers:
     """Everything that is computed, and what is needed to read it.
 
     Args:
-        data: runs, sorted into tasks and arms.
         reference: name of the arm that scores 1 on every task; "" takes the baseline, or the best arm.
         threshold: task -> task return that is to be reached; the key "" means every task.
 

@@ -213,7 +213,7 @@ def _yaml(text: str) -> dict[str, Any]:
 
 
 def _metrics(run: Run, path: Path) -> None:
-    """The columns that the report uses; rows that are not whole are left out, a last one silently."""
+    """Take in the columns that pictures and tables use; rows that are not whole are left out, a last one silently."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.reader(file)
         header = next(rows, [])

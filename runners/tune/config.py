@@ -124,10 +124,9 @@ class Space:
 def spaces(
     config: TrainConfig, chosen: list[str], ranges: dict[str, Any], fixed: set[str] | frozenset[str] = frozenset()
 ) -> list[Space]:
-    """What a search over `config` tries, in the order in which it is declared.
+    """What a search over the settings of a run tries, in the order in which it is declared.
 
     Args:
-        config: the run whose settings are tried.
         chosen: the keys to try; empty for all that have a range and are not `fixed`.
         ranges: key -> range, where the command line gives one; tried too.
         fixed: keys that the command line sets, which stay unless they are chosen.

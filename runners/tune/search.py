@@ -105,13 +105,9 @@ class _OpenTrial:
 
 
 class Search(Watcher):
-    """All trials of a study, as jobs for `runners.sweep.drive`, which it watches.
+    """All trials of a study (see `open_study`), as jobs for `runners.sweep.drive`, which it watches.
 
-    Args:
-        config: what to try.
-        study: from `open_study`.
-        launcher: cancels the jobs of trials that are given up.
-        report: takes a sentence for every trial that ends.
+    The launcher cancels the jobs of trials that are given up; `report` takes a sentence for every trial that ends.
     """
 
     def __init__(
