@@ -104,7 +104,11 @@ class Predictor(ABC):
 
         `episode_start`, bool (B,), empties that state.
         """
-        single = is_single(observation, self.observation_space)
+        first, space = observation, self.observation_space
+        while isinstance(first, dict):
+            key = next(iter(first))
+            first, space = first[key], space[key]  # type: ignore[index]
+        single = np.ndim(first) == len(space.shape or ())
         rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
         n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
@@ -124,12 +128,8 @@ class Predictor(ABC):
         save_file(tensors, path, {"agent": type(self).__name__, "config": json.dumps(asdict(self.config))})
 
     @classmethod
-    def _read(cls, path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The configuration and the weights in a file.
-
-        Raises:
-            ValueError: if it holds another kind of agent.
-        """
+    def _from_file(cls, path: str, build: Callable[[dict[str, Any]], Self], place: str) -> Self:
+        """What `build` makes of the configuration in a file, with the file's weights; they are for some `place`."""
         from safetensors import safe_open
 
         with safe_open(path, "pt") as file:
@@ -137,15 +137,12 @@ class Predictor(ABC):
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
         if metadata.get("agent") != cls.__name__:
             raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
-        return json.loads(metadata["config"]), tensors
-
-    def _fill(self, path: str, tensors: dict[str, torch.Tensor], place: str) -> Self:
-        """Load weights, or refuse them as those of another `place`."""
+        agent = build(json.loads(metadata["config"]))
         try:
-            self.policy.load_state_dict(tensors)
+            agent.policy.load_state_dict(tensors)
         except RuntimeError as error:
             raise ValueError(f"{path} does not fit {place}: {error}") from None
-        return self
+        return agent
 
 
 class BaseAgent(Predictor):
@@ -211,11 +208,9 @@ class BaseAgent(Predictor):
         """Make networks and buffers; the arguments of `__init__` are attributes by now."""
 
     @classmethod
-    def build(
-        cls, config: Any, envs: gym.vector.VectorEnv, *, seed: int, device: str = "cpu", scorer: Any = None
-    ) -> Self:
-        """The agent of a run."""
-        return cls(envs, config, scorer=scorer, seed=seed, device=device)
+    def build(cls, config: Any, envs: gym.vector.VectorEnv, **options: Any) -> Self:
+        """The agent of a run; `options` as for the class."""
+        return cls(envs, config, **options)
 
     @classmethod
     @abstractmethod
@@ -374,9 +369,9 @@ class BaseAgent(Predictor):
         Raises:
             ValueError: if the file holds another kind of agent, or does not fit.
         """
-        config, tensors = cls._read(path)
-        model = cls(envs, cls.Config(**config), scorer=scorer, seed=seed, device=device)
-        return model._fill(path, tensors, "these environments and this reward")
+        options: dict[str, Any] = {"scorer": scorer, "seed": seed, "device": device}
+        place = "these environments and this reward"
+        return cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)
 
 
 class Episodes(Stateful):
@@ -499,11 +494,3 @@ class Steps(Stateful):
         if "is_success" not in given:
             return None
         return np.where(given.get("_is_success", ended), np.asarray(given["is_success"], np.float64), np.nan)[None]
-
-
-def is_single(observation: Obs, space: Any) -> bool:
-    """Whether an observation is one of `space`, and not a batch of them."""
-    if isinstance(observation, dict):
-        key = next(iter(observation))
-        return is_single(observation[key], space[key])
-    return np.ndim(observation) == len(space.shape)

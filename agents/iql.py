@@ -149,9 +149,8 @@ class IQL(Predictor):
         cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
     ) -> IQL:
         """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
-        config, tensors = cls._read(path)
-        model = cls(IQLConfig(**config), observation_space, action_space, seed=seed, device=device)
-        model._fill(path, tensors, "these spaces")
+        both = (observation_space, action_space)
+        model = cls._from_file(path, lambda c: cls(IQLConfig(**c), *both, seed=seed, device=device), "these spaces")
         model._target = model._copied()
         return model
 

@@ -104,11 +104,11 @@ class SpaceEncoding(Inputs):
     """
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        self.observation_space: Any = observation_space
-        self.action_space: Any = action_space
         super().__init__(observation_space)
         self.obs_size = self.size
         space: Any = action_space
+        self.observation_space: Any = observation_space
+        self.action_space: Any = space
         self.discrete = isinstance(space, spaces.Discrete)
         if self.discrete:
             self.action_size = int(space.n)
@@ -259,7 +259,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.inputs, self.actions, self.normalize_obs, self.trunk = inputs, actions, normalize_obs, trunk
         self.convolutions = nn.ModuleDict({f"image_{key}": _convolutions(s) for key, s in inputs.images.items()})
-        width = (inputs.size if trunk is None else trunk.width) + sum(512 for _ in inputs.images)
+        width = (inputs.size if trunk is None else trunk.width) + 512 * len(inputs.images)
         self.gru = None
         if gru:
             self.before = nn.Sequential(linear(width, gru, math.sqrt(2)), nn.Tanh())
@@ -333,9 +333,8 @@ def _orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
 
 def _hidden(width: int, net_arch: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for units in net_arch:
-        layers += [linear(width, units, math.sqrt(2)), nn.Tanh()]
-        width = units
+    for before, after in itertools.pairwise([width, *net_arch]):
+        layers += [linear(before, after, math.sqrt(2)), nn.Tanh()]
     return nn.Sequential(*layers)
 
 

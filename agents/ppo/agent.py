@@ -185,7 +185,7 @@ class PPO(BaseAgent):
         for epoch in range(config.n_epochs):
             order: Any = self.rng.permutation(rows)
             # All rows at once are cheaper than a minibatch at a time, as long as they stay in the cache.
-            shuffled = batch.take(order) if narrow else batch
+            shuffled = Batch(batch.vector[order], {}, batch.action[order], batch.numbers[order]) if narrow else batch
             for begin in range(0, len(order), self.rows_a_batch):
                 end = min(begin + self.rows_a_batch, len(order))
                 measure = epoch == config.n_epochs - 1 and begin // self.rows_a_batch % often == 0
@@ -337,9 +337,7 @@ class Collector(Stateful):
     def _refuse(self) -> None:
         """Stop before NaN or infinity reaches a weight."""
         rollout, length = self.rollout, self.rollout.length
-        reward = self.on_nan(rollout.reward)
-        if reward is not rollout.reward:
-            rollout.reward[:] = reward
+        rollout.reward[:] = reward = self.on_nan(rollout.reward)
         given = {"reward": reward, "observation": self.vector, "action": rollout.action}
         kept = {"obs": map_obs(lambda x: x[:length], rollout.obs), "action": rollout.action, "reward": reward}
         refuse(given, rollout.steps, kept | {"next_obs": map_obs(lambda x: x[1:], rollout.obs)})

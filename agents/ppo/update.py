@@ -87,10 +87,6 @@ class Batch:
     starts: Any = None  # bool (T, M), recurrent only: an episode begins here
     hidden: Any = None  # float32 (M, units), recurrent only: before the first row
 
-    def take(self, rows: np.ndarray) -> Batch:
-        """Some rows, copied; without images."""
-        return Batch(self.vector[rows], {}, self.action[rows], self.numbers[rows])
-
 
 def sequences(x: np.ndarray, length: int) -> np.ndarray:
     """(T, N, ...) -> (length, T / length * N, ...): sequences side by side, those of the first steps first."""
@@ -157,11 +153,7 @@ def advantages(
 
 
 class TorchUpdate:
-    """Acts, evaluates and learns with torch; on the CPU it takes and gives NumPy arrays.
-
-    Attributes:
-        learning_rate: of the next update.
-    """
+    """Acts, evaluates and learns with torch; on the CPU it takes and gives NumPy arrays."""
 
     deferred = False  # `act` gives values and log-probabilities with the actions
 

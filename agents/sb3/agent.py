@@ -19,7 +19,7 @@ import pkgutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -64,8 +64,7 @@ class SB3Config(Settings):
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the algorithm's constructor."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.unused}
-        return {key: value for key, value in own.items() if value is not None}
+        return {key: value for key, value in vars(self).items() if key not in self.unused and value is not None}
 
 
 @dataclass
