@@ -27,7 +27,7 @@ from envs.state import Stateful
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
-ADAM = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5, "amsgrad": False, "maximize": False}
+ADAM: Any = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5, "amsgrad": False, "maximize": False}
 
 
 class Inputs:
@@ -458,5 +458,5 @@ class Flat(Stateful):
             if norm > max_grad_norm:
                 grad *= max_grad_norm / (norm + 1e-6)
             steps += 1
-        lists = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
+        lists: Any = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
         torch._fused_adam_(*lists, lr=learning_rate, **ADAM)
