@@ -421,7 +421,6 @@ class Steps(Stateful):
 
     Args:
         envs: a `gymnasium.vector.VectorEnv` that resets by itself.
-        seed: of the first reset.
         scorer: its `on_nan`, if it has one, is applied to the task's rewards.
 
     Attributes:

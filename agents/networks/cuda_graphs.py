@@ -39,15 +39,11 @@ def captured(
 
 
 class Captured:
-    """A function on a GPU that is recorded at its fourth call; see the file.
-
-    Attributes:
-        reason: why it is called plainly; None while it is not.
-    """
+    """A function on a GPU that is recorded at its fourth call; see the file."""
 
     def __init__(self, function: Update, generators: Iterable[torch.Generator] = ()) -> None:
         self.function, self.generators = function, list(generators)
-        self.reason: str | None = None
+        self.reason: str | None = None  # why it is called plainly; None while it is not
         self._calls = 0
         self._graph: Any = None
         self._inputs: Any = None  # memory that the graph reads

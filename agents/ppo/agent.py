@@ -299,8 +299,7 @@ class Collector(Stateful):
     def collect(self, on_step: Callable[[int], bool]) -> bool:
         """Fill the rollout; while one group of environments steps, the policy looks at the other.
 
-        Args:
-            on_step: called with the row in which all environments have just stepped; False stops.
+        `on_step` gets the row in which all environments have just stepped; its False stops.
         """
         rollout, stepper = self.rollout, self.stepper
         groups, length = stepper.groups, rollout.length

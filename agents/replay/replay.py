@@ -177,11 +177,7 @@ class Replay(Stateful):
         self._unlearned = 0
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
-        """Transitions drawn with replacement; returns over `n_step` rows, fewer where the episode or the replay ends.
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """Transitions drawn with replacement; returns of `n_step` rows, fewer where episode or replay ends."""
         index = self.sampler.draw(batch_size)
         self.sampler.used(index)
         return self.rows(index, n_step)
