@@ -208,7 +208,8 @@ class _Check:
         for field in CONTENT:
             if field in self.reward.requires or getattr(self.flat, field) is None:
                 continue
-            blank = self.flat.replace(**{field: map_obs(_blank, getattr(self.flat, field))})
+            blank = map_obs(lambda x: np.full_like(x, "" if x.dtype == object else 0), getattr(self.flat, field))
+            blank = self.flat.replace(**{field: blank})
             if not np.allclose(self.score(self.reward, blank), whole, RTOL, ATOL):
                 self.fail(f"score reads {field}, which requires does not name; drivers may leave it out")
 
@@ -334,11 +335,6 @@ class _Check:
 
 def _is_scalar(value: Any) -> bool:
     return np.ndim(value) == 0 and isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
-
-
-def _blank(values: Any) -> Any:
-    """An array of the same shape without content."""
-    return np.full_like(values, "") if values.dtype == object else np.zeros_like(values)
 
 
 def equal(one: Any, two: Any) -> bool:

@@ -66,7 +66,7 @@ def guided_space(space: spaces.Space, mix: Mix) -> spaces.Space:
     if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)):
         raise ValueError(f"{names} guides beside flat float observations, not {space}; flatten them")
     for name, reward in guiding.items():
-        read = sorted(_OBSERVED & reward.requires)
+        read = sorted({"obs", "next_obs", "frame", "obs_frame"} & reward.requires)
         if read:
             raise ValueError(f"the reward {name!r} guides, so it may read texts and signals, but not {', '.join(read)}")
     more = np.full(sum(reward.guides for reward in guiding.values()), np.inf, np.float32)
@@ -81,9 +81,6 @@ def make_mix(given: Any, observation_space: spaces.Space, action_space: spaces.S
     if space is observation_space or not {"obs", "next_obs"} & mix.requires:
         return mix
     return rewards.make(given, space, action_space, **options)
-
-
-_OBSERVED = frozenset({"obs", "next_obs", "frame", "obs_frame"})
 
 
 class _GuideTracker(EpisodeTracker):

@@ -9,7 +9,7 @@ Differences:
     counts as seen;
     the embedding is the one of the last update throughout a rollout, and the ellipse of a continuing episode keeps
     what older embeddings contributed (the paper's actors do the same);
-    an optimiser of its own, and vectors that pass dense layers (64 wide, where the paper takes 1,024).
+    dense layers are 64 wide, where the paper takes 1,024.
 Fails when: episodes are longer than it takes to go in every direction; or the embedding keeps noise, which looks new
 forever: a random one does, a learnt one does where noise follows the action.
 """

@@ -91,22 +91,20 @@ class Mix:
         if batch.frame is None:
             return batch
         extras = dict(batch.extras)
-        keeps_frame = False
-        for stream in self.streams.values():
+        seeing = [stream for stream in self.streams.values() if "frame" in stream.requires]
+        for stream in seeing:
             key = stream.reward.embedding
-            if "frame" not in stream.requires:
-                continue
             if key is None:
-                keeps_frame = True
                 continue
-            keeps_frame = keeps_frame or stream.reward.keeps_frames
             if key not in extras:
                 embedded = stream.reward.embed(batch.flatten())
                 extras[key] = embedded.reshape(*batch.shape, *embedded.shape[1:])
             if "obs_frame" in stream.requires and f"obs_{key}" not in extras:
                 extras[f"obs_{key}"] = values_at_obs(batch, extras[key], functools.partial(_embed_obs, stream, batch))
         batch = batch.replace(extras=extras)
-        return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)
+        if any(stream.reward.embedding is None or stream.reward.keeps_frames for stream in seeing):
+            return batch
+        return batch.replace(frame=None, obs_frame=None)
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
         """Every stream's scores of a batch, (N,), or (T, N) in time order; pure.

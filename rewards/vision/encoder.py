@@ -280,7 +280,6 @@ def _must_be_in_reach(model: str, weights: str) -> None:
         raise FileNotFoundError(
             f"reward.clip.weights={weights!r} does not exist; give the path of a file or folder with weights"
         )
-    instead = "give reward.clip.weights=<path to a file>, or use reward.clip.model=lodestar, which needs no download"
     hub = Path(
         os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub"
     ).expanduser()
@@ -294,7 +293,8 @@ def _must_be_in_reach(model: str, weights: str) -> None:
     if (any(hub.glob("models--*")) or any(urls.glob("*"))) and _cached(model, weights, urls):
         return
     raise FileNotFoundError(
-        f"the weights {weights!r} of {model!r} are neither a file nor in the cache ({hub}), and {why}; {instead}"
+        f"the weights {weights!r} of {model!r} are neither a file nor in the cache ({hub}), and {why}; "
+        "give reward.clip.weights=<path to a file>, or use reward.clip.model=lodestar, which needs no download"
     )
 
 
