@@ -283,28 +283,15 @@ class StreamScale(Stateful):
         self.count += int(valid.sum())
 
 
-class RewardStd(StreamScale):
+class RewardStd(RunningMeanStd, StreamScale):
     """Divide by the standard deviation of all rewards so far."""
-
-    def __init__(self) -> None:
-        self.statistics = RunningMeanStd()
 
     @property
     def value(self) -> float:  # type: ignore[override]
-        return float(self.statistics.std) if self.statistics.count else 1.0
+        return float(self.std) if self.count else 1.0
 
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        return self.statistics.count
-
-    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
-        self.statistics.update(reward[valid])
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.statistics.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.statistics.load_state_dict(state)
+    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:  # type: ignore[override]
+        super().update(reward[valid])
 
 
 class ReturnStd(RewardStd):
@@ -314,13 +301,15 @@ class ReturnStd(RewardStd):
     episodic.
     """
 
+    saved = (*RewardStd.saved, "running")
+
     def __init__(self, gamma: float, episodic: bool) -> None:
         super().__init__()
         self.gamma = gamma
         self.episodic = episodic
         self.running = np.zeros(0)  # R of each environment
 
-    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
+    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:  # type: ignore[override]
         if len(self.running) != reward.shape[1]:
             self.running = np.zeros(reward.shape[1])
         returns = np.empty(reward.shape)
@@ -332,14 +321,7 @@ class ReturnStd(RewardStd):
             if self.episodic:
                 running = np.where(ended[t], 0.0, running)
         self.running = running
-        self.statistics.update(returns[valid])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "running": self.running}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.running = np.array(state["running"])
+        super().update(returns, ended, valid)
 
 
 class RewardEma(StreamScale):

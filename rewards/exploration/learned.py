@@ -225,10 +225,9 @@ class InverseDynamics(Learned):
         one, two = self.encode(x, after)
         return {"inverse_loss": self.inverse_loss(one, two, action)}
 
-    def encode(self, x: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, x: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Embeddings (N, D) of two columns, in one pass."""
-        one, two = self.encoder(torch.cat([x, after])).chunk(2)
-        return one, two
+        return self.encoder(torch.cat([x, after])).chunk(2)
 
     def phi(self, obs: Obs) -> np.ndarray:
         """Embeddings (N, D) of observations, as an array."""
