@@ -268,15 +268,11 @@ class StreamScale(Stateful):
     discounted return, filtered along time for each environment). Differences: the filter never crosses environments
     (both implementations that people copy run it across them); an `ema` scale and a freeze, because a vanishing bonus
     divided by its own all-time deviation either dies early or has its noise amplified.
-
-    Attributes:
-        value: the divisor.
-        count: transitions seen.
     """
 
     saved = ("count",)
-    value = 1.0
-    count = 0
+    value = 1.0  # the divisor
+    count = 0  # transitions seen
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         """Take in rewards (T, N) in time order; `ended` and `valid` are bool (T, N)."""

@@ -50,13 +50,7 @@ class EpisodeTracker(Stateful):
 
 
 class Driver(EpisodeTracker):
-    """Feeds a mix step by step: embed, score, combine, remember, and every `update_every` transitions learn.
-
-    Attributes:
-        raw: the streams' scores of the last step.
-        metrics: of the last update.
-        timesteps: environment steps so far, over all environments.
-    """
+    """Feeds a mix step by step: embed, score, combine, remember, and every `update_every` transitions learn."""
 
     saved = ("memory", "cursor", "chunk", "timesteps")  # the chunk holds the rows still to be learnt from
 
@@ -66,9 +60,9 @@ class Driver(EpisodeTracker):
         super().__init__(mix.streams, n, mix.frame_size)
         self.mix = mix
         self.chunk = Chunk(max(update_every // n, 1))
-        self.raw: dict[str, np.ndarray] = {}
-        self.metrics: dict[str, float] = {}
-        self.timesteps = 0
+        self.raw: dict[str, np.ndarray] = {}  # the streams' scores of the last step
+        self.metrics: dict[str, float] = {}  # of the last update
+        self.timesteps = 0  # over all environments
 
     def __call__(self, batch: Transitions) -> np.ndarray:
         """The reward of a step, float32 (N,)."""

@@ -391,13 +391,7 @@ def part(obs: Obs, key: str) -> Array:
 
 
 class Layout:
-    """An observation as one row of float32 numbers: the vectors first, then each image that is large enough.
-
-    Attributes:
-        vector: numbers of the vectors, one-hot for Discrete; smaller images count among them.
-        images: name -> (C, H, W) of the images, in their order in the row.
-        size: numbers in a row.
-    """
+    """An observation as one row of `size` float32 numbers: the vectors first, then each image that is large enough."""
 
     def __init__(
         self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int
@@ -408,8 +402,8 @@ class Layout:
         """
         self.spaces = parts(space, keys, reward)
         self.channels = channels
-        self.images: dict[str, tuple[int, int, int]] = {}
-        self.vector = 0
+        self.images: dict[str, tuple[int, int, int]] = {}  # name -> (C, H, W), in their order in the row
+        self.vector = 0  # numbers of the vectors, one-hot for Discrete; smaller images count among them
         vectors: list[str] = []
         for key, box in self.spaces.items():
             shape = _image_shape(box)

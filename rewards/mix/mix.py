@@ -400,10 +400,6 @@ class GuardedUpdates(Stateful):
     Such a loss means that the batch, or the model, is spoilt. `Learned.descend` takes no step on it. If it happens
     `PATIENCE` times in a row the model itself is suspected, and the last weights that gave finite losses are restored;
     weights that are not finite are restored at once. Training continues; `<name>/skipped` and `<name>/restored` count.
-
-    Attributes:
-        skipped: updates with a loss that was not finite so far.
-        restored: how often weights were restored so far.
     """
 
     saved = ("skipped", "restored", "_row")
