@@ -374,6 +374,28 @@ class BaseAgent(Predictor):
         return cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)
 
 
+class Means(Stateful):
+    """Metrics, summed where they are computed, on their device, and read as means when they are logged."""
+
+    saved = ("sums", "counts")
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
+
+    @torch.no_grad()
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def read(self) -> dict[str, float]:
+        """Means since the last call."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+
 class Episodes(Stateful):
     """Returns, lengths and successes of the last 100 episodes, counted from transitions of N environments.
 
