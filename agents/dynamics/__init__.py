@@ -41,7 +41,7 @@ class OneStepModel(Protocol):
 
 
 class Dynamics(OneStepModel, Protocol):
-    """A dynamics model that is fitted to a replay; what moves is in `state_dict`, see `agents.state.Stateful`."""
+    """A dynamics model that is fitted to a replay; what moves is in `state_dict`, see `envs.state.Stateful`."""
 
     members: int  # K
     differentiable: bool  # whether gradients flow through `step` to obs and action
