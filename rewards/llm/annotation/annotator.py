@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from envs.settings import Settings, setting
-from rewards.llm.annotation.asking import Asker
-from rewards.llm.annotation.queue import AnnotationQueue
+from rewards.llm.annotation.asking import AnnotationQueue, Asker
 from rewards.llm.annotation.worker import put
 from rewards.llm.judges.base import TextJudge, check_judge, make_judge
 from rewards.llm.store import Item, label_in, read_rows
