@@ -117,10 +117,9 @@ class Guidance(Reward):
                 "recorded"
             )
         self.guides, self.every = config.features, config.every
-        rng = np.random.default_rng(0)  # the projection is part of the method, so the same in every run
-        whole = config.features == WIDTH
-        drawn = np.eye(WIDTH) if whole else rng.normal(0, config.features**-0.5, (WIDTH, config.features))
-        self._projection = drawn.astype(np.float32)
+        # the projection is part of the method, so the same in every run
+        drawn = np.random.default_rng(0).normal(0, config.features**-0.5, (WIDTH, config.features))
+        self._projection = (np.eye(WIDTH) if config.features == WIDTH else drawn).astype(np.float32)
         self._plan = np.array([key(event) for event in CRAFTER] if config.goals == "rules" else [], np.uint64)
         self._captions: dict[int, str] = {}  # key -> caption
         self._memory: Memory = None  # of the environments that are learnt from
@@ -198,10 +197,8 @@ class Guidance(Reward):
         batch = batch if len(batch.shape) == 2 else batch.map(lambda x: x[None])
         assert batch.text is not None
         n = batch.shape[1]
-        memory = self._memory
-        if memory is None or len(memory["goal"]) != n:
-            memory = self.initial_memory(n)
         fresh, reached, guided, rows = self.initial_memory(n), 0.0, 0.0, 0
+        memory = fresh if self._memory is None or len(self._memory["goal"]) != n else self._memory
         for t in range(batch.shape[0]):
             valid, ended = batch.valid[t], batch.ended[t]
             rise, after = self.score(batch[t], memory)
@@ -229,11 +226,11 @@ class Guidance(Reward):
             "none": "no goal is ever named: the control",
         }
         notes = [source[self.config.goals]]
-        if self._annotator is not None:
-            if failed := self._annotator.metrics()["failed"]:
-                notes.append(f"{failed:,.0f} questions got no goal; the last error: {self._annotator.failure}")
-            notes += self._annotator.notes()
-        return notes
+        if self._annotator is None:
+            return notes
+        if failed := self._annotator.metrics()["failed"]:
+            notes.append(f"{failed:,.0f} questions got no goal; the last error: {self._annotator.failure}")
+        return notes + self._annotator.notes()
 
     def state_dict(self) -> dict[str, Any]:
         return {

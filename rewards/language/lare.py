@@ -243,14 +243,11 @@ def decomposition_loss(
     *,
     typical: float | None = None,
 ) -> torch.Tensor:
-    """(mean over K of r - R / T)^2 - var_K(r) (1 - K / T) / K: on average over subsets, that of all steps.
+    """(mean over K of r - R / T)^2 - var_K(r) (1 - K / T) / K, (B,): on average over subsets, that of all steps.
 
-    Args:
-        guess: (B, K), r of the steps drawn.
-        inside: (B, K), 1 where there is such a step, else 0; at least one in each row.
-        length: (B,), T.
-        total: (B,), R.
-        typical: if given, the loss (B,) is multiplied by (T / typical)^2, so that errors of returns count alike.
+    `guess` (B, K) is r of the steps drawn; `inside` (B, K) is 1 where there is such a step, at least one in each row,
+    else 0; `length` (B,) is T and `total` (B,) R; with `typical` it is multiplied by (T / typical)^2, so that errors of
+    returns count alike.
     """
     count = inside.sum(dim=1)
     mean = (guess * inside).sum(dim=1) / count
@@ -274,15 +271,10 @@ class WholeEpisodes:
         return len(self.kept)
 
     def add(self, envs: int, **columns: np.ndarray) -> list[Episode]:
-        """Take in steps in time order.
+        """Take in steps of so many environments in time order; returns the episodes that ended, each seen whole.
 
-        Args:
-            envs: how many environments they come from.
-            **columns: column (M,), the environment; rows (M, D); actions (M, A); reward (M,), the task's; step (M,),
-                within its episode; ended (M,), whether it was its last.
-
-        Returns:
-            The episodes that ended, each seen from its first step.
+        Columns are: column (M,), the environment; rows (M, D); actions (M, A); reward (M,), the task's; step (M,),
+        within its episode; ended (M,), whether it was its last.
         """
         if self.begun and self.envs == envs:
             columns = {name: np.concatenate([self.begun[name], new]) for name, new in columns.items()}
@@ -367,10 +359,8 @@ def code_in(answer: str) -> str:
 
 
 def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:
-    """A sandbox, with some limits, for code that did well on batches of obs (B, obs size) and action (B, action size).
-
-    Raises:
-        SandboxError: if it is refused, fails, gives what is not finite, mixes rows, or never moves.
+    """A sandbox, with some limits, for code that did well on batches of obs (B, obs size) and action (B, action size);
+    SandboxError if it is refused, fails, gives what is not finite, mixes rows, or never moves.
     """
     sandbox = Sandbox(source, batches[0][0].shape[1], batches[0][1].shape[1], **limits)
     try:

@@ -213,13 +213,10 @@ class ONI(Captioned):
         """Fit the model to all labels, after new ones came."""
         kind = self.config.model
         items, labels = self.labels.sure()
-        few = self.config.min_labels
-        if kind == "retrieval" or not items:
+        if kind == "retrieval" or not items or (kind == "ranking" and not self.met.counts):
             return {}
-        if kind == "ranking":
-            if (labels != 0.5).sum() < few or not self.met.counts:
-                return {}
-        elif min((labels > 0.5).sum(), (labels <= 0.5).sum()) < few:
+        decided = [(labels != 0.5).sum()] if kind == "ranking" else [(labels > 0.5).sum(), (labels <= 0.5).sum()]
+        if min(decided) < self.config.min_labels:
             return {}
         loss = self.model.fit(items, labels, self.config.steps if len(items) < MANY else 1)
         if kind == "ranking":

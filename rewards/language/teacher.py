@@ -15,11 +15,9 @@ door first asks for its key. What is wanted is read off the grid: the green goal
 where a key lies open (UnlockPickup), the ball (KeyCorridor), the blue one of several (ObstructedMaze); else a locked
 door (Unlock). Environments whose mission says more than their grid (Fetch, PutNear, most of BabyAI) have no plan. Doors
 that cannot be walked round are subgoals too, unlike the source's, and so is the key that a box hides; a wrong object is
-any other thing of the level, a wrong position any cell that far away. What a box hides cannot be seen, so the nearest
-box is opened, which may hold another key.
-When it fails: at a level never met before all environments wait for the server; use a recording where that is too slow.
-A server that fails three times in a row is not asked for a minute; until then there is no subgoal, and the level is
-asked about again when it comes again.
+any other thing of the level, a wrong position any cell that far away. The nearest box is opened for a hidden key.
+When it fails: that box may hold another key; at a level never met before all environments wait for the server, which is
+not asked for a minute after three failures in a row: until the level comes again, it has no subgoal.
 """
 
 from __future__ import annotations
@@ -106,20 +104,17 @@ class Teacher(Judge):
         """Plans for episodes that begin with signals (N, K): int16 (N, most, 6). What makes no sense is left out."""
         levels = [level_of(row) for row in signals]
         new = {level.key: level for level in levels if level is not None and level.key not in self._known}
-        failed = set()
+        answers = np.zeros((len(levels), most, WIDTH), np.int16)
         for level, rows in zip(new.values(), self.ask(list(new.values())) if new else []):
-            if rows is None:
-                failed.add(level.key)
-                rows = []
-            plan = np.zeros((most, WIDTH), np.int16)
-            rows = sensible(level, rows)[:most]
-            plan[: len(rows)] = np.array(rows, np.int16).reshape(-1, WIDTH)
-            self._known[level.key] = plan
-        nothing = np.zeros((most, WIDTH), np.int16)
-        answer = np.stack([nothing if level is None else self._known[level.key] for level in levels])
-        for key in [*failed, *list(self._known)[: max(len(self._known) - CACHE, 0)]]:
-            self._known.pop(key, None)
-        return answer
+            if rows is not None:
+                self._known[level.key] = np.array(sensible(level, rows)[:most], np.int16).reshape(-1, WIDTH)
+        for answer, known in zip(answers, levels):
+            if known is not None and known.key in self._known:
+                plan = self._known[known.key]
+                answer[: len(plan)] = plan
+        for key in list(self._known)[: max(len(self._known) - CACHE, 0)]:
+            del self._known[key]
+        return answers
 
 
 def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
@@ -146,13 +141,10 @@ def sentence(kind: int, thing: int, colour: int) -> str:
 
 @dataclass(eq=False)
 class RecordedPlans(Teacher):
-    """Plans from a file, one a line.
+    """Plans from a file, one a line; ValueError if there is no such file, or a line of it is no plan.
 
     A line is {"level": key, "plan": [{"do": "pick up", "x": 3, "y": 1, "thing": "yellow key"}]}, with other keys
     ignored; of lines about the same level the last one holds. `thing` may be left out.
-
-    Raises:
-        ValueError: if there is no such file, or a line of it is no plan.
     """
 
     file: str = setting(help="the file with the plans: JSON lines, or what a model's teacher kept")
@@ -185,10 +177,7 @@ class ModelTeacher(ModelJudge, Teacher):
         super().__post_init__()
         self.table: dict[str, list[dict[str, Any]]] = {}
         self.asked = self.failed = 0
-
-    @property
-    def identity(self) -> str:
-        return f"teacher {self.model}"
+        self._identity = f"teacher {self.model}"
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
         new = {level.key: level for level in levels if level.key not in self.table}
@@ -325,9 +314,8 @@ class NoisyPlanner(Teacher):
         return kind, x, y, thing, colour, state
 
     def notes(self) -> list[str]:
-        return [
-            f"subgoals come from a planner that is right {self.accuracy:.0%} of the time, not from a language model"
-        ]
+        share = f"{self.accuracy:.0%}"
+        return [f"subgoals come from a planner that is right {share} of the time, not from a language model"]
 
 
 def solve(level: Level) -> list[Row]:
@@ -397,8 +385,7 @@ class _Planner:
         self.sought.add(colour)
         keys = [(x, y) for x, y in self._all(KEY) if self.grid[y, x, 1] == colour]
         if not keys:
-            boxes = [cell for cell in self._all(BOX) if self._has_way(cell)]
-            if not boxes:
+            if not (boxes := [cell for cell in self._all(BOX) if self._has_way(cell)]):
                 raise _NoWayError
             box = min(boxes, key=lambda cell: len(self._path(cell)))
             self.reach(*box, OPEN)

@@ -20,6 +20,7 @@ When it fails: a judge slower than the texts labels only new ones; see `dropped`
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -39,9 +40,8 @@ from rewards.llm.store import Item, label_in, read_rows
 
 @dataclass(eq=False, repr=False)
 class Annotator(Settings):
-    """A judge beside training; `offer` and `take` never wait for it; raises ValueError for a value out of range, an
-    unknown judge or option; from `offer` and `take`, once the process of the judge has started, for a value that the
-    judge refuses.
+    """A judge beside training. Raises ValueError for a value out of range, an unknown judge or option; from `offer` and
+    `take`, once the process of the judge has started, for a value that the judge refuses.
     """
 
     judge: str = setting(help="one of the judges of its kind")
@@ -107,12 +107,9 @@ class Annotator(Settings):
                 ) from None
 
     def offer(self, items: Sequence[Item], now: int, priority: Sequence[float] | None = None) -> int:
-        """Take in the new among texts or pairs: neither known, nor in flight, nor empty. Never waits.
+        """Take in the new among texts or pairs: neither known, nor in flight, nor empty; how many. Never waits.
 
         The last item is the newest; `now` counts environment steps; the highest priority is asked first.
-
-        Returns:
-            How many were new and taken in; 0 in a replay.
         """
         if self.clock == "transcript" or not len(items):
             return 0
@@ -191,7 +188,6 @@ class Annotator(Settings):
                 part.close()
 
     def _ask(self, now: int) -> None:
-        """Ask what may be asked by now."""
         if self.clock == "steps":
             self._ask_here(now)
             return
@@ -232,10 +228,9 @@ class Transcript:
 
         {"now": 2048, "text": "You kill the newt!", "other": null, "value": 1.0, "judge": "rules nethack 1"}
 
-    `now` is the environment step at which the run got it, `other` the second text of a pair, a `value` of null unsure.
-    What stands there from another run is moved to `path.1`, `path.2` ...; `say` receives a sentence when something is
-    wrong with the file, and the run continues without it. Set `lines`, how many lines belong to this run, before the
-    first one to resume from a checkpoint: what was written after that is cut off.
+    `now` is the environment step at which the run got it. What stands there from another run is moved to `path.1`,
+    `path.2` ...; a file that cannot be written is reported, and the run continues without it. To resume, set `lines`,
+    how many belong to this run, before the first one: what was written after that is cut off.
     """
 
     def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:
@@ -245,7 +240,7 @@ class Transcript:
         self._broken = False
 
     def write(self, now: int, delivered: Sequence[tuple[Item, float]], judge: str) -> None:
-        """Append what was delivered at step `now`, and hand it to the operating system."""
+        """Append what was delivered at step `now`."""
         if self._broken or not delivered:
             return
         try:
@@ -271,25 +266,22 @@ class Transcript:
         if self.lines:
             self._cut()
         elif self.path.exists() and self.path.stat().st_size:
-            number = 1
-            while (aside := Path(f"{self.path}.{number}")).exists():
-                number += 1
-            os.rename(self.path, aside)
+            asides = (Path(f"{self.path}.{number}") for number in itertools.count(1))
+            os.rename(self.path, aside := next(path for path in asides if not path.exists()))
             self._say(f"the transcript of an earlier run was moved to {aside}")
         return open(self.path, "a", encoding="ascii")
 
     def _cut(self) -> None:
         """Leave only the lines before the checkpoint."""
-        whole = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        kept = [line for line in whole[: self.lines] if line.endswith(b"\n")]
+        self.path.touch()
+        kept = [line for line in self.path.read_bytes().splitlines(True)[: self.lines] if line.endswith(b"\n")]
         if len(kept) < self.lines:
             self._say(
                 f"the transcript {self.path} holds {len(kept)} of the {self.lines} labels that the run has had; "
                 "a replay of it will differ from the run"
             )
             self.lines = len(kept)
-        if self.path.exists():
-            os.truncate(self.path, sum(map(len, kept)))
+        os.truncate(self.path, sum(map(len, kept)))
 
 
 def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, Item, float]]:

@@ -18,13 +18,13 @@ When it fails: a text that was dropped from a full queue is forgotten; it comes 
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
 from typing import Any
 
 from rewards.llm.annotation.worker import JudgeProcess
@@ -52,9 +52,7 @@ class AnnotationQueue:
         self.waiting: dict[Item, tuple[float, int]] = {}  # priority and serial number; the highest is next
         self.asking: dict[Item, tuple[float, int]] = {}  # the same of what is in flight
         self.fresh: list[Item] = []  # not looked up in a cache yet
-        self.answers: deque[tuple[int, Item, Any]] = (
-            deque()
-        )  # step from which it may be taken, item, value (NaN: unsure)
+        self.answers: deque[tuple[int, Item, Any]] = deque()  # step from which it may be taken, item, value
         self.counts = dict.fromkeys(COUNTS, 0.0)
         self._known: dict[Item, None] = {}
         self._tries: dict[Item, int] = {}
@@ -66,7 +64,7 @@ class AnnotationQueue:
     def offer(self, items: Sequence[Item], priority: Sequence[float] | None = None) -> int:
         """Take in what is new, the newest last; what waits already moves to its new place. How many are new."""
         new = []
-        for item, rank in zip(items, repeat(0.0) if priority is None else priority):
+        for item, rank in zip(items, itertools.repeat(0.0) if priority is None else priority):
             if item in self._known or item in self.asking or not (item if isinstance(item, str) else all(item)):
                 continue
             if item not in self.waiting:
@@ -140,10 +138,8 @@ class AnnotationQueue:
 
     def take(self, now: int) -> list[tuple[Item, Any]]:
         """The answers that are due, in order."""
-        taken = []
-        while self.answers and self.answers[0][0] <= now:
-            taken.append(self.answers.popleft()[1:])
-        return taken
+        due = list(itertools.takewhile(lambda answer: answer[0] <= now, self.answers))
+        return [self.answers.popleft()[1:] for _ in due]
 
     def spent(self) -> str:
         """Which budget is spent, as a sentence, the first time; "" while there is some left, and afterwards."""
@@ -238,7 +234,6 @@ class Asker:
 
     @property
     def worker_pid(self) -> int | None:
-        """The process of the judge, None while there is none."""
         return getattr(self._worker, "pid", None)
 
     def wake(self) -> None:
@@ -345,8 +340,7 @@ class Asker:
             self._answered(self._flight.pop(message["id"])[0], message, time.monotonic())
 
     def _answered(self, items: list[Item], reply: dict[str, Any], now: float) -> None:
-        labels = []
-        share = 1 / len(items)
+        labels, share = [], 1 / len(items)
         raw = reply["raw"] if len(reply["raw"]) == len(items) else [""] * len(items)
         ended = begun = False
         self.failure = reply["failure"] or self.failure

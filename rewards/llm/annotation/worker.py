@@ -8,9 +8,8 @@ soon as it is there. A question is some texts or pairs that go to the judge toge
     {"id": 7, "items": ["You kill the newt!"]}
     {"id": 7, "value": [1.0], "failed": [false], "failure": "", "tokens": 312, "raw": ["..."], "seconds": 0.8}
 
-It is no fork of the trainer and does not import the program. It can import what the trainer can; the environment, with
-an API key in it, is inherited. It ends when its standard input does, or when its parent is gone, whatever its threads
-wait for.
+It is no fork of the trainer; it imports from the same folders, and inherits the environment with an API key. It ends
+when its standard input does, or when its parent is gone, whatever its threads wait for.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class JudgeProcess:
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """End it at once; it holds nothing that is not known here."""
+        """End it at once."""
         self._process.kill()
 
     def end(self) -> str:

@@ -138,14 +138,9 @@ class SegmentJudge(Judge):
 
     @abstractmethod
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
-        """Which of two segments is better, pair by pair.
+        """The better of two segments: float32 (B,), 1 for the second, 0 for the first, 0.5 equal, NaN without answer.
 
-        Args:
-            first: shape (L, B): L consecutive steps of one episode, B segments side by side; every row is valid.
-            second: shape (L, B).
-
-        Returns:
-            float32 (B,): 1 for the second, 0 for the first, 0.5 for equal, NaN for unsure or unanswered.
+        Both have the shape (L, B): L consecutive steps of one episode, B segments side by side; every row is valid.
         """
 
     def embed(self, batch: Transitions) -> np.ndarray:

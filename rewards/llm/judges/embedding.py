@@ -100,9 +100,7 @@ class EmbeddingJudge(TextJudge):
 
 def _meant(goal: str, good: Sequence[str]) -> list[str]:
     """The phrases nearest to the parts of a goal; all, without a goal."""
-    parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1] or [goal.strip()] * bool(
-        goal.strip()
-    )
+    parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1] or list(filter(None, [goal.strip()]))
     if not parts or not good:
         return parts or list(good)
     meant: list[str] = []

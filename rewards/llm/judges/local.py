@@ -71,11 +71,7 @@ class Rules(TextJudge):
             raise ValueError(f"judge rules: rulebook={self.rulebook!r} is no file; give the path of one, as text")
         text = self.path.read_text(encoding="utf-8")
         self.default, self.until, self.rules = _read(self.path, text)
-        self._digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    @property
-    def identity(self) -> str:
-        return f"rules {self.path.stem} {self._digest}"
+        self._identity = f"rules {self.path.stem} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         if self.until is not None:
@@ -146,11 +142,7 @@ class RecordedLabels(TextJudge):
         if not self.labels:
             raise ValueError(f"judge recorded: {self.path} holds no labels; give a file that a judge's run wrote")
         keys = ((item, "", value) if isinstance(item, str) else (*item, value) for item, value in self.labels.items())
-        self._digest = hashlib.sha256(json.dumps(sorted(keys)).encode()).hexdigest()[:12]
-
-    @property
-    def identity(self) -> str:
-        return f"recorded {self._digest}"
+        self._identity = f"recorded {hashlib.sha256(json.dumps(sorted(keys)).encode()).hexdigest()[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         values = [self.labels.get(text) for text in texts]

@@ -80,12 +80,6 @@ class SandboxError(ValueError):
 class Sandbox(Settings):
     """A process that runs one program, started again when it must be.
 
-    Attributes:
-        width: factors, k.
-        contained: whether the kernel filters the system calls of the process.
-        counts: calls, failures (of tries), rows whose factors were not finite.
-        failure: the sentence of the newest failure.
-
     Raises SandboxError if the code is refused, or fails on two rows of zeros; ValueError for a value out of range, or
     on Windows.
     """
@@ -101,8 +95,12 @@ class Sandbox(Settings):
         super().__post_init__()
         if os.name != "posix":
             raise ValueError(f"code is run on Linux and macOS only, not on {os.name!r}; use raw factors")
-        self.counts = {"calls": 0, "failures": 0, "not finite": 0}
-        self.width, self.failure, self.contained, self.broken = 0, "", False, False
+        self.counts = {"calls": 0, "failures": 0, "not finite": 0}  # failures of tries; rows
+        self.width, self.failure = 0, ""  # factors, k; the sentence of the newest failure
+        self.contained, self.broken = (
+            False,
+            False,
+        )  # whether the kernel filters system calls; whether it failed for good
         self._stop: weakref.finalize | None = None
         self._load(self.source)
 
@@ -192,13 +190,8 @@ class Sandbox(Settings):
                 start_new_session=True,
             )
         self._socket, self._stop = ours, weakref.finalize(self, _end, process, ours, folder)
-        setup = {
-            "source": self._runs,
-            "numpy": sorted(NUMPY),
-            "builtins": BUILTINS,
-            "memory": self.memory * 2**20,
-            "timeout": self.timeout + 1,  # the process ends itself only if its parent cannot
-        }
+        limits = {"memory": self.memory * 2**20, "timeout": self.timeout + 1}  # it ends itself if its parent cannot
+        setup = {"source": self._runs, "numpy": sorted(NUMPY), "builtins": BUILTINS, **limits}
         data = json.dumps(setup).encode()
         deadline = time.monotonic() + START
         self._send(struct.pack("<I", len(data)) + data, deadline)
@@ -255,10 +248,8 @@ def _end(process: subprocess.Popen, channel: socket.socket, folder: str) -> None
 
 
 def check(source: str) -> str:
-    """What may be run of source code that defines `factors(obs, action)`; NumPy's import and annotations are taken out.
-
-    Raises:
-        SandboxError: for the first thing that is not allowed, with its line.
+    """What may be run of code that defines `factors(obs, action)`, without NumPy's import and annotations; SandboxError
+    for the first thing that is not allowed, with its line.
     """
     if len(source.encode("utf-8", "replace")) > LONGEST:
         raise SandboxError(f"the code has more than {LONGEST:,} bytes; write less")
