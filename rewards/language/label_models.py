@@ -77,9 +77,8 @@ class CaptionTable:
 
 
 class LabelTable:
-    """Labels of texts, or of pairs of them: in [0, 1], NaN where the judge was unsure.
-
-    One in ten is held out by the hash of its item, once there are a hundred: to measure with, not to learn from.
+    """Labels in [0, 1] of texts or pairs, NaN where the judge was unsure. Once there are a hundred, one in ten, by the
+    hash of its item, is held out to measure with.
     """
 
     def __init__(self) -> None:
@@ -222,10 +221,7 @@ class LabelModel:
 
 
 class Normaliser:
-    """Scores -> rewards: z = (f - mean) / std, and z where it is above 0 and above the quantile, 0 elsewhere.
-
-    The sources' z above a low quantile may be negative; a reward here is never.
-    """
+    """Scores -> rewards, never negative, unlike the sources': z = (f - mean) / std above 0 and the quantile, else 0."""
 
     def __init__(self) -> None:
         self.mean, self.std, self.threshold = 0.0, 1.0, 0.0

@@ -86,10 +86,6 @@ class Motif(Captioned):
     def notes(self) -> list[str]:
         return list(self.about)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.forget()
-
 
 @functools.lru_cache(8)
 def _fitted(

@@ -55,9 +55,7 @@ class ONIConfig(CaptionedConfig):
 
     weight: Any = 0.1  # the source: 0.4 or 0.1, beside a task reward of weight 0.1 or 10
     model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
-    judge: str = setting(
-        "auto", "one of the judges of texts; auto takes `embedding` once a goal or a family is known [a language model]"
-    )
+    judge: str = setting("auto", "of texts; auto is `embedding` once a goal or a family is known [a language model]")
     judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
     goal: str = setting("", "what is good, a sentence for the judge; runners fill in that of the environment's family")
     family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
@@ -172,10 +170,6 @@ class ONI(Captioned):
         """End the judge."""
         if self.annotator is not None:
             self.annotator.close()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.forget()
 
     def _questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
         """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""

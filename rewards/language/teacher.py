@@ -29,6 +29,7 @@ import json
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -404,11 +405,9 @@ class _Planner:
         return bool(thing in COST or (thing == DOOR and state > 0))
 
     def _has_way(self, target: tuple[int, int], without: tuple[int, int] | None = None) -> bool:
-        try:
-            self._path(target, without)
-        except _NoWayError:
-            return False
-        return True
+        with suppress(_NoWayError):
+            return bool(self._path(target, without))
+        return False
 
     def _path(self, target: tuple[int, int], without: tuple[int, int] | None = None) -> list[tuple[int, int]]:
         """The cells of the cheapest way from where the agent is to `target`, both included; Dijkstra's."""

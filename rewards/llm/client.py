@@ -90,10 +90,9 @@ class Endpoint(Settings):
         super().__post_init__()
         if not self.model:
             raise ValueError(f"{self.prefix}model is empty; give the name that the server knows it by")
-        try:
+        host = ""
+        with suppress(httpx2.InvalidURL):
             host = httpx2.URL(self.url).host if self.url.startswith(("http://", "https://")) else ""
-        except httpx2.InvalidURL:
-            host = ""
         if not host:
             raise ValueError(
                 f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as "

@@ -179,8 +179,7 @@ class AnswerStore:
                 bad = f"{self.path}.bad"
                 os.replace(self.path, bad)
                 for rest in ("-wal", "-shm"):
-                    with suppress(FileNotFoundError):
-                        os.remove(f"{self.path}{rest}")
+                    Path(f"{self.path}{rest}").unlink(missing_ok=True)
                 self._say(
                     f"the file of answers {self.path} is broken ({error}); it was moved to {bad} and started afresh"
                 )

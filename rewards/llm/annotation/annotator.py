@@ -78,8 +78,7 @@ class Annotator(Settings):
         self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
-        job = {"kind": self.kind, "judge": self.judge, "options": options, "concurrency": self.concurrency}
-        self._start = functools.partial(Asker, self._queue, job, self.cache, self.probe, self._say)
+        self._job = {"kind": self.kind, "judge": self.judge, "options": options, "concurrency": self.concurrency}
         self._identity = ""
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
@@ -107,9 +106,8 @@ class Annotator(Settings):
                 ) from None
 
     def offer(self, items: Sequence[Item], now: int, priority: Sequence[float] | None = None) -> int:
-        """Take in the new among texts or pairs: neither known, nor in flight, nor empty; how many. Never waits.
-
-        The last item is the newest; `now` counts environment steps; the highest priority is asked first.
+        """Take in the new among texts or pairs, the newest last: neither known, nor in flight, nor empty; how many.
+        Never waits. `now` counts environment steps; the highest priority is asked first.
         """
         if self.clock == "transcript" or not len(items):
             return 0
@@ -194,7 +192,7 @@ class Annotator(Settings):
         if self._asker is None:
             if not self._queue.waiting:
                 return  # a process is started only when there is something to ask
-            self._asker = self._start()
+            self._asker = Asker(self._queue, self._job, self.cache, self.probe, self._say)
             weakref.finalize(self, self._asker.close)  # also at exit
         if self._asker.trouble is not None:
             raise self._asker.trouble

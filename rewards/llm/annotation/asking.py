@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rewards.llm.annotation.worker import JudgeProcess
@@ -282,16 +283,11 @@ class Asker:
             if any(now - sent > PATIENCE for _, sent in self._flight.values()):
                 self._worker.kill()
         wait = self.breaker.until - now if self.breaker.open else 0.0  # below 0 there was nothing to probe with
-        try:
+        with suppress(queue.Empty):
             message = self._inbox.get(timeout=min(wait, TICK) if wait > 0 else TICK)
-        except queue.Empty:
-            return
-        while message is not None:
-            self._hear(*message)
-            try:
+            while message is not None:
+                self._hear(*message)
                 message = self._inbox.get_nowait()
-            except queue.Empty:
-                return
 
     def _look_up(self, items: Sequence[Item]) -> list[Item]:
         """Answer what the cache knows; returns the others."""

@@ -18,8 +18,7 @@ each stands for the family's phrase that is nearest; numbers and negations have 
 
 Sentences are vectors by all-MiniLM-L6-v2, whose weights are a package: Reimers, Gurevych 2019, "Sentence-BERT", arXiv
 1908.10084 (the mean of the last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0.
-The library sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here; the vectors are
-the library's. Texts of equal length are computed together, so nothing is padded and nothing masked.
+The library sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here, with its vectors.
 """
 
 from __future__ import annotations
@@ -176,8 +175,7 @@ def _renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found = {
         "word.weight": weights["embeddings.word_embeddings.weight"],
         "place.weight": weights["embeddings.position_embeddings.weight"] + kind,
-        "norm.weight": weights["embeddings.LayerNorm.weight"],
-        "norm.bias": weights["embeddings.LayerNorm.bias"],
+        **{f"norm.{end}": weights[f"embeddings.LayerNorm.{end}"] for end in ("weight", "bias")},
     }
     names = {
         "self_attn.out_proj": "attention.output.dense",

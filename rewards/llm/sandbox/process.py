@@ -78,10 +78,8 @@ class SandboxError(ValueError):
 
 @dataclass(eq=False)
 class Sandbox(Settings):
-    """A process that runs one program, started again when it must be.
-
-    Raises SandboxError if the code is refused, or fails on two rows of zeros; ValueError for a value out of range, or
-    on Windows.
+    """A process that runs one program, started again when it must be. Raises SandboxError if the code is refused, or
+    fails on two rows of zeros; ValueError for a value out of range, or on Windows.
     """
 
     source: str = setting(help="as `check` takes it")
