@@ -231,7 +231,7 @@ class RunningMeanStd(Stateful):
     With a `window`, rows count as if only that many had been seen before an update: what is older fades.
     """
 
-    saved = ("mean", "var", "count")
+    saved: ClassVar[tuple[str, ...]] = ("mean", "var", "count")
 
     def __init__(self, shape: tuple[int, ...] = (), window: int | None = None) -> None:
         self.window = window
@@ -270,7 +270,7 @@ class StreamScale(Stateful):
     divided by its own all-time deviation either dies early or has its noise amplified.
     """
 
-    saved = ("count",)
+    saved: ClassVar[tuple[str, ...]] = ("count",)
     value = 1.0  # the divisor
     count = 0  # transitions seen
 

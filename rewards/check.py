@@ -401,7 +401,7 @@ def random_rollout(
     frames = rng.integers(0, 256, (steps + 1, envs, frame_size, frame_size, 3), dtype=np.uint8)
     texts = np.array(SENTENCES, dtype=object)[rng.integers(0, len(SENTENCES), (steps + 1, envs))]
     signals = rng.normal(size=(steps + 1, envs, len(VEHICLE))).astype(np.float32)
-    content = {"frame": frames, "text": texts, "signals": signals}
+    content: dict[str, Any] = {"frame": frames, "text": texts, "signals": signals}
     content = {name: x[1:] for name, x in content.items()} | {f"obs_{name}": x[:-1] for name, x in content.items()}
     return Transitions(
         obs=_where(step == 0, starts, map_obs(lambda x: x[:-1], states)),
