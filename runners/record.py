@@ -85,7 +85,7 @@ def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[[
     """An agent's deterministic policy for batches of observations; a share `noise` of actions is random."""
     rng, best = np.random.default_rng(seed), policy(model)
 
-    def act(obs: Any, begins: np.ndarray) -> np.ndarray:
+    def act(obs: Any, begins: Any) -> np.ndarray:
         actions = np.array(best(obs, begins))
         for row in np.flatnonzero(rng.random(len(begins)) < noise):
             actions[row] = action_space.sample()

@@ -125,7 +125,7 @@ class Imagination(Stateful):
         sizes: dict[str, Any] = {"gamma": config.gamma, "horizon": config.training_horizon}
         generators = [g for g in (learner.generator, getattr(self.model, "generator", None)) if g is not None]
         return captured(
-            lambda x: svg_update(*through, *x[:2], x[2:], **sizes),
+            lambda x: svg_update(*through, x[0], x[1], x[2:], **sizes),
             device=self.device,
             mode=config.compile,
             generators=generators,

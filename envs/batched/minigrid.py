@@ -62,7 +62,7 @@ NAMED = CODES // STATES  # kinds times colours
 # Tables of (CODES,): a cell's kind, its state, whether one sees what is behind it; of (HANDS,): the cell for what is
 # carried.
 KIND, STATE = np.arange(CODES) // (COLOURS * STATES), np.arange(CODES) % STATES
-CLEAR = ((KIND != OBJECT_TO_IDX["wall"]) & ((KIND != DOOR) | (STATE == 0))).astype(np.float32)
+CLEAR = ((OBJECT_TO_IDX["wall"] != KIND) & ((KIND != DOOR) | (STATE == 0))).astype(np.float32)
 HELD = np.array([EMPTY, *code(np.repeat(THINGS, COLOURS), np.tile(np.arange(COLOURS), len(THINGS)))], np.uint8)
 
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import imageio.v2 as imageio
 import matplotlib
@@ -62,10 +62,11 @@ def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     moving: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 16}
     if path.suffix == ".gif":
         moving = {"duration": 1000 / fps, "loop": 0}
-    count = 0
-    with imageio.get_writer(path, **moving) as writer:
-        for count, frame in enumerate((draw(one, t) for one in episodes for t in range(len(one.images))), start=1):
+    count, writer = 0, cast(Any, imageio.get_writer(path, **moving))
+    with writer:
+        for frame in (draw(one, t) for one in episodes for t in range(len(one.images))):
             writer.append_data(frame)
+            count += 1
     return count
 
 

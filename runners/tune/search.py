@@ -291,7 +291,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
 
 def _row(trial: FrozenTrial) -> dict[str, Any]:
     value = trial.value if trial.state == TrialState.COMPLETE else None
-    why = {key: trial.user_attrs[key] for key in ("returns", "why") if key in trial.user_attrs}
+    why: dict[str, Any] = {key: trial.user_attrs[key] for key in ("returns", "why") if key in trial.user_attrs}
     return {"trial": trial.number, "state": trial.state.name.lower(), "value": value, **why, "params": trial.params}
 
 
