@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import gymnasium as gym
@@ -24,11 +25,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
-from agents import state as saved_state
-from agents.task_reward import TaskScorer
+from envs.state import Stateful, get_state, set_state
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse
-from envs.types import Array, Obs, StreamScorer
+from envs.types import Array, Memory, Obs, StreamScorer
 
 if TYPE_CHECKING:
     from agents.networks.actor_critic import SpaceEncoding
@@ -39,8 +39,55 @@ GIVE_UP = 3  # recoveries in a row
 OnStep = Callable[[Array, Array], bool]  # rewards (N,) and ended (N,) of the last step -> whether to continue
 
 
+class TaskScorer:
+    """The task's own reward, for an agent that was given no other: a `ReplayScorer` of one stream, `task`."""
+
+    requires: frozenset[str] = frozenset({"reward"})
+    relabelable, differentiable = True, False
+    is_task, keeps = True, False
+
+    def __init__(self, gamma: float) -> None:
+        self.streams: Mapping[str, Any] = {"task": SimpleNamespace(gamma=gamma, episodic=True)}
+
+    def initial_memory(self, n: int) -> Memory:
+        return {}
+
+    def embed(self, batch: Transitions) -> Transitions:
+        return batch
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, Array], Memory]:
+        return {"task": np.where(batch.valid, batch.reward, np.float32(0))}, memory
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
+        return {}, memory
+
+    def relabel(self, batch: Transitions) -> dict[str, Array]:
+        return self.score(batch)[0]
+
+    def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
+        return raw["task"]
+
+    def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
+        return raw
+
+    def weights(self, timesteps: Any) -> dict[str, float]:
+        return {"task": 1.0}
+
+    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[Array, Memory]:
+        return self.score(batch)[0]["task"], memory
+
+    def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any = 0) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
 class Predictor(ABC):
-    """What is done with an agent that has learned: it predicts, and is written to and read from a file.
+    """An agent that has learned: it predicts, and is written to and read from a file.
 
     Attributes:
         policy: weights; a torch module, or anything else with its `state_dict` and `load_state_dict`.
@@ -57,7 +104,11 @@ class Predictor(ABC):
 
         `episode_start`, bool (B,), empties that state.
         """
-        single = is_single(observation, self.observation_space)
+        first, space = observation, self.observation_space
+        while isinstance(first, dict):
+            key = next(iter(first))
+            first, space = first[key], space[key]  # type: ignore[index]
+        single = np.ndim(first) == len(space.shape or ())
         rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
         n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
@@ -77,12 +128,8 @@ class Predictor(ABC):
         save_file(tensors, path, {"agent": type(self).__name__, "config": json.dumps(asdict(self.config))})
 
     @classmethod
-    def _read(cls, path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The configuration and the weights in a file.
-
-        Raises:
-            ValueError: if it holds another kind of agent.
-        """
+    def _from_file(cls, path: str, build: Callable[[dict[str, Any]], Self], place: str) -> Self:
+        """What `build` makes of the configuration in a file, with the file's weights; they are for some `place`."""
         from safetensors import safe_open
 
         with safe_open(path, "pt") as file:
@@ -90,15 +137,12 @@ class Predictor(ABC):
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
         if metadata.get("agent") != cls.__name__:
             raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
-        return json.loads(metadata["config"]), tensors
-
-    def _fill(self, path: str, tensors: dict[str, torch.Tensor], place: str) -> Self:
-        """Load weights, or refuse them as those of another `place`."""
+        agent = build(json.loads(metadata["config"]))
         try:
-            self.policy.load_state_dict(tensors)
+            agent.policy.load_state_dict(tensors)
         except RuntimeError as error:
             raise ValueError(f"{path} does not fit {place}: {error}") from None
-        return self
+        return agent
 
 
 class BaseAgent(Predictor):
@@ -106,10 +150,7 @@ class BaseAgent(Predictor):
 
     Args:
         envs: a `gymnasium.vector.VectorEnv` that resets by itself; `envs.make.make_vec` makes fast ones.
-        config: of the class `Config`; None for its defaults.
         scorer: gives the rewards: a `rewards.mix.mix.Mix`, or None for the task's own reward.
-        seed: of everything random.
-        device: as torch writes it.
 
     Attributes:
         num_timesteps: environment steps so far, summed over environments.
@@ -125,7 +166,12 @@ class BaseAgent(Predictor):
     n_envs: ClassVar[int] = 8
     recovers: ClassVar[bool] = False  # whether it returns to finite weights by itself
     scorer_type: ClassVar[type[Any]] = StreamScorer
-    saved: ClassVar[dict[str, str]]  # path in the saved state -> attribute
+    saved: ClassVar[dict[str, str]] = {  # path in the saved state -> attribute
+        "modules.policy": "policy",
+        "counters.timesteps": "num_timesteps",
+        "counters.updates": "_n_updates",
+        "rng": "rng",
+    }
     recoverable: ClassVar[dict[str, str]] = {}  # the same, of what recovery brings back
     scorer: StreamScorer
     steps: Steps
@@ -152,7 +198,7 @@ class BaseAgent(Predictor):
             )
         self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
-        self._logger: Logger | None = None
+        self.logger = Logger(None, [])  # writes nowhere until `set_logger`
         self._finite: dict[str, Any] | None = None  # what `recoverable` names, when it was last found finite
         self._restored = self._restored_in_row = 0
         self._set_up()
@@ -162,11 +208,9 @@ class BaseAgent(Predictor):
         """Make networks and buffers; the arguments of `__init__` are attributes by now."""
 
     @classmethod
-    def build(
-        cls, config: Any, envs: gym.vector.VectorEnv, *, seed: int, device: str = "cpu", scorer: Any = None
-    ) -> Self:
-        """The agent of a run."""
-        return cls(envs, config, scorer=scorer, seed=seed, device=device)
+    def build(cls, config: Any, envs: gym.vector.VectorEnv, **options: Any) -> Self:
+        """The agent of a run; `options` as for the class."""
+        return cls(envs, config, **options)
 
     @classmethod
     @abstractmethod
@@ -236,16 +280,9 @@ class BaseAgent(Predictor):
 
     # -------------------------------------------------------------------------------------------------------- logs
 
-    @property
-    def logger(self) -> Logger:
-        """It writes nowhere until `set_logger`."""
-        if self._logger is None:
-            self._logger = Logger(None, [])
-        return self._logger
-
     def set_logger(self, logger: Logger) -> None:
         """Use a logger, as `stable_baselines3.common.logger.configure` returns it."""
-        self._logger = logger
+        self.logger = logger
 
     @property
     def ep_info_buffer(self) -> deque[dict[str, float]]:
@@ -271,66 +308,55 @@ class BaseAgent(Predictor):
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write a row of the log, with Stable-Baselines3's tags."""
-        elapsed = max(time.perf_counter() - self._began, 1e-9)
+        elapsed, record = max(time.perf_counter() - self._began, 1e-9), self.logger.record
         if iteration > 0:
-            self.logger.record("time/iterations", iteration, exclude="tensorboard")
+            record("time/iterations", iteration, exclude="tensorboard")
         if self.ep_info_buffer:
-            self.logger.record("rollout/ep_rew_mean", float(np.mean([e["r"] for e in self.ep_info_buffer])))
-            self.logger.record("rollout/ep_len_mean", float(np.mean([e["l"] for e in self.ep_info_buffer])))
+            record("rollout/ep_rew_mean", float(np.mean([e["r"] for e in self.ep_info_buffer])))
+            record("rollout/ep_len_mean", float(np.mean([e["l"] for e in self.ep_info_buffer])))
         if self.ep_success_buffer:
-            self.logger.record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("time/fps", int((self.num_timesteps - self._began_at) / elapsed))
-        self.logger.record("time/time_elapsed", int(elapsed), exclude="tensorboard")
-        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+            record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        record("time/fps", int((self.num_timesteps - self._began_at) / elapsed))
+        record("time/time_elapsed", int(elapsed), exclude="tensorboard")
+        record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(step=self.num_timesteps)
 
     # ------------------------------------------------------------------------------------------- state and recovery
 
     def get_state(self) -> dict[str, Any]:
         """All that it takes to continue exactly here, between two rollouts; no pickle."""
-        return saved_state.get_state(self, self.saved)
+        return get_state(self, self.saved)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned into an agent built with the same configuration."""
-        saved_state.set_state(self, self.saved, state)
+        set_state(self, self.saved, state)
 
     def keep_finite(self) -> None:
         """Remember what is recoverable as it is now."""
-        self._finite = copy.deepcopy(saved_state.get_state(self, self.recoverable))
+        self._finite = copy.deepcopy(get_state(self, self.recoverable))
 
     def keep_or_restore(self, finite: bool) -> bool:
         """Remember the weights if they are finite, else return to those remembered; gives back `finite`.
 
         Raises:
-            FloatingPointError: after three times in a row.
+            FloatingPointError: the third time in a row that they are not.
         """
         if finite:
             self.keep_finite()
             self._restored_in_row = 0
-        else:
-            self.restore_finite()
-        return finite
-
-    def restore_finite(self) -> None:
-        """Return to the weights that were last found finite.
-
-        Raises:
-            FloatingPointError: the third time in a row.
-        """
+            return True
         self._restored += 1
         self._restored_in_row += 1
         if self._finite is None or self._restored_in_row >= GIVE_UP:
+            name = "learning_rate" if hasattr(self.config, "learning_rate") else "model_learning_rate"
             raise FloatingPointError(
                 f"the weights or losses became NaN or infinite {self._restored_in_row} times in a row, the last time "
-                f"after {self.num_timesteps:,} steps; lower {self._rate}, or scale the reward"
+                f"after {self.num_timesteps:,} steps; lower agent.{name}={getattr(self.config, name)}, "
+                "or scale the reward"
             )
-        saved_state.set_state(self, self.recoverable, copy.deepcopy(self._finite))
-
-    @property
-    def _rate(self) -> str:
-        name = "learning_rate" if hasattr(self.config, "learning_rate") else "model_learning_rate"
-        return f"agent.{name}={getattr(self.config, name)}"
+        set_state(self, self.recoverable, copy.deepcopy(self._finite))
+        return False
 
     # -------------------------------------------------------------------------------------------------------- files
 
@@ -343,18 +369,42 @@ class BaseAgent(Predictor):
         Raises:
             ValueError: if the file holds another kind of agent, or does not fit.
         """
-        config, tensors = cls._read(path)
-        model = cls(envs, cls.Config(**config), scorer=scorer, seed=seed, device=device)
-        return model._fill(path, tensors, "these environments and this reward")
+        options: dict[str, Any] = {"scorer": scorer, "seed": seed, "device": device}
+        place = "these environments and this reward"
+        return cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)
 
 
-class Episodes:
+class Means(Stateful):
+    """Metrics, summed where they are computed, on their device, and read as means when they are logged."""
+
+    saved = ("sums", "counts")
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
+
+    @torch.no_grad()
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def read(self) -> dict[str, float]:
+        """Means since the last call."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+
+class Episodes(Stateful):
     """Returns, lengths and successes of the last 100 episodes, counted from transitions of N environments.
 
     Attributes:
         returns: {"r": return, "l": length}, oldest first.
         successes: 0 or 1, of the episodes that reported it.
     """
+
+    saved = {"running": "running", "episodes": "returns", "successes": "successes"}
 
     def __init__(self, n: int) -> None:
         self.running = np.zeros((2, n))  # return and length of the running episodes
@@ -372,11 +422,8 @@ class Episodes:
             return
         columns, times = np.nonzero(ended.T)
         at_end = sums[:, times, columns]
-        before = np.zeros_like(at_end)
-        same = columns[1:] == columns[:-1]
-        before[:, 1:] = np.where(same, at_end[:, :-1], 0.0)
-        first = np.ones(len(columns), bool)
-        first[1:] = ~same
+        first = np.diff(columns, prepend=-1) > 0
+        before = np.where(first, 0.0, np.roll(at_end, 1, axis=1))
         total = at_end - before + np.where(first, self.running[:, columns], 0.0)
         for index in np.argsort(times, kind="stable"):
             place = times[index], columns[index]
@@ -388,22 +435,14 @@ class Episodes:
         last[:, columns] = at_end  # ascending in time: the last one stays
         self.running = sums[:, -1] - last + np.where(ended.any(axis=0), 0.0, self.running)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"running": self.running.copy(), "episodes": list(self.returns), "successes": list(self.successes)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.running = np.array(state["running"])
-        for window, saved in ((self.returns, state["episodes"]), (self.successes, state["successes"])):
-            window.clear()
-            window.extend(saved)
-
-
-class Steps:
+class Steps(Stateful):
     """N environments a step at a time: actions as vectors in, transitions with true successors out.
+
+    Its state is where the episodes stand; the environments save their own.
 
     Args:
         envs: a `gymnasium.vector.VectorEnv` that resets by itself.
-        seed: of the first reset.
         scorer: its `on_nan`, if it has one, is applied to the task's rewards.
 
     Attributes:
@@ -415,6 +454,8 @@ class Steps:
     Raises:
         ValueError: for environments that leave resets to their caller, or keep their arrays on a GPU.
     """
+
+    saved = {"obs": "obs", "cursor": "cursor"} | {key: f"episodes.{name}" for key, name in Episodes.saved.items()}
 
     def __init__(self, envs: gym.vector.VectorEnv, seed: int, scorer: StreamScorer | None = None) -> None:
         self.mode: Any = envs.metadata.get("autoreset_mode")
@@ -459,9 +500,8 @@ class Steps:
         obs, rewards, terminations, truncations, infos = self.envs.step(taken)
         before, self.obs = self.obs, map_obs(np.array, obs)
         step = (self.obs, np.array(terminations, bool), np.array(truncations, bool), infos)
-        batch = from_vector_step(
-            self.cursor, self.mode, before, taken, self.on_nan(np.array(rewards, np.float32)), *step
-        )
+        reward = self.on_nan(np.array(rewards, np.float32))
+        batch = from_vector_step(self.cursor, self.mode, before, taken, reward, *step)
         kept = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
         refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, kept)
         ended = batch.ended
@@ -475,20 +515,3 @@ class Steps:
         if "is_success" not in given:
             return None
         return np.where(given.get("_is_success", ended), np.asarray(given["is_success"], np.float64), np.nan)[None]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the episodes stand; the environments save their own states."""
-        return {"obs": self.obs, "cursor": self.cursor.state_dict(), **self.episodes.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.obs = None if state["obs"] is None else map_obs(np.array, state["obs"])
-        self.cursor.load_state_dict(state["cursor"])
-        self.episodes.load_state_dict(state)
-
-
-def is_single(observation: Obs, space: Any) -> bool:
-    """Whether an observation is one of `space`, and not a batch of them."""
-    if isinstance(observation, dict):
-        key = next(iter(observation))
-        return is_single(observation[key], space[key])
-    return np.ndim(observation) == len(space.shape)

@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.snapshots.clones import Clones
-from envs.transitions import Transitions
+from envs.transitions import Transitions, map_obs
 from envs.types import Memory
 
 MAX_SEQUENCES = 20_000  # A ** k
@@ -123,10 +123,8 @@ def effective_horizon(
     Args:
         clones, scorer, max_steps: as for `gorp`.
         solved: the task's return that counts as solved; None to use the environment's success.
-        k_max, m_max: the largest k and m to try; m = 1, step, step^2, ...
-        step: at least 2.
-        seeds: episodes that must all be solved.
-        budget: simulator steps for each (k, m) and seed.
+        k_max, m_max, step: the largest k and m to try; m = 1, step, step^2, ...
+        seeds, budget: episodes that must all be solved, and simulator steps for each.
 
     Raises:
         ValueError: as `gorp`; or if the environment does not report success and `solved` is None.
@@ -176,11 +174,6 @@ def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int
 
 def _rewards(scorer: Any, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
     """Rewards of rows, 0 after an end; the memory of one episode is repeated for all futures."""
-    scored = (batch.reward, None) if scorer is None else scorer.total(batch, _spread(memory, batch.shape[1]), 0)
+    repeated = map_obs(lambda x: np.repeat(x, batch.shape[1], axis=0), memory)
+    scored = (batch.reward, None) if scorer is None else scorer.total(batch, repeated, 0)
     return np.where(batch.valid, scored[0], np.float32(0)), scored[1]
-
-
-def _spread(memory: Any, n: int) -> Any:
-    if isinstance(memory, dict):
-        return {key: _spread(value, n) for key, value in memory.items()}
-    return memory if memory is None else np.repeat(memory, n, axis=0)

@@ -78,13 +78,10 @@ class IQL(Predictor):
     """Learns from transitions and their rewards.
 
     Args:
-        config: its settings.
         observation_space: numbers, no images.
         action_space: Discrete, or a Box with finite bounds.
         data: a flat batch (N,); rows that are not valid are left out. None for a policy that only acts.
         rewards: float32 (N,), what each transition is worth; None for the task's.
-        seed: of the weights, the minibatches and the sampled actions.
-        device: as torch writes it.
 
     Raises:
         ValueError: for a space it cannot use, for data without a valid transition, for rewards that are not finite or
@@ -106,7 +103,7 @@ class IQL(Predictor):
         if Inputs(observation_space).images:
             raise ValueError(f"IQL cannot read images, and {observation_space} has some; record embeddings or states")
         self.discrete = isinstance(action_space, spaces.Discrete)
-        if not self.discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):
+        if not (self.discrete or (isinstance(action_space, spaces.Box) and action_space.is_bounded())):
             raise ValueError(
                 f"IQL cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
             )
@@ -129,8 +126,8 @@ class IQL(Predictor):
         metrics: dict[str, Tensor] = {}
         for step in range(steps):
             if step % AHEAD == 0:
-                ahead = min(AHEAD, steps - step)
-                draws = torch.randint(len(rows), (ahead, size), generator=self._generator, device=self.device)
+                shape = (min(AHEAD, steps - step), size)
+                draws = torch.randint(len(rows), shape, generator=self._generator, device=self.device)
             metrics = self._step(rows[draws[step % AHEAD]])
         return {name: float(value) for name, value in metrics.items()}
 
@@ -152,9 +149,8 @@ class IQL(Predictor):
         cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
     ) -> IQL:
         """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
-        config, tensors = cls._read(path)
-        model = cls(IQLConfig(**config), observation_space, action_space, seed=seed, device=device)
-        model._fill(path, tensors, "these spaces")
+        both = (observation_space, action_space)
+        model = cls._from_file(path, lambda c: cls(IQLConfig(**c), *both, seed=seed, device=device), "these spaces")
         model._target = model._copied()
         return model
 

@@ -56,16 +56,11 @@ class SQIRLConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.net_arch:
-            raise ValueError("agent.net_arch=[] is no network; give one width or more")
+        self.refuse_if(not self.net_arch, "agent.net_arch=[] is no network; give one width or more")
 
 
 class Stages(nn.Module):
-    """The greedy policies of all steps so far, as one table: weights of a network for every step.
-
-    Attributes:
-        ready: how many steps have one.
-    """
+    """The greedy policies of all steps so far, as one table: weights of a network for every step."""
 
     mean: Tensor
     std: Tensor
@@ -84,6 +79,7 @@ class Stages(nn.Module):
 
     @property
     def ready(self) -> int:
+        """How many steps have one."""
         return len(self.tables[0])
 
     def put(self, step: int, weights: list[Tensor]) -> None:
@@ -117,18 +113,14 @@ class SQIRL(BaseAgent):
     """
 
     Config: ClassVar[type[SQIRLConfig]] = SQIRLConfig
-    saved: ClassVar[dict[str, str]] = {
-        "modules.policy": "policy",
+    saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
         "modules.nets": "nets",
         "optimizers": "flats",
-        "counters.timesteps": "num_timesteps",
-        "counters.updates": "_n_updates",
         "where.stage": "stage",
         "where.passes": "passes",
         "where.longest": "longest",
         "where.seed": "steps.seed",
         "steps": "steps",
-        "rng": "rng",
         "draw": "draw",
     }
     config: SQIRLConfig
@@ -153,7 +145,6 @@ class SQIRL(BaseAgent):
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Raise a ValueError for a space that the agent cannot handle, naming the agent that can."""
         encoding = SpaceEncoding(observation_space, action_space)
         if not encoding.discrete:
             raise ValueError(f"SQIRL tries every action, and {action_space} cannot be listed; use agent=dyna")
@@ -185,12 +176,15 @@ class SQIRL(BaseAgent):
         n, size = self.steps.n, self.encoding.action_size
         chosen = torch.as_tensor(self.rng.integers(size, size=n), device=self.device)
         if self.stage:
-            vector = torch.as_tensor(self.encoding.vector(self.steps.obs), device=self.device)
-            step = torch.as_tensor(self.steps.step_index, device=self.device)
-            with torch.no_grad():
-                greedy = self.policy.greedy(self.policy.inputs(vector, step), step)
-            chosen = torch.where(step < self.stage, greedy, chosen)
+            known = torch.as_tensor(self.steps.step_index < self.stage, device=self.device)
+            chosen = torch.where(known, self._greedy(self.steps.obs, self.steps.step_index), chosen)
         return nn.functional.one_hot(chosen, size).float()
+
+    @torch.no_grad()
+    def _greedy(self, obs: Obs, steps: np.ndarray) -> Tensor:
+        """Actions (N,) of the policies at these steps (N,) of the episodes."""
+        vector, step = (torch.as_tensor(x, device=self.device) for x in (self.encoding.vector(obs), steps))
+        return self.policy.greedy(self.policy.inputs(vector, step), step)
 
     def update(self) -> dict[str, Any]:
         """Score the episodes, learn the stage's step from them, let the rewards learn, continue with the next step."""
@@ -252,8 +246,7 @@ class SQIRL(BaseAgent):
         """Greedy in either case; the state, int (B,), counts the steps of each episode."""
         clock = np.where(starts, 0, 0 if state is None else np.asarray(state))
         if self.policy.ready:
-            vector, step = (torch.as_tensor(x, device=self.device) for x in (self.encoding.vector(obs), clock))
-            chosen = self.policy.greedy(self.policy.inputs(vector, step), step).cpu().numpy()
+            chosen = self._greedy(obs, clock).cpu().numpy()
         else:
             chosen = self.rng.integers(self.encoding.action_size, size=len(clock))
         return chosen + self.action_space.start, clock + 1  # type: ignore[attr-defined]

@@ -42,8 +42,7 @@ from runners.sweep.config import make_launcher
 from runners.sweep.display import Display
 from runners.sweep.drive import drive
 from runners.sweep.grid import make_job
-from runners.sweep.job import Job
-from runners.sweep.job_log import Entry, JobLog
+from runners.sweep.job import Entry, Job, JobLog
 
 FOLDER = Path(__file__).parent / "studies"
 OWN = ("seeds", "score", "threshold")  # keys of a task, an arm or a cell that are the study's, not runners.train's
@@ -359,8 +358,7 @@ def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
     import matplotlib
 
     from runners.report import plots
-    from runners.report.comparison import Comparison
-    from runners.report.curves import bands
+    from runners.report.comparison import Comparison, bands
     from runners.report.numbers import Numbers
 
     runs = list(_runs(study, rows, points))

@@ -1,12 +1,7 @@
 """Environments, ready for an agent and for a reward that reads frames, captions, signals or observations.
 
-    make, make_vec, make_batched   `envs.make`: an id -> ready environments; `envs.family` and `envs.wrappers` say how
-    types, transitions             the batch type, and its builders from every interface; auto-reset is known there
-    classic/ mujoco/ minigrid/ nethack/ driving/ crafter/ exploration/
-                                   a folder a family: ids, observations, captions, signals, goals, terminations
-    vector/ batched/ snapshots/    environments side by side, array programs, simulator states
-
-Importing this package registers our ids in Gymnasium and imports none of the simulators.
+`envs.make` turns an id into ready environments. A folder is a family (ids, observations, captions, signals, goals), or
+`vector`, `batched`, `snapshots`. Importing this package registers our ids and imports none of the simulators.
 """
 
 from __future__ import annotations
@@ -35,11 +30,10 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "NetHackStaircase3-v0": ("envs.nethack.tasks:Staircase", 5000, {"level": 3}),
     "NetHackStaircase4-v0": ("envs.nethack.tasks:Staircase", 5000, {"level": 4}),
     "Crafter-v0": ("envs.crafter.family:Crafter", 10_000, {}),
-    "ProbeValue-v0": ("envs.exploration.probe:Probe", None, {"kind": "value"}),
-    "ProbeObservation-v0": ("envs.exploration.probe:Probe", None, {"kind": "observation"}),
-    "ProbeDiscount-v0": ("envs.exploration.probe:Probe", None, {"kind": "discount"}),
-    "ProbePolicy-v0": ("envs.exploration.probe:Probe", None, {"kind": "policy"}),
-    "ProbeJoint-v0": ("envs.exploration.probe:Probe", None, {"kind": "joint"}),
+    **{
+        f"Probe{kind.capitalize()}-v0": ("envs.exploration.probe:Probe", None, {"kind": kind})
+        for kind in ("value", "observation", "discount", "policy", "joint")
+    },
 }
 
 with suppress(ModuleNotFoundError):  # runners.doctor reads envs.settings even where everything is missing

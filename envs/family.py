@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -41,15 +42,21 @@ class Axis:
     place: Callable[[gym.Env, float], None]  # puts the environment there, at rest and all else as usual
 
 
-class Metrics(Protocol):
-    """Counts evaluation episodes in a family's own terms, from the signals (K,) of their states."""
+class Metrics(ABC):
+    """Counts evaluation episodes in a family's own terms, from the largest of each signal (K,) of their states."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Any] = []  # what is kept of each
 
     def begin(self, signals: np.ndarray) -> None:
         """An episode begins in a state with these signals."""
+        self.episodes.append(signals)
 
     def step(self, signals: np.ndarray) -> None:
         """One step on, to a state with these signals."""
+        self.episodes[-1] = np.maximum(self.episodes[-1], signals)
 
+    @abstractmethod
     def summary(self) -> dict[str, float]:
         """Name with unit -> mean over the episodes."""
 

@@ -4,7 +4,7 @@
         -> Journal -> Observer
 
 `make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them,
-`make_batched` n as one array program.
+`make_batched` n as one array program. `options` says which keyword arguments an id has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import dataclasses
 import difflib
 import functools
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -23,14 +24,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envs import render
 from envs.batched import PROGRAMS
-from envs.disturb import disturb
 from envs.family import Goal, families, family_of
 from envs.transitions import Ends
 from envs.vector.in_process import InProcess
 from envs.vector.workers import Workers
-from envs.wrappers import EpisodeStatistics, Journal, Observer
+from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
 
 BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async", "vector_entry_point")
+DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward")
 MODALITY_OPTIONS = ("frame_size", "text", "signals")
 
 
@@ -60,9 +61,9 @@ def make(
         seed: the first reset without a seed of its own acts as `reset(seed=seed)`; also seeds the action space.
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         adapt: whether observations are adapted to Stable-Baselines3.
-        sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.disturb`.
-        noisy_tv: "always" or "on_demand", noise in the observation; see `envs.disturb`.
-        episodic_reward: whether an episode's reward comes in one sum at its end; see `envs.disturb`.
+        sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.wrappers`.
+        noisy_tv: "always" or "on_demand", noise in the observation; see `envs.wrappers`.
+        episodic_reward: whether an episode's reward comes in one sum at its end; see `envs.wrappers`.
         **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
 
     Raises:
@@ -282,3 +283,65 @@ def spec_of(env_id: str) -> EnvSpec:
     lowered = {i.lower(): i for i in registry}
     near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.0)
     raise ValueError(f"unknown environment {env_id!r}; did you mean {lowered[near[0]]!r}?")
+
+
+def options(env_id: str) -> dict[str, inspect.Parameter]:
+    """What `make` takes as keyword arguments: of the environment's constructor, of its adapter, and disturbances.
+
+    Name -> parameter, with its default and its annotation, read from signatures: no environment is made. What `make`
+    and `make_vec` handle themselves, such as `render_mode` and `max_episode_steps`, is no option. A constructor that
+    takes `**kwargs` does not declare which names it knows (see `is_open`), unless they go on to its base class's.
+
+    Raises:
+        ValueError: if the id is unknown.
+    """
+    spec, ours = spec_of(env_id), _parameters(make)
+    family, reserved = family_of(spec), ours | _parameters(make_vec)
+    found: dict[str, inspect.Parameter] = {}
+    for parameter in _declared(creator(env_id))[0]:
+        name = parameter.name
+        if name in spec.kwargs:
+            parameter = parameter.replace(default=spec.kwargs[name])
+        # A parameter without a default was filled in by a subclass.
+        if name not in reserved and parameter.default is not parameter.empty:
+            found.setdefault(name, parameter)
+    found |= {name: parameter for name, parameter in _parameters(family.adapt).items() if name in family.options}
+    return found | {name: ours[name] for name in DISTURBANCES}
+
+
+def is_open(env_id: str) -> bool:
+    """Whether the constructor takes any other keyword argument too."""
+    return _declared(creator(env_id))[1]
+
+
+def creator(env_id: str) -> Callable[..., Any]:
+    """The class or function that makes the environment.
+
+    Raises:
+        ValueError: if the id is unknown, or makes vectors only.
+    """
+    point = spec_of(env_id).entry_point
+    if point is None:
+        raise ValueError(f"{env_id} is registered without an entry_point; give an environment that can be made alone")
+    return load_env_creator(point) if isinstance(point, str) else point
+
+
+def _declared(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]:
+    """The parameters of a function, or of a class and the bases that its `**kwargs` go on to; whether it is open."""
+    makers: list[Any] = [function]
+    if inspect.isclass(function):
+        makers = [vars(kind)["__init__"] for kind in function.mro()[:-1] if "__init__" in vars(kind)]
+    found: list[inspect.Parameter] = []
+    for maker in makers:
+        parameters = list(_parameters(maker).values())
+        found += parameters
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+            return found, False
+    return found, bool(makers)
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function, eval_str=True).parameters)
+    except (NameError, AttributeError):  # an annotation that only a type checker imports
+        return dict(inspect.signature(function).parameters)

@@ -52,12 +52,8 @@ def is_channels_last(space: spaces.Space) -> bool:
 def plain_space(space: spaces.Space) -> spaces.Space:
     """The space of what `PlainObservation` returns for observations of `space`."""
     if isinstance(space, spaces.Box):
-        if space.dtype == np.uint8 and len(space.shape) == 3:
-            if not is_channels_last(space):
-                return space
-            return spaces.Box(space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=np.uint8)
-        low, high = space.low.ravel().astype(np.float32), space.high.ravel().astype(np.float32)
-        return spaces.Box(low, high, dtype=np.float32)
+        low, high = plain(space, space.low), plain(space, space.high)
+        return spaces.Box(low, high, dtype=low.dtype)
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: plain_space(part) for key, part in space.spaces.items()})
     return plain_space(spaces.flatten_space(space)) if isinstance(space, spaces.Tuple) else space
@@ -87,6 +83,18 @@ def hashed_words(text: bytes) -> np.ndarray:
         bag[[byte % WORDS for byte in hashlib.blake2b(word, digest_size=8).digest()[:2]]] = 1.0
     bag.setflags(write=False)
     return bag
+
+
+def empty_modalities(
+    n: int, frame_size: int | None, text: bool, signals: int, new: Callable[..., np.ndarray] = np.zeros
+) -> dict[str, np.ndarray]:
+    """Arrays of zeros, by `new`, for what N environments add to observations; `signals` says how many of those."""
+    made: dict[str, np.ndarray] = {}
+    if frame_size is not None:
+        made["frame"] = new((n, frame_size, frame_size, 3), np.uint8)
+    if text:
+        made["text"] = np.full(n, "", object)
+    return made | ({"signals": new((n, signals), np.float32)} if signals else {})
 
 
 def empty_batch(

@@ -16,7 +16,6 @@ import functools
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.observations import plain
-from envs.transitions import Rollout, Transitions, concatenate, map_obs
+from envs.transitions import Rollout, Transitions, concatenate, join, map_obs
 from envs.types import MODALITIES, Array, Obs
 
 Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
@@ -89,8 +88,8 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
     if len(batch.shape) != 1 or not batch.shape[0]:
         raise ValueError(f"a batch of shape {batch.shape} is no recording; give a flat one (by_environment makes it)")
     arrays: dict[str, np.ndarray] = {}
-    for name in (f.name for f in fields(Transitions)):
-        _spread(name, getattr(batch, name), arrays)
+    for name, value in vars(batch).items():
+        _spread(name, value, arrays)
     kinds = list(dict.fromkeys(str(text) for name in TEXTS for text in arrays.get(name, ())))
     codes = {text: code for code, text in enumerate(kinds)}
     for name in TEXTS:
@@ -164,7 +163,7 @@ def from_minari(dataset: Any) -> Transitions:
 def _minari_episode(space: gym.Space, episode: Any) -> Transitions:
     steps = len(episode.rewards)
     rows = [plain(space, map_obs(lambda x: x[t], episode.observations)) for t in range(steps + 1)]  # noqa: B023
-    obs = _stacked(rows)
+    obs = join(_numeric, rows)
     return Transitions(
         obs=map_obs(lambda x: x[:-1], obs),
         action=np.asarray(episode.actions),
@@ -177,11 +176,8 @@ def _minari_episode(space: gym.Space, episode: Any) -> Transitions:
     )
 
 
-def _stacked(rows: list[Any]) -> Obs:
-    if isinstance(rows[0], dict):
-        return {key: _stacked([row[key] for row in rows]) for key in rows[0]}
-    stacked = np.stack(rows)
-    if stacked.dtype.kind not in "biuf":
+def _numeric(rows: list[Any]) -> np.ndarray:
+    if (stacked := np.stack(rows)).dtype.kind not in "biuf":
         raise ValueError(f"observations such as {rows[0]!r} are not numeric; filter them out of the data set first")
     return stacked
 

@@ -103,13 +103,13 @@ def frame(env: gym.Env, size: int) -> np.ndarray:
         image: Any = env.render()
         if not isinstance(image, np.ndarray) or image.ndim != 3:
             raise RuntimeError(
-                f"{_name(env)} rendered {type(image).__name__}, not an image (render_mode={env.render_mode!r}); "
+                f"{name_of(env)} rendered {type(image).__name__}, not an image (render_mode={env.render_mode!r}); "
                 'make it with render_mode="rgb_array"'
             )
         small = resize(image, size)
     if small.min() == small.max():
         raise RuntimeError(
-            f"{_name(env)} rendered one single colour ({int(small.min())} everywhere), which no reward can read; "
+            f"{name_of(env)} rendered one single colour ({int(small.min())} everywhere), which no reward can read; "
             f"the renderers in use are {prepare()}: set these variables, or render in a process of its own"
         )
     return small
@@ -131,5 +131,6 @@ def shrink(picture: Any, size: int) -> Any:
     return picture.resize((size, size), resample=4, reducing_gap=1.0 if far else None)  # 4 is Pillow's BOX
 
 
-def _name(env: gym.Env) -> str:
+def name_of(env: gym.Env) -> str:
+    """An environment's id, or the name of its class."""
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar
@@ -41,13 +42,8 @@ class Setting:
             return value in self.choices
         if isinstance(value, bool) or not isinstance(value, int | float) or self.range == "":
             return True
-        return (
-            math.isfinite(value)
-            and (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        ends = (self.low, operator.ge), (self.high, operator.le), (self.above, operator.gt), (self.below, operator.lt)
+        return math.isfinite(value) and all(end is None or holds(value, end) for end, holds in ends)
 
     @property
     def range(self) -> str:
@@ -72,23 +68,13 @@ def _text(number: float | None) -> str:
 
 
 def setting(
-    default: Any = MISSING,
-    help: str = "",
-    *,
-    factory: Callable[[], Any] | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: tuple[Any, ...] = (),
-    tune: tuple[Any, ...] | None = None,
-    otherwise: Any = None,
+    default: Any = MISSING, help: str = "", *, factory: Callable[[], Any] | None = None, **declared: Any
 ) -> Any:
-    """A dataclass field with its declaration; see `Setting`. A list as the default is copied for every instance.
+    """A dataclass field with its declaration, as `Setting` takes it. A list as default is copied for every instance.
 
     A subclass that gives a field another default inherits its declaration, and may redeclare part of it.
     """
-    metadata = {KEY: Setting(help, low, high, above, below, tuple(choices), tune, otherwise)}
+    metadata = {KEY: Setting(help, **declared)}
     if isinstance(default, list | dict):
         factory = default.copy
     if factory is not None:
@@ -122,28 +108,21 @@ class Settings:
         self.check(*declarations(type(self)))
 
     def check(self, *names: str) -> None:
-        """Refuse the first of these fields that is out of range; None is allowed.
-
-        Raises:
-            ValueError: one sentence.
-        """
+        """Refuse, with a ValueError, the first of these fields that is out of range; None is allowed."""
         declared = declarations(type(self))
         for name in names:
             value = getattr(self, name)
             if value is not None and not declared[name].allows(value):
-                raise self.refusal(name, value, declared[name])
+                shown, known = repr(value) if isinstance(value, str) else value, declared[name].range
+                words = (
+                    f"is unknown; give {known}" if declared[name].choices else f"is out of range; give a number {known}"
+                )
+                raise ValueError(f"{self.prefix}{name}={shown} {words}")
 
     def refuse_if(self, wrong: object, sentence: str) -> None:
         """Raise a ValueError with this sentence, in which {name} is the value of a field, if `wrong`."""
         if wrong:
             raise ValueError(sentence.format(**vars(self)))
-
-    def refusal(self, name: str, value: Any, declared: Setting) -> ValueError:
-        """The error about a value that is out of range."""
-        shown = repr(value) if isinstance(value, str) else value
-        if declared.choices:
-            return ValueError(f"{self.prefix}{name}={shown} is unknown; give {declared.range}")
-        return ValueError(f"{self.prefix}{name}={shown} is out of range; give a number {declared.range}")
 
 
 def declarations(config: type) -> dict[str, Setting]:
@@ -152,18 +131,14 @@ def declarations(config: type) -> dict[str, Setting]:
     for cls in reversed(config.__mro__):
         for name, field in vars(cls).get("__dataclass_fields__", {}).items():
             if name in found and KEY in field.metadata:
-                found[name] = _inherit(field.metadata[KEY], found[name])
+                own, base = field.metadata[KEY], found[name]
+                found[name] = dataclasses.replace(
+                    own if own.range else base,  # a range, or choices, count as one thing
+                    help=own.help or base.help,
+                    tune=base.tune if own.tune is None else own.tune,
+                    otherwise=base.otherwise if own.otherwise is None else own.otherwise,
+                )
     return found
-
-
-def _inherit(own: Setting, base: Setting) -> Setting:
-    """A declaration completed by the one it overrides; a range, or choices, count as one thing."""
-    return dataclasses.replace(
-        own if own.range else base,
-        help=own.help or base.help,
-        tune=base.tune if own.tune is None else own.tune,
-        otherwise=base.otherwise if own.otherwise is None else own.otherwise,
-    )
 
 
 def described(config: type) -> Iterator[tuple[str, Any, Setting]]:

@@ -12,6 +12,7 @@ them there), which describe the observation returned with them; a `Cursor` remem
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,10 +38,33 @@ class Cursor:
         self.resetting[mask] = False
         self.show(modalities, mask)
 
-    def advance(self, batch: Transitions) -> None:
-        """Move past `batch` (N,): its successors become current."""
-        self.step = np.where(batch.valid, batch.step + 1, self.step)
-        self.show({name: value for name in MODALITIES if (value := getattr(batch, name)) is not None}, batch.valid)
+    def move(
+        self,
+        obs: Obs,
+        action: Any,
+        reward: Any,
+        next_obs: Obs,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        valid: np.ndarray,
+        modalities: Mapping[str, Array],
+    ) -> Transitions:
+        """The batch (N,) of one step, whose successors, with their `modalities`, become current."""
+        batch = Transitions(
+            obs=obs,
+            action=np.asarray(action),
+            reward=np.asarray(reward, np.float32),
+            next_obs=next_obs,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            step=self.step.copy(),
+            **modalities,
+            **self.of_obs(),
+        )
+        self.step = np.where(valid, batch.step + 1, self.step)
+        self.show(modalities, valid)
+        return batch
 
     def show(self, modalities: Mapping[str, Array], mask: np.ndarray) -> None:
         """Set the current modalities of the rows of `mask`."""
@@ -70,20 +94,9 @@ def from_gym_step(
     info: Infos,
 ) -> Transitions:
     """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
-    batch = Transitions(
-        obs=map_obs(lambda x: np.asarray(x)[None], obs),
-        action=np.asarray(action)[None],
-        reward=np.array([reward], np.float32),
-        next_obs=map_obs(lambda x: np.asarray(x)[None], next_obs),
-        terminated=np.array([terminated]),
-        truncated=np.array([truncated]),
-        valid=np.ones(1, bool),
-        step=cursor.step.copy(),
-        **modalities_of_one(info),
-        **cursor.of_obs(),
-    )
-    cursor.advance(batch)
-    return batch
+    obs, next_obs = (map_obs(lambda x: np.asarray(x)[None], part) for part in (obs, next_obs))
+    action, one = np.asarray(action)[None], np.ones(1, bool)
+    return cursor.move(obs, action, [reward], next_obs, one & terminated, one & truncated, one, modalities_of_one(info))
 
 
 def from_vector_step(
@@ -103,8 +116,8 @@ def from_vector_step(
     (`infos["lost"]`, see `envs.vector.workers`), whose row is truncated. In DISABLED mode the caller resets ended
     environments and calls the cursor's `begin`.
     """
-    ended = np.asarray(terminations, bool) | np.asarray(truncations, bool)
-    valid = ~cursor.resetting
+    terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)
+    ended, valid = terminated | truncated, ~cursor.resetting
     if "lost" in infos:
         valid &= ~infos["lost"]
     modalities = after = modalities_of(infos)  # `after` belongs to the observation to act on next
@@ -115,19 +128,8 @@ def from_vector_step(
         put(successor, rows, final_rows(infos["final_obs"], rows))
         final = infos.get("final_info", {})
         modalities = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
-    batch = Transitions(
-        obs=obs,
-        action=np.asarray(actions),
-        reward=np.asarray(rewards, np.float32),
-        next_obs=successor,
-        terminated=np.asarray(terminations, bool),
-        truncated=np.asarray(truncations, bool) & ~cursor.resetting,
-        valid=valid,
-        step=cursor.step.copy(),
-        **modalities,
-        **cursor.of_obs(),
-    )
-    cursor.advance(batch)
+    truncated = truncated & ~cursor.resetting
+    batch = cursor.move(obs, actions, rewards, successor, terminated, truncated, valid, modalities)
     if mode == AutoresetMode.NEXT_STEP:
         if not valid.all():
             cursor.begin(after, ~valid)
@@ -160,26 +162,15 @@ def from_sb3_step(
             truncated[row] = infos[row].get("TimeLimit.truncated", False)
             if infos[row].get("terminal_observation") is not None:
                 put(successor, row, infos[row]["terminal_observation"])
-    batch = Transitions(
-        obs=obs,
-        action=np.asarray(actions),
-        reward=np.array(rewards, np.float32),
-        next_obs=successor,
-        terminated=dones & ~truncated,
-        truncated=truncated,
-        valid=~lost_in(infos),
-        step=cursor.step.copy(),
-        **modalities_in(infos),
-        **cursor.of_obs(),
-    )
-    cursor.advance(batch)
+    rewards, terminated, valid = np.array(rewards, np.float32), dones & ~truncated, ~lost_in(infos)
+    batch = cursor.move(obs, actions, rewards, successor, terminated, truncated, valid, modalities_in(infos))
     if dones.any():
         cursor.begin(modalities_in(reset_infos, dones), dones)
     return batch
 
 
 def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitions:
-    """Entries of a relabelling buffer (`rewards.adapters.sb3_replay`) -> a batch shaped like `rows` x `columns`."""
+    """Entries of a relabelling buffer (`rewards.adapters.sb3`) -> a batch shaped like `rows` x `columns`."""
 
     def pick(x: np.ndarray) -> np.ndarray:
         return x[rows, columns]
@@ -219,17 +210,15 @@ class Chunk:
         if self._store is None:
             self._store, self._capacity = map_obs(lambda x: x[None][:0], tree), 0
         if self.count == self._capacity:
-            self._grow(min(max(2 * self._capacity, 64), self.length))
+            self._capacity = min(max(2 * self._capacity, 64), self.length)
+            self._store = map_obs(self._larger, self._store)
         put(self._store, self.count, tree)
         self.count += 1
 
-    def _grow(self, capacity: int) -> None:
-        def grow(x: np.ndarray) -> np.ndarray:
-            larger = np.empty((capacity, *x.shape[1:]), x.dtype)
-            larger[: self.count] = x[: self.count]
-            return larger
-
-        self._store, self._capacity = map_obs(grow, self._store), capacity
+    def _larger(self, x: np.ndarray) -> np.ndarray:
+        larger = np.empty((self._capacity, *x.shape[1:]), x.dtype)
+        larger[: self.count] = x[: self.count]
+        return larger
 
     def take(self) -> list[Any]:
         """What was added, with leading shape (T, N), as views that hold until the next `add`."""
@@ -254,7 +243,7 @@ def modalities_of(infos: Infos) -> dict[str, Any]:
 
 
 def modalities_of_one(info: Infos) -> dict[str, Any]:
-    """The modalities in the info of a single environment, with leading shape (1,)."""
+    """The same of a single environment, with leading shape (1,)."""
     return {name: modality(name, [info[name]]) for name in MODALITIES if info.get(name) is not None}
 
 
@@ -263,13 +252,10 @@ def modalities_in(infos: Sequence[Infos], mask: np.ndarray | None = None) -> dic
     modalities = {}
     for name in MODALITIES:
         some = next((info[name] for info in infos if name in info), None)
-        if some is None:
-            continue
-        if mask is None:
-            modalities[name] = modality(name, [info[name] for info in infos])
-            continue
-        blank = "" if name == "text" else np.zeros_like(some)
-        modalities[name] = modality(name, [info[name] if there else blank for info, there in zip(infos, mask)])
+        if some is not None:
+            blank = None if mask is None else "" if name == "text" else np.zeros_like(some)
+            rows = zip(infos, itertools.repeat(True) if mask is None else mask)
+            modalities[name] = modality(name, [info[name] if there else blank for info, there in rows])
     return modalities
 
 

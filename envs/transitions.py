@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from envs.observations import empty_batch
-from envs.types import Array, Obs
+from envs.types import MODALITIES, Array, Obs
 
 Infos = Mapping[str, Any]  # of a vector environment: name -> (N, ...)
 Final = tuple[int, np.ndarray, Obs]  # time, columns (M,), their last observations (M, ...)
@@ -76,7 +76,7 @@ class Transitions:
 
     def map(self, function: Callable[[Array], Array]) -> Transitions:
         """Apply `function` to every array of the batch; absent fields stay absent."""
-        return Transitions(*(map_obs(function, getattr(self, name)) for name in _NAMES))
+        return Transitions(**map_obs(function, vars(self)))
 
     def __getitem__(self, index: Any) -> Transitions:
         """Index the leading axes of every field: `batch[t]`, `batch[mask]`, `batch[rows]`."""
@@ -98,38 +98,27 @@ class Transitions:
 
         An extra named `obs_X` stands in for `X`.
         """
-        extras = dict(self.extras)
-        extras.update({key[4:]: value for key, value in self.extras.items() if key.startswith("obs_")})
-        for key in self.extras:
-            if not key.startswith("obs_") and f"obs_{key}" not in self.extras:
-                del extras[key]  # it describes next_obs, which is gone
-        return self.replace(
-            next_obs=self.obs, frame=self.obs_frame, text=self.obs_text, signals=self.obs_signals, extras=extras
-        )
-
-
-_NAMES = tuple(f.name for f in fields(Transitions))
+        extras = {key: value for key, value in self.extras.items() if key.startswith("obs_")}
+        extras |= {key[4:]: value for key, value in extras.items()}  # the others describe next_obs, which is gone
+        known = {name: getattr(self, f"obs_{name}") for name in MODALITIES}
+        return self.replace(next_obs=self.obs, extras=extras, **known)
 
 
 def stack(batches: list[Transitions]) -> Transitions:
     """T batches of shape (N,) -> one rollout of shape (T, N), copied."""
-    return _join(batches, np.stack)
+    return Transitions(**join(np.stack, [vars(batch) for batch in batches]))
 
 
 def concatenate(batches: list[Transitions]) -> Transitions:
     """Flat batches -> one flat batch, copied."""
-    return _join(batches, np.concatenate)
+    return Transitions(**join(np.concatenate, [vars(batch) for batch in batches]))
 
 
-def _join(batches: list[Transitions], function: Callable[[list[Array]], Array]) -> Transitions:
-    def join(values: list[Any]) -> Any:
-        if values[0] is None:
-            return None
-        if isinstance(values[0], Mapping):
-            return {key: join([v[key] for v in values]) for key in values[0]}
-        return function(values)
-
-    return Transitions(**{f.name: join([getattr(b, f.name) for b in batches]) for f in fields(Transitions)})
+def join(function: Callable[[list[Array]], Array], values: list[Any]) -> Any:
+    """One observation of several, entry by entry if they are dicts; None stays None."""
+    if isinstance(values[0], Mapping):
+        return {key: join(function, [value[key] for value in values]) for key in values[0]}
+    return None if values[0] is None else function(values)
 
 
 def never(obs: Array, action: Array, next_obs: Array) -> Array:
@@ -154,37 +143,32 @@ class Rollout:
     NEXT_STEP mode the step that only resets is written too, as a row with `valid == False`; so is one in which an
     episode was lost with its worker, which is truncated besides.
 
-    Args:
-        length: T.
-        envs: the vector environment.
-        modality_names: which of frame, text and signals to keep.
-
-    Attributes:
-        obs: (T + 1, N, ...); row T is what the agent acts on next.
-        action: (T, N, ...) as the environment received it; the caller fills it in.
-        reward: float32 (T, N), the task's; terminated, truncated, valid: bool (T, N).
-        success: float32 (T, N), of the episode that ended here, NaN where none did or it is not defined.
-        modalities: name -> (T + 1, N, ...), of the observation in the same row.
-        finals: where episodes ended, and on which observation.
+    `length` is T; `modality_names` says which of frame, text and signals to keep.
 
     Raises:
         ValueError: for an environment that leaves resets to its caller, or does not say when it resets.
     """
 
     def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
-        self.length, self.n, self.same_step = length, envs.num_envs, resets_in_same_step(envs)
+        mode = envs.metadata.get("autoreset_mode")
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+            raise ValueError(
+                f'{envs} declares metadata["autoreset_mode"]={mode!r}; it must reset its environments itself, in '
+                "SAME_STEP mode (or NEXT_STEP, which spends a step on it)"
+            )
+        self.length, self.n, self.same_step = length, envs.num_envs, mode == AutoresetMode.SAME_STEP
         self.modality_names = tuple(sorted(modality_names))
         shape = (length, self.n)
-        self.obs = empty_batch(envs.single_observation_space, (length + 1, self.n))
-        self.action = empty_batch(envs.single_action_space, shape)
-        self.reward = np.zeros(shape, np.float32)
+        self.obs = empty_batch(envs.single_observation_space, (length + 1, self.n))  # row T is to be acted on next
+        self.action = empty_batch(envs.single_action_space, shape)  # as the environment received it; set by the caller
+        self.reward = np.zeros(shape, np.float32)  # the task's
         self.terminated, self.truncated, self.valid = (np.zeros(shape, bool) for _ in range(3))
         self.valid[:] = self.same_step
-        self.success = np.full(shape, np.nan, np.float32)
+        self.success = np.full(shape, np.nan, np.float32)  # of the episode that ended here; NaN where none did
         self.resetting = np.zeros(self.n, bool)  # NEXT_STEP: the coming step only resets
         self.first_step = np.zeros(self.n, np.int64)
-        self.finals: list[Final] = []
-        self.modalities: dict[str, np.ndarray] = {}
+        self.finals: list[Final] = []  # where episodes ended, and on which observation
+        self.modalities: dict[str, np.ndarray] = {}  # (T + 1, N, ...), of the observation in the same row
         self.final_modalities: list[tuple[str, int, np.ndarray, Array]] = []
         self._next_obs: Any = None
 
@@ -338,21 +322,6 @@ class OneGroup:
         return self.envs.step(self._actions)
 
 
-def resets_in_same_step(envs: VectorEnv) -> bool:
-    """Whether a vector environment resets in SAME_STEP mode, rather than in NEXT_STEP mode.
-
-    Raises:
-        ValueError: for one that leaves resets to its caller, or does not say when it resets.
-    """
-    mode = envs.metadata.get("autoreset_mode")
-    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-        raise ValueError(
-            f'{envs} declares metadata["autoreset_mode"]={mode!r}; it must reset its environments itself, in '
-            "SAME_STEP mode (or NEXT_STEP, which spends a step on it)"
-        )
-    return mode == AutoresetMode.SAME_STEP
-
-
 def modality(name: str, value: Any) -> np.ndarray:
     """A modality as an array; texts as objects."""
     return np.asarray(value, object if name == "text" else None)
@@ -368,19 +337,11 @@ def final_rows(final_obs: Any, rows: np.ndarray) -> Obs:
     if isinstance(final_obs, Mapping):
         return {key: final_rows(value, rows) for key, value in final_obs.items()}
     values = final_obs[rows]
-    if values.dtype != object:
-        return values
-    if isinstance(values[0], Mapping):
-        return {key: np.stack([value[key] for value in values]) for key in values[0]}
-    return np.stack(list(values))
+    return values if values.dtype != object else join(np.stack, list(values))
 
 
 class NotFinite(FloatingPointError):
-    """NaN or infinity; the sentence says whose.
-
-    Attributes:
-        kept: arrays by name, for a dump: the observations, the action and the reward of that step.
-    """
+    """NaN or infinity; the sentence says whose. `kept` are arrays by name, for a dump: what is known of that step."""
 
     def __init__(self, sentence: str, kept: Mapping[str, Any] | None = None) -> None:
         super().__init__(sentence)
@@ -388,28 +349,19 @@ class NotFinite(FloatingPointError):
 
 
 class OnNan:
-    """What becomes of a reward that is NaN or infinite: `stop` leaves it to be refused, `zero` replaces it and counts.
-
-        reward = on_nan(reward)
-
-    Attributes:
-        zeroed: how many have been replaced so far; one that is sampled from a replay twice counts twice.
-    """
+    """What becomes of NaN or infinite rewards: `stop` leaves them to be refused, `zero` replaces and counts them."""
 
     def __init__(self, what: str = "stop") -> None:
-        self.what, self.zeroed = what, 0
+        self.what, self.zeroed = what, 0  # what is sampled from a replay twice counts twice
 
     def __call__(self, reward: Any) -> Any:
         """The rewards, an array or a tensor: the same object where all are finite."""
         if self.what == "stop" or _place(reward) is None:
             return reward
-        if isinstance(reward, np.ndarray):
-            finite: Any = np.isfinite(reward)
-            self.zeroed += int((~finite).sum())
-            return np.where(finite, reward, reward.dtype.type(0))
-        finite = reward.isfinite()
+        on_host = isinstance(reward, np.ndarray)
+        finite: Any = np.isfinite(reward) if on_host else reward.isfinite()
         self.zeroed += int((~finite).sum())
-        return reward.where(finite, reward.new_zeros(()))
+        return np.where(finite, reward, reward.dtype.type(0)) if on_host else reward.where(finite, reward.new_zeros(()))
 
 
 def is_finite(value: Any) -> bool:
@@ -433,12 +385,8 @@ def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None 
     Raises:
         NotFinite: naming the environment, the step of its episode and the value.
     """
-    found = []
-    for name, value in given.items():
-        for key, part in _parts(name, value):
-            place = _place(part)
-            if place is not None:
-                found.append((key, _on_host(part), place))
+    parts = (part for name, value in given.items() for part in _parts(name, value))
+    found = [(name, _on_host(part), place) for name, part in parts if (place := _place(part)) is not None]
     if found:
         _raise(found, np.asarray(steps() if callable(steps) else steps), kept or {})
 
@@ -471,10 +419,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _place(value: Any) -> tuple[int, ...] | None:
     """The index of the first value that is not finite."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind != "f" or math.isfinite(value.sum()):
-            return None
-    elif math.isfinite(float(value.sum())):
+    if (isinstance(value, np.ndarray) and value.dtype.kind != "f") or math.isfinite(float(value.sum())):
         return None
     found = np.argwhere(~np.isfinite(_on_host(value)))
     return tuple(int(i) for i in found[0]) if len(found) else None

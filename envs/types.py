@@ -22,17 +22,11 @@ EnvStep = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]  # obs, reward, 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What an agent sees of a reward; `rewards.mix.mix.Mix` is one.
+    """What an agent sees of a reward; `rewards.mix.mix.Mix` is one."""
 
-    Attributes:
-        requires: which fields of `Transitions` it reads.
-        relabelable: whether it may score stored or imagined transitions.
-        differentiable: whether gradients flow through its scores.
-    """
-
-    requires: frozenset[str]
-    relabelable: bool
-    differentiable: bool
+    requires: frozenset[str]  # which fields of `Transitions` it reads
+    relabelable: bool  # whether it may score stored or imagined transitions
+    differentiable: bool  # whether gradients flow through its scores
 
     def initial_memory(self, n: int) -> Memory:
         """Memory for `n` environments at the start of their episodes."""

@@ -66,22 +66,16 @@ def names() -> list[str]:
 
 
 def register(name: str, reward: type[Reward]) -> None:
-    """Make `reward` available as `name` in this process.
-
-    Raises:
-        ValueError: if the name is taken by another class.
-    """
+    """Make `reward` available as `name` in this process; raises ValueError if another class has that name."""
     if name in TABLE or _registered.get(name, reward) is not reward:
         raise ValueError(f"a reward named {name!r} exists already; register {reward.__name__} under another name")
     _registered[name] = reward
 
 
 def get(name: str) -> type[Reward]:
-    """The class of the reward called `name`.
+    """The class of the reward called `name`; ValueError, with the nearest, if there is none.
 
-    Raises:
-        ValueError: if nothing has that name; the sentence offers the nearest one.
-        ImportError: if a third party's entry point cannot be imported.
+    Raises ImportError if a third party's entry point cannot be imported.
     """
     if name in _registered:
         return _registered[name]
@@ -110,13 +104,8 @@ def make(
 ) -> Mix:
     """Build the named rewards and mix them.
 
-    Args:
-        rewards: name -> Config, or None for its defaults; or a list of names.
-        observation_space: of one environment.
-        action_space: of one environment.
-        gamma: the learner's discount, which potential shaping must share.
-        seed: the rewards' own randomness, apart from the environments' and the agent's.
-        device: where networks live, as torch writes it.
+    `rewards` are names, or name -> Config (None for its defaults); the spaces are those of one environment. `gamma` is
+    the learner's discount, which potential shaping must share; `seed` is apart from the environments' and the agent's.
     """
     from rewards.mix.mix import Mix, Stream
 

@@ -41,6 +41,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.settings import Settings, setting
+from envs.state import Stateful, restore, state_of
 from envs.transitions import Transitions
 from envs.types import Memory
 
@@ -130,14 +131,9 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
-        """Rate N transitions.
+        """Rate transitions (N,): float32 (N,), or `Scored`; with a memory, the pair (that, new memory).
 
-        Args:
-            batch: leading shape (N,).
-            memory: what `initial_memory` or the previous call returned; only for rewards that have one.
-
-        Returns:
-            float32 (N,), or `Scored`; with a memory, the pair (that, new memory).
+        `memory` is what `initial_memory` or the previous call returned; only for rewards that have one.
         """
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -149,13 +145,11 @@ class Reward(ABC):
         return None
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Score a rollout (T, N) along time; only for rewards with a memory.
+        """Score a rollout (T, N) along time; only for rewards with a memory, which is not written into.
 
-        Memory of an ended episode starts afresh, rows that are no transitions leave it alone. Override it where a
-        whole rollout can be scored at once; the answer must be the one that `score` gives step by step.
-
-        Returns:
-            float32 (T, N), rows that are not ready 0; and the memory for the step after. `memory` is not written into.
+        Returns float32 (T, N), rows that are not ready 0, and the memory for the step after. Memory of an ended episode
+        starts afresh, rows that are no transitions leave it alone. Override it where a whole rollout can be scored at
+        once; the answer must be the one that `score` gives step by step.
         """
         raw = np.empty(batch.shape, np.float32)
         valid, ended = batch.valid, batch.ended
@@ -190,18 +184,10 @@ class Reward(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, nested: modules, optimisers, statistics, random generators."""
-        return {
-            name: value.bit_generator.state if isinstance(value, np.random.Generator) else value.state_dict()
-            for name, value in vars(self).items()
-            if _has_state(value)
-        }
+        return {name: state_of(value) for name, value in vars(self).items() if _has_state(value)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: if the state belongs to another kind of reward.
-        """
+        """Restore what `state_dict` returned; raises ValueError if it belongs to another kind of reward."""
         own = {name for name, value in vars(self).items() if _has_state(value)}
         if own != set(state):
             raise ValueError(
@@ -209,11 +195,7 @@ class Reward(ABC):
                 "was it saved with another reward or version?"
             )
         for name in own:
-            value = getattr(self, name)
-            if isinstance(value, np.random.Generator):
-                value.bit_generator.state = state[name]
-            else:
-                value.load_state_dict(state[name])
+            restore(self, name, state[name])
 
 
 def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
@@ -240,7 +222,7 @@ def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.nda
     return before
 
 
-class RunningMeanStd:
+class RunningMeanStd(Stateful):
     """Mean and variance over everything seen so far, per element of `shape`: the running statistic of all rewards.
 
     It moves in `update` alone, in float64, with the population variance, so that one row is as safe as a thousand
@@ -248,6 +230,8 @@ class RunningMeanStd:
 
     With a `window`, rows count as if only that many had been seen before an update: what is older fades.
     """
+
+    saved: ClassVar[tuple[str, ...]] = ("mean", "var", "count")
 
     def __init__(self, shape: tuple[int, ...] = (), window: int | None = None) -> None:
         self.window = window
@@ -275,15 +259,8 @@ class RunningMeanStd:
         """Standard deviation, at least 1e-8."""
         return np.maximum(np.sqrt(self.var), EPSILON)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "var": self.var, "count": self.count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
-        self.count = int(state["count"])
-
-
-class StreamScale:
+class StreamScale(Stateful):
     """What divides the rewards of a stream: here nothing does.
 
     A scale is a divisor, never a shift: subtracting a mean would turn a bonus into a penalty for ordinary states.
@@ -291,48 +268,26 @@ class StreamScale:
     discounted return, filtered along time for each environment). Differences: the filter never crosses environments
     (both implementations that people copy run it across them); an `ema` scale and a freeze, because a vanishing bonus
     divided by its own all-time deviation either dies early or has its noise amplified.
-
-    Attributes:
-        value: the divisor.
-        count: transitions seen.
     """
 
-    value = 1.0
-    count = 0
+    saved: ClassVar[tuple[str, ...]] = ("count",)
+    value = 1.0  # the divisor
+    count = 0  # transitions seen
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         """Take in rewards (T, N) in time order; `ended` and `valid` are bool (T, N)."""
         self.count += int(valid.sum())
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = int(state["count"])
-
-
-class RewardStd(StreamScale):
+class RewardStd(RunningMeanStd, StreamScale):
     """Divide by the standard deviation of all rewards so far."""
-
-    def __init__(self) -> None:
-        self.statistics = RunningMeanStd()
 
     @property
     def value(self) -> float:  # type: ignore[override]
-        return float(self.statistics.std) if self.statistics.count else 1.0
+        return float(self.std) if self.count else 1.0
 
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        return self.statistics.count
-
-    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
-        self.statistics.update(reward[valid])
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.statistics.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.statistics.load_state_dict(state)
+    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:  # type: ignore[override]
+        super().update(reward[valid])
 
 
 class ReturnStd(RewardStd):
@@ -342,13 +297,15 @@ class ReturnStd(RewardStd):
     episodic.
     """
 
+    saved = (*RewardStd.saved, "running")
+
     def __init__(self, gamma: float, episodic: bool) -> None:
         super().__init__()
         self.gamma = gamma
         self.episodic = episodic
         self.running = np.zeros(0)  # R of each environment
 
-    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
+    def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:  # type: ignore[override]
         if len(self.running) != reward.shape[1]:
             self.running = np.zeros(reward.shape[1])
         returns = np.empty(reward.shape)
@@ -360,18 +317,13 @@ class ReturnStd(RewardStd):
             if self.episodic:
                 running = np.where(ended[t], 0.0, running)
         self.running = running
-        self.statistics.update(returns[valid])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "running": self.running}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.running = np.array(state["running"])
+        super().update(returns, ended, valid)
 
 
 class RewardEma(StreamScale):
     """Divide by an exponential moving average of the rewards' standard deviation, one step of the average an update."""
+
+    saved = ("average", "updates", "count")
 
     def __init__(self, decay: float = 0.9) -> None:
         self.decay = decay
@@ -391,13 +343,6 @@ class RewardEma(StreamScale):
         self.average = self.decay * self.average + (1 - self.decay) * float(rewards.std())
         self.updates += 1
         self.count += len(rewards)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"average": self.average, "updates": self.updates, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.average, self.updates = float(state["average"]), int(state["updates"])
-        self.count = int(state["count"])
 
 
 def make_scale(name: str, gamma: float, episodic: bool) -> StreamScale:

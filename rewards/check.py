@@ -45,19 +45,14 @@ def check_reward(
     *,
     seeds_differ: bool = False,
 ) -> None:
-    """Check that a reward keeps the contract of `rewards.base`.
+    """Check that a reward keeps the contract of `rewards.base`; raises RewardCheckError for the first broken rule.
 
-    The reward handed in is not changed: fresh instances of its class, with its config, are checked.
+    The reward handed in, an instance, or a class to build with its default config, is not changed: fresh instances of
+    its class are checked. The spaces are the instance's unless given, for a class a Box of 4 numbers and Discrete(3).
 
     Args:
-        reward: an instance, or a class to build with its default config.
-        observation_space: a Box of 4 numbers, or the instance's.
-        action_space: Discrete(3), or the instance's.
         transitions: a rollout (T, N) with T at least 2, in time order; random ones of the spaces if absent.
         seeds_differ: the reward draws something at random when it is built, so that two seeds must score differently.
-
-    Raises:
-        RewardCheckError: for the first rule that is broken.
     """
     _Check(reward, observation_space, action_space, transitions).run(seeds_differ)
 
@@ -213,7 +208,8 @@ class _Check:
         for field in CONTENT:
             if field in self.reward.requires or getattr(self.flat, field) is None:
                 continue
-            blank = self.flat.replace(**{field: map_obs(_blank, getattr(self.flat, field))})
+            blank = map_obs(lambda x: np.full_like(x, "" if x.dtype == object else 0), getattr(self.flat, field))
+            blank = self.flat.replace(**{field: blank})
             if not np.allclose(self.score(self.reward, blank), whole, RTOL, ATOL):
                 self.fail(f"score reads {field}, which requires does not name; drivers may leave it out")
 
@@ -341,11 +337,6 @@ def _is_scalar(value: Any) -> bool:
     return np.ndim(value) == 0 and isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
 
 
-def _blank(values: Any) -> Any:
-    """An array of the same shape without content."""
-    return np.full_like(values, "") if values.dtype == object else np.zeros_like(values)
-
-
 def equal(one: Any, two: Any) -> bool:
     """Equal to the last bit, through any nesting of dicts, sequences, arrays and tensors."""
     if isinstance(one, Mapping):
@@ -410,6 +401,8 @@ def random_rollout(
     frames = rng.integers(0, 256, (steps + 1, envs, frame_size, frame_size, 3), dtype=np.uint8)
     texts = np.array(SENTENCES, dtype=object)[rng.integers(0, len(SENTENCES), (steps + 1, envs))]
     signals = rng.normal(size=(steps + 1, envs, len(VEHICLE))).astype(np.float32)
+    content: dict[str, Any] = {"frame": frames, "text": texts, "signals": signals}
+    content = {name: x[1:] for name, x in content.items()} | {f"obs_{name}": x[:-1] for name, x in content.items()}
     return Transitions(
         obs=_where(step == 0, starts, map_obs(lambda x: x[:-1], states)),
         action=_sample(action_space, steps, envs, seed),
@@ -419,12 +412,7 @@ def random_rollout(
         truncated=truncated,
         valid=np.ones((steps, envs), bool),
         step=step,
-        frame=frames[1:] if "frame" in requires else None,
-        obs_frame=frames[:-1] if "obs_frame" in requires else None,
-        text=texts[1:] if "text" in requires else None,
-        obs_text=texts[:-1] if "obs_text" in requires else None,
-        signals=signals[1:] if "signals" in requires else None,
-        obs_signals=signals[:-1] if "obs_signals" in requires else None,
+        **{name: x for name, x in content.items() if name in requires},
     )
 
 

@@ -85,15 +85,9 @@ def epic_canonical(
 ) -> np.ndarray:
     """C(R)(s, a, s') = R(s, a, s') + E[gamma R(s', A, S') - R(s, A, S') - gamma R(S, A, S')], for the rows of a batch.
 
-    Args:
-        score: rewards of any flat batch, float32 (M,); it must not read `reward`.
-        batch: flat; S, A and S' are drawn from its rows, independently of each other.
-        gamma: discount.
-        samples: draws for each expectation; rows * samples transitions are scored, twice.
-        rng: of the draws.
-
-    Returns:
-        float64 (N,).
+    `score` gives rewards of any flat batch, float32 (M,), without reading `reward`. S, A and S' are drawn from the rows
+    of the batch, flat, independently of each other, `samples` for each expectation: rows * samples transitions are
+    scored, twice. Returns float64 (N,).
     """
     n = batch.shape[0]
     state, action, after = (rng.integers(n, size=samples) for _ in range(3))
@@ -112,25 +106,11 @@ def _joined(start: Array, batch: Transitions, state: Array, action: Array, after
     return made.replace(obs=map_obs(lambda x: x[state], start), action=batch.action[action])
 
 
-def epic_canonical_table(reward: np.ndarray, *, gamma: float) -> np.ndarray:
-    """EPIC's canonical form of a table R (S, A, S), with S, A and S' uniform; float64 (S, A, S)."""
-    from_state = reward.mean(axis=(1, 2))  # E_{A, S'} R(s, A, S')
-    return reward + gamma * from_state[None, None, :] - from_state[:, None, None] - gamma * reward.mean()
-
-
 def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float) -> np.ndarray:
     """VAL: c(R)(s, a) = E[R(s, a, S') + gamma V(S') - V(s)], V the uniform policy's value.
 
-    Args:
-        reward: (S, A, S); rows of an absorbing end must be 0.
-        transition: probabilities (S, A, S), each (s, a) sums to 1.
-        gamma: discount in [0, 1).
-
-    Returns:
-        float64 (S, A).
-
-    Raises:
-        ValueError: if the shapes differ, or gamma is 1 or more.
+    Takes rewards (S, A, S), where rows of an absorbing end must be 0, probabilities (S, A, S), each (s, a) of which
+    sums to 1, and a discount in [0, 1); ValueError if shapes differ or gamma is out of range. Returns float64 (S, A).
     """
     if reward.shape != transition.shape:
         raise ValueError(
@@ -163,16 +143,9 @@ def fit_canonical(
 ) -> np.ndarray:
     """VAL on a batch: r + gamma V(s') - V(s), V by least-squares temporal differences.
 
-    Args:
-        rewards: (N, R), one column a reward; actions of the rows are the uniform policy's.
-        now: features (N, D) of s; `state_features` makes some.
-        after: features (N, D) of s'.
-        terminated: bool (N,).
-        gamma: discount.
-        ridge: pulls the weights to zero, in units of a feature's mean square; the first feature, a constant, is free.
-
-    Returns:
-        float64 (N, R).
+    Takes and returns rewards (N, R), float64, one column a reward; actions of the rows are the uniform policy's. `now`
+    and `after` are features (N, D) of s and s', as from `state_features`; `terminated` is bool (N,). `ridge` pulls the
+    weights to zero, in units of a feature's mean square; the first feature, a constant, is free.
     """
     rewards, now, after = (np.asarray(x, np.float64) for x in (rewards, now, after))
     change = now - gamma * after * ~np.asarray(terminated, bool)[:, None]

@@ -8,7 +8,8 @@ The learned reward is never its own judge; it appears in the video only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from envs.family import Goal
     from rewards.mix.mix import Mix
     from runners.run.config import TrainConfig
+    from runners.run.video import Act
 
-Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
 SEED = 1_000_000  # evaluation episodes never share a seed with training
 
 
@@ -72,14 +73,11 @@ def play(
     """Play whole episodes, one after the other.
 
     Args:
-        env_id: the environment.
         act: the policy; None acts at random.
-        episodes: at least 1.
         seed: episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy.
         max_steps: no further episode begins after this many steps.
-        max_episode_steps: as in training.
         goal: whose ground truth is checked after every step.
-        options: of the environment, as in training.
+        options: of the environment.
         mix: the policy's rewards, some of which add to its observations.
     """
     from envs.family import family_of
@@ -94,7 +92,7 @@ def play(
     metrics = family.metrics(env)
     first = SEED + 1000 * seed
     env.action_space.seed(first)
-    try:
+    with closing(env):
         for index in range(episodes):
             if index > 0 and sum(scores.lengths) >= max_steps:
                 break
@@ -115,21 +113,14 @@ def play(
                 scores.successes.append(bool(info["is_success"]))
             if goal is not None:
                 scores.goal_steps.append(met)
-    finally:
-        env.close()
     scores.metrics = metrics.summary() if metrics is not None else {}
     return scores
 
 
 def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
     """Scores of a trained policy and of a random one on the same episodes."""
-    limits: dict[str, Any] = {
-        "seed": seed,
-        "max_steps": int(config.eval_steps),
-        "max_episode_steps": config.max_episode_steps,
-        "goal": goal_of(config),
-        "options": config.env_options,
-    }
+    limits: dict[str, Any] = {"seed": seed, "max_steps": int(config.eval_steps), "goal": goal_of(config)}
+    limits |= {"max_episode_steps": config.max_episode_steps, "options": config.env_options}
     return {
         "this run": play(config.env, policy(model, config.env), episodes, mix=mix, **limits).to_dict(),
         "random": play(config.env, None, episodes, **limits).to_dict(),
@@ -147,17 +138,21 @@ def goal_of(config: TrainConfig) -> Goal | None:
 
 
 def policy(model: Any, env_id: str = "") -> Act:
-    """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls."""
+    """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls.
+
+    It takes one observation and a bool, or a batch of them and an array (N,).
+    """
     from envs.family import family_of
     from envs.make import spec_of
 
     state: Any = None
     sure = not (env_id and family_of(spec_of(env_id)).sampled)
 
-    def act(obs: Any, begins: bool) -> Any:
+    def act(obs: Any, begins: Any) -> Any:
         nonlocal state
-        start = np.array([begins])
-        action, state = model.predict(obs, state=None if begins else state, episode_start=start, deterministic=sure)
+        start = np.atleast_1d(begins)
+        state = None if start.all() else state
+        action, state = model.predict(obs, state=state, episode_start=start, deterministic=sure)
         return action
 
     return act

@@ -100,7 +100,7 @@ def _environments() -> str:
 
 def environment(env_id: str) -> str:
     """The docstring of an environment, and its options with their defaults; those of its adapter come last."""
-    from envs.options import creator, options
+    from envs.make import creator, options
 
     text = inspect.getdoc(creator(env_id)) or ""
     lines = [f"  env.{name}={written(option.default)}" for name, option in options(env_id).items()]

@@ -56,14 +56,9 @@ class OfflineConfig(Settings):
 
 
 def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, Any]:
-    """Label, learn, evaluate.
+    """Label, learn, evaluate, on `batch` if it is given, transitions for `config.env`, else on `config.data`.
 
-    Args:
-        config: what to do; `data` is not read where `batch` is given.
-        batch: transitions already in memory, for `config.env`.
-
-    Returns:
-        arms: name -> scores as `Scores.to_dict` gives them; labels: metrics of the learned reward; notes: sentences.
+    Returns `arms`, name -> `Scores.to_dict`, `labels`, metrics of the learned reward, and `notes`, sentences.
     """
     import torch
 
@@ -120,8 +115,7 @@ def labelled(
 ) -> tuple[np.ndarray, dict[str, float], list[str]]:
     """The reward of every transition that fits the judge's answers: float32 (N,), metrics, sentences.
 
-    Raises:
-        UsageError: if the recording lacks what the judge reads, or no reward fits the judge's answers.
+    A UsageError if the recording lacks what the judge reads, or no reward fits its answers.
     """
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 

@@ -23,7 +23,7 @@ from envs.recording import record as recorded
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from runners.cli.command import Command
-from runners.evaluate import Scores
+from runners.evaluate import Scores, policy
 from runners.run.build import load_run
 from runners.run.config import UsageError
 
@@ -83,13 +83,10 @@ def record(config: RecordConfig) -> dict[str, Any]:
 
 def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[[Any, np.ndarray], np.ndarray]:
     """An agent's deterministic policy for batches of observations; a share `noise` of actions is random."""
-    rng = np.random.default_rng(seed)
-    state: Any = None
+    rng, best = np.random.default_rng(seed), policy(model)
 
-    def act(obs: Any, begins: np.ndarray) -> np.ndarray:
-        nonlocal state
-        actions, state = model.predict(obs, state=state, episode_start=begins, deterministic=True)
-        actions = np.array(actions)
+    def act(obs: Any, begins: Any) -> np.ndarray:
+        actions = np.array(best(obs, begins))
         for row in np.flatnonzero(rng.random(len(begins)) < noise):
             actions[row] = action_space.sample()
         return actions

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from runners.run.exits import Signals
     from runners.run.progress import Live, Saver
 
-LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
-
 
 def train(argv: list[str]) -> int:
     """The whole run, top to bottom; returns the exit code."""
@@ -42,13 +40,13 @@ def train(argv: list[str]) -> int:
             print(f"{work.folder.path} is finished already; nothing to do")
             return 0
         parts = build(config, work.folder.path / "crashes")
-        saver, live = work.begin(parts, signals)
+        saver = work.begin(parts, signals)
         announce(config, preset, parts, work)
         work.control = control.start(config, argv, work.folder.path)
 
         signals.deferred = True
         learn(config, parts, saver, work)
-        live.close()
+        saver.live.close()
         signals.release()
 
         work.phase = "report"
@@ -71,8 +69,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
         print(f"preset: {preset} (preset=none switches it off)")
     print(
         f"run: {config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, "
-        f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, "
-        f"seed {config.seed}, {parts.device}"
+        f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, seed {config.seed}, {parts.device}"
     )
     print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
 
@@ -81,20 +78,25 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
     """For as many steps as are left."""
     from stable_baselines3.common.callbacks import CallbackList
 
+    from envs.vector.watchdog import WorkerError
+
     work.phase = "training"
     left = config.total_timesteps - work.step
     if left > 0:
         parts.model.num_timesteps = work.step  # the rest is restored at the first rollout
-        with saver.rescuing():
+        try:
             parts.model.learn(
                 left,
                 callback=CallbackList([saver] if parts.driver is None else [saver, parts.driver]),
                 log_interval=None,  # type: ignore[arg-type]  # the saver writes the rows
                 reset_num_timesteps=work.step == 0,
             )
+        except WorkerError:  # the environments are lost for good
+            saver.save_held()
+            raise
         saver.finish()
     else:  # killed between the last checkpoint and the end of the report
-        saver.recall(parts.model)
+        saver.restore(parts.model, training=False)
     parts.model.logger.close()
 
 
@@ -167,7 +169,7 @@ class Work:
         """Environment steps so far."""
         return self._start if self._model is None else max(self._start, int(self._model.num_timesteps))
 
-    def begin(self, parts: Parts, signals: Signals) -> tuple[Saver, Live]:
+    def begin(self, parts: Parts, signals: Signals) -> Saver:
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
         from runners.run import checkpoint
         from runners.run.progress import Live, Saver, make_logger
@@ -178,22 +180,7 @@ class Work:
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
         parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
-        saver = Saver(
-            self.folder.checkpoints,
-            parts.mix,
-            parts.driver,
-            signals,
-            live,
-            every=config.checkpoint_every,
-            log_every=config.log_every or LOG_EVERY,
-            state=state,
-            on_save=self._saved,
-        )
-        return saver, live
-
-    def _saved(self, step: int) -> None:
-        with suppress(OSError):
-            self.folder.write_status(step=step)
+        return Saver(config, self.folder, parts, signals, live, state)
 
     def end(self, state: str, code: int, error: str | None = None) -> None:
         """Write down how it ended; a folder in which nothing happened disappears."""
@@ -207,7 +194,7 @@ class Work:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from runners.run.exits import Failed, Stopped, explain, save_kept
-        from runners.run.secrets import masked
+        from runners.run.trust import masked
 
         try:
             if isinstance(error, Stopped):

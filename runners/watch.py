@@ -109,7 +109,7 @@ def summary(number: int, episode: Episode) -> str:
 
 def frames_a_second(env_id: str) -> int:
     """The frame rate that an environment declares, in [5, 60]; 30 if it declares none."""
-    from envs.options import creator
+    from envs.make import creator
 
     declared = getattr(creator(env_id), "metadata", {}).get("render_fps") or 30
     return int(min(max(declared, 5), 60))

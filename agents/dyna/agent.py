@@ -33,7 +33,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
-from agents.base import BaseAgent, OnStep, Steps
+from agents.base import BaseAgent, Means, OnStep, Steps
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.dynamics.rollout import RewardSource
@@ -41,18 +41,13 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.cuda_graphs import captured
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
-from agents.replay.frozen_reward import FrozenReward
-from agents.replay.replay import Replay, Rows
-from agents.state import Weights, all_finite
+from agents.replay.replay import FrozenReward, Replay, Rows
+from envs.state import Weights, all_finite
 from envs.types import Obs, ReplayScorer
 
 
 class Dyna(BaseAgent):
-    """A model-based agent for observations without images; see the file.
-
-    Raises:
-        ValueError: for spaces it cannot take, and settings that contradict them.
-    """
+    """A model-based agent for observations without images; see the file."""
 
     Config: ClassVar[type[DynaConfig]] = DynaConfig
     recovers: ClassVar[bool] = True
@@ -71,8 +66,7 @@ class Dyna(BaseAgent):
         "counters.pending": "_pending",
         "counters.restored": "_restored",
         "counters.restored_in_row": "_restored_in_row",
-        "log.sums": "_sums",
-        "log.counts": "_counts",
+        "log": "means",
         "rng": "rng",
     }
     recoverable: ClassVar[dict[str, str]] = {"learner": "learner"}
@@ -80,64 +74,43 @@ class Dyna(BaseAgent):
     def _set_up(self) -> None:
         settings, envs, seed = self.config, self.envs, self.seed
         self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
-        self._refuse_discrete()
+        for name, value in (("update", settings.update), ("planner", settings.planner)):
+            if encoding.discrete and value in ("svg", "cem", "mppi"):
+                raise ValueError(
+                    f"agent.{name}={value} needs actions in a Box, not {self.action_space}; use update=buffer"
+                )
         self.replay_scorer = self.scorer if settings.relabel else FrozenReward(self.scorer)
         self.steps = Steps(envs, seed, self.scorer)
         self.episodes = self.steps.episodes
-        self.replay = Replay(
-            settings.buffer_size,
-            envs.num_envs,
-            encoding,
-            self.replay_scorer,
-            gamma=settings.gamma,
-            device=str(self.device),
-            seed=seed,
-        )
+        place: dict[str, Any] = {"seed": seed, "device": str(self.device)}
+        rows = (settings.buffer_size, envs.num_envs)
+        self.replay = Replay(*rows, encoding, self.replay_scorer, gamma=settings.gamma, **place)
         kind: Any = DeepQ if encoding.discrete else SoftActorCritic
-        self.learner = kind(encoding.obs_size, encoding.action_size, settings, seed=seed, device=str(self.device))
+        self.learner = kind(encoding.obs_size, encoding.action_size, settings, **place)
         generators = [self.learner.generator]
         self._learn = captured(self.learner.update, device=self.device, mode=settings.compile, generators=generators)
         if encoding.discrete:
             self.learner.epsilon.fill_(settings.epsilon)
-        self.imagination = (
-            Imagination(settings, encoding, self.scorer, self.learner, _spec(envs), seed=seed, device=str(self.device))
-            if settings.uses_model
-            else None
-        )
-        self.notes = [] if self.imagination is None else self.imagination.notes
+        self.imagination: Imagination | None = None
         parts: dict[str, Any] = {"learner": self.learner}
-        if settings.planner != "none":
-            assert self.imagination is not None
-            parts["model"] = self.imagination.model
+        if settings.uses_model:
+            self.imagination = Imagination(settings, encoding, self.scorer, self.learner, _spec(envs), **place)
+            self.notes = self.imagination.notes
+            if settings.planner != "none":
+                parts["model"] = self.imagination.model
         self.policy = Weights(parts)
         self.rng = np.random.default_rng([seed, 3])
         self._fitted_at: int | None = None  # environment steps at the last fit
         self._pending = 0.0  # updates
-        self._sums: dict[str, Any] = {}  # of metrics since the last row of the log
-        self._counts: dict[str, int] = {}
+        self.means = Means()
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Refuse spaces the agent cannot handle.
-
-        Raises:
-            ValueError: naming the space, and the agent that can.
-        """
-        encoding = SpaceEncoding(observation_space, action_space)
-        if encoding.images:
+        """Raise a ValueError for a space that the agent cannot handle."""
+        if SpaceEncoding(observation_space, action_space).images:
             raise ValueError(
                 f"agent=dyna predicts numbers, and {observation_space} holds images; use agent=world_model or agent=ppo"
             )
-
-    def _refuse_discrete(self) -> None:
-        if not self.encoding.discrete:
-            return
-        for switch, asked in (
-            ("update=svg", self.config.update == "svg"),
-            (f"planner={self.config.planner}", self.config.planner in ("cem", "mppi")),
-        ):
-            if asked:
-                raise ValueError(f"agent.{switch} needs actions in a Box, not {self.action_space}; use update=buffer")
 
     def collect(self, on_step: OnStep) -> bool:
         """Steps of every environment, and after each what is learned from it."""
@@ -166,7 +139,7 @@ class Dyna(BaseAgent):
         obs = torch.from_numpy(encoding.vector(self.steps.obs)).to(self.device)
         chosen = self._chosen(obs, False, self.steps.step_index).cpu()
         if not bool(chosen.isfinite().all()):
-            self.restore_finite()
+            self.keep_or_restore(False)
             return random
         return chosen
 
@@ -196,7 +169,7 @@ class Dyna(BaseAgent):
         self._fitted_at = self.num_timesteps
         self.keep_or_restore(all_finite(self.learner.state_dict()))
         if self.imagination is not None:
-            self._note(self.imagination.fit(self.replay, self.num_timesteps))
+            self.means.add(self.imagination.fit(self.replay, self.num_timesteps))
 
     def _update(self, count: int) -> None:
         """`count` updates of actor and critics; their batches are drawn at once."""
@@ -216,25 +189,16 @@ class Dyna(BaseAgent):
                 metrics = self._learn(_joined(_slice(drawn, i, real), _slice(imagined, i, size - real)))
         self._n_updates += count
         metrics.pop("td", None)  # one for each row, for priorities
-        self._note(metrics)
-
-    def _note(self, metrics: dict[str, Any]) -> None:
-        """Sum metrics for the next row of the log, on their device."""
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-            self._counts[name] = self._counts.get(name, 0) + 1
+        self.means.add(metrics)
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write a row of the log: means since the last one."""
-        for name, value in self._sums.items():
-            self.logger.record(f"train/{name}", float(value) / self._counts[name])
-        for tag, value in self.replay.metrics.items():
-            self.logger.record(tag, value)
+        self.record({f"train/{name}": value for name, value in self.means.read().items()})
+        self.record(self.replay.metrics)
         self.logger.record("train/restored", self._restored)
         if self.steps.on_nan.what == "zero":
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)
         self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
-        self._sums, self._counts = {}, {}
         super().dump_logs(iteration)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:

@@ -26,8 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agents.dyna.penalties import PENALTIES
-from agents.dynamics.rollout import HorizonSchedule
+from agents.dynamics.rollout import PENALTIES, HorizonSchedule
 from agents.off_policy.sac import LearnerConfig
 from envs.settings import setting
 
@@ -87,21 +86,15 @@ class DynaConfig(LearnerConfig):
     horizon: Any = setting(None, 'steps of a rollout, or "linear:1:15:20000:150000" over environment time', otherwise=1)
     rollouts_per_step: float = setting(None, "rollouts imagined an environment step", above=0, high=1e6, otherwise=100)
     retain: int = setting(None, "fits of the model for which imagined transitions are kept", low=1, otherwise=2)
-    real_ratio: float = setting(
-        None, "update=buffer: share of a batch that is real", low=0, high=1, otherwise=0.05, tune=(0.05, 1.0, "log")
-    )
+    real_ratio: float = setting(None, "real share of a batch", low=0, high=1, otherwise=0.05, tune=(0.05, 1.0, "log"))
     updates_per_step: float = setting(
         None, "updates of the agent for an environment step", low=0, high=1e4, otherwise=5.0, tune=(0.5, 20.0, "log")
     )
     training_horizon: int = setting(None, "svg: steps that gradients pass through", low=1, otherwise=3)
     distribution_horizon: int = setting(None, "svg: steps imagined to find states to begin from", low=1, otherwise=5)
-    uncertainty: str = setting(
-        None, "penalty on imagined rewards, see agents.dyna.penalties", choices=("none", *PENALTIES), otherwise="none"
-    )
+    uncertainty: str = setting(None, "penalty on imagined rewards", choices=("none", *PENALTIES), otherwise="none")
     penalty_weight: float = setting(None, "of that; below 0 it rewards uncertainty", low=-1e6, high=1e6, otherwise=1.0)
-    filter: str = setting(
-        None, "morec: a discriminator picks the likeliest outcome", choices=("none", "morec"), otherwise="none"
-    )
+    filter: str = setting(None, "morec picks outcomes that look real", choices=("none", "morec"), otherwise="none")
     filter_candidates: int = setting(None, "outcomes it picks from", low=2, otherwise=8)
     filter_threshold: Any = setting(None, "score that ends a rollout; auto: 5th percentile of real", otherwise="auto")
     planner: str = setting(
@@ -114,10 +107,7 @@ class DynaConfig(LearnerConfig):
     adaptive: str = setting(None, "macura: ends where members disagree", choices=("none", "macura"), otherwise="none")
     kappa: float = setting(None, "macura: allowed disagreement, as a multiple of the usual", above=0, otherwise=1.0)
     reward_source: str = setting(
-        None,
-        "of imagined transitions: the reward itself where it can be evaluated (auto), or always a network (head)",
-        choices=("auto", "head"),
-        otherwise="auto",
+        None, "imagined: the reward itself where possible, or a network", choices=("auto", "head"), otherwise="auto"
     )
     relabel: bool = setting(True, "recompute rewards when rows are sampled; False: those of the time of collection")
     batch_size: int = setting(None, "rows of an update", low=1, otherwise=256, tune=(64, 128, 256, 512, "choice"))

@@ -33,8 +33,8 @@ from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
-from agents.state import Stateful
 from envs.settings import Settings, setting
+from envs.state import Stateful
 
 MOST = 1 - 1e-4  # largest probability, so that the reward stays finite
 KEPT = 0.95  # share of held-out recorded transitions that the calibrated threshold keeps, at least
@@ -66,11 +66,7 @@ def gradient_penalty(judge: Stacked, x: Tensor) -> Tensor:
 
 
 class Discriminator(Stateful):
-    """How recorded and imagined transitions differ: r_D(s, a, s') = -log(1 - mean_k clip(sigmoid D_k)), above 0.
-
-    Attributes:
-        threshold: 0-d tensor, reward below which `choose` does not keep an outcome.
-    """
+    """How recorded and imagined transitions differ: r_D(s, a, s') = -log(1 - mean_k clip(sigmoid D_k)), above 0."""
 
     saved = ("judge", "panel", "scaler", "_flat", "threshold", "_scaled_at", "_taken", "generator")
 
@@ -85,6 +81,7 @@ class Discriminator(Stateful):
         self.panel.requires_grad_(False)
         self.scaler = Scaler(width).to(self.device)
         self._flat = Flat.over(self.judge.weights())  # type: ignore[arg-type]
+        # `choose` keeps no outcome with a reward below it.
         self.threshold = torch.tensor(config.threshold or 0.0, device=self.device)
         self._scaled_at = self._taken = 0
 
@@ -109,12 +106,8 @@ class Discriminator(Stateful):
     def fit(self, replay: Replay, model: Dynamics, steps: int | None = None) -> dict[str, float]:
         """Learn to distinguish the transitions of a `Replay` from the model's for the same observations and actions.
 
-        Returns:
-            judge_loss (cross-entropy of the last step, log 2 = 0.69 where both kinds look alike), judge_penalty (the
-            gradient's), judge_threshold.
-
-        Raises:
-            ValueError: for fewer than two transitions.
+        Returns judge_loss (cross-entropy of the last step, log 2 = 0.69 where both kinds look alike), judge_penalty
+        (the gradient's) and judge_threshold.
         """
         obs, action, next_obs = replay.arrays()[:3]
         rows, held = split(len(obs), device=self.device)

@@ -21,12 +21,20 @@ from torch import Tensor
 import envs.make
 from agents.dyna.config import DynaConfig
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig
-from agents.dyna.penalties import PENALTIES
-from agents.dyna.svg import Svg
+from agents.dyna.svg import svg_update
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
-from agents.dynamics.factored import Factored, FactoredConfig
+from agents.dynamics.factored import Factored
 from agents.dynamics.planners import CEM, MPPI, UPMPC
-from agents.dynamics.rollout import Adaptive, Ends, HorizonSchedule, Imagined, RewardFunction, RewardSource, imagine
+from agents.dynamics.rollout import (
+    PENALTIES,
+    Adaptive,
+    Ends,
+    HorizonSchedule,
+    Imagined,
+    RewardFunction,
+    RewardSource,
+    imagine,
+)
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.actor_critic import SpaceEncoding
@@ -34,7 +42,7 @@ from agents.networks.cuda_graphs import captured
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
-from agents.state import Stateful
+from envs.state import Stateful
 from envs.types import ReplayScorer
 
 ROWS = 4096  # rollouts side by side: as many as stay in a core's cache
@@ -42,12 +50,7 @@ HEAD_STEPS = 200  # gradient steps of the reward head between two fits
 
 
 class Imagination(Stateful):
-    """A model, and what imagines with it; for a `DynaConfig` that uses a model.
-
-    Attributes:
-        model: an `agents.dynamics.Dynamics`.
-        notes: sentences for the user.
-    """
+    """A model, and what imagines with it; for a `DynaConfig` that uses a model."""
 
     saved = (
         *("model", "reward_source", "buffer", "discriminator", "adaptive", "planner", "pessimistic"),
@@ -86,20 +89,13 @@ class Imagination(Stateful):
         counts = (config.plan_candidates, config.plan_horizon)
         self.pessimistic = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
         self.bounds: Any = None  # (lowest, highest) observations, (D,) each; None before the first fit
-        per_fit = math.ceil(config.rollouts_per_step * config.model_every)
-        self.rollouts = per_fit
+        self.rollouts = math.ceil(config.rollouts_per_step * config.model_every)  # after each fit
         self.buffer: Any = None
         self._states: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.retain)
         if config.update == "buffer":
-            capacity = config.retain * per_fit * self.horizon.longest
-            self.buffer = ImaginedBuffer(
-                capacity, encoding, self.reward_source, retain=config.retain, device=device, seed=seed
-            )
+            capacity, kept = config.retain * self.rollouts * self.horizon.longest, config.retain
+            self.buffer = ImaginedBuffer(capacity, encoding, self.reward_source, retain=kept, device=device, seed=seed)
         elif config.update == "svg":
-            assert isinstance(learner, SoftActorCritic)  # discrete actions are refused before
-            self.svg = Svg(
-                learner, self.model, self.reward_source, self.ends, gamma=config.gamma, horizon=config.training_horizon
-            )
             self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
@@ -123,10 +119,16 @@ class Imagination(Stateful):
 
     def _capture(self) -> Any:
         """The update as one launch on a GPU; captured again after each fit, which puts weights into new memory."""
-        generators = [g for g in (self.learner.generator, getattr(self.model, "generator", None)) if g is not None]
-        mode = self.config.compile
+        config, learner = self.config, self.learner
+        assert isinstance(learner, SoftActorCritic)  # discrete actions are refused before
+        through = (learner, self.model, self.reward_source, self.ends)
+        sizes: dict[str, Any] = {"gamma": config.gamma, "horizon": config.training_horizon}
+        generators = [g for g in (learner.generator, getattr(self.model, "generator", None)) if g is not None]
         return captured(
-            lambda x: self.svg.update(x[0], x[1], (x[2], x[3])), device=self.device, mode=mode, generators=generators
+            lambda x: svg_update(*through, x[0], x[1], x[2:], **sizes),
+            device=self.device,
+            mode=config.compile,
+            generators=generators,
         )
 
     def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
@@ -191,9 +193,7 @@ class Imagination(Stateful):
     def plan(self, obs: Tensor, step: np.ndarray | None) -> Tensor:
         """Actions (B, A) found by search from (B, D).
 
-        Args:
-            obs: (B, D).
-            step: int64 (B,), within the episodes whose last plans are continued; None for unrelated states.
+        `step`, int64 (B,), is within the episodes whose last plans are continued; None for unrelated states.
         """
         if isinstance(self.planner, UPMPC):
             return self.planner.plan(self._rollouts(), self._sample, obs)
@@ -207,15 +207,13 @@ class Imagination(Stateful):
         return action
 
     def _rollouts(self) -> Any:
-        return functools.partial(
-            imagine, self.model, reward_function=self.reward_source, ends=self.ends, bounds=self.bounds
-        )
+        where: dict[str, Any] = {"ends": self.ends, "bounds": self.bounds}
+        return functools.partial(imagine, self.model, reward_function=self.reward_source, **where)
 
     def _sample(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         return self.learner.sample(obs)[0], None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._gather()
 
@@ -227,9 +225,6 @@ class ImaginedBuffer(Stateful):
     """A ring of imagined transitions without rewards on the compute device; they are scored when sampled.
 
     New transitions replace the oldest beyond `capacity`, and are kept for `retain` fits of the model: see `refitted`.
-
-    Raises:
-        ValueError: for a capacity or retain below 1.
     """
 
     saved = ("written", "_fits", "_dropped", "_generator")
@@ -244,8 +239,6 @@ class ImaginedBuffer(Stateful):
         device: str | torch.device = "cpu",
         seed: int = 0,
     ) -> None:
-        if capacity < 1 or retain < 1:
-            raise ValueError(f"a buffer with capacity={capacity}, retain={retain} hold nothing; give 1 or more of each")
         self.capacity, self.reward_function, self.device = int(capacity), reward_function, torch.device(device)
         d, a = encoding.obs_size, encoding.action_size
         self._widths = [d, a, d, 1, 1, 1, 1]  # obs, action, next_obs, task, penalty, terminated, step
@@ -274,13 +267,7 @@ class ImaginedBuffer(Stateful):
             self._dropped = self._fits[0]
 
     def sample(self, batch_size: int, gamma: float) -> Rows:
-        """Transitions drawn with replacement, with rewards as they are now.
-
-        Raises:
-            ValueError: if there are none.
-        """
-        if not len(self):
-            raise ValueError("nothing has been imagined yet; add rollouts before sampling from them")
+        """Transitions drawn with replacement among those there are, with rewards as they are now."""
         index = torch.randint(len(self), (batch_size,), generator=self._generator, device=self.device)
         index = index.add_(self.written - len(self)).remainder_(self.capacity)
         rows = self.table.index_select(0, index)
@@ -296,7 +283,6 @@ class ImaginedBuffer(Stateful):
         return {"table": self.table[: min(self.written, self.capacity)], **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned into one of the same capacity."""
         super().load_state_dict(state)
         self.table[: len(state["table"])] = torch.as_tensor(state["table"]).to(self.device)
 
@@ -328,24 +314,26 @@ def _model(
     config: DynaConfig, encoding: SpaceEncoding, spec: EnvSpec | None, terminations: bool, seed: int, device: str
 ) -> Any:
     """The model that `config.model` names."""
+    if config.model == "true":
+        if spec is None:
+            raise ValueError(
+                "agent.model=true asks the simulator, and this environment is not registered; use ensemble"
+            )
+        return TrueModel(spec.id, encoding, **spec.kwargs)
     if config.model == "sindy":
         return Sindy(encoding, SindyConfig(members=config.members), seed=seed, device=device)
-    if config.model in ("ensemble", "factored"):
-        settings: dict[str, Any] = {
-            "members": config.members,
-            "elites": config.elites,
-            "hidden": list(config.model_hidden),
-            "norm": config.model_norm,
-            "terminations": terminations,
-            "min_steps": min(100, config.model_steps),
-            "max_steps": config.model_steps,
-        }
-        if config.model == "factored":
-            return Factored(encoding, FactoredConfig(**settings), seed=seed, device=device)
-        return DynamicsEnsemble(encoding, EnsembleConfig(kind=config.model_kind, **settings), seed=seed, device=device)
-    if spec is None:
-        raise ValueError("agent.model=true asks the simulator, and this environment is not registered; use ensemble")
-    return TrueModel(spec.id, encoding, **spec.kwargs)
+    settings = EnsembleConfig(
+        kind=config.model_kind,
+        members=config.members,
+        elites=config.elites,
+        hidden=list(config.model_hidden),
+        norm=config.model_norm,
+        terminations=terminations,
+        min_steps=min(100, config.model_steps),
+        max_steps=config.model_steps,
+    )
+    kind = Factored if config.model == "factored" else DynamicsEnsemble
+    return kind(encoding, settings, seed=seed, device=device)
 
 
 def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
@@ -355,18 +343,9 @@ def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str
         return UPMPC(count, horizon, config.alpha_real, config.gamma)
     if config.planner == "none":
         return None
-    kind = CEM if config.planner == "cem" else MPPI
-    options: dict[str, Any] = {"policy_samples": 0} if kind is MPPI else {}
-    return kind(
-        encoding,
-        horizon=horizon,
-        samples=count,
-        elites=max(count // 10, 1),
-        gamma=config.gamma,
-        seed=seed,
-        device=device,
-        **options,
-    )
+    search: dict[str, Any] = {"samples": count, "elites": max(count // 10, 1), "seed": seed, "device": device}
+    kind = CEM if config.planner == "cem" else MPPI  # without a policy that proposes
+    return kind(encoding, horizon, gamma=config.gamma, **search)
 
 
 def _nothing(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:

@@ -44,38 +44,33 @@ def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) 
     return total + (gamma**steps * last).masked_fill(ended, 0)
 
 
-class Svg:
-    """Updates of a `agents.off_policy.sac.SoftActorCritic` through a model.
+def svg_update(
+    learner: SoftActorCritic,
+    model: Dynamics,
+    reward_function: RewardFunction,
+    ends: Ends | None,
+    obs: Tensor,
+    step: Tensor,
+    bounds: tuple[Tensor, Tensor] | None = None,
+    *,
+    gamma: float,
+    horizon: int,
+) -> dict[str, Tensor]:
+    """One step of actor, critics and alpha from B states (B, D), `step` int64 (B,) within the episode.
 
     `reward_function` must be differentiable; for it and `ends` see `agents.dynamics.rollout.imagine`.
     """
-
-    def __init__(
-        self,
-        learner: SoftActorCritic,
-        model: Dynamics,
-        reward_function: RewardFunction,
-        ends: Ends | None,
-        *,
-        gamma: float,
-        horizon: int,
-    ):
-        self.learner, self.gamma, self.horizon = learner, gamma, horizon
-        self.simulated = (model, lambda obs, t: learner.sample(obs), reward_function, ends)
-
-    def update(self, obs: Tensor, step: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
-        """One step of actor, critics and alpha from B states (B, D), `step` int64 (B,) within the episode."""
-        learner, alpha = self.learner, self.learner.alpha
-        imagined = imagine(*self.simulated, obs, self.horizon, step=step, bounds=bounds)
-        reached = imagined.next_obs[-1]
-        action, log_prob = learner.sample(reached)
-        value = learner.aggregate(learner.q(reached, action)) - alpha * log_prob
-        assert imagined.log_prob is not None
-        first = imagined.log_prob[0]
-        objective = model_return(imagined, alpha, self.gamma, value) - alpha * first
-        with torch.no_grad():
-            aimed = learner.aggregate(learner.q(reached, action, target=True)) - alpha * log_prob
-            target = model_return(imagined, alpha, self.gamma, aimed)
-        metrics = learner.actor_step(objective, first)
-        metrics |= learner.critic_step(obs, imagined.action[0].detach(), target, imagined.reward[0].detach())
-        return {**metrics, "diverged": imagined.diverged.float(), "model_return": target.mean()}
+    alpha, act = learner.alpha, lambda obs, t: learner.sample(obs)
+    imagined = imagine(model, act, reward_function, ends, obs, horizon, step=step, bounds=bounds)
+    reached = imagined.next_obs[-1]
+    action, log_prob = learner.sample(reached)
+    value = learner.aggregate(learner.q(reached, action)) - alpha * log_prob
+    assert imagined.log_prob is not None
+    first = imagined.log_prob[0]
+    objective = model_return(imagined, alpha, gamma, value) - alpha * first
+    with torch.no_grad():
+        aimed = learner.aggregate(learner.q(reached, action, target=True)) - alpha * log_prob
+        target = model_return(imagined, alpha, gamma, aimed)
+    metrics = learner.actor_step(objective, first)
+    metrics |= learner.critic_step(obs, imagined.action[0].detach(), target, imagined.reward[0].detach())
+    return {**metrics, "diverged": imagined.diverged.float(), "model_return": target.mean()}

@@ -7,7 +7,7 @@ action (B, A). The models of `agents.world_model` have a latent state of their o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -31,11 +31,9 @@ class OneStepModel(Protocol):
     """What can be rolled out."""
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
-        """One transition for each row.
+        """One transition for each row of obs (B, D) and action (B, A).
 
         Args:
-            obs: (B, D).
-            action: (B, A).
             sample: a random outcome of a random member, each member for an equal share of the rows; otherwise the mean
                 of the members' means.
             member_predictions: also `means` and `stds` of every member.
@@ -43,24 +41,13 @@ class OneStepModel(Protocol):
 
 
 class Dynamics(OneStepModel, Protocol):
-    """A dynamics model that is fitted to a replay.
+    """A dynamics model that is fitted to a replay; what moves is in `state_dict`, see `envs.state.Stateful`."""
 
-    Attributes:
-        members: K.
-        differentiable: whether gradients flow through `step` to obs and action.
-    """
-
-    members: int
-    differentiable: bool
+    members: int  # K
+    differentiable: bool  # whether gradients flow through `step` to obs and action
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
-        """Learn from an `agents.replay.replay.Replay`, at most `steps` gradient steps (None: the model's own budget).
+        """Learn in at most `steps` gradient steps (None: the model's own budget); returns metrics to log.
 
-        Returns metrics to log. A fit that fails (NaN or infinite) is discarded and counted.
+        A fit that fails (NaN or infinite) is discarded and counted.
         """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that moves."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""

@@ -35,27 +35,28 @@ def layer(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(linear(inputs, outputs, 1.0), nn.LayerNorm(outputs, eps=1e-3), nn.SiLU())
 
 
-def mlp(inputs: int, hidden: int, outputs: int, gain: float = 1.0) -> nn.Sequential:
-    """One hidden `layer`, then a linear one."""
-    return nn.Sequential(layer(inputs, hidden), linear(hidden, outputs, gain))
+def mlp(inputs: int, hidden: int, outputs: int, gain: float = 1.0, layers: int = 1) -> nn.Sequential:
+    """Hidden `layers`, then a linear one."""
+    widths = [inputs, *[hidden] * layers]
+    return nn.Sequential(*map(layer, widths, widths[1:]), linear(hidden, outputs, gain))
 
 
 class Cell(nn.Module):
-    """Base class: initial state, reset, unroll.
+    """Base class: initial state, reset, unroll; a memory and a latent of categoricals, which `SimNorm` replaces.
 
-    Attributes:
-        size: F, length of the features.
-        sizes: name -> length of each part of a state.
-        generator: draws the samples, on the device of the weights; None for one on the CPU, seeded with 0.
+    `generator` draws the samples, on the device of the weights; None for one on the CPU, seeded with 0.
     """
 
-    size: int
-    sizes: dict[str, int]
-    latent: Categoricals
+    prior: nn.Module  # from the memory to the logits of the next latent
 
-    def __init__(self, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, memory: int = 128, groups: int = 16, classes: int = 8, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.latent = Categoricals(groups, classes)
+        self.sizes = {"h": memory, "z": self.latent.size}  # length of each part of a state
+        self.size = memory + self.latent.size  # F, length of the features
 
     def initial(self, batch: int) -> State:
         """The state before an episode: zeros, each part (batch, length)."""
@@ -65,7 +66,7 @@ class Cell(nn.Module):
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
     ) -> tuple[State, dict[str, Any]]:
-        """The state at each step of a sequence.
+        """The states (L, B, ...) at each step of a sequence, and what `kl` reads.
 
         Args:
             embed: (L, B, E), the encoded observation at t.
@@ -73,9 +74,6 @@ class Cell(nn.Module):
             first: bool (L, B), whether an episode begins at t; the state is reset there.
             state: the state expected at t = 0, (B, ...); None for `initial`.
             sample: False for the likeliest latent.
-
-        Returns:
-            States (L, B, ...), and what `kl` reads.
         """
         raise NotImplementedError
 
@@ -101,6 +99,11 @@ class Cell(nn.Module):
             state = self.step(state, a, sample=sample)
             states.append(state)
         return {name: torch.stack([s[name] for s in states]) for name in state}
+
+    def _expected(self, h: Tensor, sample: bool) -> Tensor:
+        """The latent that the memory (B, memory) predicts."""
+        uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
+        return self.latent.sample(self.latent.probabilities(self.prior(h)), uniforms)
 
     def _begin(self, first: Tensor, state: State | None) -> State:
         """The state at the start of a sequence, reset where an episode begins; `first` (B,)."""
@@ -179,22 +182,9 @@ class RSSM(Cell):
     When it fails: what must be remembered for hundreds of steps; the loop over time makes long sequences slow (`SSM`).
     """
 
-    def __init__(
-        self,
-        embed_size: int,
-        action_size: int,
-        *,
-        memory: int = 128,
-        groups: int = 16,
-        classes: int = 8,
-        hidden: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(generator)
-        self.latent = Categoricals(groups, classes)
-        self.sizes = {"h": memory, "z": self.latent.size}
-        self.size = memory + self.latent.size
-        self.hidden = hidden
+    def __init__(self, embed_size: int, action_size: int, *, hidden: int = 128, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.hidden, memory = hidden, self.sizes["h"]
         self.from_latent = linear(self.latent.size, hidden, 1.0)
         self.from_action = nn.Linear(action_size, hidden, bias=False)
         self.norm = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU())
@@ -229,8 +219,7 @@ class RSSM(Cell):
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         weight, bias = self.from_memory.weight[self.hidden :], self.from_memory.bias[self.hidden :]
         h = self._remember(state["h"], F.linear(state["h"], weight, bias), state["z"], self.from_action(action))
-        uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
-        return {"h": h, "z": self.latent.sample(self.latent.probabilities(self.prior(h)), uniforms)}
+        return {"h": h, "z": self._expected(h, sample)}
 
     def _remember(self, h: Tensor, gates: Tensor, z: Tensor, pushed: Tensor) -> Tensor:
         """The GRU; `gates` is the memory's part of them, `pushed` the action's part of the input."""
@@ -261,22 +250,10 @@ class SSM(Cell):
     When it fails: frames that only the past explains: the latent does not depend on it, only the memory does.
     """
 
-    def __init__(
-        self,
-        embed_size: int,
-        action_size: int,
-        *,
-        memory: int = 128,
-        layers: int = 2,
-        groups: int = 16,
-        classes: int = 8,
-        hidden: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(generator)
-        self.latent = Categoricals(groups, classes)
-        self.sizes = {"h": memory, "z": self.latent.size, "s": layers * memory}
-        self.size = memory + self.latent.size
+    def __init__(self, embed_size: int, action_size: int, *, layers: int = 2, hidden: int = 128, **rest: Any) -> None:
+        super().__init__(**rest)
+        memory = self.sizes["h"]
+        self.sizes["s"] = layers * memory
         self.seen = mlp(embed_size, hidden, self.latent.size)
         self.prior = mlp(memory, hidden, self.latent.size)
         self.enter = layer(self.latent.size + action_size, memory)
@@ -301,9 +278,7 @@ class SSM(Cell):
         for recurrence, s in zip(self.layers, state["s"].chunk(len(self.layers), -1)):
             x, after = recurrence(x, s)
             sums.append(after[0])
-        uniforms = self.latent.uniforms(self.generator, len(action)) if sample else None
-        z = self.latent.sample(self.latent.probabilities(self.prior(x[0])), uniforms)
-        return {"h": x[0], "z": z, "s": torch.cat(sums, -1)}
+        return {"h": x[0], "z": self._expected(x[0], sample), "s": torch.cat(sums, -1)}
 
 
 class _Recurrence(nn.Module):
@@ -382,29 +357,17 @@ class SimNorm(Cell):
     section 3.1 and equation 5. Differences: Dreamer's layers (LayerNorm, SiLU), not Mish; latent 128, not 512.
 
     When it fails: partial observation (give a stack of frames, or `RSSM`); stochastic environments.
-
-    Raises:
-        ValueError: for a latent that does not divide into such groups.
     """
 
     def __init__(
-        self,
-        embed_size: int,
-        action_size: int,
-        *,
-        latent: int = 128,
-        simplex: int = 8,
-        hidden: int = 128,
-        generator: torch.Generator | None = None,
+        self, embed_size: int, action_size: int, *, latent: int = 128, simplex: int = 8, hidden: int = 128, **rest: Any
     ) -> None:
-        super().__init__(generator)
+        super().__init__(**rest)
         if simplex < 2 or latent < simplex or latent % simplex:
             raise ValueError(
                 f"a latent of {latent} numbers does not fall into groups of {simplex}; give a multiple of at least 2"
             )
-        self.simplex = simplex
-        self.sizes = {"z": latent}
-        self.size = latent
+        self.simplex, self.sizes, self.size = simplex, {"z": latent}, latent
         # Without the norm the first softmaxes are nearly even, and the latent says little for hundreds of steps.
         self.seen = layer(embed_size, latent)[:2]
         self.next = nn.Sequential(layer(latent + action_size, hidden), layer(hidden, hidden), layer(hidden, latent)[:2])

@@ -39,8 +39,8 @@ from agents.dynamics import Predicted
 from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
-from agents.state import Stateful
 from envs.settings import Settings, setting
+from envs.state import Stateful
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
 HELD = 1000  # held-out rows that are evaluated, at most
@@ -97,11 +97,7 @@ class Scaler(nn.Module):
 
 
 def split(rows: int, turn: int = 0, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-    """Indices of `rows` in time order to fit to, and of at most `HELD` held out: the `turn`-th of every `OF` blocks.
-
-    Raises:
-        ValueError: for fewer than two rows.
-    """
+    """Indices of `rows` in time order to fit to, and of at most `HELD` held out: the `turn`-th of every `OF` blocks."""
     if rows < 2:
         raise ValueError(f"{rows} transitions are too few to fit and to validate; collect at least two before")
     index = torch.arange(rows, device=device)
@@ -113,12 +109,7 @@ def split(rows: int, turn: int = 0, device: str | torch.device = "cpu") -> tuple
 
 
 class DynamicsEnsemble(Stateful):
-    """A `Dynamics`: next_obs = obs + mean + scale * f_k(whitened obs and action).
-
-    Attributes:
-        elites: (E,) int64, the members that predict, best first.
-        failures: fits that were discarded.
-    """
+    """A `Dynamics`: next_obs = obs + mean + scale * f_k(whitened obs and action)."""
 
     differentiable = True
     saved = ("net", "_flat", "elites", "_scaled_at", "_scalings", "failures", "generator")
@@ -130,7 +121,7 @@ class DynamicsEnsemble(Stateful):
         self._flat = Flat.over(list(self.net.parameters()))
         self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
         self._scaled_at = self._scalings = self.failures = 0  # scaled_at: rows there were when the scalers were set
-        self.elites = torch.arange(config.elites or self.members, device=self.device)
+        self.elites = torch.arange(config.elites or self.members, device=self.device)  # who predict, best first
         few = len(self.elites) < self.members
         self._elite = [p[: len(self.elites)].clone() for p in self._weights] if few else self._weights
 
@@ -159,14 +150,10 @@ class DynamicsEnsemble(Stateful):
         return Predicted(next_obs, net.outputs.mean[-1] + mean[:, -1] * unit[-1], ends, means, stds)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
-        """See `Dynamics.fit`.
+        """See `Dynamics.fit`; a ValueError refuses fewer than two transitions.
 
-        Returns:
-            model_error (RMSE of the elites on held-out rows, in deviations of the change), model_loss (of the last
-            steps), model_steps (gradient steps taken), model_failures (fits discarded so far).
-
-        Raises:
-            ValueError: for fewer than two transitions.
+        Returns model_error (RMSE of the elites on held-out rows, in deviations of the change), model_loss (of the last
+        steps), model_steps (gradient steps taken), model_failures (fits discarded so far).
         """
         table, fresh = self._table(replay)
         if table is None:
@@ -176,8 +163,8 @@ class DynamicsEnsemble(Stateful):
         held = table[places]
         budget = self.config.first_steps if fresh else self.config.max_steps
         taken, loss = self._train(table, rows, held, min(budget, budget if steps is None else steps), fresh)
-        metrics = {"model_error": self._error(held), "model_loss": loss}
-        return {**metrics, "model_steps": float(taken), "model_failures": float(self.failures)}
+        metrics = {"model_error": self._error(held), "model_loss": loss, "model_steps": float(taken)}
+        return {**metrics, "model_failures": float(self.failures)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -201,8 +188,7 @@ class DynamicsEnsemble(Stateful):
     def _drawn(self, rows: int) -> tuple[Tensor, Tensor, int]:
         """Each row's elite (place in `elites`) and rank among that elite's rows; and the largest number of rows.
 
-        The rows are shuffled and dealt out in turn, beginning with a random elite: each gets an equal share, up to one
-        row, and each row every elite with the same probability.
+        Rows are shuffled and dealt out in turn, from a random elite on: shares are equal, up to one row.
         """
         few = len(self.elites)
         rank = torch.randperm(rows, generator=self.generator, device=self.device)

@@ -19,7 +19,6 @@ environments whose parts only show in images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,37 +32,19 @@ from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
-from envs.settings import setting
 
 STAYS = 6.0  # initial logit of an entry's present value: what never changes is not left to a network that overfits
 
 
-@dataclass
-class FactoredConfig(EnsembleConfig):
-    """Settings of `Factored`: those of `DynamicsEnsemble`, with other defaults; `kind` has no meaning here."""
-
-    members: int = setting(1, "networks side by side, K; 1 in the source", low=1)
-    hidden: list[int] = setting([200, 200], "units of both networks' layers; three times 200 in the source", low=1)
-    terminations: bool = setting(True, "whether ends are learned, too; the source's environments need it")
-
-
 class Factored(DynamicsEnsemble):
-    """A `Dynamics` of independent entries; gradients do not flow through it.
+    """A `Dynamics` of independent entries; gradients do not flow through it, and `config.kind` has no meaning.
 
     `model_error` is the share of entries whose likeliest value is wrong, on held-out rows; member predictions are each
     entry's probability p and its deviation, sqrt(p (1 - p)). An entry that is neither 0 nor 1 raises a ValueError when
-    it is to be fitted.
-
-    Raises:
-        ValueError: for observations that are not binary or categorical.
+    it is to be fitted, as do observations that are not binary or categorical when it is made.
     """
 
     differentiable = False
-
-    def __init__(
-        self, encoding: SpaceEncoding, config: FactoredConfig | None = None, *, seed: int = 0, device: str = "cpu"
-    ) -> None:
-        super().__init__(encoding, config or FactoredConfig(), seed=seed, device=device)
 
     @torch.no_grad()
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
@@ -156,11 +137,7 @@ class _Entries(nn.Module):
 
 
 class Entries(nn.Module):
-    """The columns of an observation that are bits, and those that form a one-hot.
-
-    Raises:
-        ValueError: for an observation with anything else.
-    """
+    """The columns of an observation that are bits, and those that form a one-hot."""
 
     bits: Tensor
 

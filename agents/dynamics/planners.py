@@ -26,15 +26,16 @@ need continuous actions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from agents.dynamics import Predicted
 from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.actor_critic import SpaceEncoding
-from agents.state import Stateful
+from envs.state import Stateful
+
+DECAY = 0.99  # of UPMPC's running scale of rewards
 
 Rollout = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
 Value = Callable[[Tensor], Tensor]  # observations (B, D) -> (B,)
@@ -56,6 +57,7 @@ def _judged(imagined: Imagined, score: Tensor) -> Tensor:
     return torch.where(whole & score.isfinite(), score, torch.finfo(score.dtype).min)
 
 
+@dataclass
 class _Sequences(Stateful):
     """Base of CEM and MPPI: a Gaussian over H actions for each of B states, improved a few times.
 
@@ -64,24 +66,21 @@ class _Sequences(Stateful):
     """
 
     saved = ("mean", "generator")
-    widest = 0.5  # standard deviation to begin with
 
-    def __init__(
-        self,
-        encoding: SpaceEncoding,
-        *,
-        horizon: int,
-        samples: int,
-        iterations: int,
-        elites: int,
-        gamma: float,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
-    ) -> None:
-        self.horizon, self.samples, self.iterations, self.elites = horizon, samples, iterations, elites
-        self.gamma, self.action_size = gamma, encoding.action_size
+    encoding: SpaceEncoding
+    horizon: int  # H, steps looked ahead
+    samples: int  # N, sequences for each state
+    iterations: int  # how often the Gaussian is refitted
+    elites: int  # how many of the best it is refitted to
+    widest: float  # standard deviation to begin with
+    gamma: float = 0.99
+    seed: int = 0
+    device: str | torch.device = "cpu"
+
+    def __post_init__(self) -> None:
+        self.action_size = self.encoding.action_size
         self.mean: Tensor | None = None
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(self.seed)
 
     @torch.no_grad()
     def plan(
@@ -98,7 +97,7 @@ class _Sequences(Stateful):
 
         Args:
             rollout: see the module.
-            obs: (B, D), where the plans begin.
+            obs: (B, D).
             value: of the last states.
             policy: proposes some of MPPI's sequences.
             deterministic: whether MPPI gives the mean instead of a random elite.
@@ -156,21 +155,16 @@ class _Sequences(Stateful):
             self.mean = self.mean.masked_fill(rows[:, None, None], 0.0)
 
 
+@dataclass
 class CEM(_Sequences):
-    """The cross-entropy method: mean and variance become those of the elites.
+    """The cross-entropy method: mean and variance become those of the elites."""
 
-    Args:
-        horizon: H, steps looked ahead.
-        samples: N, sequences for each state.
-        iterations: how often the Gaussian is refitted.
-        elites: how many of the best it is refitted to.
-        momentum: in [0, 1), share of the old mean and variance that stays.
-    """
-
-    def __init__(self, encoding: SpaceEncoding, *, momentum: float = 0.1, **options: Any) -> None:
-        defaults = {"horizon": 15, "samples": 200, "iterations": 5, "elites": 20, "gamma": 0.99}
-        super().__init__(encoding, **{**defaults, **options})
-        self.momentum = momentum
+    horizon: int = 15
+    samples: int = 200
+    iterations: int = 5
+    elites: int = 20
+    widest: float = 0.5
+    momentum: float = 0.1  # in [0, 1), share of the old mean and variance that stays
 
     def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
         # Two standard deviations reach the nearer limit at most.
@@ -182,30 +176,18 @@ class CEM(_Sequences):
         return mean, variance.sqrt(), torch.ones_like(score)
 
 
+@dataclass
 class MPPI(_Sequences):
-    """Model-predictive path integral: elites count by exp(temperature * (return - best return)).
+    """Model-predictive path integral: elites count by exp(temperature * (return - best return))."""
 
-    Args:
-        temperature: above 0, per unit of return; a larger one lets fewer sequences count.
-        policy_samples: how many of the `samples` the policy proposes, where there is one.
-        lowest, widest: limits of the standard deviation, which begins at the widest.
-        **options: as those of `CEM`.
-    """
-
-    def __init__(
-        self,
-        encoding: SpaceEncoding,
-        *,
-        temperature: float = 0.5,
-        policy_samples: int = 24,
-        lowest: float = 0.05,
-        widest: float = 2.0,
-        **options: Any,
-    ) -> None:
-        defaults = {"horizon": 3, "samples": 512, "iterations": 6, "elites": 64, "gamma": 0.99}
-        super().__init__(encoding, **{**defaults, **options})
-        self.temperature, self.policy_samples = temperature, policy_samples
-        self.lowest, self.widest = lowest, widest
+    horizon: int = 3
+    samples: int = 512
+    iterations: int = 6
+    elites: int = 64
+    widest: float = 2.0
+    lowest: float = 0.05  # standard deviation
+    temperature: float = 0.5  # above 0, per unit of return; a larger one lets fewer sequences count
+    policy_samples: int = 24  # how many of the `samples` the policy proposes, where there is one
 
     def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
         if policy is None or not self.policy_samples:
@@ -222,32 +204,17 @@ class MPPI(_Sequences):
         return mean, std, weight
 
 
+@dataclass
 class UPMPC(Stateful):
-    """Planning with a policy and uncertainty: argmax over K first actions of sum_t gamma^t (r_t / scale + alpha u_t).
-
-    Args:
-        candidates: K, at least 1.
-        horizon: H, steps looked ahead, at least 1.
-        alpha: weight of uncertainty; above 0 it is sought (acting), below 0 avoided (imagining).
-        gamma: discount in [0, 1].
-        measure: uncertainty u of an outcome, (B,).
-        decay: of the running scale of rewards, in [0, 1).
-    """
+    """A policy and uncertainty: argmax over K first actions of sum_t gamma^t (r_t / scale + alpha u_t)."""
 
     saved = ("square",)
 
-    def __init__(
-        self,
-        candidates: int = 5,
-        horizon: int = 5,
-        alpha: float = 1.0,
-        gamma: float = 0.99,
-        measure: Callable[[Predicted], Tensor] = disagreement,
-        decay: float = 0.99,
-    ) -> None:
-        self.candidates, self.horizon, self.alpha, self.gamma = candidates, horizon, alpha, gamma
-        self.measure, self.decay = measure, decay
-        self.square: Tensor | None = None  # running mean square of imagined rewards
+    candidates: int = 5  # K
+    horizon: int = 5  # H, steps looked ahead
+    alpha: float = 1.0  # weight of uncertainty; above 0 it is sought (acting), below 0 avoided (imagining)
+    gamma: float = 0.99
+    square: Tensor | None = None  # running mean square of imagined rewards
 
     @torch.no_grad()
     def plan(self, rollout: Rollout, policy: Act, obs: Tensor, *, value: Value | None = None) -> Tensor:
@@ -255,10 +222,10 @@ class UPMPC(Stateful):
 
         `value` is that of the last states, in the rewards' own unit; a penalty of `rollout` does not count.
         """
-        imagined = rollout(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=self.measure)
+        imagined = rollout(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=disagreement)
         reward = imagined.reward + imagined.penalty
         square = reward.square().sum() / imagined.alive.sum().clamp(min=1)
-        self.square = square if self.square is None else square.lerp(self.square.to(square), self.decay)
+        self.square = square if self.square is None else square.lerp(self.square.to(square), DECAY)
         scale = self.square.sqrt().clamp(min=1e-6)
         score = returns(imagined, reward, self.gamma, value) / scale
         score = score + self.alpha * returns(imagined, imagined.penalty, self.gamma)

@@ -15,12 +15,28 @@ Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short
 2020, "MOPO", arXiv 2005.13239 (`penalty`); Frauenknecht et al. 2024, "Trust the Model Where It Trusts Itself", arXiv
 2405.19014 (`Adaptive`).
 
-Differences: `Adaptive` measures the disagreement of the members' means, not a divergence of their distributions; a
-rollout that is cut is not marked as terminated, so that no value is learned from the cut; the targets of the reward
-head are relabelled for every fit (MBPO fits stored rewards), so it never learns what an older reward gave.
+`PENALTIES` are five measures of a model's uncertainty about an outcome, to be subtracted from its reward: functions of
+the predictions of K members for B transitions, `means` and `stds` (K, B, D). The result (B,) is a distance over all D
+entries, 0 for certainty, and grows as sqrt(D).
 
-When it fails: a model that is wrong within the bounds of the data is not noticed, see `agents.dyna.penalties`; a reward
-that depends on what happened earlier in the episode, or on something no observation shows, is learned as its mean.
+    aleatoric_max  max_k |s_k|                     the largest noise that any member expects
+    pairwise_max   max_kl |m_k - m_l|              the widest disagreement between two
+    ens_std        sqrt(ens_var)
+    ens_var        sum_d var_k(m) + mean_k(s^2)    variance of the members' mixture (law of total variance)
+    loo_kl         mean_k KL(k || the others)      each against a Gaussian with the moments of the others' mixture
+
+Sources: Lu et al. 2022, "Revisiting Design Choices in Offline Model-Based Reinforcement Learning", arXiv 2110.04135,
+section 4 (all five); MOPO (aleatoric_max); Lakshminarayanan et al. 2017, arXiv 1612.01474 (ens_var); Pan et al. 2020,
+"Trust the Model When It Is Confident", arXiv 2010.04893 (loo_kl; the source draws one member, here it is their mean).
+
+Differences: penalties are in standard deviations of the data's changes, so that one weight serves several tasks;
+`Adaptive` measures the disagreement of the members' means, not a divergence of their distributions; a rollout that is
+cut is not marked as terminated, so that no value is learned from the cut; the targets of the reward head are relabelled
+for every fit (MBPO fits stored rewards), so it never learns what an older reward gave.
+
+When it fails: a model that is wrong within the bounds of the data is not noticed, and members that err alike are
+certain; the best weight of a penalty depends on its kind, the horizon and K; a reward that depends on what happened
+earlier in the episode, or on something no observation shows, is learned as its mean.
 """
 
 from __future__ import annotations
@@ -39,7 +55,7 @@ from torch import Tensor, nn
 from agents.dynamics import OneStepModel, Predicted
 from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
 from agents.replay.replay import Replay
-from agents.state import Stateful
+from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import ReplayScorer
 
@@ -47,6 +63,9 @@ MARGIN, FAR = 0.1, 10.0  # in widths of the data: how far beyond it states are h
 IMAGINED = frozenset({"obs", "action", "next_obs", "reward", "terminated", "truncated", "step"})
 FRESH = 1024  # newest transitions that a gap is measured on, at most
 TABLE = 16384  # transitions that are relabelled for a fit, at most
+HEAD_BATCH, HEAD_RATE = 256, 1e-3  # of the reward head
+LEAST = 1e-6  # smallest deviation in a penalty, so that divisions stay finite
+REFIT = 200  # gradient steps that answer a jump of its gap
 JUMP, LARGE = 3.0, 0.5  # times its running value, and at least: a gap that is answered by more steps
 
 Act = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
@@ -69,7 +88,6 @@ class Imagined:
     alive: Tensor  # bool (H, B), this transition was imagined: nothing before it ended the rollout, and it was not cut
     log_prob: Tensor | None  # (H, B) of the actions, or None where `act` gives none
     step: Tensor  # int64 (H, B), within the episode
-    clamped: Tensor  # 0-d, how many alive transitions were held at the bounds
     diverged: Tensor  # 0-d, how many rollouts were cut for states that are NaN, infinite or far from the data
 
     @property
@@ -80,17 +98,64 @@ class Imagined:
 
 def disagreement(predicted: Predicted) -> Tensor:
     """How far apart the members' means are: their standard deviation, mean over D; (B,), in the model's units."""
+    return _means(predicted).std(0, correction=0).mean(-1)
+
+
+def aleatoric_max(predicted: Predicted) -> Tensor:
+    """Largest deviation that a member predicts, (B,)."""
+    return _stds(predicted).norm(dim=-1).amax(0)
+
+
+def pairwise_max(predicted: Predicted) -> Tensor:
+    """Largest distance between two members' means, (B,)."""
+    means = _means(predicted).transpose(0, 1)  # (B, K, D)
+    return torch.cdist(means, means).amax((1, 2))
+
+
+def ens_var(predicted: Predicted) -> Tensor:
+    """Variance of the mixture of all members, summed over numbers, (B,); without stds that of the means alone."""
+    means = _means(predicted)
+    second = (means - means.mean(0)).square()
+    return (second if predicted.stds is None else second + predicted.stds.square()).mean(0).sum(-1)
+
+
+def ens_std(predicted: Predicted) -> Tensor:
+    """Deviation of the mixture of all members, (B,)."""
+    return ens_var(predicted).clamp(min=LEAST**2).sqrt()
+
+
+def loo_kl(predicted: Predicted) -> Tensor:
+    """Mean over members of KL(member || Gaussian with the moments of the others' mixture), (B,)."""
+    means, variances = _means(predicted), _stds(predicted).clamp(min=LEAST).square()
+    others = len(means) - 1
+    centre = means.mean(0)
+    off = means - centre  # moments about the mean of all: subtracting the squares of large means would lose digits
+    second = variances + off.square()
+    mean = -off / others  # of the others, from the centre: all of them sum to 0
+    variance = ((second.sum(0) - second) / others - mean.square()).clamp(min=LEAST**2)
+    gap = off - mean
+    return 0.5 * ((variances + gap.square()) / variance - 1 - torch.log(variances / variance)).sum(-1).mean(0)
+
+
+PENALTIES: dict[str, Callable[[Predicted], Tensor]] = {
+    measure.__name__: measure for measure in (aleatoric_max, pairwise_max, ens_std, ens_var, loo_kl)
+}
+
+
+def _means(predicted: Predicted) -> Tensor:
     assert predicted.means is not None, "step(..., member_predictions=True) of a model with members"
-    return predicted.means.std(0, correction=0).mean(-1)
+    return predicted.means
+
+
+def _stds(predicted: Predicted) -> Tensor:
+    assert predicted.stds is not None, "step(..., member_predictions=True) of a model that predicts deviations"
+    return predicted.stds
 
 
 class HorizonSchedule:
     """Steps of a rollout, as they grow over training: a number, or `linear:FROM:TO:BEGIN:END`.
 
     horizon(t) = FROM + (TO - FROM) * clip((t - BEGIN) / (END - BEGIN), 0, 1), rounded down.
-
-    Raises:
-        ValueError: for anything else, and for horizons below 1.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -115,6 +180,7 @@ class HorizonSchedule:
         return int(max(self.start, self.stop))
 
 
+@dataclass
 class Adaptive(Stateful):
     """Cuts a rollout where the members disagree more than they do at the start of rollouts.
 
@@ -124,9 +190,10 @@ class Adaptive(Stateful):
 
     saved = ("threshold",)
 
-    def __init__(self, factor: float = 1.0, quantile: float = 0.95, decay: float = 0.9) -> None:
-        self.factor, self.quantile, self.decay = factor, quantile, decay
-        self.threshold: Tensor | None = None
+    factor: float = 1.0
+    quantile: float = 0.95
+    decay: float = 0.9
+    threshold: Tensor | None = None
 
     @torch.no_grad()
     def __call__(self, predicted: Predicted, t: int) -> Tensor:
@@ -153,8 +220,6 @@ def imagine(
     penalty: Callable[[Predicted], Tensor] | None = None,
     cut: Callable[[Predicted, int], Tensor] | None = None,
     bounds: tuple[Tensor, Tensor] | None = None,
-    lengths: Tensor | None = None,
-    sample: bool = True,
 ) -> Imagined:
     """Roll out B rows for `horizon` steps.
 
@@ -165,34 +230,30 @@ def imagine(
             task's own reward as the model predicts it, step is within the episode.
         ends: (obs, action, next_obs) -> bool (B,), whether the episode ends there; None for what the model has learned
             of it, and for never where it has not.
-        obs: (B, D), where the rollouts begin.
+        obs: (B, D).
         horizon: H, at least 1.
         step: int64 (B,), of the first transition within its episode; None for 0.
         choose: (obs, action, outcomes (N, B, D)) -> (index (B,), keep bool (B,)): which of N = `candidates` outcomes
             happens, and whether it is likely enough to continue.
         candidates: N, at least 1.
         penalty: subtracted from the reward of an outcome, (B,).
-        cut: (outcome, t) -> bool (B,), where to stop; such as `Adaptive`.
+        cut: (outcome, t) -> bool (B,), where to stop before it; such as `Adaptive`.
         bounds: lowest and highest observation in the data, (D,) each. States are held within them and `MARGIN` widths
             more; those more than `FAR` widths beyond are cut and counted.
-        lengths: int64 (B,), how many steps each row takes at most.
-        sample: whether outcomes are random; see `Dynamics.step`.
     """
     members = penalty is not None or cut is not None
-    one_step = functools.partial(model.step, sample=sample, member_predictions=members)
+    one_step = functools.partial(model.step, member_predictions=members)
     record = _Record(horizon)
     began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
     alive = torch.ones_like(began, dtype=torch.bool)
-    clamped = diverged = began.new_zeros(())
+    diverged = began.new_zeros(())
     box = None if bounds is None else _box(*bounds)
     for t in range(horizon):
-        if lengths is not None:
-            alive = alive & (t < lengths)
         action, log_prob = act(obs, t)
         finite = [alive]  # which rows turn out to be finite; gradients pass through no others
         outcome, keep = _outcome(one_step, _guard(obs, finite), _guard(action, finite), choose, candidates)
         taken = None if penalty is None else penalty(outcome)
-        inside, held, far = _contain(outcome.next_obs, box)
+        inside, far = _contain(outcome.next_obs, box)
         checked = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
         wrong = ~(checked if taken is None else checked + taken.detach()).isfinite()
         wrong = wrong if far is None else wrong | far
@@ -202,7 +263,6 @@ def imagine(
             alive = alive & ~cut(outcome, t)
         finite[0] = alive
         over = ~alive
-        clamped = clamped if held is None else clamped + (alive & held).sum()
         next_obs = torch.where(alive[:, None], inside, obs)
         task = outcome.reward.masked_fill(over, 0)
         terminated = alive & _ended(ends, outcome, obs, action, next_obs)
@@ -215,7 +275,7 @@ def imagine(
         alive = alive & ~terminated
         obs = torch.where(alive[:, None], next_obs, obs)
     steps = began + torch.arange(horizon, device=obs.device)[:, None]
-    return Imagined(**record.tensors(), step=steps, clamped=clamped, diverged=diverged)
+    return Imagined(**record.tensors(), step=steps, diverged=diverged)
 
 
 class _Record:
@@ -263,8 +323,8 @@ def _outcome(
     def pick(x: Tensor | None, axis: int) -> Any:
         return None if x is None else x.index_select(axis, picked)
 
-    terminated, means, stds = pick(many.terminated, 0), pick(many.means, 1), pick(many.stds, 1)
-    return Predicted(pick(many.next_obs, 0), pick(many.reward, 0), terminated, means, stds), keep
+    rows = (pick(many.next_obs, 0), pick(many.reward, 0), pick(many.terminated, 0))
+    return Predicted(*rows, pick(many.means, 1), pick(many.stds, 1)), keep
 
 
 def _box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -274,13 +334,13 @@ def _box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return low - margin, high + margin, (low + high) / 2, rate
 
 
-def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Any, Any]:
-    """Observations held within the box; bool (B,): those that had to be, and those far outside; None without a box."""
+def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Any]:
+    """Observations held within the box, and bool (B,), those far outside; None without a box."""
     if box is None:
-        return obs, None, None
+        return obs, None
     low, high, centre, rate = box
     distance = ((obs.detach() - centre).abs_() * rate).amax(-1)  # from the centre, in widths
-    return obs.clamp(low, high), distance > 0.5 + MARGIN, distance > 0.5 + FAR
+    return obs.clamp(low, high), distance > 0.5 + FAR
 
 
 def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
@@ -304,18 +364,9 @@ class RewardHead(Stateful):
 
     saved = ("net", "_flat", "mean", "std", "center", "scale", "_generator")
 
-    def __init__(
-        self,
-        inputs: int,
-        *,
-        net_arch: tuple[int, ...] = (128, 128),
-        learning_rate: float = 1e-3,
-        batch_size: int = 256,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
-    ) -> None:
-        self.device, self.learning_rate, self.batch_size = torch.device(device), learning_rate, batch_size
-        self.net = seeded_mlp((inputs, *net_arch, 1), seed).to(self.device)
+    def __init__(self, inputs: int, *, seed: int = 0, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.net = seeded_mlp((inputs, 128, 128, 1), seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
         self.mean, self.std = torch.zeros(inputs, device=self.device), torch.ones(inputs, device=self.device)
         self.center, self.scale = torch.zeros((), device=self.device), torch.ones((), device=self.device)
@@ -333,7 +384,7 @@ class RewardHead(Stateful):
         self.std = torch.where(std > 1e-6, std, 1.0)
         self.center, self.scale = y.mean(), spread(y)
         x, y = ((x - self.mean) / self.std).clamp_(-CLIP, CLIP), (y - self.center) / self.scale
-        size = min(self.batch_size, len(x))
+        size = min(HEAD_BATCH, len(x))
         draws = torch.randint(len(x), (steps, size), generator=self._generator, device=self.device)
         loss = x.new_zeros(())
         with torch.enable_grad():
@@ -341,7 +392,7 @@ class RewardHead(Stateful):
                 loss = (self.net(x[rows]).squeeze(-1) - y[rows]).square().mean()
                 self._flat.grad.zero_()
                 loss.backward()
-                self._flat.step(self.learning_rate, 10.0)
+                self._flat.step(HEAD_RATE, 10.0)
         return loss.detach()
 
 
@@ -359,13 +410,7 @@ class RewardSource(Stateful):
                 learns the rewards of real transitions
 
     The head's gap is measured on transitions it has not learned from: the root of the mean square error over the
-    rewards' standard deviation. A reward that changes shows as a jump, which is answered by `refit` more steps at once.
-
-    Attributes:
-        how: `model`, `call` or `head`.
-        reason: why, a sentence.
-        timesteps: environment steps so far, for schedules of weights; set by the agent.
-        head: the network, or None.
+    rewards' standard deviation. A reward that changes shows as a jump, which is answered by `REFIT` more steps at once.
     """
 
     saved = ("head", "_seen", "_usual", "timesteps")
@@ -376,13 +421,12 @@ class RewardSource(Stateful):
         encoding: SpaceEncoding,
         *,
         differentiable: bool = False,
-        refit: int = 200,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.scorer, self.encoding, self.refit, self.device = scorer, encoding, refit, torch.device(device)
+        self.scorer, self.encoding, self.device = scorer, encoding, torch.device(device)
         self.how, self.reason = _how(scorer, encoding, differentiable)
-        self.timesteps = 0
+        self.timesteps = 0  # environment steps so far, for schedules of weights; set by the agent
         inputs = 2 * encoding.obs_size + encoding.action_size + 1
         self.head = RewardHead(inputs, seed=seed, device=device) if self.how == "head" else None
         self._seen = 0  # rows the replay had when the head was fitted
@@ -413,11 +457,7 @@ class RewardSource(Stateful):
     def fit(self, replay: Replay, steps: int) -> dict[str, Any]:
         """Fit the head to the rewards of real transitions in `steps` minibatches, more if the gap has jumped.
 
-        Returns:
-            Metrics: `head_gap` before, `head_loss` after, `head_refits` 0 or 1; nothing without a head.
-
-        Raises:
-            ValueError: if the replay is empty.
+        Returns `head_gap` before, `head_loss` after, `head_refits` 0 or 1; nothing without a head.
         """
         if self.head is None:
             return {}
@@ -429,7 +469,7 @@ class RewardSource(Stateful):
         gap = float((guess - fresh.reward).square().mean().sqrt() / spread(y))
         jumped = self._usual is None or (gap > JUMP * self._usual and gap > LARGE)
         self._usual = gap if self._usual is None else min(gap, 0.9 * self._usual + 0.1 * gap)
-        loss = self.head.fit(x, y, steps + self.refit * jumped)
+        loss = self.head.fit(x, y, steps + REFIT * jumped)
         return {"head_gap": gap, "head_loss": loss, "head_refits": float(jumped)}
 
 

@@ -37,8 +37,8 @@ from agents.dynamics import Predicted
 from agents.dynamics.rollout import seeded_mlp
 from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.replay.replay import Replay
-from agents.state import Stateful
 from envs.settings import Settings, setting
+from envs.state import Stateful
 
 BLOCKS = 64  # of rows, which bootstraps draw from
 REWARD_R2 = 0.99  # below it a network predicts the reward
@@ -69,11 +69,7 @@ class SindyConfig(Settings):
 
 
 class Sindy(Stateful):
-    """A `Dynamics` of sparse polynomials.
-
-    Raises:
-        ValueError: for images, and for libraries that are too large.
-    """
+    """A `Dynamics` of sparse polynomials; a ValueError refuses images, and libraries that are too large."""
 
     differentiable = True
     saved = ("_state", "head", "_flat", "use_head", "failures", "circles", "_generator")
@@ -117,7 +113,11 @@ class Sindy(Stateful):
         else:
             out = (known["coefficients"][0] if self.members == 1 else known["middle"]) @ self.library(variables)
         next_obs = self._on_circles((obs + out[:-1].T).clamp(known["low"], known["high"]))
-        reward = self._by_head(obs, action, next_obs) if self.use_head else out[-1]
+        reward = out[-1]
+        if self.use_head:
+            reward = (
+                known["reward_mean"] + known["reward_std"] * self.head(self._head_inputs(obs, action, next_obs))[:, 0]
+            )
         means = None
         if member_predictions:
             changes = known["coefficients"][:, :-1] @ self.library(variables)  # (K, D, B)
@@ -154,9 +154,9 @@ class Sindy(Stateful):
         return {**metrics, "terms": terms, "members_dropped": float(dropped), "model_failures": float(self.failures)}
 
     def validate(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Share of each member's rollouts, from (B, D) by actions (T, B, A), that leave the data, (K,).
+        """Share (K,) of each member's rollouts, from (B, D) by actions (T, B, A), that leave the data.
 
-        Those were not finite, or further outside the data's bounds than the data range, at any step.
+        At any step they are NaN, infinite, or further outside the data's bounds than the data range.
         """
         known, k = self._state, self.members
         low, high = known["low"], known["high"]
@@ -213,10 +213,6 @@ class Sindy(Stateful):
         """(K, Q, P) and (I, K * S) -> (Q, K * S): the first member reads the first S columns, and so on."""
         columns = self.library(variables).unflatten(1, (len(coefficients), -1)).transpose(0, 1)  # (K, P, S)
         return (coefficients @ columns).transpose(0, 1).flatten(1)
-
-    def _by_head(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
-        known = self._state
-        return known["reward_mean"] + known["reward_std"] * self.head(self._head_inputs(obs, action, next_obs))[:, 0]
 
     def _head_inputs(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         here, there = ((x - self._state["mean"]) / self._state["scale"] for x in (obs, next_obs))
@@ -317,12 +313,8 @@ class Library:
     Args:
         variables: I, observations first.
         controls: how many of the last variables are actions.
-        degree: 1 to 3, or 0 for the largest that fits.
+        degree: 1 to 3, or 0 for the largest that fits; a ValueError refuses more than 500 terms.
         affine: whether no term holds two actions.
-        device: of the places that are multiplied.
-
-    Raises:
-        ValueError: for a library of more than 500 terms.
     """
 
     def __init__(
@@ -367,8 +359,7 @@ def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Ten
         alpha: ridge penalty.
         keep: bool (K, P), the columns each may use; None for all.
 
-    Returns:
-        Coefficients (K, P, D), exactly 0 where removed.
+    Returns coefficients (K, P, D), exactly 0 where removed.
     """
     allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device) if keep is None else keep
     solutions = []

@@ -24,34 +24,27 @@ from torch import Tensor
 from agents.dynamics import Predicted
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
-from agents.state import Stateful
 from envs.batched import PROGRAMS
 from envs.family import family_of
 from envs.make import make, make_batched, spec_of
+from envs.state import Stateful
 
 State = tuple[np.ndarray, np.ndarray]  # positions and velocities
 Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (B,), terminated bool (B,)
 
 
 class TrueModel(Stateful):
-    """`agents.dynamics.Dynamics` that steps the simulator.
+    """`agents.dynamics.Dynamics` that steps the simulator; `options` are those of the environment.
 
-    Args:
-        env_id: classic control, Gymnasium's or ours, or a robot of MuJoCo (v4, v5; not Pusher, whose observations show
-            positions of bodies, not of joints).
-        encoding: its spaces.
-        **options: those of the environment.
-
-    Raises:
-        ValueError: for an environment whose state cannot be read from its observations.
+    `env_id` is of classic control, Gymnasium's or ours, or of a robot of MuJoCo (v4, v5; not Pusher, whose observations
+    show positions of bodies, not of joints). A ValueError refuses other environments.
     """
 
     members = 1
     differentiable = False
 
     def __init__(self, env_id: str, encoding: SpaceEncoding, **options: Any) -> None:
-        self._encoding = encoding
-        self._outcome = _simulator(env_id, options)
+        self._encoding, self._outcome = encoding, _simulator(env_id, options)
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """See `agents.dynamics.Dynamics.step`; nothing is random, and the one member predicts what happens."""

@@ -4,6 +4,8 @@
     SpaceEncoding  both spaces as flat vectors that a model predicts, and back
     Actions        an action space as a distribution: categoricals, or a Gaussian
     ActorCritic    separate networks for policy and values; pixels share a convolutional trunk; a GRU if asked for
+    Glyphs         a trunk for observations in parts (NetHack)
+    Flat           all parameters as one vector, with Adam
 
 Sources: layer sizes, orthogonal initialisation and activations are those of Stable-Baselines3's PPO, the convolutions
 Mnih et al. 2015's. Differences: a value head of K outputs; small images get small convolutions.
@@ -21,9 +23,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from envs.state import Stateful
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
+ADAM: Any = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5, "amsgrad": False, "maximize": False}
 
 
 class Inputs:
@@ -67,16 +71,14 @@ class Inputs:
             if kind == "numbers":
                 columns.append(value.reshape(*shape, length).astype(np.float32, copy=False))
                 continue
-            index = value.reshape(*shape, -1) - self.starts[key] + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+            index = value.reshape(*shape, -1) - self.starts[key] + np.cumsum(sizes) - sizes
             hot = np.zeros((*shape, length), np.float32)
             np.put_along_axis(hot, index.astype(np.int64), 1.0, axis=-1)
             columns.append(hot)
-        if len(columns) == 1:
-            return columns[0]
-        if columns:
-            return np.concatenate(columns, axis=-1)
-        value = np.asarray(obs if self.bare else next(iter(obs.values())))
-        return np.zeros((*value.shape[:leading], 0), np.float32)
+        if not columns:
+            value = np.asarray(obs if self.bare else next(iter(obs.values())))
+            columns = [np.zeros((*value.shape[:leading], 0), np.float32)]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=-1)
 
     def pixels(self, obs: Obs) -> dict[str, np.ndarray]:
         """The images, uint8."""
@@ -102,11 +104,11 @@ class SpaceEncoding(Inputs):
     """
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        self.observation_space: Any = observation_space
-        self.action_space: Any = action_space
         super().__init__(observation_space)
         self.obs_size = self.size
         space: Any = action_space
+        self.observation_space: Any = observation_space
+        self.action_space: Any = space
         self.discrete = isinstance(space, spaces.Discrete)
         if self.discrete:
             self.action_size = int(space.n)
@@ -234,14 +236,15 @@ class ActorCritic(nn.Module):
     """Policy outputs and K values from an observation.
 
     Args:
-        inputs: from `Inputs(observation_space)`.
-        actions: from `Actions(action_space)`.
         net_arch: units of the hidden layers of each network.
         streams: number of values K.
         gru: units of a recurrent layer in front of both networks; 0 for none.
         normalize_obs: whether the flat part is centred, divided by its standard deviation, and cut at `CLIP`.
         trunk: what the flat part goes through first, for both networks; has a `width`. None for nothing.
     """
+
+    obs_mean: Tensor
+    obs_scale: Tensor
 
     def __init__(
         self,
@@ -256,7 +259,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.inputs, self.actions, self.normalize_obs, self.trunk = inputs, actions, normalize_obs, trunk
         self.convolutions = nn.ModuleDict({f"image_{key}": _convolutions(s) for key, s in inputs.images.items()})
-        width = (inputs.size if trunk is None else trunk.width) + sum(512 for _ in inputs.images)
+        width = (inputs.size if trunk is None else trunk.width) + 512 * len(inputs.images)
         self.gru = None
         if gru:
             self.before = nn.Sequential(linear(width, gru, math.sqrt(2)), nn.Tanh())
@@ -267,8 +270,6 @@ class ActorCritic(nn.Module):
         self.pi_head = linear(last, actions.outputs, 0.01)
         self.vf_head = linear(last, streams, 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.outputs)) if actions.gaussian else None
-        self.obs_mean: Tensor
-        self.obs_scale: Tensor
         self.register_buffer("obs_mean", torch.zeros(inputs.size))
         self.register_buffer("obs_scale", torch.ones(inputs.size))  # multiplies: 1 / standard deviation
 
@@ -279,13 +280,7 @@ class ActorCritic(nn.Module):
 
     def ordered(self) -> list[nn.Parameter]:
         """All parameters; those of the two stacks alternate, so that a layer of both lies in one piece of memory."""
-        pairs = [
-            (p, v)
-            for a, b in zip(self.pi, self.vf)
-            if len(list(a.parameters()))
-            for p, v in zip(a.parameters(), b.parameters())
-        ]
-        stacks = [x for pair in pairs for x in pair]
+        stacks = [x for pair in zip(self.pi.parameters(), self.vf.parameters()) for x in pair]
         known = {id(x) for x in stacks}
         return [*stacks, *(x for x in self.parameters() if id(x) not in known)]
 
@@ -310,13 +305,8 @@ class ActorCritic(nn.Module):
     def unroll(self, features: Tensor, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Run the GRU along time.
 
-        Args:
-            features: (T, B, F).
-            hidden: (B, units) before the first row.
-            starts: bool (T, B), rows at which an episode begins: the state is emptied before them.
-
-        Returns:
-            (T, B, units) and the state after the last row.
+        Features (T, B, F) and the state (B, units) before the first row -> (T, B, units) and the state after the last.
+        Where `starts`, bool (T, B), an episode begins: the state is emptied before that row.
         """
         assert self.gru is not None
         x = self.before(features)
@@ -332,7 +322,10 @@ class ActorCritic(nn.Module):
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     """A fully connected layer; its weights are orthogonal, its biases zero."""
-    layer = nn.Linear(inputs, outputs)
+    return _orthogonal(nn.Linear(inputs, outputs), gain)
+
+
+def _orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -340,9 +333,8 @@ def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 
 def _hidden(width: int, net_arch: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for units in net_arch:
-        layers += [linear(width, units, math.sqrt(2)), nn.Tanh()]
-        width = units
+    for before, after in itertools.pairwise([width, *net_arch]):
+        layers += [linear(before, after, math.sqrt(2)), nn.Tanh()]
     return nn.Sequential(*layers)
 
 
@@ -362,17 +354,67 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
         width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, math.sqrt(2))
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            _orthogonal(layer)
     return nn.Sequential(*layers, linear(width, 512, math.sqrt(2)), nn.ReLU())
 
 
-class Flat:
-    """All parameters of a network as one vector, their gradients as another: one call clips, one call steps.
+class Glyphs(nn.Module):
+    """A trunk for observations that declare their parts, such as NetHack's: float32 (B, D) -> (B, 256).
+
+        cells, (side, side, kinds) one-hot   two convolutions of 3 x 3, 32 channels, then 128 units
+        every other part                     64 units
+        all of them                          joined into 256
+
+    Source: the shape, not the sizes, is that of the baseline of the NetHack challenge of 2021 (Hambro et al. 2022,
+    arXiv 2203.11889), which ONI and Motif use too. Differences: cells are kinds of things, not pictures of letters; a
+    square of 9 x 9 cells, not 12 x 12; layers are smaller. Recurrence is `ActorCritic`'s. Fails when a wrapper made a
+    new space without the parts.
 
     Args:
-        value: float32 (P,), used as it is.
+        space: with `parts`, name -> its place among the D numbers, and `shape_of_cells` = (side, side, kinds) of the
+            part "cells", channels last.
+
+    Raises:
+        ValueError: if the space declares no parts.
     """
+
+    width = 256
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__()
+        parts: Any = getattr(space, "parts", None)
+        if parts is None:
+            raise ValueError(
+                f'agent.net="glyphs" needs observations in parts, as NetHack gives them, not {space}; give "mlp"'
+            )
+        self.parts = {name: part for name, part in parts.items() if part.stop > part.start}
+        self.side, _, kinds = space.shape_of_cells  # type: ignore[attr-defined]
+        layers: list[nn.Module] = []
+        for before, kernel in ((kinds, min(3, self.side)), (32, min(3, max(self.side - 2, 1)))):
+            layers += [nn.Conv2d(before, 32, kernel), nn.ReLU()]
+            _orthogonal(layers[-2])
+        left = max(self.side - 4, 1) ** 2 * 32
+        self.cells = nn.Sequential(*layers, nn.Flatten(), linear(left, 128, math.sqrt(2)), nn.ReLU())
+        others = {name: part.stop - part.start for name, part in self.parts.items() if name != "cells"}
+        self.others = nn.ModuleDict(
+            {name: nn.Sequential(linear(size, 64, math.sqrt(2)), nn.ReLU()) for name, size in others.items()}
+        )
+        self.join = nn.Sequential(linear(128 + 64 * len(self.others), self.width, math.sqrt(2)), nn.ReLU())
+
+    def forward(self, vector: Tensor) -> Tensor:
+        """Features of a batch."""
+        cells = vector[:, self.parts["cells"]].view(len(vector), self.side, self.side, -1).permute(0, 3, 1, 2)
+        features = [self.cells(cells), *(layer(vector[:, self.parts[name]]) for name, layer in self.others.items())]
+        return self.join(torch.cat(features, -1))
+
+
+class Flat(Stateful):
+    """All parameters of a network as one vector, their gradients as another: one call clips, one call steps.
+
+    Its state is Adam's moments and step count; the parameters, `value` (P,), belong to the module.
+    """
+
+    saved = ("mean", "square", "steps")
 
     def __init__(self, value: Tensor) -> None:
         self.value, self.grad = value, torch.zeros_like(value)
@@ -416,26 +458,5 @@ class Flat:
             if norm > max_grad_norm:
                 grad *= max_grad_norm / (norm + 1e-6)
             steps += 1
-        torch._fused_adam_(
-            [self.value],
-            [self.grad],
-            [self.mean],
-            [self.square],
-            [],
-            [self.steps],
-            lr=learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=1e-5,
-            amsgrad=False,
-            maximize=False,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Adam's moments and step count; the parameters belong to the module."""
-        return {"mean": self.mean, "square": self.square, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            getattr(self, name).copy_(torch.as_tensor(value))
+        lists: Any = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
+        torch._fused_adam_(*lists, lr=learning_rate, **ADAM)

@@ -22,42 +22,28 @@ import torch
 from torch import Tensor
 
 WARM_UP = 3  # plain calls before the recording, in which libraries allocate what they need
-MODES = ("auto", "off")
 
 Update = Callable[[Any], Any]  # a named tuple (or tuple) of tensors in, a dict of tensors out
 
 
 def captured(
-    function: Update,
-    *,
-    device: str | torch.device,
-    mode: str = "auto",
-    generators: Iterable[torch.Generator] = (),
+    function: Update, *, device: str | torch.device, mode: str = "auto", generators: Iterable[torch.Generator] = ()
 ) -> Update:
     """`function`, replayed as a CUDA graph where there is a GPU and `mode` is "auto"; itself where not, or "off".
 
     `generators` are all that it draws from, other than torch's global one.
-
-    Raises:
-        ValueError: for another mode.
     """
-    if mode not in MODES:
-        raise ValueError(f"compile={mode!r} is unknown; give one of {', '.join(MODES)}")
     if mode == "off" or torch.device(device).type != "cuda":
         return function
     return Captured(function, generators)
 
 
 class Captured:
-    """A function on a GPU that is recorded at its fourth call; see the file.
-
-    Attributes:
-        reason: why it is called plainly; None while it is not.
-    """
+    """A function on a GPU that is recorded at its fourth call; see the file."""
 
     def __init__(self, function: Update, generators: Iterable[torch.Generator] = ()) -> None:
         self.function, self.generators = function, list(generators)
-        self.reason: str | None = None
+        self.reason: str | None = None  # why it is called plainly; None while it is not
         self._calls = 0
         self._graph: Any = None
         self._inputs: Any = None  # memory that the graph reads
@@ -69,9 +55,7 @@ class Captured:
             return self._warm(inputs)
         if self.reason is None and self._graph is None:
             self._record(inputs)
-        if self.reason is not None or any(
-            a.shape != b.shape or a.dtype != b.dtype for a, b in zip(self._inputs, inputs)
-        ):
+        if self.reason or any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(self._inputs, inputs)):
             return self.function(inputs)
         for mine, value in zip(self._inputs, inputs):
             mine.copy_(value)

@@ -25,6 +25,7 @@ When it fails: targets outside the range are cut, so that a mean cannot get ther
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -66,9 +67,7 @@ class _Bins(nn.Module):
     """A categorical over evenly spaced centres, in a space where numbers are squeezed, or divided by a scale.
 
     Args:
-        bins: how many.
-        low: the smallest target that can be represented exactly, in that space.
-        high: the largest one.
+        low, high: the smallest and the largest target that can be represented exactly, in that space.
         support: "fixed", "symlog", or "running": a scale that grows as targets do, to hold those that `watch` sees.
         pad: bins beyond low and high, so that a target there is spread to both sides as well.
 
@@ -156,15 +155,4 @@ class TwoHot(_Bins):
         return (1 - (inside - self.centres).abs() / self.width).clamp(min=0)
 
 
-HEADS = {"mse": Mse, "hl_gauss": HLGauss, "two_hot": TwoHot}
-
-
-def head_of(name: str) -> Mse | _Bins:
-    """A head by its name, with its own defaults.
-
-    Raises:
-        ValueError: for another name than "mse", "hl_gauss", "two_hot".
-    """
-    if name not in HEADS:
-        raise ValueError(f"head={name!r} is unknown; give one of {', '.join(HEADS)}")
-    return HEADS[name]()
+HEADS: dict[str, Callable[[], Mse | _Bins]] = {"mse": Mse, "hl_gauss": HLGauss, "two_hot": TwoHot}

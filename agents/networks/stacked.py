@@ -24,13 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "relu": F.relu,
-    "silu": F.silu,
-    "mish": F.mish,
-    "elu": F.elu,
-    "tanh": torch.tanh,
-}
+Activation = Callable[..., Tensor]
+ACTIVATIONS: dict[str, Activation] = dict(relu=F.relu, silu=F.silu, mish=F.mish, elu=F.elu, tanh=torch.tanh)
 NORMS = ("none", "layer", "batch")
 INITS = ("uniform", "orthogonal", "truncated")
 MOMENTUM = 0.01  # of batch statistics
@@ -42,20 +37,15 @@ class Stacked(nn.Module):
     """K networks of fully connected layers.
 
     Args:
-        members: K, at least 1.
-        inputs: I.
+        members, inputs, outputs: K, I and O, at least 1.
         hidden: units of the hidden layers; empty for a linear map.
-        outputs: O.
-        activation: "relu", "silu", "mish", "elu" or "tanh".
-        norm: "none", "layer", or "batch" (see the file).
         dropout: share of hidden units dropped in training, in [0, 1).
         init: "uniform" (torch's: +-1/sqrt(inputs)), "orthogonal" (gain sqrt(2), biases 0), "truncated" (a Gaussian of
             deviation 1 / (2 sqrt(inputs)), cut at two, biases 0).
         last: what the last layer's first weights are multiplied by; 0 lets the networks begin at 0.
-        seed: of the first weights.
 
     Raises:
-        ValueError: for another name, or a number out of range.
+        ValueError: for an unknown name, or a number out of range.
     """
 
     def __init__(
@@ -73,11 +63,8 @@ class Stacked(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, known in (
-            ("activation", activation, tuple(ACTIVATIONS)),
-            ("norm", norm, NORMS),
-            ("init", init, INITS),
-        ):
+        names = {"activation": (activation, ACTIVATIONS), "norm": (norm, NORMS), "init": (init, INITS)}
+        for name, (value, known) in names.items():
             if value not in known:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
         if not 0 <= dropout < 1:
@@ -123,7 +110,6 @@ class Stacked(nn.Module):
         """(B, I), the same for all, or (K, B, I) -> (K, B, O).
 
         Args:
-            x: the inputs.
             weights: parameters to use instead of the module's own: detached ones, a target's, those of some members.
             generator: draws what is dropped; None for no dropout.
             batch_stats: norm="batch" only: statistics of this batch, which the running ones follow.
@@ -151,10 +137,7 @@ class Stacked(nn.Module):
     def fold(self, scale: Tensor, shift: Tensor, weights: list[Tensor] | None = None) -> None:
         """Adapt the first layer to inputs that will come as (x - shift) / scale, so that the outputs stay as they were.
 
-        Args:
-            scale: (n,) of the first n inputs, above 0.
-            shift: (n,).
-            weights: parameters to change instead of the module's own.
+        `scale`, above 0, and `shift` are (n,), of the first n inputs; `weights` are changed instead of its own.
         """
         n = len(scale)
         if self.renorms is not None:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agents.off_policy.sac import Critics, LearnerConfig
-from agents.replay.replay import Rows
+from agents.off_policy.sac import Critics, LearnerConfig, Pick
 
 
 class DeepQ(Critics):
@@ -67,25 +66,9 @@ class DeepQ(Critics):
         """Value by the targets of the action that the critics choose, (B,)."""
         return self.aggregate(self.q(next_obs, self._hot(self._best(next_obs)), target=True))
 
-    def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of critics and targets. Returns metrics, still on the device."""
-        with torch.no_grad():
-            target = rows.reward + rows.discount * self.next_value(rows.next_obs)
-        return self.critic_step(rows.obs, rows.action, target, rows.reward)
-
-    def critic_step(
-        self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Move values of (B, D) and one-hot (B, n) towards targets (B,); `reward` (B,) is for `bounded_targets`."""
-        if reward is not None and self.config.bounded_targets:
-            self.watch(reward)
-        index = action.argmax(-1)
-
-        def picked(outputs: Tensor) -> Tensor:
-            return torch.take_along_dim(outputs, index[None, :, None, None], 2)[..., 0, :]
-
-        x = self.inputs(obs)
-        return self.regress(x, self._outputs(x, generator=self.generator), target.detach(), picked)
+    def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
+        index = action.argmax(-1)[None, :, None, None]
+        return self.inputs(obs), lambda outputs: torch.take_along_dim(outputs, index, 2)[..., 0, :]
 
     def _best(self, obs: Tensor) -> Tensor:
         return self.q_all(obs).mean(0).argmax(-1)

@@ -38,11 +38,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agents.networks.actor_critic import CLIP, Flat
-from agents.networks.heads import HEADS, head_of
+from agents.networks.heads import HEADS
 from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
 from agents.replay.replay import Rows
-from agents.state import Stateful
 from envs.settings import Settings, setting
+from envs.state import Stateful
 
 LOG_STD = (-5.0, 2.0)
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -94,11 +94,7 @@ class LearnerConfig(Settings):
         self.first_alpha()
 
     def first_alpha(self) -> float:
-        """The weight of the entropy to begin with.
-
-        Raises:
-            ValueError: if `entropy` is out of range.
-        """
+        """The weight of the entropy to begin with."""
         text = str(self.entropy)
         learned = text.startswith("auto")
         try:
@@ -126,7 +122,7 @@ class Critics(Stateful):
     ) -> None:
         self.config, self.values, self.device = config, values, torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.head = head_of(config.head).to(self.device)
+        self.head = HEADS[config.head]().to(self.device)
         self.critic = Stacked(
             config.critics,
             obs_size + action_size,
@@ -144,9 +140,8 @@ class Critics(Stateful):
         self.target = [t.view_as(p) for t, p in zip(self.target_flat.split(sizes), self.critic.parameters())]
         self.mean = torch.zeros(obs_size, device=self.device)
         self.scale = torch.ones(obs_size, device=self.device)  # multiplies: 1 / standard deviation
-        self.whitened = torch.zeros((), device=self.device)  # how often `whiten` was called
-        self.low, self.high = (torch.zeros((), device=self.device) for _ in range(2))  # quantiles of rewards
-        self.watched = torch.zeros((), device=self.device)
+        # How often `whiten` and `watch` were called, and quantiles of rewards.
+        self.whitened, self.watched, self.low, self.high = (torch.zeros((), device=self.device) for _ in range(4))
         self.vectors: list[Tensor] = []
         if config.lipschitz == "spectral":
             draw = torch.Generator().manual_seed(seed)
@@ -180,7 +175,7 @@ class Critics(Stateful):
         self.whitened += 1
 
     def _fold(self, scale: Tensor, shift: Tensor) -> None:
-        """x in the old inputs is (x - shift) / scale in the new ones."""
+        """Let the first layers read (x - shift) / scale where they read x."""
         self.critic.fold(scale, shift)
         if self.critic.renorms is None:
             self.critic.fold(scale, shift, self.target)
@@ -231,15 +226,35 @@ class Critics(Stateful):
             right.copy_(across / norm.clamp(min=1e-12))
             weight.mul_((self.config.lipschitz_bound / norm.clamp(min=1e-12)).clamp(max=1.0))
 
-    def regress(self, x: Tensor, out: Tensor, target: Tensor, pick: Pick) -> dict[str, Tensor]:
-        """One step of the critics towards targets.
+    def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
+        """The critics' inputs (B, I), and how to get from their outputs to those of the action taken, (K, B, head)."""
+        raise NotImplementedError
 
-        Args:
-            x: their inputs (B, I).
-            out: their outputs (K, B, values, head).
-            target: (B,); clipped with `bounded_targets`.
-            pick: from outputs to those of the action that was taken, (K, B, head).
+    def next_value(self, next_obs: Tensor) -> Tensor:
+        """Value of states (B, D) by the targets, (B,)."""
+        raise NotImplementedError
+
+    def update(self, rows: Rows) -> dict[str, Tensor]:
+        """One step of critics and targets. Returns metrics, still on the device."""
+        with torch.no_grad():
+            target = rows.reward + rows.discount * self.next_value(rows.next_obs)
+        return self.critic_step(rows.obs, rows.action, target, rows.reward)
+
+    def critic_step(
+        self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Move the values of (B, D) and (B, A) towards targets (B,); `reward` (B,) is for `bounded_targets`.
+
+        Source: equation 5, for any target; summed over critics.
         """
+        x, pick = self.read(obs, action)
+        out = self._outputs(x, generator=self.generator, batch_stats=True)
+        return self.regress(x, out, target.detach(), pick, reward)
+
+    def regress(self, x: Tensor, out: Tensor, target: Tensor, pick: Pick, reward: Tensor | None) -> dict[str, Tensor]:
+        """One step of the critics, whose outputs for x are `out` (K, B, values, head), towards targets (B,)."""
+        if reward is not None and self.config.bounded_targets:
+            self.watch(reward)
         target = self.bounded(target)
         self.head.watch(target)
         out = pick(out)
@@ -269,9 +284,6 @@ def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         outputs: (..., 2A), means and unbounded log stds before the tanh.
         noise: (..., A), standard normal.
-
-    Returns:
-        (..., A) in [-1, 1] and (...).
     """
     mean, raw = outputs.chunk(2, -1)
     low, high = LOG_STD
@@ -303,8 +315,9 @@ class SoftActorCritic(Critics):
     ) -> None:
         super().__init__(obs_size, action_size, 1, config, seed=seed, device=device)
         self.obs_size, self.action_size = obs_size, action_size
-        shape: dict[str, Any] = {"activation": config.activation, "seed": seed + 1}
-        self.actor = Stacked(1, obs_size, config.net_arch, 2 * action_size, **shape).to(self.device)
+        self.actor = Stacked(
+            1, obs_size, config.net_arch, 2 * action_size, activation=config.activation, seed=seed + 1
+        ).to(self.device)
         with torch.no_grad():  # std begins near 1: behind the tanh that is nearly uniform
             self.actor.stack[-1][..., action_size:] += math.atanh((LOG_STD[0] + LOG_STD[1]) / (LOG_STD[0] - LOG_STD[1]))
         self.actor_flat = Flat.over(list(self.actor.parameters()))
@@ -336,7 +349,7 @@ class SoftActorCritic(Critics):
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
         """Values of each critic, or of its target, of (B, D) and (B, A): (K, B)."""
-        return self.head.value(_only(self._outputs(torch.cat([self.inputs(obs), action], -1), target)))
+        return self.head.value(_only(self._outputs(self.read(obs, action)[0], target)))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of a state by the targets, the entropy of its first action included: (B,)."""
@@ -347,36 +360,16 @@ class SoftActorCritic(Critics):
         """One step of critics, targets, policy and entropy's weight. Returns metrics, still on the device."""
         if self.fused is not None:
             return self.fused.update(rows)
-        if self.critic.renorms is not None:
-            metrics = self._joint_step(rows)
-        else:
-            with torch.no_grad():
-                target = rows.reward + rows.discount * self.next_value(rows.next_obs)
-            metrics = self.critic_step(rows.obs, rows.action, target, rows.reward)
+        metrics = super().update(rows) if self.critic.renorms is None else self._joint_step(rows)
         action, log_prob = self.sample(rows.obs)
         objective = self.aggregate(self.q(rows.obs, action)) - self.alpha * log_prob
         return metrics | self.actor_step(objective, log_prob)
 
-    def critic_step(
-        self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Move the critics' values of (B, D) and (B, A) towards targets (B,); `reward` (B,) is for `bounded_targets`.
-
-        Source: equation 5, for any target; summed over critics.
-        """
-        if reward is not None and self.config.bounded_targets:
-            self.watch(reward)
-        x = torch.cat([self.inputs(obs), action], -1)
-        out = self._outputs(x, generator=self.generator, batch_stats=True)
-        return self.regress(x, out, target.detach(), _only)
+    def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
+        return torch.cat([self.inputs(obs), action], -1), _only
 
     def actor_step(self, objective: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
-        """Ascend `objective`, and adapt the entropy's weight.
-
-        Args:
-            objective: (...), differentiable in the policy, its entropy bonus included.
-            log_prob: (...), of the policy's actions.
-        """
+        """Ascend `objective` (...), its entropy bonus included, and adapt the entropy's weight."""
         flat, config = self.actor_flat, self.config
         loss = -objective.mean()
         flat.grad.zero_()
@@ -401,9 +394,7 @@ class SoftActorCritic(Critics):
         out = self._outputs(x, generator=self.generator, batch_stats=True)
         now, then = out.chunk(2, 1)
         value = self.aggregate(self.head.value(_only(then.detach()))) - self.alpha * log_prob
-        if self.config.bounded_targets:
-            self.watch(rows.reward)
-        return self.regress(x[: len(rows.obs)], now, rows.reward + rows.discount * value, _only)
+        return self.regress(x[: len(rows.obs)], now, rows.reward + rows.discount * value, _only, rows.reward)
 
     def _fold(self, scale: Tensor, shift: Tensor) -> None:
         super()._fold(scale, shift)
@@ -480,7 +471,7 @@ class ClosedFormUpdate:
         memory.noise[1].normal_(generator=learner.generator)  # in the order in which the eager update draws
         memory.noise[0].normal_(generator=learner.generator)
         mean, raw = outputs.chunk(2, -1)
-        low, high = memory.log_std_range
+        low, high = LOG_STD
         torch.tanh(raw, out=memory.squeezed)
         log_std = memory.squeezed * (0.5 * (high - low)) + 0.5 * (high + low)
         torch.exp(log_std, out=memory.std).mul_(memory.noise)
@@ -510,7 +501,7 @@ class ClosedFormUpdate:
     def _d_outputs(self, slope: Tensor, alpha: Tensor, memory: _Memory) -> Tensor:
         """Gradient of the policy's loss with respect to its outputs, (1, B, 2A)."""
         action, size = memory.action[0], self.learner.action_size
-        low, high = memory.log_std_range
+        low, high = LOG_STD
         out = memory.d_outputs
         d_before, d_raw = out[0, :, :size], out[0, :, size:]
         torch.mul(action, 2 * alpha, out=d_before)
@@ -582,7 +573,6 @@ class _Memory:
 
     def __init__(self, rows: int, learner: Any) -> None:
         size = learner.action_size
-        self.log_std_range = LOG_STD
         self.actor = _Space(learner.actor, 2 * rows, rows)
         self.critic = _Space(learner.critic, rows, rows)
         self.obs = torch.empty(2 * rows, learner.obs_size)

@@ -27,12 +27,10 @@ import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch import Tensor
 
-from agents.base import BaseAgent, Episodes, OnStep
-from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
-from agents.networks.glyphs import Glyphs
-from agents.ppo.config import PPOConfig
-from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, sequences
-from agents.task_reward import TaskScorer
+from agents.base import BaseAgent, Episodes, OnStep, TaskScorer
+from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs
+from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate, advantages, sequences
+from envs.state import Stateful
 from envs.transitions import NotFinite, OneGroup, OnNan, Rollout, is_finite, map_obs, put, refuse
 from envs.types import MODALITIES, Obs
 
@@ -47,27 +45,21 @@ class PPO(BaseAgent):
     """
 
     Config: ClassVar[type[PPOConfig]] = PPOConfig
-    saved: ClassVar[dict[str, str]] = {
-        "modules.policy": "policy",
+    saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
         "optimizer": "flat",
-        "counters.timesteps": "num_timesteps",
-        "counters.updates": "_n_updates",
         "collector": "collector",
         "memory": "memory",
         "seen": "seen",
         "observations.mean": "obs_statistics.mean",
         "observations.var": "obs_statistics.var",
         "observations.count": "obs_statistics.count",
-        "rng": "rng",
     }
     config: PPOConfig
 
     def _set_up(self) -> None:
         config, envs, seed = self.config, self.envs, self.seed
         self.rows_a_batch = self._divide(config, envs.num_envs)
-        self.streams = dict(self.scorer.streams)
-        if config.streams == "sum":
-            self.streams = dict(TaskScorer(config.gamma).streams)
+        self.streams = dict((TaskScorer(config.gamma) if config.streams == "sum" else self.scorer).streams)
         streams = list(self.streams.values())
         self._gamma = np.array([stream.gamma for stream in streams], np.float32)
         self._episodic = np.array([stream.episodic for stream in streams], bool)
@@ -83,11 +75,8 @@ class PPO(BaseAgent):
         fast = config.path == "auto" and not on_device and self.device.type == "cpu" and self.policy.is_mlp
         self.learner: Any = (NumpyUpdate if fast else TorchUpdate)(self.policy, self.flat, config)
         settings = (envs, self.learner, config.n_steps, len(streams), self.scorer.requires, seed)
-        self.collector: Collector
-        if on_device:
-            self.collector = DeviceCollector(*settings)
-        else:
-            self.collector = Collector(*settings, config.sequence if config.gru else config.n_steps)
+        collect: type[Collector] = DeviceCollector if on_device else Collector
+        self.collector = collect(*settings, config.sequence if config.gru else config.n_steps)
         self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
         self.episodes = self.collector.episodes
         self.memory = self.scorer.initial_memory(envs.num_envs)
@@ -98,11 +87,6 @@ class PPO(BaseAgent):
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Refuse spaces the agent cannot handle.
-
-        Raises:
-            ValueError: naming the space.
-        """
         Inputs(observation_space)
         Actions(action_space)
 
@@ -156,17 +140,9 @@ class PPO(BaseAgent):
             rewards, weights = (rewards * weights).sum(-1, keepdims=True), np.ones_like(weights[..., :1])
         scored = time.perf_counter()
         collector.evaluate()
-        advantage = advantages(
-            rewards,
-            collector.values,
-            collector.last_values,
-            batch.terminated,
-            batch.truncated,
-            batch.valid,
-            self._gamma,
-            self.config.gae_lambda,
-            self._episodic,
-        )
+        ends = (batch.terminated, batch.truncated, batch.valid)
+        discounts = (self._gamma, self.config.gae_lambda, self._episodic)
+        advantage = advantages(rewards, collector.values, collector.last_values, *ends, *discounts)
         self.seen |= rewards.any(axis=(0, 1))
         self._update(advantage, weights, batch.valid)
         self._scored = (batch, raw, timesteps)
@@ -206,13 +182,11 @@ class PPO(BaseAgent):
         often = max(len(rows) // self.rows_a_batch // MEASURED, 1)
         for epoch in range(config.n_epochs):
             order: Any = self.rng.permutation(rows)
-            last = epoch == config.n_epochs - 1
-            shuffled = batch
-            if narrow:  # all at once is cheaper than a minibatch at a time, as long as it stays in the cache
-                shuffled = batch.take(order)
+            # All rows at once are cheaper than a minibatch at a time, as long as they stay in the cache.
+            shuffled = Batch(batch.vector[order], {}, batch.action[order], batch.numbers[order]) if narrow else batch
             for begin in range(0, len(order), self.rows_a_batch):
                 end = min(begin + self.rows_a_batch, len(order))
-                measure = last and begin // self.rows_a_batch % often == 0
+                measure = epoch == config.n_epochs - 1 and begin // self.rows_a_batch % often == 0
                 result = self.learner.update(shuffled, slice(begin, end) if narrow else order[begin:end], measure)
                 if measure:
                     measured.append(result)
@@ -226,6 +200,7 @@ class PPO(BaseAgent):
         self._record(measured, returns[valid], collector.values[:-1][valid])
 
     def _record(self, measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray) -> None:
+        """Losses, and the share of each stream's variance (of rows (M, K)) that its value explains."""
         for key in measured[0]:
             self.logger.record(f"train/{key}", float(np.mean([m[key] for m in measured])))
         for column, name in enumerate(self.streams):
@@ -242,10 +217,8 @@ class PPO(BaseAgent):
         vector = self.collector.vector[:-1]
         rows = np.asarray(vector.cpu() if isinstance(vector, torch.Tensor) else vector, np.float64)[valid]
         self.obs_statistics.update(rows)
-        with torch.no_grad():
-            mean, scale = self.obs_statistics.mean, 1 / np.sqrt(self.obs_statistics.var + 1e-8)
-            self.policy.obs_mean.copy_(torch.as_tensor(mean))
-            self.policy.obs_scale.copy_(torch.as_tensor(scale))
+        self.policy.obs_mean.copy_(torch.as_tensor(self.obs_statistics.mean))
+        self.policy.obs_scale.copy_(torch.as_tensor(1 / np.sqrt(self.obs_statistics.var + 1e-8)))
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         """The state is that of a recurrent policy, (B, units)."""
@@ -265,8 +238,8 @@ class PPO(BaseAgent):
         return actions.to_env(action.cpu().numpy()), state
 
 
-class Collector:
-    """The environments' side of an on-policy agent.
+class Collector(Stateful):
+    """The environments' side of an on-policy agent; its state is where they stand between two rollouts.
 
     Attributes:
         rollout: what the environments returned; vector: float32 (T + 1, N, D), what the policy read.
@@ -275,6 +248,12 @@ class Collector:
         starts: bool (T + 1, N), an episode begins at this observation.
         seconds: where time went.
     """
+
+    saved: ClassVar[dict[str, str]] = {
+        "rollout": "rollout",
+        **{key: f"episodes.{name}" for key, name in Episodes.saved.items()},
+        **{"rng": "rng", "hidden": "learner.hidden", "began": "began"},
+    }
 
     def __init__(
         self, envs: Any, learner: Any, length: int, streams: int, requires: frozenset[str], seed: int, sequence: int
@@ -297,6 +276,8 @@ class Collector:
         self.seconds = dict.fromkeys(("environment", "inference", "reward", "update"), 0.0)
         self.rng = np.random.default_rng([seed, 1])
         self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
+        if self.recurrent:
+            learner.start(n)
         self.began = False
         self.on_nan = OnNan()
 
@@ -316,8 +297,7 @@ class Collector:
     def collect(self, on_step: Callable[[int], bool]) -> bool:
         """Fill the rollout; while one group of environments steps, the policy looks at the other.
 
-        Args:
-            on_step: called with the row in which all environments have just stepped; False stops.
+        `on_step` gets the row in which all environments have just stepped; its False stops.
         """
         rollout, stepper = self.rollout, self.stepper
         groups, length = stepper.groups, rollout.length
@@ -354,9 +334,7 @@ class Collector:
     def _refuse(self) -> None:
         """Stop before NaN or infinity reaches a weight."""
         rollout, length = self.rollout, self.rollout.length
-        reward = self.on_nan(rollout.reward)
-        if reward is not rollout.reward:
-            rollout.reward[:] = reward
+        rollout.reward[:] = reward = self.on_nan(rollout.reward)
         given = {"reward": reward, "observation": self.vector, "action": rollout.action}
         kept = {"obs": map_obs(lambda x: x[:length], rollout.obs), "action": rollout.action, "reward": reward}
         refuse(given, rollout.steps, kept | {"next_obs": map_obs(lambda x: x[1:], rollout.obs)})
@@ -393,10 +371,8 @@ class Collector:
         self.starts[t, group] = ended if rollout.same_step else ~rollout.valid[t - 1, group]
         if ended.any() and rollout.finals and rollout.finals[-1][0] == t - 1:
             _, columns, last = rollout.finals[-1]
-            values = self.learner.values(
-                self.inputs.vector(last), self.inputs.pixels(last), self.learner.hidden[columns]
-            )
-            self.last_values[t - 1, columns] = values
+            read = (self.inputs.vector(last), self.inputs.pixels(last), self.learner.hidden[columns])
+            self.last_values[t - 1, columns] = self.learner.values(*read)
 
     def _abandon(self, t: int) -> None:
         """Stop in the middle: what was collected is dropped."""
@@ -426,22 +402,23 @@ class Collector:
         """Values and log-probabilities that acting left out, and the values of the observations episodes ended on."""
         rollout, learner = self.rollout, self.learner
         length, n = rollout.length, rollout.n
+        pixels = self.inputs.pixels(map_obs(lambda x: x[length], rollout.obs))
         if self.recurrent:
-            last = map_obs(lambda x: x[length], rollout.obs)
             hidden = learner.hidden.clone()
             hidden[learner.tensor(self.starts[length])] = 0
-            self.values[length] = learner.values(self.vector[length], self.inputs.pixels(last), hidden)
+            self.values[length] = learner.values(self.vector[length], pixels, hidden)
             return
         if learner.deferred:
             rows = self.vector.reshape((length + 1) * n, -1)
             values, log_prob = learner.evaluate(rows, {}, self.chosen.reshape(length * n, -1))
             self.values[:], self.log_prob[:] = values.reshape(self.values.shape), log_prob.reshape(length, n)
         else:
-            last = map_obs(lambda x: x[length], rollout.obs)
-            self.values[length] = learner.evaluate(self.vector[length], self.inputs.pixels(last), None)[0]
+            self.values[length] = learner.evaluate(self.vector[length], pixels, None)[0]
         late = [f for f in rollout.finals if (rollout.truncated[f[0], f[1]] & ~rollout.terminated[f[0], f[1]]).any()]
         if late:  # time ran out: all of them in one call
-            last = _concatenate([obs for _, _, obs in late])
+            every = [obs for _, _, obs in late]
+            parts = isinstance(every[0], dict)
+            last = {k: np.concatenate([obs[k] for obs in every]) for k in every[0]} if parts else np.concatenate(every)
             values = learner.evaluate(self.inputs.vector(last), self.inputs.pixels(last), None)[0]
             times = np.concatenate([np.full(len(columns), t) for t, columns, _ in late])
             self.last_values[times, np.concatenate([columns for _, columns, _ in late])] = values
@@ -452,25 +429,11 @@ class Collector:
         self.starts[0] = self.starts[-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the environments stand, between two rollouts."""
-        return {
-            "rollout": self.rollout.state_dict(),
-            "starts": self.starts[0],
-            **self.episodes.state_dict(),
-            "rng": self.rng.bit_generator.state,
-            "hidden": self.learner.hidden if self.recurrent else None,
-            "began": self.began,
-        }
+        return super().state_dict() | {"starts": self.starts[0].copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rollout.load_state_dict(state["rollout"])
+        super().load_state_dict(state)
         self.starts[0] = state["starts"]
-        self.episodes.load_state_dict(state)
-        self.rng.bit_generator.state = state["rng"]
-        if self.recurrent:
-            self.learner.start(self.rollout.n)
-            self.learner.hidden.copy_(self.learner.tensor(state["hidden"]))
-        self.began = bool(state["began"])
 
 
 class DeviceCollector(Collector):
@@ -487,8 +450,12 @@ class DeviceCollector(Collector):
         ValueError: for a recurrent policy, and for one on another device than the environments.
     """
 
-    def __init__(self, envs: Any, learner: Any, length: int, streams: int, requires: frozenset[str], seed: int) -> None:
-        super().__init__(envs, learner, length, streams, requires, seed, length)
+    saved: ClassVar[dict[str, str]] = Collector.saved | {"generator": "generator"}
+
+    def __init__(
+        self, envs: Any, learner: Any, length: int, streams: int, requires: frozenset[str], seed: int, sequence: int
+    ) -> None:
+        super().__init__(envs, learner, length, streams, requires, seed, sequence)
         device = envs.arrays.device
         if self.recurrent:
             raise ValueError('agent.gru is for environments on the host; make them with array="numpy"')
@@ -506,14 +473,13 @@ class DeviceCollector(Collector):
         self._ends: list[tuple[int, Tensor, Tensor, Tensor]] = []  # time, mask, last observations, success
 
     def begin(self) -> bool:
-        fresh = not self.began
-        if fresh:
-            obs, _ = self.envs.reset(seed=self.seed)
-            self.vector[0] = obs
-            self.episodes.running[:] = 0
-            self.rollout.first_step[:] = 0
-            self.began = True
-        return fresh
+        if self.began:
+            return False
+        self.vector[0], _ = self.envs.reset(seed=self.seed)
+        self.episodes.running[:] = 0
+        self.rollout.first_step[:] = 0
+        self.began = True
+        return True
 
     def collect(self, on_step: Callable[[int], bool]) -> bool:
         length, clock = self.rollout.length, time.perf_counter()
@@ -581,16 +547,6 @@ class DeviceCollector(Collector):
         super().roll()
         self.vector[0] = self.vector[-1]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "generator": self.generator.get_state()}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.vector[0] = torch.as_tensor(self.rollout.obs[0], device=self.vector.device)
-        self.generator.set_state(torch.as_tensor(state["generator"]))
-
-
-def _concatenate(obs: list[Any]) -> Any:
-    if isinstance(obs[0], dict):
-        return {key: np.concatenate([o[key] for o in obs]) for key in obs[0]}
-    return np.concatenate(obs)

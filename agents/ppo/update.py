@@ -28,11 +28,51 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import CLIP, ActorCritic, Flat
-from agents.ppo.config import PPOConfig
+from envs.settings import Settings, setting
 
 SIZES = 16  # of batches whose memory is kept
 WIDE = 64  # inputs from which on it is faster to leave out those that are never used
 ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into the cache
+
+
+@dataclass
+class PPOConfig(Settings):
+    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout."""
+
+    prefix = "agent."
+    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
+    gamma: float = setting(
+        0.99, "discount of every stream that has none of its own", above=0, high=1, tune=(0.9, 0.9997)
+    )
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
+    n_steps: int = setting(
+        256,
+        "steps of each environment between two updates (SB3 2048, for one environment)",
+        low=1,
+        tune=(64, 128, 256, 512, "choice"),
+    )
+    batch_size: int = setting(
+        64, "transitions a minibatch; must divide n_steps * n_envs", low=1, tune=(32, 64, 128, 256, "choice")
+    )
+    n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
+    gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
+    clip_range: float = setting(0.2, "of the policy's ratio", above=0, high=1, tune=(0.1, 0.4))
+    entropy_weight: float = setting(0.0, "of the entropy bonus", low=0, high=10, tune=(1e-5, 0.1, "log"))
+    value_weight: float = setting(0.5, "of the value loss", low=0, high=1000, tune=(0.1, 1.0))
+    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", above=0, tune=(0.3, 5.0, "log"))
+    anneal: bool = setting(False, "whether the learning rate falls to 0 over training")
+    normalize_obs: bool = setting(False, "centre observations and divide by their running standard deviation")
+    gru: int = setting(0, "units of a recurrent layer, for observations that hide the state; 0 for none", low=0)
+    sequence: int = setting(32, "steps a recurrent policy is trained through at once; must divide n_steps", low=1)
+    streams: str = setting(
+        "separate", "a value for every reward stream; sum: one value of their weighted sum", choices=("separate", "sum")
+    )
+    net: str = setting(
+        "mlp", "what reads flat observations; glyphs: those with declared parts (NetHack)", choices=("mlp", "glyphs")
+    )
+    path: str = setting(
+        "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
+    )
 
 
 @dataclass
@@ -46,11 +86,6 @@ class Batch:
     valid: Any = None  # bool (T, M), recurrent only
     starts: Any = None  # bool (T, M), recurrent only: an episode begins here
     hidden: Any = None  # float32 (M, units), recurrent only: before the first row
-
-    def take(self, rows: np.ndarray) -> Batch:
-        """Some rows, copied."""
-        pixels = {key: image[rows] for key, image in self.pixels.items()}
-        return Batch(self.vector[rows], pixels, self.action[rows], self.numbers[rows])
 
 
 def sequences(x: np.ndarray, length: int) -> np.ndarray:
@@ -83,13 +118,10 @@ def advantages(
         rewards: (T, N, K).
         values: (T + 1, N, K), of the observations acted on; row T is the observation after the rollout.
         last_values: (T, N, K), value of an episode's true last observation where it was truncated; anything elsewhere.
-        terminated: bool (T, N).
-        truncated: bool (T, N).
+        terminated, truncated: bool (T, N).
         valid: bool (T, N); a row that is no transition has advantage 0 and is passed over. If it is truncated, an
             episode was lost there: the row before is bootstrapped with the value of its next observation.
-        gamma: (K,), in (0, 1].
-        gae_lambda: in [0, 1].
-        episodic: bool (K,).
+        gamma: (K,), in (0, 1]; gae_lambda: in [0, 1]; episodic: bool (K,).
 
     Returns:
         (T, N, K), float32; returns are advantages + values[:-1].
@@ -121,18 +153,13 @@ def advantages(
 
 
 class TorchUpdate:
-    """Acts, evaluates and learns with torch; on the CPU it takes and gives NumPy arrays.
-
-    Attributes:
-        learning_rate: of the next update.
-    """
+    """Acts, evaluates and learns with torch; on the CPU it takes and gives NumPy arrays."""
 
     deferred = False  # `act` gives values and log-probabilities with the actions
 
     def __init__(self, net: ActorCritic, flat: Flat, config: PPOConfig) -> None:
         self.net, self.flat, self.config, self.learning_rate = net, flat, config, config.learning_rate
-        self.actions = net.actions
-        self.device = flat.value.device
+        self.actions, self.device = net.actions, flat.value.device
         self.hidden: Tensor | None = None  # (N, units) of a recurrent policy
 
     def tensor(self, x: Any) -> Tensor:
@@ -147,9 +174,9 @@ class TorchUpdate:
         """Nothing was set aside."""
 
     def start(self, n: int) -> None:
-        """Empty the recurrent state of N environments."""
-        if self.net.gru is not None:
-            self.hidden = torch.zeros(n, self.net.gru.hidden_size, device=self.device)
+        """Make the recurrent state of N environments, empty."""
+        assert self.net.gru is not None
+        self.hidden = torch.zeros(n, self.net.gru.hidden_size, device=self.device)
 
     def _rows(self, vector: Any, pixels: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         return self.tensor(vector), {key: self.tensor(image) for key, image in pixels.items()}
@@ -245,6 +272,7 @@ class NumpyUpdate:
     """Acts, evaluates and learns in NumPy with the weights of an `ActorCritic`, which it shares."""
 
     deferred = True  # `act` leaves values and log-probabilities to `evaluate`, once a rollout
+    hidden = None  # never recurrent
 
     def __init__(self, net: ActorCritic, flat: Flat, config: PPOConfig) -> None:
         self.net, self.flat, self.config, self.learning_rate = net, flat, config, config.learning_rate

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
-from agents.state import Stateful
+from envs.state import Stateful
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import MODALITIES, ReplayScorer
+from envs.types import MODALITIES, Memory, ReplayScorer
 
 SAMPLING = ("uniform", "dfs", "lap")
 LAP_ALPHA = 0.4  # the source's
 NEVER = 1e-12  # weight of a row that is drawn only if all others are as well
+STORED = "stored_reward"  # the column of `FrozenReward`
 PENDING = 64  # steps after which the scorer is asked what to keep, even if nothing is sampled
 
 
@@ -61,8 +62,7 @@ class Replay(Stateful):
         sampling: see `Sampler`.
 
     Attributes:
-        added: rows ever added.
-        timesteps: environment steps so far, for schedules of weights.
+        added, timesteps: rows ever added; environment steps so far, for schedules of weights.
         metrics: of the scorer's newest update.
 
     Raises:
@@ -95,9 +95,8 @@ class Replay(Stateful):
         self.n_envs, self.encoding, self.scorer, self.gamma = n_envs, encoding, scorer, gamma
         self.device = torch.device(device)
         scores_images = bool(encoding.images) and bool({"obs", "next_obs"} & scorer.requires)
-        self.length = (
-            int(capacity) // n_envs + scores_images
-        )  # where images are scored, the last row waits for its successor
+        # Where images are scored, the last row waits for its successor.
+        self.length = int(capacity) // n_envs + scores_images
         self.size = size = self.length * n_envs
         self.images = Images(encoding.images, self.length, n_envs, self.device, scores_images)
         d, a = encoding.obs_size, encoding.action_size
@@ -178,11 +177,7 @@ class Replay(Stateful):
         self._unlearned = 0
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
-        """Transitions drawn with replacement; returns over `n_step` rows, fewer where the episode or the replay ends.
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """Transitions drawn with replacement; returns of `n_step` rows, fewer where episode or replay ends."""
         index = self.sampler.draw(batch_size)
         self.sampler.used(index)
         return self.rows(index, n_step)
@@ -276,9 +271,8 @@ class Replay(Stateful):
         elif not encoding.images:
             obs, next_obs = encoding.obs(obs), encoding.obs(next_obs)
         columns = {key: value.reshape(self.size, *value.shape[2:])[at] for key, value in self.columns.items()}
-        modalities = {
-            name: columns.pop(name) for name in (*MODALITIES, *(f"obs_{m}" for m in MODALITIES)) if name in columns
-        }
+        known = (*MODALITIES, *(f"obs_{name}" for name in MODALITIES))
+        modalities = {name: columns.pop(name) for name in known if name in columns}
         return Transitions(
             obs=obs,
             action=encoding.decode(host[:, self._action]),
@@ -323,6 +317,46 @@ class Replay(Stateful):
             self.columns[key][: len(value)] = value
 
 
+class FrozenReward:
+    """A `ReplayScorer` around another: transitions are scored once, with the weights and scales of that moment.
+
+    This is what replays without relabelling do to rewards that learn, and the control for it (`relabel=False`). The
+    scorer itself continues to learn; imagined transitions get their rewards from a network fitted to the stored ones.
+
+    Attributes:
+        timesteps: environment steps at which `keep` scores; set by the agent.
+    """
+
+    is_task, keeps, relabelable, differentiable = False, True, True, False
+
+    def __init__(self, scorer: Any) -> None:
+        self.scorer, self.timesteps = scorer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["scorer"], name)
+
+    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
+        """The rewards of (T, N) transitions as a column, beside those that the scorer learns from."""
+        columns, memory = self.scorer.keep(batch, memory)
+        own = {name: value for name, value in columns.items() if name in Transitions.__dataclass_fields__}
+        rest = {name: value for name, value in columns.items() if name not in own}
+        scored = self.scorer.relabel(batch.replace(**own, extras={**batch.extras, **rest}))
+        reward = self.scorer.combine(scored, self.timesteps)
+        return {**columns, STORED: reward}, memory
+
+    def relabel(self, batch: Transitions) -> dict[str, Any]:
+        """The stored rewards."""
+        return {STORED: batch.extras[STORED]}
+
+    def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
+        """The stored reward; scores by stream are combined as usual."""
+        return raw[STORED] if STORED in raw else self.scorer.combine(raw, timesteps)
+
+    def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any) -> dict[str, float]:
+        """The scorer learns from its current scores."""
+        return self.scorer.update(batch, self.scorer.relabel(batch), timesteps)
+
+
 class Sampler(Stateful):
     """Draws rows of a ring of T time rows x N environments, of which some are no transitions.
 
@@ -346,15 +380,7 @@ class Sampler(Stateful):
     """
 
     saved = (
-        "_queue",
-        "trained",
-        "imagined",
-        "_priority",
-        "_highest",
-        "_counts",
-        "_tail",
-        "count",
-        "_gaps",
+        *("_queue", "trained", "imagined", "_priority", "_highest", "_counts", "_tail", "count", "_gaps"),
         "_generator",
     )
 
@@ -468,21 +494,20 @@ class Images:
         self._free: list[int] = []
 
     def write(self, pos: int, now: dict[str, np.ndarray], after: dict[str, np.ndarray], begins: np.ndarray) -> None:
-        """One time row: images of obs and of next_obs, (N, C, H, W).
+        """One time row: images of obs and next_obs, (N, C, H, W); `after` stands in the next row until that is written.
 
-        Args:
-            pos: where.
-            now: of obs.
-            after: of next_obs; it stands in the next time row until that is written.
-            begins: bool (N,), where `now` begins an episode, so that what stands at `pos` was the final image before.
+        Where `begins`, bool (N,), `now` begins an episode: what stands at `pos` was the final image before.
         """
         if not self.table:
             return
         if self.follows:
-            self._release((pos + 1) % self.length)
+            following = (pos + 1) % self.length
+            places = self.slot[following * self.n_envs : (following + 1) * self.n_envs]
+            self._free += places[places >= 0].tolist()
+            places[:] = -1
             if begins.any():
                 self._keep(pos, np.flatnonzero(begins))
-            self._put((pos + 1) % self.length, after)
+            self._put(following, after)
         self._put(pos, now)
 
     def at(self, index: np.ndarray) -> dict[str, np.ndarray]:
@@ -515,11 +540,6 @@ class Images:
     def _put(self, pos: int, images: dict[str, np.ndarray]) -> None:
         for key, image in images.items():
             self.table[key][pos * self.n_envs : (pos + 1) * self.n_envs] = torch.from_numpy(np.ascontiguousarray(image))
-
-    def _release(self, pos: int) -> None:
-        here = self.slot[pos * self.n_envs : (pos + 1) * self.n_envs]
-        self._free += here[here >= 0].tolist()
-        here[:] = -1
 
     def _keep(self, pos: int, columns: np.ndarray) -> None:
         """What stands at `pos` ended the episodes of the rows before."""

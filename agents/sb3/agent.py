@@ -14,24 +14,40 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import operator
 import pkgutil
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from envs.settings import Settings, setting
-from envs.transitions import map_obs
+from envs.state import restore, state_of
+from envs.transitions import map_obs, put
 from envs.types import MODALITIES
 from envs.vector.in_process import Maker
 from envs.vector.workers import Workers
+
+ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)  # spaces that SB3 knows
+# What an algorithm may have beside modules and variables; absent ones are skipped.
+_ATTRIBUTES = {
+    "counters": (
+        *("num_timesteps", "_total_timesteps", "_n_updates", "_episode_num", "_n_calls", "exploration_rate"),
+        "_current_progress_remaining",
+    ),
+    "arrays": ("_last_obs", "_last_episode_starts", "_last_original_obs"),
+}
+_WINDOWS = ("ep_info_buffer", "ep_success_buffer")
+_BUFFER_ARRAYS = ("observations", "next_observations", "actions", "dones", "timeouts", "ep_start", "ep_length")
 
 
 @dataclass
@@ -48,8 +64,7 @@ class SB3Config(Settings):
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the algorithm's constructor."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.unused}
-        return {key: value for key, value in own.items() if value is not None}
+        return {key: value for key, value in vars(self).items() if key not in self.unused and value is not None}
 
 
 @dataclass
@@ -160,12 +175,7 @@ class SB3Agent:
 
     Config: ClassVar[type[SB3Config]] = SB3Config
     driver: ClassVar[str] = "rollout"
-    actions: ClassVar[tuple[type[spaces.Space], ...]] = (
-        spaces.Box,
-        spaces.Discrete,
-        spaces.MultiDiscrete,
-        spaces.MultiBinary,
-    )
+    actions: ClassVar[tuple[type[spaces.Space], ...]] = ARRAYS
     n_envs: ClassVar[int] = 8  # environments side by side, unless the user says otherwise
     algorithm: ClassVar[str]  # module:class
     lstm: ClassVar[bool] = False
@@ -181,7 +191,7 @@ class SB3Agent:
             raise ValueError(f"{name} cannot choose actions from {action_space}; use agent={able}")
         parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
         for space in parts:
-            if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            if not isinstance(space, ARRAYS):
                 raise ValueError(
                     f"{name} cannot read observations from {space}; wrap the environment so that it gives numbers "
                     "(gymnasium.wrappers.FlattenObservation, FilterObservation)"
@@ -191,20 +201,13 @@ class SB3Agent:
     def build(
         cls, config: SB3Config, venv: VecEnv, *, seed: int, device: str = "auto", buffer: Any = None, verbose: int = 0
     ) -> Any:
-        """The SB3 model.
-
-        Args:
-            config: an instance of this agent's Config.
-            venv: the environments.
-            seed: of the policy's weights and actions.
-            device: as torch writes it, or `auto`.
-            buffer: (replay buffer class, its keyword arguments), for a learned reward computed at sampling.
-            verbose: SB3's.
-        """
+        """The SB3 model; `buffer` is (replay buffer class, its arguments), for a reward computed at sampling."""
         cls.check(venv.observation_space, venv.action_space)
         arguments = config.arguments()
         if isinstance(config, TD3Config):
-            arguments["action_noise"] = _gaussian_noise(venv, config.action_noise)
+            size: Any = venv.action_space.shape
+            noise = NormalActionNoise(np.zeros(size), np.full(size, config.action_noise))  # type: ignore[arg-type]
+            arguments["action_noise"] = VectorizedActionNoise(noise, venv.num_envs) if venv.num_envs > 1 else noise
         if config.net_arch:
             arguments["policy_kwargs"] = {"net_arch": list(config.net_arch)}
         if buffer is not None:
@@ -227,12 +230,6 @@ def policy_name(policy: str, observation_space: gym.Space, lstm: bool = False) -
     if is_image_space(observation_space) and min(sides := observation_space.shape or ()) >= 3 and max(sides) >= 36:
         kind = "Cnn"
     return kind + ("LstmPolicy" if lstm else "Policy")
-
-
-def _gaussian_noise(venv: VecEnv, sigma: float) -> Any:
-    size: Any = venv.action_space.shape
-    noise = NormalActionNoise(np.zeros(size), np.full(size, sigma))  # type: ignore[arg-type]
-    return VectorizedActionNoise(noise, venv.num_envs) if venv.num_envs > 1 else noise
 
 
 class SB3PPO(SB3Agent):
@@ -338,12 +335,9 @@ def make_venv(
 class WorkerVecEnv(VecEnv):
     """`envs.vector.workers.Workers` as an SB3 VecEnv: shared arrays, and a worker that is lost is replaced.
 
-    Agents get the numbers of a DummyVecEnv. In infos an episode lost with its worker ends as truncated with
-    `info["lost"] = True` and no return; the drivers of rewards make no transition of it.
-
-    Differences from SubprocVecEnv: several environments to a worker, arrays in shared memory, workers that import no
-    torch, and nothing that can hang. Of an environment's info only what `envs.vector.in_process` keeps arrives: an
-    episode's return and length, success, frames, texts and signals.
+    Agents get the numbers of a DummyVecEnv; an episode lost with its worker is truncated, with `info["lost"] = True`
+    and no return. Unlike in SubprocVecEnv a worker has several environments and imports no torch, and nothing can hang.
+    Of infos only what `envs.vector.in_process` keeps arrives: return and length, success, frames, texts and signals.
     """
 
     def __init__(self, makers: Sequence[Maker], **options: Any) -> None:
@@ -446,3 +440,75 @@ class WorkerVecEnv(VecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return self.env_method("render")
+
+
+def get_state(model: Any) -> dict[str, Any]:
+    """All that it takes to continue an SB3 model exactly, without pickle.
+
+    Weights, optimisers, counters, the current observation, random generators, the filled part of the replay buffer;
+    SB3's own zip leaves out the buffer and what happened since the last reset.
+    """
+    modules, variables = model._get_torch_save_params()
+    state: dict[str, Any] = {}
+    for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():
+        values = {name: _attribute(model, name) for name in names}
+        state[group] = {name: state_of(value) for name, value in values.items() if value is not None}
+    state["windows"] = {name: list(getattr(model, name) or []) for name in _WINDOWS}
+    state["action_rng"] = model.action_space.np_random.bit_generator.state
+    if getattr(model, "_last_lstm_states", None) is not None:
+        state["lstm"] = {"pi": list(model._last_lstm_states.pi), "vf": list(model._last_lstm_states.vf)}
+    if getattr(model, "replay_buffer", None) is not None:
+        state["replay"] = _buffer_state(model.replay_buffer)
+    return state
+
+
+def set_state(model: Any, state: dict[str, Any]) -> None:
+    """Restore what `get_state` returned into a model built with the same configuration."""
+    for group in ("modules", "variables", *_ATTRIBUTES):
+        for name, value in state[group].items():
+            restore(model, name, value)
+    for name, value in state["windows"].items():
+        setattr(model, name, deque(value, maxlen=model._stats_window_size))
+    model.action_space.np_random.bit_generator.state = state["action_rng"]
+    if "lstm" in state:
+        states = model._last_lstm_states
+        pi, vf = (tuple(torch.as_tensor(x, device=model.device) for x in state["lstm"][key]) for key in ("pi", "vf"))
+        model._last_lstm_states = type(states)(pi, vf)
+    if "replay" in state:
+        _load_buffer(model.replay_buffer, state["replay"])
+
+
+def _attribute(model: Any, name: str) -> Any:
+    """None where there is none."""
+    try:
+        return operator.attrgetter(name)(model)
+    except AttributeError:
+        return None
+
+
+def _buffer_arrays(buffer: Any) -> dict[str, Any]:
+    """What is stored; the task's rewards also where reading `buffer.rewards` would score a learned reward."""
+    arrays = {name: getattr(buffer, name) for name in _BUFFER_ARRAYS if hasattr(buffer, name)}
+    return arrays | {"rewards": getattr(buffer, "task_rewards", buffer.rewards)}
+
+
+def _buffer_state(buffer: Any) -> dict[str, Any]:
+    filled = buffer.size()
+    arrays = {name: map_obs(lambda x: x[:filled], value) for name, value in _buffer_arrays(buffer).items()}
+    state: dict[str, Any] = {"pos": buffer.pos, "full": buffer.full, "arrays": arrays}
+    if hasattr(buffer, "_current_ep_start"):
+        state["current_episode"] = buffer._current_ep_start
+    if hasattr(buffer, "state_dict"):
+        state["reward"] = buffer.state_dict()
+    return state
+
+
+def _load_buffer(buffer: Any, state: dict[str, Any]) -> None:
+    buffer.pos, buffer.full = int(state["pos"]), bool(state["full"])
+    arrays = _buffer_arrays(buffer)
+    for name, value in state["arrays"].items():
+        put(arrays[name], slice(buffer.size()), value)
+    if "current_episode" in state:
+        buffer._current_ep_start = np.array(state["current_episode"])
+    if "reward" in state:
+        buffer.load_state_dict(state["reward"])

@@ -24,11 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.base import BaseAgent, OnStep, Steps
+from agents.base import BaseAgent, Means, OnStep, Steps
 from agents.dynamics.cells import State
 from agents.networks.actor_critic import Flat, SpaceEncoding
-from agents.replay.frozen_reward import FrozenReward
-from agents.replay.replay import Replay, Sequences
+from agents.replay.replay import FrozenReward, Replay, Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import ImagActorCritic, Replayed, descend
 from agents.world_model.model import LatentModel
@@ -43,11 +42,7 @@ SPREAD = 256  # rows to estimate the rewards' deviation from
 
 
 class WorldModel(BaseAgent):
-    """A latent model and a behaviour, over a Gymnasium vector environment.
-
-    Raises:
-        ValueError: for spaces it cannot take.
-    """
+    """A latent model and a behaviour, over a Gymnasium vector environment."""
 
     Config: ClassVar[type[WorldModelConfig]] = WorldModelConfig
     recovers: ClassVar[bool] = True
@@ -66,8 +61,7 @@ class WorldModel(BaseAgent):
         "counters.behaviour": "learner.behaviour.updates",
         "numbers.pending": "_pending",
         "numbers.usual": "_usual",
-        "log.sums": "learner.sums",
-        "log.counts": "learner.counts",
+        "log": "learner.means",
         "generator": "learner.generator",
         "state": "state",
         "steps": "steps",
@@ -83,16 +77,8 @@ class WorldModel(BaseAgent):
         self.policy = self.learner = WorldLearner(config, encoding, seed=seed, device=self.device)
         self.steps = Steps(envs, seed, self.scorer)
         self.episodes = self.steps.episodes
-        self.replay = Replay(
-            config.buffer_size,
-            envs.num_envs,
-            encoding,
-            self._frozen or self.scorer,
-            gamma=config.gamma,
-            device=self.device,
-            seed=seed,
-            sampling=config.sampling,
-        )
+        options: Any = {"gamma": config.gamma, "sampling": config.sampling, "device": self.device, "seed": seed}
+        self.replay = Replay(config.buffer_size, envs.num_envs, encoding, self._frozen or self.scorer, **options)
         self.state = self.learner.initial(envs.num_envs)
         self._pending, self._usual, self.refits = 0.0, 0.0, 0  # _usual: 0 before it is known
         self._learned_from = self.replay.metrics
@@ -162,7 +148,11 @@ class WorldModel(BaseAgent):
         pixels = {key: to(np.stack([image[key] for image in images])) for key in images[0]}
         action = torch.stack([action for _, action in self._recent])
         first = to(np.stack([(batch.step == 0) & batch.valid for batch in batches]))
-        return self.learner.head_error(vector, pixels, action, first, to(valid), reward) / spread
+        world = self.learner.world
+        with torch.no_grad():
+            states, _ = world.cell.observe(world.encoder(vector, pixels), action, first)
+            predicted = world.reward(world.cell.features(states), action)[to(valid)][-count:]
+        return float((predicted - reward).square().mean().sqrt()) / spread
 
     def _watch_head(self) -> float:
         """Measure the gap; a jump means that the reward has changed, and the head is refitted first."""
@@ -181,15 +171,14 @@ class WorldModel(BaseAgent):
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)
         self._recent.clear()
         if not self.keep_or_restore(self.learner.finite()):
-            self.learner.metrics()  # of the diverged weights
+            self.learner.means.read()  # of the diverged weights
             self.state = self.learner.initial(self.steps.n)
             self.logger.record("train/restored", self._restored)
         return {}
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write a row of the log: means since the last one."""
-        for name, value in self.learner.metrics().items():
-            self.logger.record(f"train/{name}", value)
+        self.record({f"train/{name}": value for name, value in self.learner.means.read().items()})
         self.record(self.replay.metrics)
         self.logger.record("train/refits", self.refits)
         self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
@@ -222,43 +211,27 @@ def _notes(scorer: ReplayScorer) -> list[str]:
 
 
 class WorldLearner(nn.Module):
-    """A `LatentModel` and a behaviour: `ImagActorCritic`, `LatentMPC` or `LatentTD3`.
-
-    Attributes:
-        generator: draws latents and actions.
-        flats: parameters as vectors, by name.
-        sums, counts: metrics summed where they are computed, to be read when they are logged.
-        length: steps of sampled sequences; longest: those that must be in the replay.
-
-    Raises:
-        ValueError: for a behaviour that cannot choose such actions.
-    """
+    """A `LatentModel` and a behaviour: `ImagActorCritic`, `LatentMPC` or `LatentTD3`."""
 
     def __init__(self, config: WorldModelConfig, encoding: SpaceEncoding, *, seed: int, device: torch.device) -> None:
         super().__init__()
-        self.config = config
-        self.generator = torch.Generator(device).manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            self.world = LatentModel(encoding, config, self.generator)
-            self.behaviour: Any = self._behaviour(encoding, seed)
-        self.to(device)
-        self.flats: dict[str, Flat] = {**self.world.flats(), **self.behaviour.flats()}
-        self.length = config.batch_length + config.unroll
-        self.longest = max(self.length, config.n_step + 1)
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def _behaviour(self, encoding: SpaceEncoding, seed: int) -> Any:
-        shape = (self.config, encoding, self.world.cell.size, self.generator)
-        if self.config.behaviour == "imag_ac":
-            return ImagActorCritic(*shape)
-        if self.config.behaviour == "mppi" and encoding.discrete:
+        if config.behaviour == "mppi" and encoding.discrete:
             raise ValueError(
                 f'agent.behaviour="mppi" plans continuous actions, not {encoding.action_space}; give '
                 "agent.preset=mrq or agent.preset=r2dreamer"
             )
-        return (LatentMPC if self.config.behaviour == "mppi" else LatentTD3)(*shape, seed)
+        self.config = config
+        self.generator = torch.Generator(device).manual_seed(seed)  # draws latents and actions
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.world = LatentModel(encoding, config, self.generator)
+            behaviour = {"imag_ac": ImagActorCritic, "mppi": LatentMPC, "td3": LatentTD3}[config.behaviour]
+            self.behaviour: Any = behaviour(config, encoding, self.world.cell.size, self.generator, seed)
+        self.to(device)
+        self.flats: dict[str, Flat] = {**self.world.flats(), **self.behaviour.flats()}  # parameters as vectors
+        self.length = config.batch_length + config.unroll  # steps of sampled sequences
+        self.longest = max(self.length, config.n_step + 1)  # steps that must be in the replay
+        self.means = Means()
 
     def initial(self, n: int) -> State:
         """The states of N environments before their episodes: parts (N, ...)."""
@@ -271,15 +244,9 @@ class WorldLearner(nn.Module):
     ) -> tuple[Tensor, State]:
         """Update the state by observations, choose actions, and predict the next state.
 
-        Args:
-            vector: (N, D), the numbers.
-            pixels: (N, C, H, W), the images.
-            first: bool (N,), where an episode begins.
-            state: parts (N, ...), from the step before.
-            deterministic: whether latents and actions are the likeliest.
-
-        Returns:
-            Actions (N, A) in [-1, 1] or one-hot, and the next state.
+        `vector` (N, D) and `pixels` (N, C, H, W) are observed, `first` bool (N,) where an episode begins, and `state`
+        has parts (N, ...). Returns actions (N, A) in [-1, 1] or one-hot, and the next state. Deterministic means that
+        latents and actions are the likeliest.
         """
         cell = self.world.cell
         embed = self.world.encoder(vector, pixels)[None]
@@ -301,11 +268,10 @@ class WorldLearner(nn.Module):
         config, behaviour, size = self.config, self.behaviour, self.config.batch_size
         replayed = None
         if config.behaviour == "td3":
-            fits = behaviour.model_updates()
-            if fits:
+            if behaviour.updates % config.burst == 0:  # bursts, between which the values' inputs stay
                 behaviour.begin_burst(self.world, replay.sequences(size, self.length).reward)
-            for _ in range(fits):
-                self._fit(replay.sequences(size, self.length))
+                for _ in range(config.burst):
+                    self._fit(replay.sequences(size, self.length))
             sequences = replay.sequences(size, config.n_step + 1)
         else:
             sequences = replay.sequences(size, self.length)
@@ -313,7 +279,7 @@ class WorldLearner(nn.Module):
             if config.sampling == "dfs":
                 sequences = replay.sequences(size, self.length, imagine=True)
                 replayed = self.world.replayed(sequences)
-        self._note(behaviour.update(self.world, sequences, replayed))
+        self.means.add(behaviour.update(self.world, sequences, replayed))
         if config.sampling == "lap":
             replay.sampler.set_priority(*behaviour.errors)
 
@@ -322,7 +288,7 @@ class WorldLearner(nn.Module):
         joint = self.behaviour.joint
         loss, replayed = self.world.loss(sequences, self.behaviour.value_loss if joint else None)
         descend(self.flats, self.config, loss, "model", "reward", *(["critic"] if joint else []))
-        self._note({f"{name}_loss": value for name, value in self.world.metrics.items()})
+        self.means.add({f"{name}_loss": value for name, value in self.world.metrics.items()})
         return replayed
 
     def refit(self, replay: Replay) -> None:
@@ -332,28 +298,7 @@ class WorldLearner(nn.Module):
             loss = self.world.reward_loss(replayed.features, replayed.action, replayed.reward)[replayed.valid].mean()
             descend(self.flats, self.config, loss, "reward")
 
-    @torch.no_grad()
-    def head_error(
-        self, vector: Tensor, pixels: dict[str, Tensor], action: Tensor, first: Tensor, valid: Tensor, reward: Tensor
-    ) -> float:
-        """RMSE of the reward head on real sequences (T, N, ...), whose newest valid steps had the rewards (B,)."""
-        states, _ = self.world.cell.observe(self.world.encoder(vector, pixels), action, first)
-        predicted = self.world.reward(self.world.cell.features(states), action)[valid]
-        return float((predicted[-len(reward) :] - reward).square().mean().sqrt())
-
-    def _note(self, metrics: dict[str, Tensor]) -> None:
-        for name, value in metrics.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def metrics(self) -> dict[str, float]:
-        """Means since the last time."""
-        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
-        self.sums.clear()
-        self.counts.clear()
-        return means
-
     def finite(self) -> bool:
         """Whether weights and metrics hold neither NaN nor infinity."""
-        numbers = [*(flat.value.sum() for flat in self.flats.values()), *self.sums.values()]
+        numbers = [*(flat.value.sum() for flat in self.flats.values()), *self.means.sums.values()]
         return bool(torch.isfinite(torch.stack(numbers)).all())

@@ -9,10 +9,9 @@
     tdmpc2      simnorm   its own future latents, reward, value         mppi        Hansen et al. 2024, 2310.16828
     mrq         simnorm   its own future latents, reward, end           td3         Fujimoto et al. 2025, 2501.16142
 
-Sizes and amounts are made for one CPU core: some 30 environment steps a
-second. On a GPU take those of the sources: latent=512, hidden=512, embed=512, groups=32, classes=32, batch_length=64,
-imagine_starts=0, horizon=15; for mrq and tdmpc2 batch_size=256, train_ratio=256, burst=250, plan_samples=512,
-plan_policy=24, plan_elites=64, plan_iterations=6.
+Sizes and amounts are made for one CPU core: some 30 environment steps a second. On a GPU take those of the sources:
+latent=512, hidden=512, embed=512, groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15; for mrq and
+tdmpc2 batch_size=256, train_ratio=256, burst=250, plan_samples=512, plan_policy=24, plan_elites=64, plan_iterations=6.
 """
 
 from __future__ import annotations
@@ -94,10 +93,7 @@ class WorldModelConfig(Settings):
     empowerment: float = setting(None, "weight of the inverse-dynamics loss", low=0, otherwise=0.0)
     empowerment_reward: float = setting(None, "imagined reward for a nat of empowerment", low=0, otherwise=0.0)
     sampling: str = setting(
-        None,
-        "dfs: rarely trained rows first; lap: large errors",
-        choices=("uniform", "dfs", "lap"),
-        otherwise="uniform",
+        None, "dfs: rarely trained rows; lap: large errors", choices=("uniform", "dfs", "lap"), otherwise="uniform"
     )
     n_step: int = setting(None, "rewards before the value, where there is no imagination", low=1, otherwise=1)
     unroll: int = setting(None, "steps a latent without memory is predicted ahead in training", low=0, otherwise=0)

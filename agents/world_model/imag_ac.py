@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agents.dynamics.cells import State, layer
-from agents.networks.actor_critic import Flat, SpaceEncoding, linear
+from agents.dynamics.cells import State, mlp
+from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.heads import TwoHot
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agents.world_model.model import LatentModel
 
 
+DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
 UNIFORM = 0.01  # share of a discrete policy that is uniform, so that no action dies out
 STD = (0.1, 1.0)  # range of a continuous policy's deviations
 SMOOTH = 0.01  # how fast the return's percentiles follow
@@ -82,8 +83,7 @@ class LatentPolicy(nn.Module):
     def __init__(self, inputs: int, action_size: int, discrete: bool, hidden: int) -> None:
         super().__init__()
         self.action_size, self.discrete = action_size, discrete
-        outputs = action_size if discrete else 2 * action_size
-        self.net = nn.Sequential(layer(inputs, hidden), layer(hidden, hidden), linear(hidden, outputs, 0.01))
+        self.net = mlp(inputs, hidden, action_size if discrete else 2 * action_size, 0.01, layers=2)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """(..., F) -> log-probabilities (..., A) and None; or mean and standard deviation, (..., A) each."""
@@ -132,6 +132,11 @@ class Replayed(NamedTuple):
     valid: Tensor  # bool (L, B)
 
 
+def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
+    """Mean of values by weights; 0 where all weights are."""
+    return (value * weight).sum() / weight.sum().clamp(min=1e-6)
+
+
 def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *names: str) -> None:
     """A gradient step of these networks; the reward head's rate is the model's."""
     for name in names:
@@ -143,22 +148,28 @@ def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *nam
 
 
 class Behaviour(nn.Module):
-    """Base of what learns to act in a latent model with features (F).
+    """Base of what learns to act in a latent model with features (F)."""
 
-    Attributes:
-        joint: whether its losses shape the latent.
-        updates: how many it has taken, where that matters.
-        networks: name -> the attribute with a network that is trained as a vector, or follows one.
-    """
+    joint: ClassVar[bool] = False  # whether its losses shape the latent
+    updates = 0  # how many it has taken, where that matters
+    networks: ClassVar[dict[str, str]]  # name -> the attribute with a network trained as a vector, or following one
 
-    joint: ClassVar[bool] = False
-    updates = 0
-    networks: ClassVar[dict[str, str]]
-
-    def __init__(self, config: WorldModelConfig, encoding: SpaceEncoding, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        config: WorldModelConfig,
+        encoding: SpaceEncoding,
+        features: int,
+        generator: torch.Generator,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.config, self.generator = config, generator
         self.action_size, self.discrete = encoding.action_size, encoding.discrete
+        self._build(encoding, features, seed)
+
+    def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
+        """Make the networks; `seed` is of `Stacked` ones."""
+        raise NotImplementedError
 
     def flats(self) -> dict[str, Flat]:
         """Parameters as vectors by name, once they are on their device."""
@@ -179,13 +190,10 @@ class ImagActorCritic(Behaviour):
 
     networks = {"actor": "policy", "critic": "critic", "slow": "slow"}
 
-    def __init__(
-        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator
-    ) -> None:
-        super().__init__(config, encoding, generator)
-        self.policy = LatentPolicy(features, self.action_size, self.discrete, config.hidden)
+    def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
+        self.policy = LatentPolicy(features, self.action_size, self.discrete, self.config.hidden)
         self.head = TwoHot(low=-10.0, high=10.0)
-        self.critic, self.slow = (value_net(features, config.hidden, self.head.outputs) for _ in range(2))
+        self.critic, self.slow = (value_net(features, self.config.hidden, self.head.outputs) for _ in range(2))
         self.slow.load_state_dict(self.critic.state_dict())
         self.scale = ReturnRange()
 
@@ -226,8 +234,7 @@ class ImagActorCritic(Behaviour):
         self.descend(loss, "actor", "critic")
         self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
         metrics = {"actor_loss": actor, "critic_loss": critic, "entropy": entropy.mean(), "imagined": reward.mean()}
-        metrics |= {"return": returns.mean(), "return_scale": self.scale(), "value": value.mean()}
-        return {name: x.detach() for name, x in metrics.items()}
+        return {**metrics, "return": returns.mean(), "return_scale": self.scale(), "value": value.mean()}
 
     @torch.no_grad()
     def imagine(self, world: LatentModel, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -271,8 +278,7 @@ class ImagActorCritic(Behaviour):
             cut = replayed.first[1:] | ~replayed.valid[:-1]  # the successor is not in the sequence
             known = ~cut | ((replayed.terminated[:-1] > 0) & replayed.valid[:-1])
             returns = _replay_returns(replayed.reward[:-1], discount, value, known, self.config.lambda_)
-        loss = self._value_loss(features[:-1], returns)
-        return (loss * known).sum() / known.sum().clamp(min=1)
+        return weighted_mean(self._value_loss(features[:-1], returns), known)
 
 
 def _replay_returns(reward: Tensor, discount: Tensor, value: Tensor, known: Tensor, lambda_: float) -> Tensor:
@@ -286,6 +292,6 @@ def _replay_returns(reward: Tensor, discount: Tensor, value: Tensor, known: Tens
 
 def value_net(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """Two hidden layers; its initial output is the same for all inputs."""
-    net = nn.Sequential(layer(inputs, hidden), layer(hidden, hidden), linear(hidden, outputs, 1.0))
+    net = mlp(inputs, hidden, outputs, layers=2)
     nn.init.zeros_(net[-1].weight)  # type: ignore[arg-type]
     return net

@@ -46,48 +46,41 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agents.dynamics import Predicted
-from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer
-from agents.networks.actor_critic import Flat, SpaceEncoding, linear
-from agents.networks.glyphs import Glyphs
+from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer, mlp
+from agents.networks.actor_critic import Flat, Glyphs, SpaceEncoding, linear
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import Replayed, value_net
+from agents.world_model.imag_ac import DECAY, Replayed, value_net, weighted_mean
 
-DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
 CHANNELS, MOST = 32, 64  # after the first convolution, and then
 LARGE, SMALL = 32, 8  # pixels from which the first stride is 4, and from which a side is halved
 NEAR = 256  # rows that InfoNCE compares
 
 
 class LatentModel(nn.Module):
-    """See the file; `generator` draws latents, on the weights' device.
-
-    Attributes:
-        slow: target copies of encoder and cell, set by `catch_up` (behaviour td3); else None.
-        metrics: detached losses of the last `loss`.
-    """
+    """See the file; `generator` draws latents, on the weights' device."""
 
     def __init__(self, encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoding, self.config = encoding, config
-        self.encoder = ObservationEncoder(encoding, config.embed, (config.hidden,), config.net)
+        self.encoder = ObservationEncoder(encoding, config.embed, config.hidden, config.net)
         self.cell = _cell(encoding, config, generator)
         both = self.cell.size + encoding.action_size
         self.head = TwoHot(low=-10.0, high=10.0)
         self.reward_net = value_net(both, config.hidden, self.head.outputs)
-        self.end_net = nn.Sequential(layer(both, config.hidden), linear(config.hidden, 1, 0.01))
+        self.end_net = mlp(both, config.hidden, 1, 0.01)
         # Drama's decoder reads the latent alone.
         decoded = self.cell.sizes["z"] if config.cell == "ssm" else self.cell.size
-        self.decoder = ObservationDecoder(encoding, decoded, (config.hidden,)) if config.recon else None
+        self.decoder = ObservationDecoder(encoding, decoded, config.hidden) if config.recon else None
         self.project = nn.Linear(self.cell.size, config.embed) if config.barlow or config.infonce else None
         inverse = (self.cell.size, encoding.action_size, encoding.discrete, config.hidden)
         self.empowerment = Empowerment(*inverse) if config.empowerment else None
         self.budget = KLBudget(config.kl_budget, config.dual_lr, config.kl_balance) if config.kl == "repo" else None
-        self.slow = None
+        self.slow = None  # target copies, set by `catch_up`
         if config.behaviour == "td3":
             self.slow = nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "cell": copy.deepcopy(self.cell)})
-        self.metrics: dict[str, Tensor] = {}
+        self.metrics: dict[str, Tensor] = {}  # detached losses of the last `loss`
 
     def flats(self) -> dict[str, Flat]:
         """Parameters as vectors by name, once on their device; the reward head is separate, to be refitted alone."""
@@ -167,9 +160,10 @@ class LatentModel(nn.Module):
         config, weight, both = self.config, seq.valid.to(seq.reward.dtype), self.cell.kl(stats)
         losses = self._heads(self.cell.features(states), seq.action, seq.reward, seq.terminated, weight)
         if self.budget is not None and both is not None:
-            losses["kl"] = self.budget(*(_mean(side, weight) for side in both))
+            losses["kl"] = self.budget(*(weighted_mean(side, weight) for side in both))
         elif config.kl != "none" and both is not None:
-            losses["kl"] = _mean(divergence(*both, config.kl_dyn, config.kl_rep, config.free_nats), weight)
+            nats = divergence(*both, config.kl_dyn, config.kl_rep, config.free_nats)
+            losses["kl"] = weighted_mean(nats, weight)
         return losses
 
     def _unrolled_losses(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
@@ -186,8 +180,8 @@ class LatentModel(nn.Module):
         weight = lives * decay[:, None]
         targets = (seq.action[:steps], seq.reward[:steps], seq.terminated[:steps])
         losses = self._heads(ahead[:-1], *targets, weight)
-        gap = consistency(ahead[1:], encoded[1 : steps + 1])
-        losses["consistency"] = self.config.consistency * _mean(gap, weight * linked)
+        gap = (ahead[1:] - encoded[1 : steps + 1]).square().mean(-1)
+        losses["consistency"] = self.config.consistency * weighted_mean(gap, weight * linked)
         if joint is not None and self.config.value_weight:
             losses["value"] = self.config.value_weight * joint(seq, ahead, encoded, weight, linked)
         return losses, {"z": encoded}
@@ -197,8 +191,8 @@ class LatentModel(nn.Module):
         rewards = self.head.loss(self.reward_net(both), reward)
         ends = F.binary_cross_entropy_with_logits(self.end_net(both).squeeze(-1), 1 - terminated, reduction="none")
         return {
-            "reward": self.config.reward_weight * _mean(rewards, weight),
-            "continue": self.config.continue_weight * _mean(ends, weight),
+            "reward": self.config.reward_weight * weighted_mean(rewards, weight),
+            "continue": self.config.continue_weight * weighted_mean(ends, weight),
         }
 
     def _latent_losses(self, seq: Sequences, states: State, embed: Tensor) -> dict[str, Tensor]:
@@ -209,7 +203,7 @@ class LatentModel(nn.Module):
         if self.decoder is not None:
             read = states["z"] if config.cell == "ssm" else features
             gap = self.decoder.loss(read, seq.vector, seq.pixels)
-            losses["recon"] = config.recon * _mean(gap, seq.valid.to(gap.dtype))
+            losses["recon"] = config.recon * weighted_mean(gap, seq.valid.to(gap.dtype))
         if self.project is not None:
             projected, target = self.project(features).flatten(0, 1)[valid], embed.flatten(0, 1)[valid]
             if config.barlow:
@@ -219,7 +213,7 @@ class LatentModel(nn.Module):
         if self.empowerment is not None:
             linked = (seq.valid[:-1] & ~seq.first[1:]).to(features.dtype)
             log_prob = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
-            losses["empowerment"] = -config.empowerment * _mean(log_prob, linked)
+            losses["empowerment"] = -config.empowerment * weighted_mean(log_prob, linked)
         return losses
 
 
@@ -227,11 +221,6 @@ def _cut(seq: Sequences, begin: int, end: int | None) -> Sequences:
     """Some steps of sequences."""
     pixels = {key: image[begin:end] for key, image in seq.pixels.items()}
     return seq._replace(pixels=pixels, **{k: getattr(seq, k)[begin:end] for k in seq._fields if k != "pixels"})
-
-
-def _mean(value: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean."""
-    return (value * weight).sum() / weight.sum().clamp(min=1e-6)
 
 
 def _cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Generator) -> Cell:
@@ -245,16 +234,11 @@ def _cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Ge
 class ObservationEncoder(nn.Module):
     """(..., D) numbers and {key: (..., C, H, W)} uint8 images -> (..., E).
 
-    Numbers pass symlog and fully connected layers (`net_arch`), or with net="glyphs" `agents.networks.glyphs`; images
-    pass convolutions that quarter and halve each side until it is below 8, and small grids keep their size.
-
-    Raises:
-        ValueError: for net="glyphs" and observations without parts.
+    Numbers pass symlog and a fully connected layer, or with net="glyphs" `Glyphs`; images pass
+    convolutions that quarter and halve each side until it is below 8, and small grids keep their size.
     """
 
-    def __init__(
-        self, encoding: SpaceEncoding, size: int = 128, net_arch: tuple[int, ...] = (128,), net: str = "mlp"
-    ) -> None:
+    def __init__(self, encoding: SpaceEncoding, size: int, hidden: int = 128, net: str = "mlp") -> None:
         super().__init__()
         self.size, self.numbers, self.trunk = size, encoding.obs_size, None
         width = 0
@@ -262,12 +246,9 @@ class ObservationEncoder(nn.Module):
             self.trunk = Glyphs(encoding.observation_space)
             width = self.trunk.width
         elif encoding.obs_size:
-            widths = (encoding.obs_size, *net_arch)
-            self.mlp = nn.Sequential(*(layer(a, b) for a, b in itertools.pairwise(widths)))
-            width = widths[-1]
-        self.convolutions = nn.ModuleDict(
-            {f"image_{key}": _convolutions(shape) for key, shape in encoding.images.items()}
-        )
+            self.mlp = nn.Sequential(layer(encoding.obs_size, hidden))
+            width = hidden
+        self.convolutions = nn.ModuleDict({f"image_{k}": _convolutions(shape) for k, shape in encoding.images.items()})
         width += sum(math.prod(_sizes(shape)[-1]) for shape in encoding.images.values())
         self.join = layer(width, size)
 
@@ -287,12 +268,11 @@ class ObservationEncoder(nn.Module):
 class ObservationDecoder(nn.Module):
     """(..., F) -> (..., D) in symlog's space, and {key: (..., C, H, W)} in [0, 1]: the encoder reversed."""
 
-    def __init__(self, encoding: SpaceEncoding, features: int, net_arch: tuple[int, ...] = (128,)) -> None:
+    def __init__(self, encoding: SpaceEncoding, features: int, hidden: int = 128) -> None:
         super().__init__()
         self.numbers = encoding.obs_size
         if encoding.obs_size:
-            layers = [layer(a, b) for a, b in itertools.pairwise((features, *net_arch))]
-            self.mlp = nn.Sequential(*layers, linear((features, *net_arch)[-1], encoding.obs_size, 1.0))
+            self.mlp = mlp(features, hidden, encoding.obs_size)
         self.images = nn.ModuleDict(
             {f"image_{k}": _deconvolutions(features, shape) for k, shape in encoding.images.items()}
         )
@@ -306,9 +286,9 @@ class ObservationDecoder(nn.Module):
     def loss(self, features: Tensor, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
         """Squared error of all numbers and pixels, summed: (..., F), the observation -> (...,)."""
         decoded, images = self(features)
-        gap = recon_vector(decoded, vector)
+        gap = (decoded - symlog(vector)).square().sum(-1)
         for key, image in pixels.items():
-            gap = gap + recon_pixels(images[key], image)
+            gap = gap + (images[key] - image.to(decoded.dtype) / 255).square().sum((-3, -2, -1))
         return gap
 
 
@@ -342,11 +322,11 @@ def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
     for (before, low, _), (after, height, width) in itertools.pairwise(sizes):
         stride = height // low
         if stride == 1:
-            layers += [_orthogonal(nn.Conv2d(before, after, 3, 1, 1)), nn.SiLU()]
+            net: Any = nn.Conv2d(before, after, 3, 1, 1)
         else:
             left = (height % stride, width % stride)
-            widening = nn.ConvTranspose2d(before, after, 2 * stride, stride, stride // 2, left)
-            layers += [_orthogonal(widening), nn.SiLU()]
+            net = nn.ConvTranspose2d(before, after, 2 * stride, stride, stride // 2, left)
+        layers += [_orthogonal(net), nn.SiLU()]
     return nn.Sequential(*layers[:-1], nn.Sigmoid())
 
 
@@ -380,21 +360,6 @@ def infonce(projected: Tensor, target: Tensor, temperature: float = 0.1) -> Tens
     """
     x, y = (F.normalize(z.flatten(0, -2), dim=-1) for z in (projected, target))
     return F.cross_entropy(x @ y.T / temperature, torch.arange(len(x), device=x.device))
-
-
-def consistency(predicted: Tensor, encoded: Tensor) -> Tensor:
-    """Mean squared error of latents (..., Z) -> (...,); the encoded one is a target."""
-    return (predicted - encoded.detach()).square().mean(-1)
-
-
-def recon_vector(decoded: Tensor, vector: Tensor) -> Tensor:
-    """Squared error of numbers in symlog's space, summed: (..., D) -> (...,). `decoded` is in that space."""
-    return (decoded - symlog(vector)).square().sum(-1)
-
-
-def recon_pixels(decoded: Tensor, image: Tensor) -> Tensor:
-    """Squared error of pixels in [0, 1], summed: (..., C, H, W), uint8 -> (...,)."""
-    return (decoded - image.to(decoded.dtype) / 255).square().sum((-3, -2, -1))
 
 
 def divergence(dyn: Tensor, rep: Tensor, dyn_weight: float = 1.0, rep_weight: float = 0.1, free: float = 1.0) -> Tensor:
@@ -438,12 +403,8 @@ class Empowerment(nn.Module):
     def __init__(self, features: int, action_size: int, discrete: bool, hidden: int = 128) -> None:
         super().__init__()
         self.discrete = discrete
-        self.net = nn.Sequential(
-            linear(2 * features, hidden, 1.0),
-            nn.LayerNorm(hidden, eps=1e-3),
-            nn.SiLU(),
-            linear(hidden, action_size * (1 if discrete else 2), 0.01),
-        )
+        outputs = action_size if discrete else 2 * action_size
+        self.net = nn.Sequential(*layer(2 * features, hidden), linear(hidden, outputs, 0.01))
 
     def log_prob(self, features: Tensor, next_features: Tensor, action: Tensor) -> Tensor:
         """log q of actions (..., A) between one latent (..., F) and the next: (...,). Maximise it to learn q."""

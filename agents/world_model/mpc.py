@@ -33,14 +33,12 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.heads import TwoHot
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import Behaviour, LatentPolicy, Replayed, ReturnRange
+from agents.world_model.imag_ac import DECAY, Behaviour, LatentPolicy, Replayed, ReturnRange, weighted_mean
 
 if TYPE_CHECKING:
     from agents.world_model.model import LatentModel
 
 
-DECAY = 0.5  # weight of each further step
 SUBSET = 2  # of the critics, drawn each time
 
 
@@ -50,10 +48,8 @@ class LatentMPC(Behaviour):
     joint = True
     networks = {"actor": "policy", "critic": "q", "slow": "slow_q"}
 
-    def __init__(
-        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int
-    ) -> None:
-        super().__init__(config, encoding, generator)
+    def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
+        config = self.config
         self.head = TwoHot(low=-10.0, high=10.0)
         sizes = (config.critics, features + self.action_size, [config.hidden, config.hidden], self.head.outputs)
         self.q = Stacked(*sizes, activation="mish", norm="layer", dropout=0.01, last=0.0, seed=seed)
@@ -68,9 +64,9 @@ class LatentMPC(Behaviour):
             iterations=config.plan_iterations,
             elites=config.plan_elites,
             gamma=config.gamma,
-            device=generator.device,
+            device=self.generator.device,
         )
-        self.planner.generator = generator
+        self.planner.generator = self.generator
 
     def initial(self, n: int) -> State:
         """Memory of acting beside the latent: the last plan, (N, H, A)."""
@@ -93,12 +89,8 @@ class LatentMPC(Behaviour):
     def value_loss(self, seq: Sequences, ahead: Tensor, encoded: Tensor, weight: Tensor, linked: Tensor) -> Tensor:
         """Temporal-difference loss on predicted latents, through which gradients reach the model.
 
-        Args:
-            seq: the minibatch, (L, B).
-            ahead: (K + 1, B, Z), predicted.
-            encoded: (L, B, Z), detached.
-            weight: (K, B), of each step.
-            linked: bool (K, B), whether the next row's observation follows.
+        Of a minibatch (L, B): latents predicted `ahead` (K + 1, B, Z) and `encoded` (L, B, Z), detached; the `weight`
+        (K, B) of each step; `linked` bool (K, B), whether the next row's observation follows.
         """
         steps, terminated = len(weight), seq.terminated[: len(weight)]
         with torch.no_grad():
@@ -106,24 +98,22 @@ class LatentMPC(Behaviour):
             target = seq.reward[:steps] + self.config.gamma * (1 - terminated) * value
         logits = self.q(torch.cat([ahead[:-1], seq.action[:steps]], -1).flatten(0, 1), generator=self.generator)
         loss = self.head.loss(logits, target.flatten()).mean(0).view_as(target)
-        counts = weight * (linked | (terminated > 0))
-        return (loss * counts).sum() / counts.sum().clamp(min=1e-6)
+        return weighted_mean(loss, weight * (linked | (terminated > 0)))
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
         """One step of the policy on replayed latents; returns metrics."""
         z, config = replayed.features, self.config
-        decay = DECAY ** torch.arange(len(z), device=z.device, dtype=z.dtype)
+        decay = DECAY["mppi"] ** torch.arange(len(z), device=z.device, dtype=z.dtype)
         weight = replayed.valid * decay[:, None]
         distribution = self.policy(z)
         action = _cut(self.policy.sample(distribution, self.generator))
         entropy = self.policy.log_prob(distribution, action.detach())[1]
         value = self.head.value(self._subset(self.q, torch.cat([z, action], -1))).mean(0)
         self.scale.update(value[0].detach())
-        loss = -((value / self.scale() + config.entropy_weight * entropy) * weight).sum() / weight.sum().clamp(min=1e-6)
+        loss = -weighted_mean(value / self.scale() + config.entropy_weight * entropy, weight)
         self.descend(loss, "actor")
         self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
-        metrics = {"actor_loss": loss, "entropy": entropy.mean(), "value": value.mean(), "return_scale": self.scale()}
-        return {name: x.detach() for name, x in metrics.items()}
+        return {"actor_loss": loss, "entropy": entropy.mean(), "value": value.mean(), "return_scale": self.scale()}
 
     def _subset(self, q: Stacked, both: Tensor) -> Tensor:
         """Logits of two critics drawn at random, (2, ..., bins), without gradients to their weights."""

@@ -26,15 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
-from agents.dynamics.cells import State, layer
-from agents.networks.actor_critic import SpaceEncoding, linear
+from agents.dynamics.cells import State, mlp
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import Behaviour, Replayed
+from agents.world_model.imag_ac import Behaviour, Replayed, weighted_mean
 
 if TYPE_CHECKING:
     from agents.world_model.model import LatentModel
@@ -47,19 +46,11 @@ CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps t
 def n_step(
     reward: Tensor, terminated: Tensor, first: Tensor, valid: Tensor, n: int, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Discounted rewards from the first row of each sequence on, until an end or for n steps.
+    """Discounted rewards from the first row of each sequence (L, B), L > n, on, until an end or for n steps.
 
-    Args:
-        reward: (L, B) with L > n.
-        terminated: (L, B), by that action.
-        first: bool (L, B), whether a row begins an episode.
-        valid: bool (L, B), whether it is a transition.
-        n: steps.
-        gamma: discount.
-
-    Returns:
-        The sum (B,), the discount of the value after it (0 after an end), the row (B,) whose observation has that
-        value, and bool (B,) whether the return is known: a row whose episode was cut after it has no successor.
+    Returns the sum (B,), the discount of the value after it (0 after an end), the row (B,) whose observation has that
+    value, and bool (B,) whether the return is known: a row whose episode was cut after it has no successor. `first`
+    and `valid`, bool (L, B), say whether a row begins an episode, and whether it is a transition.
     """
     linked = valid[:n] & ~first[1 : n + 1]  # the next row's observation follows this one
     ended = valid[:n] & (terminated[:n] > 0)
@@ -73,32 +64,23 @@ def n_step(
 
 
 class LatentTD3(Behaviour):
-    """Values on a `SimNorm` model's hidden (z, a), and for continuous actions a policy on z.
-
-    Attributes:
-        errors: rows of the replay and the largest error of any critic there, (B,) each, of the last update.
-    """
+    """Values on a `SimNorm` model's hidden (z, a), and for continuous actions a policy on z."""
 
     networks = {"critic": "q", "slow": "slow_q", "actor": "policy", "slow_actor": "slow_policy"}
     scale: Tensor
     slow_scale: Tensor
 
-    def __init__(
-        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int
-    ) -> None:
-        super().__init__(config, encoding, generator)
-        hidden = config.hidden
-        sizes = (config.critics, hidden, [hidden, hidden], 1)
+    def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
+        hidden = self.config.hidden
+        sizes = (self.config.critics, hidden, [hidden, hidden], 1)
         self.q = Stacked(*sizes, activation="elu", norm="layer", last=0.1, seed=seed)  # near 0, and no ties
         self.slow_q = copy.deepcopy(self.q)
         # nothing to learn where actions are enumerated, but a module has parameters
-        self.policy = nn.Sequential(
-            layer(features, hidden), layer(hidden, hidden), linear(hidden, self.action_size, 0.01)
-        )
+        self.policy = mlp(features, hidden, self.action_size, 0.01, layers=2)
         self.slow_policy = copy.deepcopy(self.policy)
         self.register_buffer("scale", torch.ones(()))  # what rewards are divided by
         self.register_buffer("slow_scale", torch.ones(()))
-        self.errors: tuple[Tensor, Tensor] | None = None
+        self.errors: tuple[Tensor, Tensor] | None = None  # the last rows (B,), the largest error of any critic (B,)
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         """Actions (N, A), and the memory as it was."""
@@ -112,10 +94,6 @@ class LatentTD3(Behaviour):
             random = torch.randint(self.action_size, (len(z),), generator=self.generator, device=z.device)
             action = torch.where(chance < noise / 2, F.one_hot(random, self.action_size).to(z.dtype), action)
         return action, memory
-
-    def model_updates(self) -> int:
-        """Gradient steps of the model before this update: bursts, between which the values' inputs stay."""
-        return self.config.burst if self.updates % self.config.burst == 0 else 0
 
     def begin_burst(self, world: LatentModel, reward: Tensor) -> None:
         """Copy the weights to the slow networks, and set the scale of rewards (...,)."""
@@ -142,7 +120,7 @@ class LatentTD3(Behaviour):
             zsa = joint(world.cell, z, seq.action[0])
         q = self.q(zsa).squeeze(-1)
         gap = (q - target).abs()
-        loss = (F.smooth_l1_loss(q, target.expand_as(q), reduction="none") * known).sum() / known.sum().clamp(min=1)
+        loss = weighted_mean(F.smooth_l1_loss(q, target.expand_as(q), reduction="none"), known)  # summed over critics
         self.descend(loss, "critic")
         self.errors = (seq.index[0], torch.where(known, gap.detach().amax(0), 0.0))
         metrics = {"critic_loss": loss, "value": q.mean() * self.scale, "reward_scale": self.scale}
@@ -150,11 +128,11 @@ class LatentTD3(Behaviour):
             raw = self.policy(z)
             zsa = joint(world.cell, z, torch.tanh(raw), frozen=True)
             value = self.q(zsa, [p.detach() for p in self.q.weights()]).mean(0).squeeze(-1)
-            loss = ((CALM * raw.square().mean(-1) - value) * known).sum() / known.sum().clamp(min=1)
+            loss = weighted_mean(CALM * raw.square().mean(-1) - value, known)
             self.descend(loss, "actor")
             metrics["actor_loss"] = loss
         self.updates += 1
-        return {name: x.detach().clone() for name, x in metrics.items()}
+        return metrics
 
     def _next_value(self, cell: Any, z: Tensor) -> Tensor:
         """Values of latents (B, Z) by the slow networks: (B,)."""

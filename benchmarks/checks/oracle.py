@@ -117,7 +117,7 @@ def _errors(env_id: str, model: Any, encoding: Any, pieces: list[Episode], typic
             termination(env_id),
             torch.as_tensor(obs[0]),
             horizon,
-            lengths=torch.as_tensor(lengths),
+            cut=lambda predicted, t: torch.as_tensor(t >= lengths),
         )
     scale = np.maximum(np.abs(rewards).sum(0), typical * lengths)
     alive, ended = rollout.alive.numpy(), np.array([bool(piece[3][-1]) for piece in pieces])

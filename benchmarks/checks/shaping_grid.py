@@ -1,11 +1,11 @@
 """Which shapes of a score can be farmed? A grid small enough to know the optimal policy of each exactly.
 
 A square of 12 x 12 cells; the episode ends in the goal's corner with a reward of 1. A score p(s) >= 0 rises towards the
-goal, but higher still towards a decoy elsewhere. Each shape of `rewards.mix.shaping` makes it a reward, which is
+goal, but higher still towards a decoy elsewhere. Each shape of `rewards.mix.mix` makes it a reward, which is
 added to the task's with a weight; value iteration gives the policy that is best for the sum, and what counts is the
 share of cells from which that policy reaches the goal within 60 steps.
 
-Sources of the shapes: see `rewards.mix.shaping`; "sigmoid, positive" and "log-sigmoid" are those of Fu et al. 2025,
+Sources of the shapes: see `rewards.mix.mix`; "sigmoid, positive" and "log-sigmoid" are those of Fu et al. 2025,
 arXiv 2502.18770, which were made for one reward an episode. Exact: no learning, no seed.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.mix.shaping import clip, delta, potential, sigmoid
+from rewards.mix.mix import clip, delta, potential, sigmoid
 from runners.report import results
 
 SIZE, GAMMA, WITHIN = 12, 0.97, 60

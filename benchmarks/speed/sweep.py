@@ -66,7 +66,7 @@ def measure(folder: Path, jobs: int, slots: int, seconds: float, pairs: int) -> 
     """
     from runners.sweep.drive import drive
     from runners.sweep.grid import expand
-    from runners.sweep.job_log import JobLog
+    from runners.sweep.job import JobLog
     from runners.sweep.local import Local
 
     temporary = tempfile.TemporaryDirectory(prefix="lodestar-")

@@ -221,8 +221,7 @@ def _with_cache(kind: str) -> tuple[int, Callable[[], Any]]:
 def _reprompt(path: Path) -> dict[str, float]:
     """Seconds for a change of mind: the median of four."""
     from rewards.vision.clip import ClipConfig
-    from rewards.vision.contrast import ContrastConfig
-    from rewards.vision.rescore import Rescorer
+    from rewards.vision.contrast import ContrastConfig, Rescorer
 
     figures = {}
     for key, model, weights in (("", "lodestar", ""), ("_ViT-B-32", "ViT-B-32", "untrained")):

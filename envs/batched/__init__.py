@@ -38,7 +38,7 @@ _GRIDS = {
 _NETHACK = ("NetHackScore-v0", *(f"lodestar/NetHack{name}-v0" for name in ("Score", "Oracle", "OracleSober")))
 _ROOMS = Program("envs.batched.exploration:BatchedNoisyRooms", _names("rooms noise bits code dense_size"))
 _SEA = Program("envs.batched.exploration:BatchedDeepSea", _names("size stochastic mapping_seed"))
-_GRID = Program("envs.batched.minigrid.env:BatchedMiniGrid", modalities=_names("text"))
+_GRID = Program("envs.batched.minigrid:BatchedMiniGrid", modalities=_names("text"))
 _ROAD = Program("envs.batched.highway.env:BatchedHighway", _names("config"), _names("frame_size signals"))
 _GAME = Program(
     "envs.batched.nethack:BatchedNetHack",

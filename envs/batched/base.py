@@ -21,18 +21,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from envs.observations import empty_modalities
 from envs.types import Array
 
 
 class Arrays:
-    """Where arrays live.
-
-    Args:
-        array: "numpy" or "torch".
-        device: of the tensors; NumPy's arrays only live on "cpu".
-
-    Attributes:
-        xp: the module `numpy` or `torch`, for all that both spell alike.
+    """Where arrays live: NumPy's on "cpu", torch's on a device; `xp` is the module, for all that both spell alike.
 
     Raises:
         ValueError: if there is no such array library or device.
@@ -91,23 +85,15 @@ class BatchedEnv(VectorEnv):
 
     Args:
         original: one environment from `envs.make.make`: its spaces, limits and constants are taken over.
-        n: how many environments, N.
         seed: of the first reset.
-        arrays: which arrays to compute with.
         frame_size: side in pixels of `infos["frame"]`, uint8 (N, side, side, 3); None for no frames.
         text: whether to write `infos["text"]`, object (N,) of str, on the host.
         signals: whether to write `infos["signals"]`, float32 (N, K), as `SIGNALS` names them.
-
-    Attributes:
-        state: name -> (N, ...), all that the dynamics read.
-        world: `original` without wrappers, closed; only its constants are read.
-        max_steps: steps after which an episode is truncated.
-        modalities: some of `envs.types.MODALITIES` -> (N, ...), of the observations last returned.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     SIGNALS: tuple[str, ...] = ()
-    world: Any
+    world: Any  # `original` without wrappers, closed; only its constants are read
 
     def __init__(
         self,
@@ -126,15 +112,10 @@ class BatchedEnv(VectorEnv):
         self.observation_space = batch_space(original.observation_space, n)
         self.action_space = batch_space(original.action_space, n)
         self.arrays, self.xp = arrays, arrays.xp
-        self.state: dict[str, Array] = {}
-        self.modalities: dict[str, Array] = {}
-        self.frame_size = frame_size
-        if frame_size is not None:
-            self.modalities["frame"] = np.zeros((n, frame_size, frame_size, 3), np.uint8)
-        if text:
-            self.modalities["text"] = np.full(n, "", object)
-        if signals:
-            self.modalities["signals"] = np.zeros((n, len(self.SIGNALS)), np.float32)
+        self.state: dict[str, Array] = {}  # name -> (N, ...), all that the dynamics read
+        self.frame_size, self.first_seed = frame_size, seed
+        # Some of `MODALITIES`, (N, ...), of the observations last returned.
+        self.modalities = empty_modalities(n, frame_size, text, len(self.SIGNALS) if signals else 0)
         limits = (getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None))
         self.max_steps = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         self.np_random = np.random.default_rng(seed)
@@ -166,13 +147,9 @@ class BatchedEnv(VectorEnv):
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         """Write the observations of K states into `out`, float32 (K, D)."""
 
-    @abstractmethod
     def _success(self, terminated: Array) -> Array:
         """Whether the episodes that end now succeeded, bool (N,)."""
-
-    @abstractmethod
-    def _read(self, original: Any) -> dict[str, Any]:
-        """The entries of `state` for one of the original environments, unwrapped."""
+        return terminated
 
     def _show(self, rows: Array) -> None:
         """Write some rows of `modalities`, int (K,), from `state`."""
@@ -237,26 +214,25 @@ class BatchedEnv(VectorEnv):
         return {"final_obs": self._final_obs, "_final_obs": ended, "final_info": final, "_final_info": ended}
 
     def _begin(self, rows: Array) -> None:
-        count = len(rows)
-        fresh = self._draw(count)
-        if not self.state:
-            self.state = {key: self.xp.zeros_like(value) for key, value in fresh.items()}
-        for key, value in fresh.items():
-            self.state[key][rows] = value
+        first = self.xp.empty_like(self._obs[: len(rows)])
+        self._start(rows, first)
         self._steps[rows] = 0
         self._returns[rows] = 0.0
-        first = self.xp.empty_like(self._obs[:count])
-        self._observe(fresh, first)
         self._obs[rows] = first
         if self.modalities:
             self._show(rows)
 
-    def _draw(self, count: int) -> dict[str, Array]:
-        """The next `count` starts of the pool, which is refilled when it holds fewer."""
-        if self._used + count > self._pool_size:
+    def _start(self, rows: Array, out: Array) -> None:
+        """Put the next starts of the pool into rows (K,) of `state`, and their observations into `out`, (K, D)."""
+        if self._used + len(rows) > self._pool_size:
             self._refill()
-        self._used += count
-        return {key: value[self._used - count : self._used] for key, value in self._pool.items()}
+        begin, self._used = self._used, self._used + len(rows)
+        fresh = {key: value[begin : self._used] for key, value in self._pool.items()}
+        if not self.state:
+            self.state = {key: self.xp.zeros_like(value) for key, value in fresh.items()}
+        for key, value in fresh.items():
+            self.state[key][rows] = value
+        self._observe(fresh, out)
 
     def _refill(self) -> None:
         self._pool_rng = copy.deepcopy(self.np_random.bit_generator.state)
@@ -265,20 +241,16 @@ class BatchedEnv(VectorEnv):
         self._used = 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data from which `restore` continues, bit for bit.
-
-        Raises:
-            RuntimeError: before the first reset.
-        """
+        """Plain data from which `restore` continues, bit for bit; a RuntimeError before the first reset."""
         if not self.state:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
-        return {
-            "state": {key: self.arrays.numpy(value) for key, value in self.state.items()},
-            "steps": self.arrays.numpy(self._steps),
-            "returns": self.arrays.numpy(self._returns),
-            "rng": copy.deepcopy(self._pool_rng),
-            "used": self._used,
-        }
+        host = self.arrays.numpy
+        return {**self._saved(), "steps": host(self._steps), "returns": host(self._returns)}
+
+    def _saved(self) -> dict[str, Any]:
+        """What a snapshot holds besides steps and returns."""
+        state = {key: self.arrays.numpy(value) for key, value in self.state.items()}
+        return {"state": state, "rng": copy.deepcopy(self._pool_rng), "used": self._used}
 
     def restore(self, state: dict[str, Any]) -> Array:
         """Come to the state in which `snapshot` was taken, of this id and N; returns its observations.
@@ -286,27 +258,20 @@ class BatchedEnv(VectorEnv):
         Raises:
             ValueError: if it was taken of another number of environments.
         """
-        if len(state["steps"]) != self.num_envs:
-            raise ValueError(
-                f"the snapshot holds {len(state['steps'])} environments, not {self.num_envs}; make as many"
-            )
-        self.np_random.bit_generator.state = copy.deepcopy(state["rng"])
-        self._refill()
-        self._used = int(state["used"])
-        return self._set(state["state"], state["steps"], state["returns"])
-
-    def load(self, originals: Sequence[gym.Env]) -> Array:
-        """Take over the states of N environments from `envs.make.make` that were just reset; returns observations."""
-        states = [self._read(original.unwrapped) for original in originals]
-        self._refill()
-        zeros = np.zeros(self.num_envs)
-        return self._set({key: np.stack([state[key] for state in states]) for key in states[0]}, zeros, zeros)
-
-    def _set(self, state: dict[str, np.ndarray], steps: np.ndarray, returns: np.ndarray) -> Array:
-        self.state = {key: self.arrays.array(value) for key, value in state.items()}
-        self._steps = self.arrays.array(steps, np.int64)
-        self._returns = self.arrays.array(returns, np.float64)
+        count = len(state["steps"])
+        if count != self.num_envs:
+            raise ValueError(f"the snapshot holds {count} environments, not {self.num_envs}; make as many")
+        self._return_to(state)
+        self._steps = self.arrays.array(state["steps"], np.int64)
+        self._returns = self.arrays.array(state["returns"], np.float64)
         self._observe(self.state, self._obs)
         if self.modalities:
             self._show(self._everywhere)
         return self._obs
+
+    def _return_to(self, saved: dict[str, Any]) -> None:
+        """The inverse of `_saved`."""
+        self.np_random.bit_generator.state = copy.deepcopy(saved["rng"])
+        self._refill()
+        self._used = int(saved["used"])
+        self.state = {key: self.arrays.array(value) for key, value in saved["state"].items()}

@@ -38,9 +38,6 @@ class BatchedClassic(BatchedEnv):
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         out[...] = state["x"]
 
-    def _read(self, original: Any) -> dict[str, Any]:
-        return {"x": np.asarray(original.state, self.DTYPE)}
-
     def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One step from the states of the observations `obs` (B, D), for any B; NumPy arrays only.
 
@@ -334,6 +331,3 @@ class BatchedAcrobot(BatchedClassic):
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         angles = np.arctan2(obs[:, [1, 3]], obs[:, [0, 2]])
         return np.concatenate([angles, obs[:, 4:]], -1)
-
-    def _success(self, terminated: Array) -> Array:
-        return terminated

@@ -57,18 +57,17 @@ class BatchedCells(BatchedEnv):
         cell = self.state["cell"]
         cell[...] = self._reached[...] = self.arrays.gather(self._leads, cell * self._choices + choices)
 
-    def _mark(self, cell: Array, out: Array) -> None:
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
         """Write K cells into `out`, float32 (K, n_cells), as one-hot rows."""
         out[...] = 0.0
-        out[self._everywhere[: len(cell)], cell] = 1.0
+        out[self._everywhere[: len(out)], state["cell"]] = 1.0
 
-    def snapshot(self) -> dict[str, Any]:
-        return {**super().snapshot(), "chance": self._chance.bit_generator.state}
+    def _saved(self) -> dict[str, Any]:
+        return {**super()._saved(), "chance": self._chance.bit_generator.state}
 
-    def restore(self, state: dict[str, Any]) -> Array:
-        obs = super().restore(state)
-        self._chance.bit_generator.state = state["chance"]
-        return obs
+    def _return_to(self, saved: dict[str, Any]) -> None:
+        super()._return_to(saved)
+        self._chance.bit_generator.state = saved["chance"]
 
 
 class BatchedNoisyRooms(BatchedCells):
@@ -105,16 +104,13 @@ class BatchedNoisyRooms(BatchedCells):
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         if self._codes is None:
-            self._mark(state["cell"], out[:, : self._width])
+            super()._observe(state, out[:, : self._width])
         else:
             out[:, : self._width] = self.arrays.gather(self._codes, state["cell"])
         out[:, self._width :] = state["noise"]
 
     def _success(self, terminated: Array) -> Array:
         return self.state["arrived"]
-
-    def _read(self, original: Any) -> dict[str, Any]:
-        return {"cell": original.cell, "noise": original.noise, "arrived": original.arrived}
 
 
 class BatchedDeepSea(BatchedCells):
@@ -142,11 +138,5 @@ class BatchedDeepSea(BatchedCells):
         self._go(drift)
         return rewards, landed
 
-    def _observe(self, state: dict[str, Array], out: Array) -> None:
-        self._mark(state["cell"], out)
-
     def _success(self, terminated: Array) -> Array:
         return self._treasure
-
-    def _read(self, original: Any) -> dict[str, Any]:
-        return {"cell": original.cell}

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from nle.env.tasks import NetHackScore
 
-from envs.batched.base import Arrays, BatchedEnv
+from envs.batched.base import BatchedEnv
 from envs.nethack.family import caption, draw_game, with_status
 from envs.nethack.tasks import STANDING, answer, score, settle
 from envs.nethack.view import Games
@@ -34,15 +34,12 @@ class BatchedNetHack(BatchedEnv):
         ValueError: for torch's arrays.
     """
 
-    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, text: bool = False) -> None:
-        self._inners: list[Any] = []
-        if arrays.is_torch:
-            raise ValueError('array="torch" is not there for NetHack, whose games are on the CPU; leave array out')
-        self._first_seed = seed
-        super().__init__(original, n, seed, arrays, text=text)
+    _inners: Sequence[Any] = ()
 
     def _setup(self, original: gym.Env) -> None:
-        n, seed = self.num_envs, self._first_seed
+        if self.arrays.is_torch:
+            raise ValueError('array="torch" is not there for NetHack, whose games are on the CPU; leave array out')
+        n, seed = self.num_envs, self.first_seed
         kwargs = dict(self.world.spec.kwargs) | {"observation_keys": ("glyphs", "blstats", "message")}
         self._inners = [type(self.world)(**kwargs) for _ in range(n)]
         for inner, rng in zip(self._inners, _generators(range(seed, seed + n))):
@@ -116,51 +113,26 @@ class BatchedNetHack(BatchedEnv):
             del infos["final_info"]["is_success"]  # a score has no finish
         return infos
 
-    def _begin(self, rows: Array) -> None:
+    def _start(self, rows: Array, out: Array) -> None:
         for row in rows.tolist():
             inner = self._inners[row]
             self._origins[row] = copy.deepcopy(inner.np_random.bit_generator.state)
             draw_game(inner)
             inner.reset()
         self.state = {"blstats": self._games.blstats}
-        self._steps[rows] = 0
-        self._returns[rows] = 0.0
-        first = np.empty_like(self._obs[rows])
-        self._view.write(self._games, rows, first)
-        self._obs[rows] = first
-        if self.modalities:
-            self._show(rows)
+        self._view.write(self._games, rows, out)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Plain data from which `restore` continues, bit for bit.
+    def _saved(self) -> dict[str, Any]:
+        return {"origins": copy.deepcopy(self._origins), "actions": self._played[:, : int(self._steps.max())].copy()}
 
-        Raises:
-            RuntimeError: before the first reset.
-        """
-        if not self.state:
-            raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
-        return {
-            "origins": copy.deepcopy(self._origins),
-            "actions": self._played[:, : int(self._steps.max())].copy(),
-            "steps": self._steps.copy(),
-            "returns": self._returns.copy(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> Array:
-        """Come to the state in which `snapshot` was taken, by playing the running games again.
-
-        Raises:
-            ValueError: if it was taken of another number of games.
-        """
-        steps = np.asarray(state["steps"])
-        if len(steps) != self.num_envs:
-            raise ValueError(f"the snapshot holds {len(steps)} environments, not {self.num_envs}; make as many")
-        for inner, origin in zip(self._inners, state["origins"]):
+    def _return_to(self, saved: dict[str, Any]) -> None:
+        """Play the running games again."""
+        for inner, origin in zip(self._inners, saved["origins"]):
             inner.np_random.bit_generator.state = copy.deepcopy(origin)
         self._begin(self._everywhere)
-        played = np.asarray(state["actions"], np.int16)
+        played = np.asarray(saved["actions"], np.int16)
         games = self._games
-        for row, count in enumerate(steps.tolist()):
+        for row, count in enumerate(np.asarray(saved["steps"]).tolist()):
             for key in self._keys[played[row, :count]].tolist():
                 self._step_game[row](key)
                 if games.internal[row, 1:4].any():
@@ -168,21 +140,10 @@ class BatchedNetHack(BatchedEnv):
         room = max(256, played.shape[1])
         self._played = np.zeros((self.num_envs, room), np.int16)
         self._played[:, : played.shape[1]] = played
-        self._steps[:], self._returns[:] = steps, state["returns"]
-        self._observe(self.state, self._obs)
-        if self.modalities:
-            self._show(self._everywhere)
-        return self._obs
 
     def close_extras(self, **kwargs: Any) -> None:
         for inner in self._inners:
             inner.close()
-
-    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-        raise NotImplementedError("a game begins by its own random numbers")
-
-    def _read(self, original: Any) -> dict[str, Any]:
-        raise ValueError("a game of NetHack cannot be copied; use snapshot() and restore()")
 
 
 def _generators(seeds: Sequence[int]) -> list[np.random.Generator]:

@@ -85,13 +85,8 @@ def _state(env: gym.Env) -> np.ndarray:
     return np.asarray(simulator(env).state)
 
 
-def _has_arrived(options: dict[str, Any], x: Array, flag: float = 0.5) -> Array:
+def _has_arrived(options: dict[str, Any], x: Array, flag: float) -> Array:
     return (x[..., 0] >= flag) & (x[..., 1] >= options.get("goal_velocity", 0))
-
-
-def _is_above(options: dict[str, Any], x: Array) -> Array:
-    cos1, sin1, cos2, sin2 = (x[..., i] for i in range(4))
-    return -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
 
 
 def _upright(prompt: str, baseline: str, negative: str, index: int) -> Goal:
@@ -180,10 +175,10 @@ _AIMS = {  # class in the entry point -> what counts as progress
 # class -> (constructor's arguments, next_obs) -> the episode terminates; the others never do
 _ENDS: dict[str, Callable[[dict[str, Any], Array], Array]] = {
     "CartPoleEnv": lambda options, x: (abs(x[..., 0]) > 2.4) | (abs(x[..., 2]) > 12 * 2 * math.pi / 360),
-    "MountainCarEnv": _has_arrived,
-    "MountainCarSparse": _has_arrived,
+    **dict.fromkeys(("MountainCarEnv", "MountainCarSparse"), lambda options, x: _has_arrived(options, x, 0.5)),
     "Continuous_MountainCarEnv": lambda options, x: _has_arrived(options, x, 0.45),
-    "AcrobotEnv": _is_above,
+    # -cos1 - cos(angle1 + angle2)
+    "AcrobotEnv": lambda options, x: -x[..., 0] - (x[..., 0] * x[..., 2] - x[..., 1] * x[..., 3]) > 1.0,
 }
 
 
@@ -209,11 +204,7 @@ def pose(env: gym.Env, **state: float) -> None:
     """Put CartPole, MountainCar or Pendulum (Gymnasium's or ours) into a state; `env.render()` then shows it.
 
     A state is what the environment has of `position` (m), `velocity` (m/s), `angle` (rad from upright) and
-    `angular_velocity` (rad/s); what is not given becomes 0.
-
-    Raises:
-        TypeError: if the environment is another one.
-        ValueError: if it has no such state variable.
+    `angular_velocity` (rad/s); what is not given becomes 0. Others are a TypeError or a ValueError.
     """
     inner = simulator(env)
     kind = kind_of(type(inner))

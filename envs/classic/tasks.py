@@ -58,6 +58,7 @@ class CartPoleUpright(CartPoleEnv):
     """
 
     SOLVED = 180.0  # return of an episode that succeeds
+    START = 0.0  # rad, the angle about which episodes start
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
@@ -67,6 +68,7 @@ class CartPoleUpright(CartPoleEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed, options=options)
+        self.state[2] += self.START
         return self._obs(), {}
 
     def step(self, action: Any) -> EnvStep:
@@ -95,28 +97,16 @@ class CartPoleSwingUp(CartPoleUpright):
     Reward: (1 + cos) / 2 * (1 + 0.1^((x / 2)^2)) / 2 * (1 + 0.1^((theta' / 5)^2)) / 2 * (5 - action^2) / 5.
     """
 
-    SOLVED = 300.0
+    SOLVED, START = 300.0, math.pi
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
         self.action_space: Any = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        super().reset(seed=seed, options=options)
-        self.state[2] += math.pi
-        return self._obs(), {}
-
     def step(self, action: Any) -> EnvStep:
-        push = float(np.clip(action, -1.0, 1.0)[0])
-        self._move(push * self.force_mag)
-        self._stop_at_walls()
-        if self.render_mode == "human":
-            self.render()
-        return self._obs(), self._reward(push), False, False, {}
-
-    def _move(self, force: float) -> None:
         """One Euler step of CartPole's equations."""
-        x, x_dot, theta, theta_dot = self.state
+        push = float(np.clip(action, -1.0, 1.0)[0])
+        force, (x, x_dot, theta, theta_dot) = push * self.force_mag, self.state
         cos, sin = math.cos(theta), math.sin(theta)
         temp = (force + self.polemass_length * theta_dot**2 * sin) / self.total_mass
         inertia = self.length * (4.0 / 3.0 - self.masspole * cos**2 / self.total_mass)
@@ -124,6 +114,10 @@ class CartPoleSwingUp(CartPoleUpright):
         linear = temp - self.polemass_length * angular * cos / self.total_mass
         change = np.array([x_dot, linear, theta_dot, angular])
         self.state = np.array([x, x_dot, theta, theta_dot]) + self.tau * change
+        self._stop_at_walls()
+        if self.render_mode == "human":
+            self.render()
+        return self._obs(), self._reward(push), False, False, {}
 
     def _reward(self, push: float) -> float:
         x, _, theta, theta_dot = self.state
@@ -237,9 +231,6 @@ class PixelPendulum(PendulumEnv):
     its capacity on them; one that predicts rewards, or what its actions change, need not.
 
     Observations uint8 (3, size, size): one picture, which does not show the velocity. Actions float32 (1,) in [-2, 2].
-
-    Raises:
-        ValueError: for another background, or a size too small to see the rod.
     """
 
     STATE = ("state", "last_u", "time", "waves")  # see `envs.snapshots.snapshots`
@@ -286,11 +277,8 @@ class PixelPendulum(PendulumEnv):
 
 def swing_up_reward(x: Array, cos: Array, theta_dot: Array, push: Array) -> Array:
     """CartPoleSwingUp's, in [0, 1]: position m, cosine, angular velocity rad/s, push in [-1, 1]; all of one shape."""
-    upright = (1 + cos) / 2
-    centred = (1 + 0.1 ** (x / 2) ** 2) / 2
-    calm = (1 + 0.1 ** (theta_dot / 5) ** 2) / 2
-    gentle = (5 - push**2) / 5
-    return upright * centred * calm * gentle
+    centred, calm = (1 + 0.1 ** (x / 2) ** 2) / 2, (1 + 0.1 ** (theta_dot / 5) ** 2) / 2
+    return (1 + cos) / 2 * centred * calm * ((5 - push**2) / 5)
 
 
 def is_swung_up(x: Array, cos: Array) -> Array:

@@ -22,9 +22,8 @@ from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from envs import render
 from envs.observations import Recorded
 
-WHITE, BLACK, GREY = (255, 255, 255), (0, 0, 0), (128, 128, 128)
-POLE, AXLE = (202, 152, 101), (129, 132, 203)
-ROD = (204, 77, 77)
+BLACK, GREY = (0, 0, 0), (128, 128, 128)
+POLE, AXLE, ROD = (202, 152, 101), (129, 132, 203), (204, 77, 77)
 LINK, JOINT = (0, 204, 204), (204, 204, 0)
 
 Array = np.ndarray
@@ -165,8 +164,7 @@ def _pendulum(view: ClassicPainter, image: Array, state: Array) -> None:
 
 
 def _acrobot(view: ClassicPainter, image: Array, state: Array) -> None:
-    world = view.world
-    first, second = world.LINK_LENGTH_1, world.LINK_LENGTH_2
+    first, second = view.world.LINK_LENGTH_1, view.world.LINK_LENGTH_2
     scale = view.width / (2 * (first + second + 0.2))
     centre = np.full(len(state), view.width / 2, np.float32)
     view._line(image, int(scale + view.height / 2))

@@ -35,7 +35,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.family import Family, Goal, entry, simulator
+from envs.family import Family, Goal, Metrics, entry, simulator
 from envs.types import EnvReset, EnvStep
 
 KINDS = (
@@ -74,12 +74,7 @@ SIGNALS = (*EVENTS, "health", "food", "drink", "energy")
 
 
 class Crafter(gym.Env):
-    """The game of Crafter; see the module for observations and rewards. The world has 16 to 256 cells along a side.
-
-    Raises:
-        ValueError: if an argument is out of range.
-        ImportError: if the package is not installed.
-    """
+    """The game of Crafter; see the module for observations and rewards. The world has 16 to 256 cells along a side."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
@@ -94,10 +89,8 @@ class Crafter(gym.Env):
         self._map = np.zeros((area + 2 * HALF, area + 2 * HALF), np.uint8)  # beyond the world: outside
         self._begin = np.arange(VIEW * VIEW) * len(KINDS)
         self._cells = VIEW * VIEW * len(KINDS)
-        length = self._cells + ITEMS + len(FACINGS) + 2
-        self.observation_space: spaces.Box = (
-            spaces.Box(0, 255, (64, 64, 3), np.uint8) if pixels else spaces.Box(0.0, 1.0, (length,), np.float32)
-        )
+        flat = spaces.Box(0.0, 1.0, (self._cells + ITEMS + len(FACINGS) + 2,), np.float32)
+        self.observation_space: spaces.Box = spaces.Box(0, 255, (64, 64, 3), np.uint8) if pixels else flat
 
     @property
     def player(self) -> Any:
@@ -174,31 +167,25 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return "; ".join(events)
 
 
-def _achieved(env: gym.Env, name: str) -> bool:
-    return simulator(env).player.achievements[name] > 0
+def _goal(name: str, words: str) -> Goal:
+    def achieved(env: gym.Env) -> bool:
+        return simulator(env).player.achievements[name] > 0
+
+    return Goal(name, f"the player {words}", "a player in a small open world", achieved)
 
 
 def _sense(env: gym.Env) -> np.ndarray:
     player = simulator(env).player
-    counts = [player.achievements[name] for name in EVENTS]
-    return np.array(counts + [player.inventory[name] for name in SIGNALS[len(EVENTS) :]], np.float32)
+    counts = {**player.achievements, **player.inventory}
+    return np.array([counts[name] for name in SIGNALS], np.float32)
 
 
-class Achievements:
+class Achievements(Metrics):
     """Counts episodes by the achievements unlocked in them."""
-
-    def __init__(self) -> None:
-        self.unlocked: list[np.ndarray] = []
-
-    def begin(self, signals: np.ndarray) -> None:
-        self.unlocked.append(np.zeros(len(EVENTS), bool))
-
-    def step(self, signals: np.ndarray) -> None:
-        self.unlocked[-1] |= np.asarray(signals[: len(EVENTS)]) > 0
 
     def summary(self) -> dict[str, float]:
         """Mean achievements of an episode, and the paper's score: its equation 1, a geometric mean of shares in %."""
-        share = 100 * np.mean(self.unlocked, axis=0)
+        share = 100 * np.mean(np.array(self.episodes)[:, : len(EVENTS)] > 0, axis=0)
         return {"achievements": float(share.sum() / 100), "Crafter score, %": float(np.expm1(np.log1p(share).mean()))}
 
 
@@ -208,10 +195,7 @@ FAMILY = Family(
     ids=("lodestar/Crafter-v0",),
     knows=lambda spec: entry(spec) == "envs.crafter.family:Crafter",
     caption=_caption,
-    goals=lambda spec: [
-        Goal(name, f"the player {words}", "a player in a small open world", functools.partial(_achieved, name=name))
-        for name, words in EVENTS.items()
-    ],
+    goals=lambda spec: [_goal(name, words) for name, words in EVENTS.items()],
     aim=lambda spec: (
         "a player survives in a small open world and unlocks achievements: collect wood, stone, coal, iron and at last "
         "a diamond, make tools and swords on the way, drink, eat, sleep, and defeat zombies and skeletons"

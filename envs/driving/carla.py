@@ -34,7 +34,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.driving.family import SAFE, words
-from envs.driving.vehicle import FAR, VEHICLE, Driving, Vehicle
+from envs.driving.vehicle import FAR, VEHICLE, Driving, Vehicle, wrap
 from envs.family import Family, entry, simulator
 from envs.types import EnvReset, EnvStep
 
@@ -55,9 +55,6 @@ class Wiring:
     "info.speed km/h" or "env.distance_from_center". The root is `obs`, `info` or `env`, an attribute of the
     environment, and is called if it is a method. A unit is one of `UNITS`, with a minus for what points left; a flag
     may be followed by "not". What is not explained is as in `envs.driving.vehicle`.
-
-    Raises:
-        ValueError: if a path begins with none of the roots, or a unit is unknown.
     """
 
     image: Where = "obs.image"  # uint8 (H, W, 3) or (3, H, W), needed for frames
@@ -114,10 +111,8 @@ WIRINGS = {
 class Carla(gym.Env):
     """A third-party driving environment with a camera and a car; the module says what the arguments are.
 
-    `observe` has commas between entries; one alone is no dict, none the whole observation.
-
-    Raises:
-        ValueError: if the world cannot be made, or the wiring or an entry is unknown.
+    `observe` has commas between entries; one alone is no dict, none the whole observation. A ValueError if the world
+    cannot be made, or the wiring or an entry is unknown.
     """
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -129,9 +124,7 @@ class Carla(gym.Env):
         observe: str = "",
         render_mode: str | None = None,
     ) -> None:
-        self.wiring = _wiring(wiring)
-        self.render_mode = render_mode
-        self.world = _made(world)
+        self.wiring, self.render_mode, self.world = _wiring(wiring), render_mode, _made(world)
         self.action_space = _space(self.world.action_space)
         whole = _space(self.world.observation_space)
         self._names = [name for name in observe.split(",") if name]
@@ -162,22 +155,17 @@ class Carla(gym.Env):
     def step(self, action: Any) -> EnvStep:
         obs, reward, *ends, info = self.world.step(action)
         self._read(obs, info)
-        if len(ends) == 2:
-            terminated, truncated = bool(ends[0]), bool(ends[1])
-        else:
+        if len(ends) == 1:  # the old gym's
             late = bool(self._value("truncated")) or bool(info.get("TimeLimit.truncated", False))
-            terminated, truncated = bool(ends[0]) and not late, bool(ends[0]) and late
+            ends = [ends[0] and not late, ends[0] and late]
+        terminated, truncated = map(bool, ends)
         info = dict(info)
         if (terminated or truncated) and self.wiring.success != "":
             info["is_success"] = bool(self._value("success"))
         return self._observation(obs), float(reward), terminated, truncated, info
 
     def render(self) -> Any:
-        """The camera's picture, uint8 (H, W, 3).
-
-        Raises:
-            RuntimeError: if there is none, or it is not an image.
-        """
+        """The camera's picture, uint8 (H, W, 3); a RuntimeError if there is none, or it is not an image."""
         image = self._value("image")
         picture = np.asarray(image)
         if picture.ndim == 3 and picture.shape[0] in (3, 4) and picture.shape[2] not in (3, 4):
@@ -196,7 +184,7 @@ class Carla(gym.Env):
         self._seen = {"obs": obs, "info": info, "env": getattr(self.world, "unwrapped", self.world)}
         car = Vehicle(*(self._value(name) for name in VEHICLE))
         car = car._replace(
-            heading=(car.heading + math.pi) % (2 * math.pi) - math.pi,
+            heading=wrap(car.heading),
             crashed=max(float(car.crashed), float(self.signals[VEHICLE.index("crashed")])),
             completion=min(max(car.completion, 0.0), 1.0),
             gap=min(max(car.gap, 0.0), FAR),
@@ -208,18 +196,17 @@ class Carla(gym.Env):
         where: Any = getattr(self.wiring, name)
         if isinstance(where, str) and where.startswith("info") and self._seen["info"] is None:
             where = next(each.default for each in fields(Wiring) if each.name == name)  # the old gym's reset
-        unit = ""
+        unit, value = "", where
         if callable(where):
-            value = where(self._seen["obs"], self._seen["info"], self._seen["env"])
+            value = where(*(self._seen[root] for root in ROOTS))
         elif isinstance(where, str):
             path, _, unit = where.partition(" ")
             value = self._find(name, path)
-        else:
-            value = where
         if name == "image":
             return value
-        if name in FLAGS:
-            return float(_flag(value) != (unit == "not"))
+        if name in FLAGS:  # a bool, an array, or a list of events
+            flag = value.any() if isinstance(value, np.ndarray) else len(value) if isinstance(value, Sized) else value
+            return float(bool(flag) != (unit == "not"))
         try:
             (number,) = np.asarray(value, dtype=float).ravel()
         except (TypeError, ValueError):
@@ -243,14 +230,8 @@ class Carla(gym.Env):
     def _observation(self, obs: Any) -> Any:
         if len(self._names) == 1:
             return obs[self._names[0]]
-        if self._inside:  # some add entries that their space does not name
-            return {name: obs[name] for name in self._names or self._inside}
-        return obs
-
-
-def _flag(value: Any) -> bool:
-    """Whether a flag is set: a bool, an array, or a list of events."""
-    return bool(value.any() if isinstance(value, np.ndarray) else len(value) if isinstance(value, Sized) else value)
+        # Some add entries that their space does not name.
+        return {name: obs[name] for name in self._names or self._inside} if self._inside else obs
 
 
 def _wiring(given: str | Mapping[str, Any] | Wiring) -> Wiring:
@@ -289,15 +270,15 @@ def _space(space: Any) -> spaces.Space:
     """The same space in Gymnasium's classes; the old gym's have the same names and attributes."""
     if isinstance(space, spaces.Space):
         return space
-    kind = type(space).__name__
-    if kind == "Box":
-        return spaces.Box(space.low, space.high, dtype=space.dtype)
-    if kind == "Discrete":
-        return spaces.Discrete(int(space.n))
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(space.nvec)
-    if kind == "Dict":
-        return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
+    match kind := type(space).__name__:
+        case "Box":
+            return spaces.Box(space.low, space.high, dtype=space.dtype)
+        case "Discrete":
+            return spaces.Discrete(int(space.n))
+        case "MultiDiscrete":
+            return spaces.MultiDiscrete(space.nvec)
+        case "Dict":
+            return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
     raise ValueError(f"a space of kind {kind} is not known here; give Box, Discrete, MultiDiscrete or Dict")
 
 
@@ -306,10 +287,8 @@ def _sense(env: gym.Env) -> np.ndarray:
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    if "is_success" in info:
-        return bool(info["is_success"])
     car = Vehicle(*_sense(env))
-    return bool(car.completion == 1 and not car.crashed)
+    return bool(info.get("is_success", car.completion == 1 and not car.crashed))
 
 
 FAMILY = Family(

@@ -9,7 +9,7 @@ Options, where the environment's own `config` has them; None leaves it as it is:
     lanes_count      lanes, 1 or more (highway 4, highway-fast 3)
     duration         seconds after which an episode is truncated
 
-Signals are those of `envs.driving.vehicle`; `envs.driving.sensors` says how each is read. A caption is one of
+Signals are those of `envs.driving.vehicle`. A caption is one of
     the car has crashed
     the car is off the road
     the car {stands | drives slowly | drives steadily | drives fast} {in the left lane | in the middle lane |
@@ -26,19 +26,15 @@ with a slower vehicle just ahead, or already in it; in CarRacing anywhere along 
 it. The axis is the gap to the only other vehicle at the same speed; in CarRacing the offset from the track's centre.
 Collisions come about in the next step, as the simulator finds them; a scattered state itself has none.
 
-What is slow: policy steps a second of one core at the defaults, without frames and with 96 pixels, profiled:
-    highway         2     2    half in finding the vehicles around every other one, a third in collisions of all pairs
-    highway-fast   18    17    a third in finding vehicles, a quarter in the observation, which is a pandas table
-    merge          27    20    two fifths in that table, a fifth in finding the lane nearest to each vehicle
-    roundabout     16    11    half in finding that lane
-    intersection   10     8    a third in finding that lane, a quarter in the rules of way
-    racetrack      33    20    four fifths in its occupancy grid, whatever the traffic
-    CarRacing      80    32    all in drawing its observation; a frame is drawn on top of that
-`vehicles_count` helps where vehicles cost: highway-fast makes 41 with 5, highway 14 with 10, intersection 17 with 3.
+What is slow: policy steps a second of one core are 2 in highway, 10 intersection, 16 roundabout, 18 highway-fast, 27
+merge, 33 racetrack, 80 CarRacing; with frames of 96 pixels a quarter less, CarRacing 32. The time goes into finding
+vehicles and lanes around each vehicle and into a pandas table, so `vehicles_count` helps: highway-fast makes 41 with 5,
+highway 14 with 10, intersection 17 with 3. Racetrack's is its occupancy grid, CarRacing's its drawn observation.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -48,8 +44,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from envs.driving.sensors import bend, has_route, is_racing, lanes, names, seconds, sense
-from envs.driving.vehicle import Driving, Vehicle, read
+from envs.driving.vehicle import Driving, Vehicle, bend, has_route, is_racing, lanes, names, read, seconds, sense
 from envs.family import Axis, Family, Goal, entry, simulator
 from envs.observations import Recorded, plain_observation
 from envs.types import EnvReset
@@ -57,12 +52,11 @@ from envs.types import EnvReset
 CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
 SLOW, FAST = 0.73, 0.9  # of the speed limit
 BENT = 0.25  # rad
+OPTIONS = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}  # of `adapt`, and the least value of each
 COUNTS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")  # what highway-env calls the other vehicles
-
 APART = 12.0  # m around a scattered car without another one
 LENGTH = 5.0  # m, of highway-env's vehicles
 TRACK = 40 / 6  # m, of half the width of CarRacing's track
-
 # highway-env's IDMVehicle as it comes: m, m/s^2, m/s^2.
 DRIVER = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5.0}
 
@@ -81,26 +75,23 @@ class OneFrame(Recorded):
         self._driver: dict[str, float] = {}  # what the environment made of DRIVER
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        drivers = self._drivers()
-        for name, value in DRIVER.items():
-            setattr(drivers, name, value)
+        drivers = self._drive(DRIVER)
         result = self.env.reset(seed=seed, options=options)
         self._driver = {name: getattr(drivers, name) for name in DRIVER}
         return result
 
     def step(self, action: Any) -> Any:
-        drivers = self._drivers()
-        for name, value in self._driver.items():
-            setattr(drivers, name, value)
+        self._drive(self._driver)
         return self.env.step(action)
 
-    def _drivers(self) -> Any:
-        """highway-env's class of other drivers; an object without effect for other environments."""
-        if not hasattr(self.unwrapped, "road"):
-            return SimpleNamespace()
-        from highway_env.vehicle.behavior import IDMVehicle
-
-        return IDMVehicle
+    def _drive(self, values: dict[str, float]) -> Any:
+        """Set highway-env's class of other drivers, and return it; without effect for other environments."""
+        drivers: Any = SimpleNamespace()
+        if hasattr(self.unwrapped, "road"):
+            drivers = importlib.import_module("highway_env.vehicle.behavior").IDMVehicle
+        for name, value in values.items():
+            setattr(drivers, name, value)
+        return drivers
 
     def render(self) -> Any:
         inner: Any = self.unwrapped
@@ -116,20 +107,15 @@ class OneFrame(Recorded):
 
 
 class Configured(Recorded):
-    """highway-env's `config` by the names that its environments share; the module lists them.
-
-    Raises:
-        ValueError: if a value is out of range, or the environment has no such thing to set.
-    """
+    """highway-env's `config` by the names that its environments share; the module lists them and their ranges."""
 
     def __init__(self, env: gym.Env, **given: float) -> None:
         super().__init__(env, **given)
         inner = simulator(env)
         config = getattr(inner, "config", {})
         for name, value in given.items():
-            low = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}[name]
-            if value < low:
-                raise ValueError(f"{name}={value} is out of range; give {low} or more, or leave it out")
+            if value < OPTIONS[name]:
+                raise ValueError(f"{name}={value} is out of range; give {OPTIONS[name]} or more, or leave it out")
             key = next((key for key in (COUNTS if name == "vehicles_count" else (name,)) if key in config), None)
             if key is None:
                 made = env.spec.id if env.spec is not None else type(inner).__name__
@@ -138,14 +124,11 @@ class Configured(Recorded):
 
 
 def adapt(
-    env: gym.Env,
-    vehicles_count: int | None = None,
-    lanes_count: int | None = None,
-    duration: float | None = None,
+    env: gym.Env, vehicles_count: int | None = None, lanes_count: int | None = None, duration: float | None = None
 ) -> gym.Env:
     """Plain observations, of a road with the given traffic."""
-    options = {"vehicles_count": vehicles_count, "lanes_count": lanes_count, "duration": duration}
-    given = {name: value for name, value in options.items() if value is not None}
+    options = zip(OPTIONS, (vehicles_count, lanes_count, duration))
+    given = {name: value for name, value in options if value is not None}
     return plain_observation(Configured(env, **given) if given else env)
 
 
@@ -158,8 +141,7 @@ def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
         return "the car is off the road"
     slow, fast = SLOW * car.speed_limit, FAST * car.speed_limit
     drives = "drives fast" if car.speed > fast else "drives slowly" if car.speed < slow else "drives steadily"
-    if abs(car.speed) < 0.5:
-        drives = "stands"
+    drives = "stands" if abs(car.speed) < 0.5 else drives
     side = "right" if car.lane == 1 else "left" if car.lane == 0 else "middle"
     where = f"in the {side} lane" if lanes > 1 else "on the road"
     turning = f", turning {'right' if bent > 0 else 'left'}" if abs(bent) > BENT else ""
@@ -301,11 +283,9 @@ def _put_on_track(env: gym.Env, tile: int, aside: float, turned: float = 0.0) ->
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     if is_racing(env.spec):
         return episode_return >= 900
-    if "is_success" in info:
-        return bool(info["is_success"])
     car = read(sense(env))
     arrived = not has_route(env.spec) or car.completion == 1
-    return bool(arrived and car.on_road and not car.crashed)
+    return bool(info.get("is_success", arrived and car.on_road and not car.crashed))
 
 
 FAMILY = Family(
@@ -319,7 +299,7 @@ FAMILY = Family(
     module="highway_env",
     repair=OneFrame,
     adapt=adapt,
-    options=frozenset({"vehicles_count", "lanes_count", "duration"}),
+    options=frozenset(OPTIONS),
     caption=_caption,
     goals=_goals,
     aim=_aim,

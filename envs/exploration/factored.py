@@ -23,6 +23,7 @@ Limits: flat planes do not show a network which cells are neighbours, unless it 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import gymnasium as gym
@@ -46,15 +47,12 @@ class ProcMaze(CellWorld):
     Actions: 0 left, 1 right, 2 up, 3 down; a wall stops the agent.
 
     Observation, float32 (4 * size * size,): wall to the right of each cell, wall below it, the agent, the goal.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     STATE = ("walls", "agent", "goal")
 
     def __init__(self, size: int = 5, render_mode: str | None = None) -> None:
-        at_least("size", size, 2)
+        at_least(size=(size, 2))
         self._setup(render_mode, 4 * size * size, 4)
         self.size = size
         self.walls = np.ones((2, size * size), bool)  # to the right of each cell, below it
@@ -105,16 +103,12 @@ class ButtonGrid(CellWorld):
 
     Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit. There are 1 button or more, and
     at least one cell without one: none is where the agent starts. The size is at least 2.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     STATE = ("agent", "buttons", "lit")
 
     def __init__(self, size: int = 5, buttons: int = 3, render_mode: str | None = None) -> None:
-        at_least("size", size, 2)
-        at_least("buttons", buttons, 1)
+        at_least(size=(size, 2), buttons=(buttons, 1))
         if buttons >= size**2:
             raise ValueError(f"buttons={buttons} leave no cell to start from; give at most {size**2 - 1}")
         self._setup(render_mode, 3 * size * size, 5)
@@ -206,13 +200,12 @@ def distances(ways: np.ndarray, ends: Any) -> np.ndarray:
     """
     far = np.full(len(ways), -1)
     far[ends] = 0
-    step = 0
-    while True:
-        step += 1
-        new = (far < 0) & ((far[ways] >= 0) & (far[ways] < step)).any(1)
+    for step in itertools.count(1):
+        new = (far < 0) & (far[ways] >= 0).any(1)
         if not new.any():
-            return far
+            break
         far[new] = step
+    return far
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:

@@ -103,9 +103,6 @@ class NoisyRooms(CellWorld):
     the agent stays, zeros whenever it moves. In pictures it is below the rooms, from black (0) to white (1).
 
     The code is "one_hot" (D = n_cells), or "dense": D = `dense_size` numbers in [-1, 1], the same in every run.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     STATE = ("cell", "arrived", "noise")
@@ -119,15 +116,16 @@ class NoisyRooms(CellWorld):
         dense_size: int = 8,
         render_mode: str | None = None,
     ) -> None:
-        for name, number, least in (("rooms", rooms, 1), ("bits", bits, 0), ("dense_size", dense_size, 1)):
-            at_least(name, number, least)
+        at_least(rooms=(rooms, 1), bits=(bits, 0), dense_size=(dense_size, 1))
         for name, value, known in (("noise", noise, NOISES), ("code", code, CODES)):
             if value not in known:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
         self.rooms, self.kind, self.bits = rooms, noise, bits
         self.leads = corridor(rooms)
         self.n_cells = len(self.leads)
-        self.codes = dense_codes(self.n_cells, dense_size) if code == "dense" else None
+        # Uniform in [-1, 1] and part of the environment, so the same in every run.
+        codes = np.random.default_rng(0).uniform(-1.0, 1.0, (self.n_cells, dense_size)).astype(np.float32)
+        self.codes = codes if code == "dense" else None
         width = (self.n_cells if self.codes is None else dense_size) + bits
         self._setup(render_mode, width, len(MOVES), low=0.0 if self.codes is None else -1.0)
         self.cell, self.arrived = START, False
@@ -180,9 +178,6 @@ class DeepSea(CellWorld):
 
     If `stochastic`, a move to the right leaves the column as it is with probability 1 / size, and N(0, 1) is added to
     the rewards of the two corner cells of the bottom row. `mapping_seed` names the map of the actions.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     STATE = ("cell", "treasure")
@@ -190,10 +185,8 @@ class DeepSea(CellWorld):
     def __init__(
         self, size: int = 10, stochastic: bool = False, mapping_seed: int = 0, render_mode: str | None = None
     ) -> None:
-        at_least("size", size, 2)
-        at_least("mapping_seed", mapping_seed, 0)
-        self.size, self.stochastic = size, stochastic
-        self.n_cells = size * size
+        at_least(size=(size, 2), mapping_seed=(mapping_seed, 0))
+        self.size, self.stochastic, self.n_cells = size, stochastic, size * size
         self.bottom = self.n_cells - size  # the first cell of the bottom row
         self.rewards = np.tile([0.0, -0.01 / size], (self.n_cells, 1))  # (cell, moves right)
         self.rewards[-1, 1] += 1.0
@@ -252,11 +245,6 @@ def descent(size: int) -> np.ndarray:
     return np.stack([below * size + np.clip(column + drift, 0, size - 1) for drift in (-1, 0, 1)], axis=1)
 
 
-def dense_codes(count: int, width: int) -> np.ndarray:
-    """float32 (count, width), uniform in [-1, 1]: part of the environment, so the same in every run."""
-    return np.random.default_rng(0).uniform(-1.0, 1.0, (count, width)).astype(np.float32)
-
-
 def first_noise(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """The noise at the start of an episode, float32: as it is in the long run; zeros where it comes on demand."""
     if kind == "brownian":
@@ -286,10 +274,11 @@ def one_hot(cell: int, count: int) -> np.ndarray:
     return out
 
 
-def at_least(name: str, value: int, least: int) -> None:
-    """Refuses a number below `least`."""
-    if value < least:
-        raise ValueError(f"{name}={value} is out of range; give at least {least}")
+def at_least(**numbers: tuple[int, int]) -> None:
+    """Refuse a number that is below its least value, the second one."""
+    for name, (value, least) in numbers.items():
+        if value < least:
+            raise ValueError(f"{name}={value} is out of range; give at least {least}")
 
 
 def enlarged(plan: np.ndarray) -> np.ndarray:

@@ -48,11 +48,7 @@ FORWARD, TOGGLE, DONE = 2, 5, 6  # actions
 
 @dataclass
 class Speech:
-    """Which captions an environment has, and what the adapter has seen that the environment itself does not keep.
-
-    Raises:
-        ValueError: for other captions.
-    """
+    """Which captions an environment has, and what the adapter has seen that the environment itself does not keep."""
 
     captions: str = "events"
     chatter: bool | int = False

@@ -28,6 +28,7 @@ in its hands; it may stand behind a locked door. Success is a positive task retu
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from typing import Any
 
@@ -116,9 +117,11 @@ _SIZES: dict[str, tuple[int, int]] = {}
 _ENCODED: dict[tuple[str, str], bytes] = {}
 
 
-def _signals(spec: EnvSpec) -> tuple[str, ...]:
-    """Names of the numbers; a larger grid has more of them."""
-    return HEAD + _cells(*_size(spec))
+@functools.cache
+def _names(width: int, height: int) -> tuple[str, ...]:
+    """Names of the signals; a larger grid has more of them."""
+    cells = itertools.product(range(height), range(width), ("object", "colour", "state"))
+    return (*HEAD, *(f"cell_{x}_{y}_{part}" for y, x, part in cells))
 
 
 def _sense(env: gym.Env) -> np.ndarray:
@@ -135,20 +138,12 @@ def _sense(env: gym.Env) -> np.ndarray:
 
 def _encoded(cell: Any) -> bytes:
     """MiniGrid's encoding of a cell; only a door has a state, so the others are looked up."""
-    if cell is None:
-        return bytes(NOTHING)
-    if cell.type == "door":
-        return bytes(cell.encode())
+    if cell is None or cell.type == "door":
+        return bytes(NOTHING if cell is None else cell.encode())
     key = (cell.type, cell.color)
     if key not in _ENCODED:
         _ENCODED[key] = bytes(cell.encode())
     return _ENCODED[key]
-
-
-@functools.cache
-def _cells(width: int, height: int) -> tuple[str, ...]:
-    parts = ("object", "colour", "state")
-    return tuple(f"cell_{x}_{y}_{part}" for y in range(height) for x in range(width) for part in parts)
 
 
 def _size(spec: EnvSpec) -> tuple[int, int]:
@@ -178,8 +173,7 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
         inner.carrying = loose[rng.integers(len(loose))]
         inner.grid.grid[inner.grid.grid.index(inner.carrying)] = None
         inner.carrying.cur_pos = np.array([-1, -1])
-    free: list[tuple[int, ...]] = []
-    goals: list[tuple[int, ...]] = []
+    free, goals = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for place in np.ndindex(inner.grid.width, inner.grid.height):
         cell = inner.grid.get(*place)
         if cell is None or (cell.can_overlap() and cell.type != "lava"):
@@ -280,7 +274,7 @@ FAMILY = Family(
     caption=caption,
     goals=_goals,
     aim=_aim,
-    signals=_signals,
+    signals=lambda spec: _names(*_size(spec)),
     sense=_sense,
     scatter=_scatter,
     success=lambda env, episode_return, terminated, info: episode_return > 0,

@@ -16,6 +16,7 @@ as another environment of the process has been closed, Gymnasium's pictures are 
 
 from __future__ import annotations
 
+import bisect
 import math
 import warnings
 from collections.abc import Callable
@@ -68,6 +69,10 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
     return {"width": side, "height": side, **arguments}
 
 
+_UPRIGHT = math.radians(12)
+_STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}  # m
+
+
 def _data(env: gym.Env) -> Any:
     return simulator(env).data
 
@@ -83,11 +88,11 @@ def _height(env: gym.Env) -> float:
 
 def _standing(env: gym.Env) -> bool:
     """Torso upright within 12 degrees and at 0.8 of the height it has when the robot stands."""
-    return _axis_up(env, 2) > math.cos(math.radians(12)) and _height(env) > 0.8 * _STANDING_HEIGHT[_robot(env.spec)]
+    return _axis_up(env, 2) > math.cos(_UPRIGHT) and _height(env) > 0.8 * _STANDING_HEIGHT[_robot(env.spec)]
 
 
-def _pole_up(env: gym.Env) -> bool:
-    return abs(float(_data(env).qpos[1])) < math.radians(12)
+def _pole_angle(env: gym.Env) -> float:
+    return abs(float(_data(env).qpos[1]))
 
 
 def _gap(env: gym.Env) -> float:
@@ -101,12 +106,8 @@ def _stands(env: gym.Env) -> float:
     return min(_axis_up(env, 2), _height(env) / _STANDING_HEIGHT[_robot(env.spec)])
 
 
-_STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}
-
-
 def _standing_goal(robot: str) -> Goal:
-    negative = f"{robot} lying on the ground"
-    return Goal("standing", f"{robot} standing upright", robot, _standing, negative, degree=_stands)
+    return Goal("standing", f"{robot} standing upright", robot, _standing, f"{robot} lying on the ground", _stands)
 
 
 def _turned_goal(name: str, robot: str, pose: str, axis: int, sign: int = 1, negative: str = "") -> Goal:
@@ -137,8 +138,8 @@ _GOALS: dict[str, list[Goal]] = {
             "upright",
             "pole vertically upright on top of the cart",
             "pole and cart",
-            _pole_up,
-            degree=lambda env: math.cos(float(_data(env).qpos[1])),
+            lambda env: _pole_angle(env) < _UPRIGHT,
+            degree=lambda env: math.cos(_pole_angle(env)),
         )
     ],
     "Reacher": [
@@ -172,17 +173,16 @@ _AIMS = {
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     robot = _robot(env.spec)
-    if robot in _ARMS_AND_POLES:
-        return _ARMS_AND_POLES[robot](env)
-    return _posture(env, robot) + _moving(env, robot) if robot in _FAST else ""
-
-
-def _moving(env: gym.Env, robot: str) -> str:
-    """How the torso moves along the x axis, where it moves at a tenth of what is fast or more."""
-    speed = float(_data(env).qvel[0]) / _FAST[robot]
-    if abs(speed) < 0.1:
+    if robot == "Pusher":
+        return _pusher_caption(env)
+    if robot in _BANDS:
+        measure, ends, captions = _BANDS[robot]
+        return captions[bisect.bisect(ends, measure(env))]
+    if robot not in _FAST:
         return ""
-    return ", moving backward" if speed < 0 else ", moving forward fast" if speed > 1 else ", moving forward"
+    speed = float(_data(env).qvel[0]) / _FAST[robot]  # of the torso along the x axis
+    moving = bisect.bisect((-0.1, 0.1, 1.0), speed)
+    return _posture(env, robot) + (", moving backward", "", ", moving forward", ", moving forward fast")[moving]
 
 
 def _posture(env: gym.Env, robot: str) -> str:
@@ -200,17 +200,7 @@ def _posture(env: gym.Env, robot: str) -> str:
     return "the robot is on its feet" if up > 0.8 else "the robot is tilted"
 
 
-def _rising(env: gym.Env) -> str:
-    height = _height(env)  # 0.1 m when it lies, 1.4 when it stands
-    return f"the robot {'lies on the ground' if height < 0.4 else 'is standing' if height > 1.1 else 'sits up'}"
-
-
-def _reaching(env: gym.Env) -> str:
-    gap = _gap(env)
-    return f"the tip is {'on' if gap < 0.02 else 'near' if gap < 0.08 else 'away from'} the target"
-
-
-def _pushing(env: gym.Env) -> str:
+def _pusher_caption(env: gym.Env) -> str:
     data = _data(env)
     tip, thing, goal = (data.body(name).xpos for name in ("tips_arm", "object", "goal"))
     if np.linalg.norm(thing - goal) < 0.08:
@@ -219,19 +209,21 @@ def _pushing(env: gym.Env) -> str:
     return f"the object is {where} {'at' if np.linalg.norm(tip - thing) < 0.15 else 'away from'} the object"
 
 
-def _two_poles(env: gym.Env) -> str:
-    height = float(_data(env).site("tip").xpos[2])  # 1.2 m at most; the episode ends at 1
-    return f"the poles {'are upright' if height > 1.17 else 'lean' if height > 1 else 'have fallen over'}"
-
-
-_ARMS_AND_POLES: dict[str, Callable[[gym.Env], str]] = {
-    "InvertedPendulum": lambda env: "the pole is upright" if _pole_up(env) else "the pole leans",
-    "InvertedDoublePendulum": _two_poles,
-    "Reacher": _reaching,
-    "Pusher": _pushing,
-    "HumanoidStandup": _rising,
+_BANDS: dict[str, tuple[Callable[[gym.Env], float], tuple[float, ...], tuple[str, ...]]] = {
+    # robot -> what is measured, the ends between its bands, and the caption of each band, from the lowest
+    "InvertedPendulum": (_pole_angle, (_UPRIGHT,), ("the pole is upright", "the pole leans")),
+    "InvertedDoublePendulum": (  # height of the tip, 1.2 m at most; the episode ends at 1
+        lambda env: float(_data(env).site("tip").xpos[2]),
+        (1.0, 1.17),
+        ("the poles have fallen over", "the poles lean", "the poles are upright"),
+    ),
+    "Reacher": (_gap, (0.02, 0.08), tuple(f"the tip is {near} the target" for near in ("on", "near", "away from"))),
+    "HumanoidStandup": (  # 0.1 m when it lies, 1.4 when it stands
+        _height,
+        (0.4, 1.1),
+        ("the robot lies on the ground", "the robot sits up", "the robot is standing"),
+    ),
 }
-
 
 _FREE, _HINGE, _CAPSULE = 0, 3, 3  # MuJoCo's mjtJoint and mjtGeom
 _TURN = (-math.pi, math.pi)
@@ -261,9 +253,6 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
 
 def _axis(spec: EnvSpec) -> Axis | None:
     """The pitch of the body, or the angle of the pole."""
-    joint = _PITCH.get(spec.name)
-    if joint is None:
-        return None
 
     def place(env: gym.Env, value: float) -> None:
         inner = simulator(env)
@@ -271,8 +260,12 @@ def _axis(spec: EnvSpec) -> Axis | None:
         pose[inner.model.joint(joint).qposadr[0]] = value
         _set_down(inner, pose)
 
-    low, high = _TURN if joint == "rooty" else (-1.5, 1.5)
-    return Axis("pitch of the body, rad" if joint == "rooty" else "angle of the pole, rad", low, high, place)
+    match joint := _PITCH.get(spec.name, ""):
+        case "rooty":
+            return Axis("pitch of the body, rad", *_TURN, place)
+        case "hinge":
+            return Axis("angle of the pole, rad", -1.5, 1.5, place)
+    return None
 
 
 def _set_down(inner: Any, pose: np.ndarray) -> None:
@@ -317,17 +310,16 @@ def _unhealthy(height: Limits, angle: Limits, state: Limits | None) -> Callable[
     return rule
 
 
-def _torso(options: Options, next_obs: Array, height: Limits) -> tuple[Array, Limits]:
-    """The height of Ant's or Humanoid's torso, and its limits."""
-    return next_obs[..., _hidden(options, 2)], options.get("healthy_z_range", height)
+def _ant_ends(options: Options, next_obs: Array) -> Array:
+    z, (low, high) = next_obs[..., _hidden(options, 2)], options.get("healthy_z_range", (0.2, 1.0))
+    return ~((low <= z) & (z <= high) & (abs(next_obs) < math.inf).all(-1))  # unlike Humanoid, the limits are healthy
 
 
-def _ant(options: Options, next_obs: Array) -> Array:
-    z, (low, high) = _torso(options, next_obs, (0.2, 1.0))  # limits that are healthy themselves, unlike Humanoid's
-    return ~((low <= z) & (z <= high) & (abs(next_obs) < math.inf).all(-1))
+def _humanoid_ends(options: Options, next_obs: Array) -> Array:
+    return ~_within(next_obs[..., _hidden(options, 2)], options.get("healthy_z_range", (1.0, 2.0)))
 
 
-def _two_poles_low(options: Options, next_obs: Array) -> Array:
+def _double_pendulum_ends(options: Options, next_obs: Array) -> Array:
     _, sin1, sin2, cos1, cos2 = (next_obs[..., i] for i in range(5))
     return 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2) <= 1.0  # the tip's height; poles of 0.6 m
 
@@ -335,10 +327,10 @@ def _two_poles_low(options: Options, next_obs: Array) -> Array:
 _ENDS: dict[str, Callable[[Options, Array], Array] | None] = {  # None: never
     "Hopper": _unhealthy((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
     "Walker2d": _unhealthy((0.8, 2.0), (-1.0, 1.0), None),
-    "Ant": _ant,
-    "Humanoid": lambda options, x: ~_within(*_torso(options, x, (1.0, 2.0))),
+    "Ant": _ant_ends,
+    "Humanoid": _humanoid_ends,
     "InvertedPendulum": lambda options, x: ~((abs(x) < math.inf).all(-1) & (abs(x[..., 1]) <= 0.2)),
-    "InvertedDoublePendulum": _two_poles_low,
+    "InvertedDoublePendulum": _double_pendulum_ends,
     **dict.fromkeys(("HalfCheetah", "HumanoidStandup", "Swimmer", "Reacher", "Pusher")),
 }
 

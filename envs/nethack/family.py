@@ -33,16 +33,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import seeding
 from gymnasium.wrappers import TimeLimit
 
-from envs.family import Family, entry, simulator
+from envs.family import Family, Metrics, entry, simulator
 from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
 from envs.observations import Recorded
 from envs.types import EnvReset
 
 CAP = 5000  # NLE's own episode length
-_NEVER = 2**31 - 1
 SIGNALS = ("depth", "score", "experience level", "gold", "hit points")
 _NUMBERS = [DEPTH, SCORE, LEVEL, GOLD, HP]
-_REPORTED = SIGNALS[:4]
 _AIMS = {
     "Score": "Make the score grow: go down deeper, fight and kill monsters, gain experience levels and find gold.",
     "Oracle": "Find the Oracle and stand next to her: go down stairs to her level, between 5 and 9, and stay alive.",
@@ -59,24 +57,14 @@ def _sense(env: gym.Env) -> np.ndarray:
     return inner.last_observation[inner._blstats_index][_NUMBERS].astype(np.float32)
 
 
-class Delving:
-    """Counts whole episodes, one step after the other."""
-
-    def __init__(self) -> None:
-        self._best: list[np.ndarray] = []
-
-    def begin(self, signals: np.ndarray) -> None:
-        self._best.append(signals)
-
-    def step(self, signals: np.ndarray) -> None:
-        self._best[-1] = np.maximum(self._best[-1], signals)
+class Delving(Metrics):
+    """The most that was reached in an episode, mean over episodes; and the deepest of all."""
 
     def summary(self) -> dict[str, float]:
-        """Name -> mean over the episodes of the most that was reached; and the deepest of all."""
-        if not self._best:
+        if not self.episodes:
             return {}
-        best = np.stack(self._best)
-        means = {name: float(best[:, number].mean()) for number, name in enumerate(_REPORTED)}
+        best = np.stack(self.episodes)
+        means = {name: float(best[:, number].mean()) for number, name in enumerate(SIGNALS[:4])}
         return {**means, "deepest of all": float(best[:, 0].max())}
 
 
@@ -87,7 +75,7 @@ class RealSeeds(Recorded):
         super().__init__(env)
         if env.spec is not None and env.spec.name == "NetHackChallenge":
             raise ValueError("NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0")
-        simulator(env)._max_episode_steps = _NEVER
+        simulator(env)._max_episode_steps = 2**31 - 1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         inner = simulator(self)
@@ -134,10 +122,9 @@ def _is_minihack(spec: EnvSpec) -> bool:
 
 def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
     cap = {} if _is_minihack(spec) else {"max_episode_steps": CAP}
-    arguments = {"fix_moon_phase": True, "render_mode": None, **cap, **arguments}
-    if arguments["render_mode"] == "rgb_array":
-        arguments["render_mode"] = "pixel"  # NLE's name for an array of tiles
-    return arguments
+    mode = arguments.get("render_mode")
+    mode = "pixel" if mode == "rgb_array" else mode  # NLE's name for an array of tiles
+    return {"fix_moon_phase": True, **cap, **arguments, "render_mode": mode}
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:

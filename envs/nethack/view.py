@@ -132,7 +132,7 @@ class View:
         status = slice(cells, cells + NUMBERS - 1)
         self.length = status.stop + (WORDS if message else 0)  # of an observation
         self.parts = {"cells": slice(0, cells), "status": status, "words": slice(status.stop, self.length)}
-        self._begin = np.zeros((0, crop * crop), np.int64)
+        self._begin = np.zeros((0, crop * crop), np.int64)  # where the first kind of each cell is in N observations
 
     def space(self) -> spaces.Box:
         """Of one observation; its `parts` name slices, for networks that treat them differently."""
@@ -143,20 +143,16 @@ class View:
         space.parts, space.shape_of_cells = dict(self.parts), (self.crop, self.crop, len(KINDS))
         return space
 
-    def _places(self, count: int) -> np.ndarray:
-        """Where the first kind of each cell is in `count` observations, (count, crop * crop)."""
-        if count > len(self._begin):
-            first = np.arange(0, count * self.length, self.length)[:, None]
-            self._begin = first + np.arange(self.crop * self.crop) * len(KINDS)
-        return self._begin[:count]
-
     def write(self, games: Games, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the observations of some games, int (K,), into `out`, float32 (K, length), in one piece."""
         blstats = games.blstats[rows]
         glyphs, inside = neighbours(games, rows, blstats, self.crop)
         hot = self._kind.take(glyphs)
         hot *= inside  # 0 is dark
-        hot += self._places(len(rows))
+        if len(rows) > len(self._begin):
+            first = np.arange(0, len(rows) * self.length, self.length)[:, None]
+            self._begin = first + np.arange(self.crop * self.crop) * len(KINDS)
+        hot += self._begin[: len(rows)]
         out.fill(0.0)
         out.reshape(-1)[hot] = 1.0
         squashed = np.log1p(np.abs(blstats))
@@ -214,11 +210,7 @@ def glyph_kinds() -> np.ndarray:
     table[nethack.MAX_GLYPH :] = kind["dark"]  # NO_GLYPH
     special = {nethack.COIN_CLASS: "gold", nethack.FOOD_CLASS: "food", nethack.ROCK_CLASS: "boulder"}
     for glyph in range(nethack.GLYPH_OBJ_OFF, nethack.GLYPH_CMAP_OFF):
-        name = special.get(ord(nethack.objclass(nethack.glyph_to_obj(glyph)).oc_class))
-        if name is not None:
-            table[glyph] = kind[name]
-    first = 0
-    for last, name in _SYMBOLS:
-        table[nethack.GLYPH_CMAP_OFF + first : nethack.GLYPH_CMAP_OFF + last] = kind[name]
-        first = last
+        table[glyph] = kind[special.get(ord(nethack.objclass(nethack.glyph_to_obj(glyph)).oc_class), "object")]
+    for last, name in reversed(_SYMBOLS):
+        table[nethack.GLYPH_CMAP_OFF : nethack.GLYPH_CMAP_OFF + last] = kind[name]
     return table

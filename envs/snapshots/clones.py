@@ -11,6 +11,7 @@ from snapshots (`envs.snapshots.snapshots`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,7 @@ class Place:
 class Clones:
     """Plays futures of an environment from any place in it; options as for `envs.make.make`.
 
-    Raises:
-        ValueError: if the environment has no array program, and no state that can be taken and given back.
+    A ValueError if there is no array program of it, and no state that can be taken and given back.
     """
 
     def __init__(self, env_id: str, *, max_episode_steps: int | None = None, **options: Any) -> None:
@@ -80,11 +80,7 @@ class Clones:
         return Place(snapshots.get_state(self.env), obs, modalities=modalities_of_one(info))
 
     def play(self, place: Place, actions: np.ndarray) -> Transitions:
-        """N futures of at most H steps: actions (H, N, ...) -> (H', N), H' <= H, rows after an end `valid == False`.
-
-        Raises:
-            ValueError: if the episode is over there.
-        """
+        """N futures of at most H steps: actions (H, N, ...) -> (H', N), H' <= H, rows after an end `valid == False`."""
         return self._play(place, actions)[0]
 
     def after(self, place: Place, action: Any) -> tuple[Place, Transitions]:
@@ -132,7 +128,8 @@ class Clones:
     def _together(self, place: Place, rollout: Rollout) -> tuple[int, Any]:
         """Play all futures; returns how many steps that took, and the state the last one is in, None if over."""
         program = self._program(rollout.n)
-        program.restore(_tiled(place.state, rollout.n, program))
+        # Its random stream stays the program's own: only resets read it.
+        program.restore({**program.snapshot(), **_rows(place.state, lambda x: np.repeat(x, rollout.n, 0))})
         over = np.zeros(rollout.n, bool)
         for t in range(rollout.length):
             rollout.write(t, slice(0, rollout.n), *program.step(rollout.action[t]))
@@ -148,8 +145,7 @@ class Clones:
             for t in range(rollout.length):
                 obs, reward, terminated, truncated, info = self.env.step(rollout.action[t, row])
                 one = map_obs(lambda x: np.asarray(x)[None], obs)
-                group = slice(row, row + 1)
-                rollout.write(t, group, one, reward, terminated, truncated, modalities_of_one(info))
+                rollout.write(t, slice(row, row + 1), one, reward, terminated, truncated, modalities_of_one(info))
                 if terminated or truncated:
                     rollout.success[t, row] = info.get("is_success", np.nan)
                     break
@@ -169,14 +165,12 @@ class Clones:
         self.env.close()
 
 
+def _rows(snapshot: dict[str, Any], pick: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+    """What a snapshot holds a row of for each environment, with other rows."""
+    rows = {key: pick(snapshot[key]) for key in ("steps", "returns")}
+    return {**rows, "state": {key: pick(value) for key, value in snapshot["state"].items()}}
+
+
 def _last(snapshot: dict[str, Any]) -> dict[str, Any]:
     """The last environment of a snapshot, as one of one."""
-    rows = {key: snapshot[key][-1:].copy() for key in ("steps", "returns")}
-    return {**snapshot, **rows, "state": {key: value[-1:].copy() for key, value in snapshot["state"].items()}}
-
-
-def _tiled(snapshot: dict[str, Any], n: int, program: Any) -> dict[str, Any]:
-    """A snapshot of one as one of n, with the program's own random stream, which only resets read."""
-    rows = {key: snapshot[key].repeat(n) for key in ("steps", "returns")}
-    state = {key: np.repeat(value, n, 0) for key, value in snapshot["state"].items()}
-    return {**program.snapshot(), **rows, "state": state}
+    return {**snapshot, **_rows(snapshot, lambda x: x[-1:].copy())}

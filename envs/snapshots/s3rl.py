@@ -69,11 +69,7 @@ class Snapshots:
 
     @classmethod
     def load(cls, path: str | Path) -> Snapshots:
-        """Read what `save` wrote; nothing in the file is executed.
-
-        Raises:
-            ValueError: if it is another file.
-        """
+        """Read what `save` wrote; nothing in the file is executed. A ValueError if it is another file."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -88,11 +84,7 @@ class Snapshots:
 def record(
     env: gym.Env, policy: Callable[[Any], Any], episodes: int, every: int = 1, seed: int | None = None
 ) -> Snapshots:
-    """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included.
-
-    Raises:
-        ValueError: if an argument is out of range or the environment is not supported.
-    """
+    """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included."""
     for name, value in (("episodes", episodes), ("every", every)):
         if value < 1:
             raise ValueError(f"{name}={value} is out of range; give at least 1")
@@ -111,7 +103,6 @@ def record(
     return Snapshots(states, np.stack(seen))
 
 
-@simulator.remembers("steps", "_borrowed", "_age", "_return")
 class SnapshotReset(gym.Wrapper):
     """Early resets lead into snapshots, evenly over their clusters; later ones are the environment's own.
 
@@ -120,10 +111,9 @@ class SnapshotReset(gym.Wrapper):
 
     One of `clusters` draws evenly over states. No episode begins in a snapshot after `until` steps of this environment;
     one that did is truncated after `truncate` steps; an early reset leads into one with `probability`.
-
-    Raises:
-        ValueError: if an argument is out of range, or the environment is not supported or another one.
     """
+
+    STATE = ("steps", "_borrowed", "_age", "_return")  # see `envs.snapshots.snapshots`
 
     def __init__(
         self,
@@ -189,9 +179,9 @@ class SnapshotReset(gym.Wrapper):
 
 
 def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
-    """Cluster points (N, D): k-means++ for the first centres, then Lloyd's rounds until nothing moves.
+    """Clusters of points (N, D), int64 (N,) in [0, k): k-means++, then Lloyd's rounds until nothing moves.
 
-    Returns int64 (N,), the cluster of each point, in [0, k); fewer come out where fewer points differ.
+    Fewer clusters come out where fewer points differ.
     """
     rng = np.random.default_rng(seed)
     centres = points[[rng.integers(len(points))]]

@@ -34,12 +34,11 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, StickyAction, TimeLimit
 
 from envs.classic.view import Canvas
-from envs.disturb import NoisyTV
 from envs.family import simulator
 from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
 from envs.observations import PlainObservation
-from envs.wrappers import EpisodeStatistics, Journal, Observer
+from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer
 
 State = dict[str, Any]
 
@@ -49,7 +48,7 @@ _STATE: dict[str, tuple[str, ...]] = {  # Gymnasium's class -> the variables tha
     **dict.fromkeys(("MountainCarEnv", "Continuous_MountainCarEnv", "AcrobotEnv"), ("state",)),
 }
 
-_WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode
+_WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode; others have a STATE
     TimeLimit: ("_elapsed_steps",),
     OrderEnforcing: ("_has_reset",),
     StickyAction: ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
@@ -57,7 +56,6 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of th
     EpisodeStatistics: ("_return", "_length"),
     **dict.fromkeys((PassiveEnvChecker, PlainObservation, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
 }
-_FORGETFUL = "gymnasium.wrappers.transform_"  # modules of wrappers without memory
 
 _DERIVED = (  # quantities of MjData that observations, rewards, captions and pictures read
     *("xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat", "site_xpos"),
@@ -84,13 +82,9 @@ def supported(env: gym.Env) -> None:
 
 
 def get_state(env: gym.Env, rng: bool = False) -> State:
-    """The state an environment is in now, as plain data that later steps do not change.
+    """The state an environment is in now, as plain data that later steps do not change; a RuntimeError before a reset.
 
     With `rng` the state of its `np_random` belongs to it.
-
-    Raises:
-        ValueError: if the environment or one of its wrappers is not supported.
-        RuntimeError: before the first reset.
     """
     supported(env)
     inner = simulator(env)
@@ -115,10 +109,7 @@ def get_state(env: gym.Env, rng: bool = False) -> State:
 def set_state(env: gym.Env, state: State) -> Any:
     """Bring an environment, reset before or not, to a state; returns the observation there, through all wrappers.
 
-    A wrapper that was not there when the snapshot was taken stays as it is.
-
-    Raises:
-        ValueError: if the environment is not supported, or the state is another environment's.
+    A wrapper that was not there when the snapshot was taken stays as it is. A ValueError if it is another's state.
     """
     supported(env)
     check_same(env, state)
@@ -163,11 +154,7 @@ def from_json(text: str) -> Any:
 
 def layers(env: gym.Env) -> list[Any]:
     """The wrappers of an environment, outermost first."""
-    found = []
-    while isinstance(env, gym.Wrapper):
-        found.append(env)
-        env = env.env
-    return found
+    return [env, *layers(env.env)] if isinstance(env, gym.Wrapper) else []
 
 
 def _pack(value: Any) -> dict[str, Any]:
@@ -205,19 +192,11 @@ def _state(inner: Any) -> tuple[str, ...]:
 
 def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:
     kind = type(wrapper)
-    if kind in _WRAPPERS or kind.__module__.startswith(_FORGETFUL):
+    if hasattr(kind, "STATE"):
+        return kind.STATE
+    if kind in _WRAPPERS or kind.__module__.startswith("gymnasium.wrappers.transform_"):  # those have no memory
         return _WRAPPERS.get(kind, ())
     raise ValueError(f"what the wrapper {kind.__name__} remembers is unknown; take snapshots of what it wraps")
-
-
-def remembers(*names: str) -> Any:
-    """Decorates a wrapper class: these are its variables that belong to a state."""
-
-    def register(kind: type) -> type:
-        _WRAPPERS[kind] = names
-        return kind
-
-    return register
 
 
 def _variables(inner: Any) -> tuple[str, ...]:
@@ -248,8 +227,8 @@ def _physics(inner: Any) -> dict[str, np.ndarray]:
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     whole = np.empty(mujoco.mj_stateSize(inner.model, kind))
     mujoco.mj_getState(inner.model, inner.data, whole, kind)
-    derived = {name: np.array(getattr(inner.data, name)) for name in _DERIVED}
-    return {"integration": whole, **{name: value for name, value in derived.items() if value.size}}
+    derived = {name: np.array(value) for name in _DERIVED if (value := getattr(inner.data, name)).size}
+    return {"integration": whole, **derived}
 
 
 def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
@@ -278,11 +257,7 @@ class Things:
         self._restored: dict[int, Any] = {}  # number -> thing
 
     def flatten(self, value: Any) -> Any:
-        """Plain data, independent of `value`.
-
-        Raises:
-            ValueError: if there is something in it whose state is unknown.
-        """
+        """Plain data, independent of `value`; a ValueError if there is something in it whose state is unknown."""
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -294,13 +269,12 @@ class Things:
             return {"tuple": [self.flatten(one) for one in value]}
         if kind is dict:
             return {"dict": [[self.flatten(key), self.flatten(one)] for key, one in value.items()]}
-        if _classes().get(kind.__name__) is not kind:
-            name = kind.__name__
+        name = kind.__name__
+        if _classes().get(name) is not kind:
             raise ValueError(f"the state holds a {name}, neither plain data nor a thing of MiniGrid's; drop it first")
-        number = self._numbers.get(id(value))
-        if number is None:
-            number = self._numbers[id(value)] = len(self.flat)
-            self.flat.append({"class": kind.__name__})  # known before its variables, which may lead back to it
+        number = self._numbers.setdefault(id(value), len(self.flat))
+        if number == len(self.flat):
+            self.flat.append({"class": name})  # known before its variables, which may lead back to it
             self.flat[number]["variables"] = {name: self.flatten(one) for name, one in vars(value).items()}
         return {"thing": number}
 
@@ -336,6 +310,6 @@ def _classes() -> dict[str, type]:
         from minigrid.envs.multiroom import MultiRoom
     except ImportError:
         return {}
-    found = [kind for kind in vars(world_object).values() if inspect.isclass(kind)]
-    found = [kind for kind in found if issubclass(kind, world_object.WorldObj)]
+    base = world_object.WorldObj
+    found = [kind for kind in vars(world_object).values() if inspect.isclass(kind) and issubclass(kind, base)]
     return {kind.__name__: kind for kind in (*found, Grid, Room, LockedRoom, MultiRoom)}

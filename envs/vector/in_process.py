@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs.observations import empty_batch
+from envs.observations import empty_batch, empty_modalities
 from envs.transitions import map_obs, put
 from envs.types import Obs
 from envs.wrappers import Observer
@@ -59,14 +59,9 @@ class SharedBuffers:
         """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
 
         def modalities() -> dict[str, np.ndarray]:
-            made: dict[str, np.ndarray] = {}
             if not isinstance(env, Observer):
-                return made
-            if env.frame_size is not None:
-                made["frame"] = new((n, env.frame_size, env.frame_size, 3), np.uint8)
-            if env.caption is not None:
-                made["text"] = np.full(n, "", object)
-            return made | ({"signals": new((n, len(env.signals)), np.float32)} if env.signals else {})
+                return {}
+            return empty_modalities(n, env.frame_size, env.caption is not None, len(env.signals), new)
 
         return cls(
             obs=empty_batch(env.observation_space, (n,), new),
@@ -275,7 +270,6 @@ class BufferedVectorEnv(VectorEnv):
 
         Environment i is seeded with `seed + i`, or with the i-th of a list.
         """
-        self._check_idle("reset")
         n = self.num_envs
         if seed is None or isinstance(seed, int | np.integer):
             seed = [None if seed is None else seed + i for i in range(n)]
@@ -285,7 +279,7 @@ class BufferedVectorEnv(VectorEnv):
         if len(seeds) != n or mask.shape != (n,):
             raise ValueError(f"{len(seeds)} seeds and a reset_mask of shape {mask.shape} do not fit {n} environments")
         rows = np.flatnonzero(mask).tolist()
-        self._set_texts(self._ask("reset", {row: (seeds[row], options or None) for row in rows}))
+        self._set_texts(self.ask("reset", {row: (seeds[row], options or None) for row in rows}))
         return self._slots.obs, self._infos(self._slots, False)
 
     def send(self, actions: Any, group: int = 0) -> None:
@@ -326,10 +320,9 @@ class BufferedVectorEnv(VectorEnv):
 
     def restore(self, state: Mapping[str, Any]) -> Obs:
         """Come back to a snapshot, by playing each running episode again; returns the observations of that moment."""
-        self._check_idle("restore")
         if len(state["envs"]) != self.num_envs:
             raise ValueError(f"the snapshot is of {len(state['envs'])} environments, not of {self.num_envs}")
-        self._set_texts(self._ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
+        self._set_texts(self.ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
         return self._slots.obs
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -339,16 +332,13 @@ class BufferedVectorEnv(VectorEnv):
 
     def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Have some rows do a method of `Stepper`: row -> its arguments; returns row -> what it gave back."""
-        self._check_idle(method)
-        return self._ask(method, arguments)
-
-    get_attr = call
-
-    def _check_idle(self, verb: str) -> None:
         if self.closed:
             raise RuntimeError("these environments are closed; make new ones")
         if self._sent:
-            raise RuntimeError(f"group {self._sent[0]} is stepping; call recv({self._sent[0]}) before {verb}()")
+            raise RuntimeError(f"group {self._sent[0]} is stepping; call recv({self._sent[0]}) before {method}()")
+        return self._ask(method, arguments)
+
+    get_attr = call
 
     def _finish(self, group: int) -> bool:
         if not self._sent or self._sent[0] != group:

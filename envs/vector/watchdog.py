@@ -59,7 +59,7 @@ class Line:
             try:
                 rest = rest[os.write(self._out, rest) :]
             except BlockingIOError:
-                self._writable()
+                self._wait(writing=True)
 
     def take(self, count: int = 1) -> bytes:
         """The next bytes, at most `count`; waits for them.
@@ -67,7 +67,7 @@ class Line:
         Raises:
             EOFError: if the other end is gone.
         """
-        self._readable()
+        self._wait()
         data = os.read(self._in, count)
         if not data:
             raise EOFError
@@ -87,11 +87,8 @@ class Line:
             data += self.take(min(count - len(data), 1 << 20))
         return bytes(data)
 
-    def _readable(self) -> None:
-        """Reading blocks."""
-
-    def _writable(self) -> None:
-        """So does writing."""
+    def _wait(self, writing: bool = False) -> None:
+        """Reading and writing block."""
 
 
 class Worker(Line):
@@ -164,14 +161,8 @@ class Worker(Line):
         self.process.join(2)
         self.close()
 
-    def _readable(self) -> None:
-        self._wait(self._poll)
-
-    def _writable(self) -> None:
-        self._wait(self._space)
-
-    def _wait(self, poll: Any) -> None:
-        limit = self.limit
+    def _wait(self, writing: bool = False) -> None:
+        limit, poll = self.limit, self._space if writing else self._poll
         if poll.poll(1000 * (GRACE_S if limit is None else min(GRACE_S, limit))):
             return
         while True:
@@ -250,10 +241,8 @@ def guard(crash_file: Path | None, orphans: bool) -> None:
         with suppress(OSError):
             crash_file.parent.mkdir(parents=True, exist_ok=True)
             file = crash_file.open("a")
-    if file is None:
-        faulthandler.enable()
-    else:
-        faulthandler.enable(file)
+    faulthandler.enable(file or sys.stderr)
+    if file is not None:
         faulthandler.register(signal.SIGUSR1, file)  # holds it open
     # A worker that held this end would keep the server that forks, whose death it waits for, alive.
     with suppress(AttributeError, TypeError, OSError):

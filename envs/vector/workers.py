@@ -21,6 +21,7 @@ environments of a worker are lost with it; Linux and macOS only.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import threading
@@ -29,7 +30,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
@@ -101,7 +101,8 @@ class Workers(BufferedVectorEnv):
         processes = cores() if processes is None else processes
         _check(n, processes, step_timeout, on_error, restarts)
         self.processes = min(processes, n)
-        self.say: Callable[[str], object] = _warn  # called with a sentence about each replacement
+        # Called with a sentence about each replacement.
+        self.say: Callable[[str], object] = functools.partial(warnings.warn, category=RuntimeWarning)
         self._makers, self._on_error, self._budget = makers, on_error, Budget(restarts, restart_window)
         self._crash_folder = None if crash_folder is None else Path(crash_folder).absolute()
         self._step_limit = step_timeout or None
@@ -131,12 +132,9 @@ class Workers(BufferedVectorEnv):
         try:
             for worker in range(self.processes):
                 self._workers.append(self._hire(worker, {}))
-            for worker in range(self.processes):  # wait until its environments are made
-                byte, message = self._workers[worker].answer(False, FAILED)
-                if byte == FAILED:
-                    self._fail(message[1], message[2])
-        except Gone as gone:
-            self._fail(self._name(worker) + str(gone) + " while its environments were made")
+            for worker in range(self.processes):
+                if failure := self._failure_to_make(worker):
+                    self._fail(*failure)
         except BaseException:
             self.close()
             raise
@@ -145,10 +143,6 @@ class Workers(BufferedVectorEnv):
     def restarts(self) -> int:
         """How many workers have been replaced so far."""
         return self._budget.spent
-
-    @property
-    def _processes(self) -> list[BaseProcess]:
-        return [worker.process for worker in self._workers]
 
     def _rows(self, worker: int) -> range:
         return range(worker, self.num_envs, self.processes)
@@ -163,6 +157,14 @@ class Workers(BufferedVectorEnv):
         hired = Worker(self._context, _work, arguments, f"environments-{worker}", file)
         hired.limit = self._patience
         return hired
+
+    def _failure_to_make(self, worker: int, again: str = "") -> tuple[str, str] | None:
+        """Wait until its environments are made; if they cannot be, returns a sentence and a traceback."""
+        try:
+            byte, message = self._workers[worker].answer(False, FAILED)
+        except Gone as gone:
+            return f"{self._name(worker)}{gone} while its environments were made{again}", ""
+        return message[1:] if byte == FAILED else None
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         parts: dict[int, dict[int, tuple[Any, ...]]] = {}
@@ -226,14 +228,10 @@ class Workers(BufferedVectorEnv):
             self.say(f"{sentence}; its episodes are lost and it is replaced ({count})")
             self._generations[worker] += 1
             self._workers[worker] = new = self._hire(worker, {row: self._new_seed(row) for row in self._rows(worker)})
-            try:
-                byte, message = new.answer(False, FAILED)
-            except Gone as gone:
-                sentence = self._name(worker) + str(gone) + " while its environments were made again"
-            else:
-                if byte != FAILED:
-                    break
-                _, sentence, trace = message
+            failure = self._failure_to_make(worker, " again")
+            if failure is None:
+                break
+            sentence, trace = failure
             new.kill()
         new.limit = old.limit
         for byte, message in old.pending:
@@ -287,10 +285,6 @@ def _check(n: int, processes: int, step_timeout: float, on_error: str, restarts:
             raise ValueError(sentence)
 
 
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-
-
 def _start_method() -> str:
     # What all workers import is there before they are forked; it has no effect once the server runs.
     multiprocessing.set_forkserver_preload(["__main__", "envs.make"])
@@ -341,7 +335,9 @@ def _work(
                 if request is not None:
                     line.put(QUIET, stepper.ask(*request))
                 else:
-                    line.put(*_step(stepper, slots, byte[0], shares[byte[0]]))
+                    reply, rows = ENDED if stepper.step(byte[0]) else QUIET, shares[byte[0]]
+                    both = slots.modalities, slots.final_modalities  # whose texts shared memory cannot hold
+                    line.put(reply, None if texts is None else [part["text"][rows] for part in both])
             except Exception as error:
                 method = "step" if request is None else request[0]
                 line.put(FAILED, _failure(method, stepper.row, error, slots, envs[stepper.row]))
@@ -349,14 +345,6 @@ def _work(
                     line.take()
     except (EOFError, OSError):  # the parent closed the line, or is gone
         stepper.close()
-
-
-def _step(stepper: Stepper, slots: SharedBuffers, group: int, rows: slice) -> tuple[bytes, Any]:
-    """Step a group; returns the reply, and texts, which shared memory cannot hold."""
-    reply = ENDED if stepper.step(group) else QUIET
-    if "text" not in slots.modalities:
-        return reply, None
-    return reply, (slots.modalities["text"][rows], slots.final_modalities["text"][rows])
 
 
 def _failure(

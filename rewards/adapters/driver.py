@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from envs.state import Stateful
 from envs.steps import Chunk, Cursor
 from envs.transitions import Transitions
 from envs.types import MODALITIES, Memory
@@ -15,12 +15,10 @@ from rewards.base import Reward, merge_memory
 from rewards.mix.mix import Mix, Stream
 
 
-class EpisodeTracker:
-    """Where N environments are in their episodes, and what rewards remember of these.
+class EpisodeTracker(Stateful):
+    """Where N environments are in their episodes, and what rewards remember of these: `memory`, by name."""
 
-    Attributes:
-        memory: name -> memory, of those that have one.
-    """
+    saved: ClassVar[tuple[str, ...]] = ("memory", "cursor")
 
     def __init__(self, sources: Mapping[str, Stream | Reward], n: int, frame_size: int | None = None) -> None:
         self.sources, self.n, self.frame_size = sources, n, frame_size
@@ -40,11 +38,7 @@ class EpisodeTracker:
         self.memory = {name: merge_memory(memory, fresh[name], mask) for name, memory in self.memory.items()}
 
     def require(self, modalities: Mapping[str, Any]) -> None:
-        """Refuse missing frames, texts or signals at the first reset, not an hour later.
-
-        Raises:
-            ValueError: naming the reward that reads them.
-        """
+        """Refuse missing frames, texts or signals (ValueError) at the first reset, not an hour later."""
         for name, source in self.sources.items():
             for field in MODALITIES:
                 if field in source.requires and field not in modalities:
@@ -54,22 +48,11 @@ class EpisodeTracker:
                         f"envs.make.make(..., {option})"
                     )
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"memory": copy.deepcopy(self.memory), "cursor": self.cursor.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.memory = {name: {k: np.array(v) for k, v in m.items()} for name, m in state["memory"].items()}
-        self.cursor.load_state_dict(state["cursor"])
-
 
 class Driver(EpisodeTracker):
-    """Feeds a mix step by step: embed, score, combine, remember, and every `update_every` transitions learn.
+    """Feeds a mix step by step: embed, score, combine, remember, and every `update_every` transitions learn."""
 
-    Attributes:
-        raw: the streams' scores of the last step.
-        metrics: of the last update.
-        timesteps: environment steps so far, over all environments.
-    """
+    saved = ("memory", "cursor", "chunk", "timesteps")  # the chunk holds the rows still to be learnt from
 
     def __init__(self, mix: Mix, n: int, update_every: int) -> None:
         if update_every < 1:
@@ -77,9 +60,9 @@ class Driver(EpisodeTracker):
         super().__init__(mix.streams, n, mix.frame_size)
         self.mix = mix
         self.chunk = Chunk(max(update_every // n, 1))
-        self.raw: dict[str, np.ndarray] = {}
-        self.metrics: dict[str, float] = {}
-        self.timesteps = 0
+        self.raw: dict[str, np.ndarray] = {}  # the streams' scores of the last step
+        self.metrics: dict[str, float] = {}  # of the last update
+        self.timesteps = 0  # over all environments
 
     def __call__(self, batch: Transitions) -> np.ndarray:
         """The reward of a step, float32 (N,)."""
@@ -92,12 +75,3 @@ class Driver(EpisodeTracker):
             fresh, raw = self.chunk.take()
             self.metrics = self.mix.update(fresh, raw, self.timesteps)
         return total
-
-    def state_dict(self) -> dict[str, Any]:
-        """Memory, place in the episodes and the rows still to be learnt from."""
-        return {**super().state_dict(), "chunk": self.chunk.state_dict(), "timesteps": self.timesteps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.chunk.load_state_dict(state["chunk"])
-        self.timesteps = int(state["timesteps"])

@@ -58,11 +58,7 @@ def guided(env: Any, mix: Mix) -> Any:
 
 
 def guided_space(space: spaces.Space, mix: Mix) -> spaces.Space:
-    """The space of one observation with the guide vectors appended.
-
-    Raises:
-        ValueError: if observations are not flat numbers, or a guide would read them.
-    """
+    """The space of one observation with guide vectors appended; ValueError if it is not flat, or a guide reads it."""
     guiding = guides(mix)
     if not guiding:
         return space
@@ -70,7 +66,7 @@ def guided_space(space: spaces.Space, mix: Mix) -> spaces.Space:
     if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)):
         raise ValueError(f"{names} guides beside flat float observations, not {space}; flatten them")
     for name, reward in guiding.items():
-        read = sorted(_OBSERVED & reward.requires)
+        read = sorted({"obs", "next_obs", "frame", "obs_frame"} & reward.requires)
         if read:
             raise ValueError(f"the reward {name!r} guides, so it may read texts and signals, but not {', '.join(read)}")
     more = np.full(sum(reward.guides for reward in guiding.values()), np.inf, np.float32)
@@ -85,9 +81,6 @@ def make_mix(given: Any, observation_space: spaces.Space, action_space: spaces.S
     if space is observation_space or not {"obs", "next_obs"} & mix.requires:
         return mix
     return rewards.make(given, space, action_space, **options)
-
-
-_OBSERVED = frozenset({"obs", "next_obs", "frame", "obs_frame"})
 
 
 class _GuideTracker(EpisodeTracker):
@@ -131,10 +124,8 @@ class GuidedEnv(gym.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        cursor = self.tracker.cursor
-        self.tracker.observe(
-            from_gym_step(cursor, self._obs, action, float(reward), obs, terminated, truncated, info)  # type: ignore[arg-type]
-        )
+        step = (self._obs, action, float(reward), obs, terminated, truncated, info)
+        self.tracker.observe(from_gym_step(self.tracker.cursor, *step))
         self._obs = obs
         return self._join(), reward, terminated, truncated, info
 
@@ -174,23 +165,22 @@ class Guided(VectorWrapper):
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
         self.tracker.begin(modalities_of(infos), mask)
-        return self._join(obs), infos
+        return self._join(obs, self._joined), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         tracker = self.tracker
         resetting = None if self.mode == AutoresetMode.SAME_STEP else tracker.cursor.resetting.copy()
-        obs = next_obs  # guides do not read it, and the one before may be overwritten by now
-        batch = from_vector_step(
-            tracker.cursor, self.mode, obs, actions, rewards, next_obs, terminations, truncations, infos
-        )
+        # for obs: guides do not read it, and the one before may be overwritten by now
+        step = (next_obs, actions, rewards, next_obs, terminations, truncations, infos)
+        batch = from_vector_step(tracker.cursor, self.mode, *step)
         tracker.observe(batch)
         begun = batch.ended if resetting is None else resetting
         if begun.any():
             if resetting is None:  # its last observation keeps its own guide vector
-                infos = {**infos, "final_obs": self._last(batch.next_obs, begun)}
+                infos = {**infos, "final_obs": self._join(batch.next_obs, self._final, begun)}
             tracker.begin(modalities_of(infos), begun)
-        return self._join(next_obs), rewards, terminations, truncations, infos
+        return self._join(next_obs, self._joined), rewards, terminations, truncations, infos
 
     def snapshot(self) -> dict[str, Any]:
         """The environments' snapshot, and the guides' memories."""
@@ -200,17 +190,11 @@ class Guided(VectorWrapper):
         """Come back to a snapshot; returns the observations of that moment."""
         obs = self.env.restore(state["envs"])  # type: ignore[attr-defined]
         self.tracker.load_state_dict(state["guides"])
-        return self._join(obs)
+        return self._join(obs, self._joined)
 
-    def _join(self, obs: np.ndarray) -> np.ndarray:
+    def _join(self, obs: np.ndarray, out: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
+        """Observations (N, n + D) in `out`, of which only `rows` are set."""
         width = obs.shape[1]
-        self._joined[:, :width] = obs
-        self._joined[:, width:] = self.tracker.vectors()
-        return self._joined
-
-    def _last(self, obs: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """True successors (N, n + D); only rows of `ended` are set."""
-        width = obs.shape[1]
-        self._final[ended, :width] = obs[ended]
-        self._final[ended, width:] = self.tracker.vectors()[ended]
-        return self._final
+        out[rows, :width] = obs[rows]
+        out[rows, width:] = self.tracker.vectors()[rows]
+        return out

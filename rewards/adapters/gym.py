@@ -23,12 +23,9 @@ from rewards.mix.mix import Mix
 
 
 class RewardWrapper(gym.Wrapper):
-    """The mix around a single environment: what every other way of running a reward is compared with.
+    """The mix around any Gymnasium environment: what every other way of running a reward is compared with.
 
-    Args:
-        env: any Gymnasium environment; put episode statistics inside of this wrapper, so that they count the task.
-        mix: from `rewards.make`.
-        update_every: transitions between two updates of the rewards.
+    Put episode statistics inside of this wrapper, so that they count the task; `update_every` is in transitions.
     """
 
     def __init__(self, env: gym.Env, mix: Mix, update_every: int = 256) -> None:
@@ -55,11 +52,8 @@ class RewardWrapper(gym.Wrapper):
 class VectorRewardWrapper(VectorWrapper):
     """The mix around a vector environment: one `score` a step for all environments, in each auto-reset mode.
 
-    In NEXT_STEP mode the step that only resets has reward 0 and is never learnt from.
-
-    Raises:
-        ValueError: if the environment does not declare `metadata["autoreset_mode"]`: guessing it would reward
-            transitions that never happened.
+    In NEXT_STEP mode the step that only resets has reward 0 and is never learnt from. Raises ValueError if the
+    environment does not declare `metadata["autoreset_mode"]`: guessing it would reward transitions that never happened.
     """
 
     def __init__(self, env: VectorEnv, mix: Mix, update_every: int = 1024) -> None:

@@ -117,9 +117,8 @@ class BYOL(Episodic, Learned):
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
         """A rollout (T, N) as M sequences of L rows; those without a transition are left out.
 
-        Returns:
-            whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid and ended bool (M, L), and the
-            belief (M, D) and action (M, A) that come before.
+        Whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid and ended bool (M, L), and the belief
+        (M, D) and action (M, A) that come before.
         """
         length = min(self.config.sequence, batch.shape[0])
         steps = batch.shape[0]
@@ -238,11 +237,8 @@ class Loops(nn.Module):
     def beliefs(
         self, seen: torch.Tensor, action: torch.Tensor, links: Links, memory: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The closed loop.
-
-        Returns:
-            beliefs (T * N, D), each with its row's `obs`; and what each row, and the row after the last, starts from:
-            beliefs (T + 1, N, D) and actions (T + 1, N, A).
+        """The closed loop: beliefs (T * N, D), each with its row's `obs`; and what each row, and the one after them,
+        starts from: beliefs (T + 1, N, D) and actions (T + 1, N, A).
         """
         actions = links.carry(memory["action"], action, links.on)
         given = torch.cat([seen.unflatten(0, links.valid.shape), actions[:-1]], dim=2)

@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from rewards.base import RewardConfig
@@ -31,7 +32,21 @@ SEED = 0x9E3779B97F4A7C15  # of the hash, not of the run: the same cell has the 
 
 
 @dataclass
-class CountConfig(RewardConfig):
+class CellSettings:
+    """Settings of every bonus that counts the cells of an episode."""
+
+    bin: Any = setting(
+        0.1,
+        "width of a cell, in the units of a float observation: one number, or one for each dimension; cells are centred"
+        " on multiples of it, integers are taken as they are",
+        above=0,
+        tune=(0.01, 1.0, "log"),
+    )
+    capacity: int = setting(1024, "distinct cells that an episode remembers", low=1)
+
+
+@dataclass
+class CountConfig(RewardConfig, CellSettings):
     """Settings of the count bonus. A weight of 0.01 solves MiniGrid's KeyCorridorS3R2, whose reward is at most 1."""
 
     weight: Any = setting(0.01, tune=(1e-4, 1.0, "log"))
@@ -47,33 +62,13 @@ class CountConfig(RewardConfig):
         choices=("episode", "lifetime"),
         tune=("episode", "lifetime", "choice"),
     )
-    bin: Any = setting(
-        0.1,
-        "width of a cell, in the units of a float observation: one number, or one for each dimension; cells are centred"
-        " on multiples of it, integers are taken as they are",
-        above=0,
-        tune=(0.01, 1.0, "log"),
-    )
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
-    capacity: int | None = setting(
+    capacity: int | None = setting(  # type: ignore[assignment]
         None,
         "distinct cells remembered, by each environment or in the lifetime table; null is 1,024 or 1,000,000; an"
         " episode forgets the oldest first, the table the least visited",
         low=1,
     )
-
-
-@dataclass
-class CellSettings:
-    """Settings of other bonuses that count the cells of an episode."""
-
-    bin: Any = setting(
-        0.1,
-        "width of a cell of the count, in the units of a float observation; one number, or one for each dimension",
-        above=0,
-        tune=(0.01, 1.0, "log"),
-    )
-    capacity: int = setting(1024, "distinct cells that an episode remembers", low=1)
 
 
 class Count(Episodic):
@@ -171,8 +166,10 @@ def _bins(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
     return widths
 
 
-class CountTable:
+class CountTable(Stateful):
     """How often each key was added: sorted keys beside their counts."""
+
+    saved = ("keys", "counts")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -196,10 +193,3 @@ class CountTable:
             keep = np.sort(np.argsort(-counts, kind="stable")[: self.capacity])
             merged, counts = merged[keep], counts[keep]
         self.keys, self.counts = merged, counts
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"keys": self.keys, "counts": self.counts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.keys = np.array(state["keys"], np.uint64)
-        self.counts = np.array(state["counts"], np.int64)

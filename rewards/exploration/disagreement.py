@@ -46,7 +46,7 @@ class Disagreement(Learned):
         config = self.config
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         sizes = (config.features + self.actions.size, config.hidden, config.features)
-        self.ensemble = StackedHeads([self.head(sizes[0], *sizes[1:]) for _ in range(config.members)])
+        self.ensemble = StackedHeads([self.head(*sizes) for _ in range(config.members)])
         self.train_on(self.ensemble)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:

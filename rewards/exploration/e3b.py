@@ -9,7 +9,7 @@ Differences:
     counts as seen;
     the embedding is the one of the last update throughout a rollout, and the ellipse of a continuing episode keeps
     what older embeddings contributed (the paper's actors do the same);
-    an optimiser of its own, and vectors that pass dense layers (64 wide, where the paper takes 1,024).
+    dense layers are 64 wide, where the paper takes 1,024.
 Fails when: episodes are longer than it takes to go in every direction; or the embedding keeps noise, which looks new
 forever: a random one does, a learnt one does where noise follows the action.
 """
@@ -68,5 +68,5 @@ class E3B(Episodic, InverseDynamics):
         self.train_on(self.encoder, self.prediction)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        bonus, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))
+        bonus, memory = self.walk(batch, memory, self.phi)
         return (np.sqrt(bonus) if self.config.sqrt else bonus).astype(np.float32), memory

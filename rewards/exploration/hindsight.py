@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from envs.settings import setting
+from envs.state import Stateful
 from rewards.exploration.forward import Forward, ForwardConfig
 
 
@@ -115,8 +115,10 @@ class Hindsight(Forward):
         return (pairs.diagonal() - torch.logsumexp(pairs, dim=1)).mean() + math.log(len(z))
 
 
-class Bank:
+class Bank(Stateful):
     """The newest z's, for a score that does not depend on its batch."""
+
+    saved = ("rows", "filled")
 
     def __init__(self, capacity: int, size: int) -> None:
         self.rows = torch.zeros(capacity, size)
@@ -132,9 +134,3 @@ class Bank:
     def newest(self, device: torch.device) -> torch.Tensor | None:
         """What is kept (K, size); None before the first."""
         return self.rows[: self.filled].to(device) if self.filled else None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows.numpy(), "filled": self.filled}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rows, self.filled = torch.from_numpy(np.array(state["rows"])), int(state["filled"])

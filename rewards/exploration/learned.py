@@ -86,9 +86,9 @@ class Learned(Reward):
         if "action" in self.requires:
             self.actions = ActionCode(self.action_space, name, self.device)
 
-    def net(self, *widths: int, extra: int = 0) -> Net:
-        """A fresh network from whitened rows, and `extra` numbers beside them, through layers of `widths`."""
-        return Net(self.layout, widths, self.generator, extra).to(self.device)
+    def net(self, *widths: int) -> Net:
+        """A fresh network from whitened rows through layers of `widths`."""
+        return Net(self.layout, widths, self.generator).to(self.device)
 
     def head(self, inputs: int, *widths: int, gain: float = math.sqrt(2)) -> nn.Sequential:
         """Fresh dense layers from `inputs` numbers through `widths`, ReLU between; `gain` is the last one's."""
@@ -97,11 +97,10 @@ class Learned(Reward):
             cast(nn.Linear, layers[-1]).weight.mul_(gain / math.sqrt(2))
         return layers.to(self.device)
 
-    def train_on(self, *modules: nn.Module, learning_rate: float | None = None) -> None:
+    def train_on(self, *modules: nn.Module) -> None:
         """Make the optimiser of everything that `loss` moves."""
         self.trained = [parameter for module in modules for parameter in module.parameters()]
-        rate = learning_rate or self.config.learning_rate
-        self.optimizer = torch.optim.Adam(self.trained, lr=rate, fused=True)
+        self.optimizer = torch.optim.Adam(self.trained, lr=self.config.learning_rate, fused=True)
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         """Losses of one minibatch by name: their sum is minimised, each is logged."""
@@ -163,11 +162,7 @@ class Learned(Reward):
             self.optimizer.step()
 
     def rows(self, obs: Obs) -> np.ndarray:
-        """Observations (N, ...) -> float32 (N, size), as they are.
-
-        Raises:
-            FloatingPointError: if one is not finite.
-        """
+        """Observations (N, ...) -> float32 (N, size), as they are; raises FloatingPointError if one is not finite."""
         x = self.layout.flatten(obs)
         if not math.isfinite(x.sum()) and not np.isfinite(x).all():
             row, column = np.argwhere(~np.isfinite(x))[0]
@@ -230,10 +225,13 @@ class InverseDynamics(Learned):
         one, two = self.encode(x, after)
         return {"inverse_loss": self.inverse_loss(one, two, action)}
 
-    def encode(self, x: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, x: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Embeddings (N, D) of two columns, in one pass."""
-        one, two = self.encoder(torch.cat([x, after])).chunk(2)
-        return one, two
+        return self.encoder(torch.cat([x, after])).chunk(2)
+
+    def phi(self, obs: Obs) -> np.ndarray:
+        """Embeddings (N, D) of observations, as an array."""
+        return self.values(self.encoder, obs)
 
     def inverse_loss(self, one: torch.Tensor, two: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """Loss of predicting the action between embeddings `one` and `two`."""
@@ -241,21 +239,21 @@ class InverseDynamics(Learned):
 
 
 class Net(nn.Module):
-    """Rows of a `Layout` -> features: convolutions on its images, dense layers on everything and on what is added."""
+    """Rows of a `Layout` -> features: convolutions on its images, dense layers on everything."""
 
-    def __init__(self, layout: Layout, widths: Any, generator: torch.Generator, extra: int = 0) -> None:
+    def __init__(self, layout: Layout, widths: Any, generator: torch.Generator) -> None:
         super().__init__()
         self.split = [layout.vector, *(int(np.prod(shape)) for shape in layout.images.values())]
         self.shapes = list(layout.images.values())
         self.trunks = nn.ModuleList(_trunk(channels, generator) for channels, _, _ in self.shapes)
-        self.dense = dense(layout.vector + sum(map(_outputs, self.shapes)) + extra, widths, generator)
+        self.dense = dense(layout.vector + sum(map(_outputs, self.shapes)), widths, generator)
 
-    def forward(self, x: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.shapes:
             vector, *images = x.split(self.split, dim=1)
             seen = [trunk(image.unflatten(1, shape)) for trunk, image, shape in zip(self.trunks, images, self.shapes)]
             x = torch.cat([vector, *seen], dim=1)
-        return self.dense(torch.cat([x, *extra], dim=1) if extra else x)
+        return self.dense(x)
 
 
 def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
@@ -323,12 +321,7 @@ class ActionCode:
         self._offsets = np.cumsum([0, *self.blocks[:-1]])
 
     def __call__(self, action: Array) -> torch.Tensor:
-        """Actions (N, ...) -> float32 (N, size).
-
-        Raises:
-            FloatingPointError: if one is not finite.
-            ValueError: if one is no action of the space.
-        """
+        """Actions (N, ...) -> float32 (N, size); FloatingPointError if one is not finite, ValueError if outside."""
         action = np.asarray(action)
         action = action.reshape(len(action), int(np.prod(action.shape[1:])))
         if not self.blocks:
@@ -362,15 +355,10 @@ class ActionCode:
 
 
 def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.Space]:
-    """The numeric spaces that make up `space`, in a fixed order.
+    """The numeric spaces (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these) in `space`, in a fixed order.
 
-    Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
-        keys: entries of a Dict to look at; empty looks at all.
-        reward: name of the reward, for the error.
-
-    Raises:
-        ValueError: for any other space, and for a key that the space does not have.
+    `keys` are the entries of a Dict to look at, all if empty. Raises ValueError, about the reward of that name, for any
+    other space, and for a key that the space does not have.
     """
     numeric = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
     if isinstance(space, gym.spaces.Dict):
@@ -403,26 +391,19 @@ def part(obs: Obs, key: str) -> Array:
 
 
 class Layout:
-    """An observation as one row of float32 numbers: the vectors first, then each image that is large enough.
-
-    Attributes:
-        vector: numbers of the vectors, one-hot for Discrete; smaller images count among them.
-        images: name -> (C, H, W) of the images, in their order in the row.
-        size: numbers in a row.
-    """
+    """An observation as one row of `size` float32 numbers: the vectors first, then each image that is large enough."""
 
     def __init__(
         self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int
     ) -> None:
-        """Lay out `space`; the reward's name is for errors.
+        """Lay out `space`, for the reward of that name; an image has at least `smallest_image` pixels a side.
 
-        `channels` keeps that many of each image's channels, counted from the last; 0 keeps all. An image counts as one
-        if both of its sides have at least `smallest_image` pixels.
+        `channels` keeps that many of each image's channels, counted from the last; 0 keeps all.
         """
         self.spaces = parts(space, keys, reward)
         self.channels = channels
-        self.images: dict[str, tuple[int, int, int]] = {}
-        self.vector = 0
+        self.images: dict[str, tuple[int, int, int]] = {}  # name -> (C, H, W), in their order in the row
+        self.vector = 0  # numbers of the vectors, one-hot for Discrete; smaller images count among them
         vectors: list[str] = []
         for key, box in self.spaces.items():
             shape = _image_shape(box)

@@ -17,7 +17,6 @@ noise 1 once the rows before it are known: the diagonal of a Cholesky factor (Ra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,14 +29,26 @@ from rewards.base import Reward, values_at_obs
 PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
 
-class EpisodeMemory(Protocol):
-    """What the memories of this file have in common; see the module."""
+class EpisodeMemory:
+    """Base class of memories; unless `walk` is overridden, `piece` takes in a part of a rollout at once."""
 
-    def initial(self, n: int) -> dict[str, np.ndarray]: ...
+    def initial(self, n: int) -> dict[str, np.ndarray]:
+        raise NotImplementedError
 
     def walk(
-        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray, /
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]: ...
+        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Answers (T, N, ...) for x (T, N, ...), and the memory after it."""
+        answers = []
+        for i in range(0, len(x), PIECE):
+            rows = slice(i, i + PIECE)
+            answer, memory = self.piece(memory, x[rows].swapaxes(0, 1), valid[rows].T, ended[rows].T)
+            answers.append(answer.swapaxes(0, 1))
+        return (np.concatenate(answers) if len(answers) > 1 else answers[0]), memory
+
+    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+        """One piece, with the axes (N, T, ...): x (N, T, D), valid and ended bool (N, T)."""
+        raise NotImplementedError
 
 
 class Episodic(Reward):
@@ -104,7 +115,7 @@ def both(function: Callable[[Obs], np.ndarray], batch: Transitions) -> tuple[np.
     return values_at_obs(batch, after, lambda rows: function(map_obs(lambda x: x[rows], batch.obs))), after
 
 
-class CountMemory:
+class CountMemory(EpisodeMemory):
     """How often each cell, a 64-bit key above 0, was visited; the oldest cells are forgotten first."""
 
     def __init__(self, capacity: int) -> None:
@@ -118,14 +129,14 @@ class CountMemory:
         }
 
     def walk(
-        self, memory: Memory, keys: np.ndarray, valid: np.ndarray, ended: np.ndarray
+        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Visits of keys (T, N), uint64, this one included: int64 (T, N)."""
+        """Visits of keys x (T, N), uint64, this one included: int64 (T, N)."""
         after = {name: values.copy() for name, values in memory.items()}
         cells, visits, filled = after["cells"], after["visits"], after["filled"]
-        answers = np.empty(keys.shape, np.int64)
-        rows = np.arange(keys.shape[1])
-        for t, (key, live) in enumerate(zip(keys, valid)):
+        answers = np.empty(x.shape, np.int64)
+        rows = np.arange(x.shape[1])
+        for t, (key, live) in enumerate(zip(x, valid)):
             match = cells == key[:, None]
             place = match.argmax(axis=1)
             seen = match[rows, place]
@@ -141,32 +152,13 @@ class CountMemory:
         return answers, after
 
 
-class _InPieces:
-    """A memory that takes in a piece of a rollout at once, with the axes (N, T, ...)."""
-
-    def walk(
-        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Answers (T, N, ...) for x (T, N, D), and the memory after it."""
-        answers = []
-        for i in range(0, len(x), PIECE):
-            rows = slice(i, i + PIECE)
-            answer, memory = self.piece(memory, x[rows].swapaxes(0, 1), valid[rows].T, ended[rows].T)
-            answers.append(answer.swapaxes(0, 1))
-        return (np.concatenate(answers) if len(answers) > 1 else answers[0]), memory
-
-    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
-        """One piece: x (N, T, D), valid and ended bool (N, T)."""
-        raise NotImplementedError
-
-
 def _episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number of each row's episode (N, T), 0 for the one that the memory is of; and of the one that follows, (N,)."""
     through = np.cumsum(ended, axis=1)
     return through - ended, through[:, -1]
 
 
-class EllipticalMemory(_InPieces):
+class EllipticalMemory(EpisodeMemory):
     """The inverse of C = ridge I + sum of phi phi'; a row's answer is phi' C^-1 phi with the C of before it.
 
     A direction that was visited n - 1 times before by unit vectors answers 1 / (ridge + n - 1).
@@ -203,7 +195,7 @@ class EllipticalMemory(_InPieces):
         return answers, {"inverse": inverse}
 
 
-class NeighbourMemory(_InPieces):
+class NeighbourMemory(EpisodeMemory):
     """The newest `capacity` rows of an episode; a row's answer is its squared distances to the k nearest of them."""
 
     def __init__(self, capacity: int, features: int, k: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from envs.settings import setting
 from envs.transitions import Transitions
-from envs.types import Memory, Obs
+from envs.types import Memory
 from rewards.base import EPSILON, RunningMeanStd
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
@@ -64,7 +64,7 @@ class PseudoCount(Episodic, InverseDynamics):
         self.train_on(self.encoder, self.prediction)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        squares, memory = self.walk(batch, memory, self._phi)
+        squares, memory = self.walk(batch, memory, self.phi)
         return self.bonus(squares), memory
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -73,7 +73,7 @@ class PseudoCount(Episodic, InverseDynamics):
             column = batch if len(batch.shape) == 2 else batch.map(lambda x: x[:, None])  # as if it were one episode
             visits = Visits(column)
             fresh = self.memory.initial(column.shape[1])
-            squares, _ = self.memory.walk(fresh, visits.of(self._phi), visits.valid, visits.ended)
+            squares, _ = self.memory.walk(fresh, visits.of(self.phi), visits.valid, visits.ended)
             squares = squares[visits.valid]
             self.distance.update(squares[np.isfinite(squares)])
         return metrics
@@ -85,6 +85,3 @@ class PseudoCount(Episodic, InverseDynamics):
         kernel = settings.kernel / (np.maximum(share - settings.cluster, 0) + settings.kernel)
         root = np.sqrt(kernel.sum(axis=-1)) + settings.constant
         return np.where(root > settings.s_max, 0, 1 / root).astype(np.float32)
-
-    def _phi(self, obs: Obs) -> np.ndarray:
-        return self.values(self.encoder, obs)

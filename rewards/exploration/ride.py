@@ -5,7 +5,7 @@ a step is the impact, and a count of the new state within the episode keeps the 
 Source: Raileanu, Rocktaeschel 2020, RIDE: Rewarding Impact-Driven Exploration, arXiv 2002.12292, equations 1 to 4.
 Differences:
     the forward loss is a mean over the features, where the paper sums, so that it cannot shrink the embedding to a
-    point; an optimiser and a gradient clip of its own;
+    point;
     the state that an episode begins in counts as visited; an episode remembers its latest `capacity` cells, told apart
     by a hash (see `count`);
     divided by a moving deviation, where the paper adds it bare with a coefficient of 0.1 or 0.5.
@@ -55,7 +55,7 @@ class RIDE(Episodic, InverseDynamics):
         self.train_on(self.encoder, self.prediction, self.forward)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        before, after = both(lambda obs: self.values(self.encoder, obs), batch)
+        before, after = both(self.phi, batch)
         n, memory = self.walk(batch, memory, self.hash)
         impact = np.linalg.norm(after - before, axis=-1)
         return (impact / np.sqrt(n)).astype(np.float32), memory

@@ -2,12 +2,8 @@
 
 A predictor is trained on visited states to imitate a random target network; where it fails, states were seldom visited.
 Source: Burda, Edwards, Storkey, Klimov 2018, arXiv 1810.12894, sections 2.2 to 2.4.
-Differences:
-    an optimiser and a gradient clip of its own (the paper shares them with the policy);
-    until the first update the bounds of the observation space stand in for the running statistics, where the paper
-    steps the environment at random beforehand;
-    vectors pass dense layers instead of convolutions, one hidden layer in the target and `depth` in the predictor;
-    the stream ends with the episode unless `episodic=false` asks for the paper's value that crosses resets.
+Differences: those of `learned`; one hidden layer in the target and `depth` in the predictor; the stream ends with the
+episode unless `episodic=false` asks for the paper's value that crosses resets.
 On `scale`: the paper's `return` never drowns the task, and fades as the bonus does. `ema` keeps a vanishing bonus
 alive: it reaches distant states sooner, and needs a weight that ends, as in `linear:1:0:200000`. RND on MountainCar-v0
 with PPO passed a mean return of -150 after 128,000 steps with `ema` faded out (five seeds) and 188,000 with these

@@ -26,6 +26,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,9 +64,7 @@ class CaptionedConfig(RewardConfig):
 
     beta: float = setting(3.0, "how fast a caption that is met again loses its value; 0 never", low=0)
     alike: str = setting(
-        "exact",
-        "which captions count as the same one met again: `exact`, or `numbers` where only their numbers differ",
-        choices=tuple(KEYS),
+        "exact", "which captions are one met again: exact, or numbers where only those differ", choices=tuple(KEYS)
     )
 
 
@@ -90,6 +89,10 @@ class Captioned(Reward):
     def forget(self) -> None:
         """Values of texts have changed: compute them again."""
         self._values: dict[str, float] = {"": 0.0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.forget()
 
     def look_up(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Values of B texts, float32 (B,), 0 where unknown; and bool (B,), whether known."""

@@ -61,8 +61,7 @@ class CaptionTable:
         self.now += transitions
         for text, count in counts.items():
             self.counts[text] = self.counts.pop(text, 0) + count
-        surplus = len(self.counts) - self.capacity
-        for text in list(itertools.islice(self.counts, max(surplus, 0))):
+        for text in list(itertools.islice(self.counts, max(len(self.counts) - self.capacity, 0))):
             del self.counts[text]
 
     def newest(self, count: int) -> list[str]:
@@ -78,9 +77,8 @@ class CaptionTable:
 
 
 class LabelTable:
-    """Labels of texts, or of pairs of them: in [0, 1], NaN where the judge was unsure.
-
-    One in ten is held out by the hash of its item, once there are a hundred: to measure with, not to learn from.
+    """Labels in [0, 1] of texts or pairs, NaN where the judge was unsure. Once there are a hundred, one in ten, by the
+    hash of its item, is held out to measure with.
     """
 
     def __init__(self) -> None:
@@ -223,10 +221,7 @@ class LabelModel:
 
 
 class Normaliser:
-    """Scores -> rewards: z = (f - mean) / std, and z where it is above 0 and above the quantile, 0 elsewhere.
-
-    The sources' z above a low quantile may be negative; a reward here is never.
-    """
+    """Scores -> rewards, never negative, unlike the sources': z = (f - mean) / std above 0 and the quantile, else 0."""
 
     def __init__(self) -> None:
         self.mean, self.std, self.threshold = 0.0, 1.0, 0.0
@@ -275,11 +270,8 @@ class _CharCNN(nn.Module):
         self.embedding = skip_init(nn.Embedding, 256, 32)
         nn.init.normal_(self.embedding.weight, generator=generator)
         layers: list[nn.Module] = []
-        inputs = 32
-        for width, pool in ((7, 3), (7, 3), (3, 0), (3, 0), (3, 0), (3, 3)):
-            layers += [_layer(inputs, 64, generator, width), nn.ReLU()]
-            layers += [nn.MaxPool1d(pool)] if pool else []
-            inputs = 64
+        for inputs, width, pool in ((32, 7, 3), (64, 7, 3), (64, 3, 0), (64, 3, 0), (64, 3, 0), (64, 3, 3)):
+            layers += [_layer(inputs, 64, generator, width), nn.ReLU(), *[nn.MaxPool1d(pool)] * bool(pool)]
         self.convolutions = nn.Sequential(*layers, nn.Flatten())
         self.dense = nn.Sequential()
         for inputs, outputs in ((320, 128), (128, 512), (512, 512)):

@@ -8,7 +8,10 @@ Return Decomposition" (arXiv 2111.13485), the loss with its bias corrected, RRD-
 Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
 Differences:
   - without code psi reads (s, a), where published code of both adds s - s';
-  - code runs in a sandbox, not in this process; see `rewards.llm.sandbox.process`, `rewards.language.factor_code`;
+  - code runs in a sandbox (`rewards.llm.sandbox.process`), not in this process, and returns one array (B, k); it is
+    verified to be finite, to give each row on its own and not to be constant, which the source does not check;
+  - a model is asked as in the source (several candidates at temperature 1, one summary at 0.3, its errors handed back),
+    in our wording, and every answer is kept in a file, so that the same questions need no server a second time;
   - code is verified on rows made up from the spaces, where the source collects random states: a reward has no
     environment; on real ones it is watched (`notes`: failures, values that are not finite, factors that never change);
   - factors are whitened, psi starts at 0, and the reward is 0 until the first whole episode has been learnt from;
@@ -17,14 +20,19 @@ Differences:
     the length of an episode is what is rewarded, the reward learns little about the long ones;
   - an episode joined in its middle, longer than 20,000 steps or without an end is not learnt from.
 When it fails: returns that differ by chance more than by what was done; few episodes; factors that miss what counts,
-which psi cannot make up for, as it sees nothing else. A return that only measures an episode's length gives every step
-the same reward.
+which psi cannot make up for, as it sees nothing else; a description that mistakes a number. A return that only measures
+an episode's length gives every step the same reward.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,14 +44,17 @@ from envs.types import Memory
 from rewards.base import RunningMeanStd
 from rewards.check import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig
-from rewards.language import factor_code
+from rewards.llm.client import JudgeError, ModelJudge
 from rewards.llm.judges.base import make_judge
-from rewards.llm.sandbox.process import Sandbox
-from rewards.llm.sandbox.source_check import SandboxError
+from rewards.llm.judges.prompts import FOLDER
+from rewards.llm.sandbox.process import BUILTINS, LOOP, METHODS, NUMPY, Sandbox, SandboxError
 
 LONGEST = 20_000  # steps of an episode
 STILL = 1e-6  # a standard deviation of a factor below which it is constant
 EXTREME = 1e3  # what made-up observations are clipped to
+SHIPPED = Path(__file__).with_name("factors")
+PROMPTS = FOLDER / "factors.txt"
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass
@@ -52,22 +63,12 @@ class LaReConfig(LearnedConfig):
 
     scale: str = "none"
     gamma: float | None = None
-    code: str = setting(
-        "", "a file with factors(obs, action), or pendulum, cartpole, mountain_car_continuous (written by hand)"
-    )
-    judge: str = setting(
-        "", '`openai` asks a language model for the code; "" asks no model. Without both, factors are obs and action'
-    )
-    judge_options: dict[str, Any] = setting(
-        {}, "model, url, key, candidates, repairs, ... of `rewards.language.factor_code.Author`"
-    )
+    code: str = setting("", "file with factors(obs, action), or pendulum, cartpole, mountain_car_continuous (by hand)")
+    judge: str = setting("", "`openai` asks a language model for code; without both, factors are obs and action")
+    judge_options: dict[str, Any] = setting({}, "model, url, key, candidates, repairs, ... of `Author`")
     goal: str = setting("", "what the task is, for the model: a sentence or more")
-    describe: str = setting(
-        "", "what each number of an observation and an action is, for the model; or the name of a shipped task"
-    )
-    answers: str = setting(
-        "", "a file (*.sqlite) that keeps the model's answers; the same questions need no server again"
-    )
+    describe: str = setting("", "what each number of obs and action is, for the model; or the name of a shipped task")
+    answers: str = setting("", "*.sqlite that keeps the model's answers; the same questions need no server again")
     timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", above=0)
     per: str = setting(
         "step",
@@ -105,7 +106,7 @@ class LaRe(Learned):
         config, space = self.config, self.observation_space
         if self.layout.images:
             raise ValueError(f"reward lare reads numbers, not the images of {space}; choose keys without")
-        self.author: factor_code.Author | None = None
+        self.author: Author | None = None
         self.phi = self._factors() if config.code or config.judge else None
         inputs = self.layout.size + self.actions.size
         if self.phi is not None:
@@ -116,23 +117,21 @@ class LaRe(Learned):
         self.episodes = WholeEpisodes(config.episodes)
 
     def _factors(self) -> Sandbox:
-        """The sandbox with the code that was given, or that the model writes."""
         config = self.config
         rollout = random_rollout(self.observation_space, self.action_space, steps=16, seed=self.seed).flatten()
         rows = np.clip(self.rows(rollout.obs), -EXTREME, EXTREME), self.numbers(rollout.action)
         batches = [(rows[0][:count], rows[1][:count]) for count in (2, len(rollout.step))]
 
         def verify(source: str) -> Sandbox:
-            return factor_code.verified(source, batches, timeout=config.timeout)
+            return verified(source, batches, timeout=config.timeout)
 
         if config.code:
             try:
-                return verify(factor_code.read(config.code))
+                return verify(read(config.code))
             except SandboxError as error:
                 raise ValueError(f"reward lare: the code in {config.code!r} was refused: {error}") from None
         self.author = author = make_judge(config.judge, "code", **{"answers": config.answers, **config.judge_options})
-        described = factor_code.describe(config.describe)
-        asked = factor_code.question(config.goal, described, *(part.shape[1] for part in rows))
+        asked = question(config.goal, describe(config.describe), *(part.shape[1] for part in rows))
         return author.write(asked, verify)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
@@ -218,7 +217,7 @@ class LaRe(Learned):
         if self.phi is None:
             return ["no code for factors: plain return decomposition of obs and action", *lines]
         if self.config.code:
-            by_hand = " (written by hand)" if self.config.code in factor_code.shipped() else ""
+            by_hand = " (written by hand)" if self.config.code in shipped() else ""
             lines.append(f"factors are those of {self.config.code}{by_hand}")
         lines += self.phi.notes()
         still = np.flatnonzero(self.statistics.std < STILL).tolist()
@@ -244,14 +243,11 @@ def decomposition_loss(
     *,
     typical: float | None = None,
 ) -> torch.Tensor:
-    """(mean over K of r - R / T)^2 - var_K(r) (1 - K / T) / K: on average over subsets, that of all steps.
+    """(mean over K of r - R / T)^2 - var_K(r) (1 - K / T) / K, (B,): on average over subsets, that of all steps.
 
-    Args:
-        guess: (B, K), r of the steps drawn.
-        inside: (B, K), 1 where there is such a step, else 0; at least one in each row.
-        length: (B,), T.
-        total: (B,), R.
-        typical: if given, the loss (B,) is multiplied by (T / typical)^2, so that errors of returns count alike.
+    `guess` (B, K) is r of the steps drawn; `inside` (B, K) is 1 where there is such a step, at least one in each row,
+    else 0; `length` (B,) is T and `total` (B,) R; with `typical` it is multiplied by (T / typical)^2, so that errors of
+    returns count alike.
     """
     count = inside.sum(dim=1)
     mean = (guess * inside).sum(dim=1) / count
@@ -275,15 +271,10 @@ class WholeEpisodes:
         return len(self.kept)
 
     def add(self, envs: int, **columns: np.ndarray) -> list[Episode]:
-        """Take in steps in time order.
+        """Take in steps of so many environments in time order; returns the episodes that ended, each seen whole.
 
-        Args:
-            envs: how many environments they come from.
-            **columns: column (M,), the environment; rows (M, D); actions (M, A); reward (M,), the task's; step (M,),
-                within its episode; ended (M,), whether it was its last.
-
-        Returns:
-            The episodes that ended, each seen from its first step.
+        Columns are: column (M,), the environment; rows (M, D); actions (M, A); reward (M,), the task's; step (M,),
+        within its episode; ended (M,), whether it was its last.
         """
         if self.begun and self.envs == envs:
             columns = {name: np.concatenate([self.begun[name], new]) for name, new in columns.items()}
@@ -318,3 +309,140 @@ class WholeEpisodes:
         self.kept.extend((np.array(o["rows"]), np.array(o["actions"]), float(o["total"])) for o in state["kept"])
         self.begun = {name: np.array(value) for name, value in state["begun"].items()}
         self.learnt, self.dropped, self.envs = (int(state[name]) for name in ("learnt", "dropped", "envs"))
+
+
+def shipped() -> list[str]:
+    """Names of the factors that come with the package, all written by hand."""
+    return sorted(path.stem for path in SHIPPED.glob("*.py") if not path.stem.startswith("_"))
+
+
+def read(code: str) -> str:
+    """The source in a file, or in a shipped one called by its name; raises ValueError if there is no such file."""
+    path = SHIPPED / f"{code}.py" if code in shipped() else Path(code)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"reward lare: code={code!r} cannot be read ({type(error).__name__}); give a file, or one of "
+            f"{', '.join(shipped())}"
+        ) from None
+
+
+def describe(text: str) -> str:
+    """A description as it stands, or that of a shipped task which is called by its name."""
+    return ast.get_docstring(ast.parse(read(text))) or "" if text in shipped() else text
+
+
+def prompts() -> dict[str, str]:
+    """Section -> text of `prompts/factors.txt`; "version" is the first line."""
+    first, *parts = re.split(r"^=== (\w+)\n", PROMPTS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {"version": first.strip(), **{name: text.strip() for name, text in zip(parts[::2], parts[1::2])}}
+
+
+def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
+    """What a model is asked for one task."""
+    text = prompts()
+    rules = text["rules"].format(
+        numpy=", ".join(sorted(NUMPY)), methods=", ".join(sorted(METHODS)), builtins=", ".join(BUILTINS), loop=LOOP
+    )
+    return text["candidate"].format(
+        goal=goal, describe=described, obs_size=obs_size, action_size=action_size, rules=rules
+    )
+
+
+def code_in(answer: str) -> str:
+    """The last block of an answer that defines factors, or all of it; raises SandboxError if nothing does."""
+    for block in [answer, *_FENCE.findall(answer)][::-1]:
+        if re.search(r"^def factors\(", block, re.MULTILINE):
+            return block.strip() + "\n"
+    raise SandboxError("the answer has no block of code that defines factors(obs, action)")
+
+
+def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:
+    """A sandbox, with some limits, for code that did well on batches of obs (B, obs size) and action (B, action size);
+    SandboxError if it is refused, fails, gives what is not finite, mixes rows, or never moves.
+    """
+    sandbox = Sandbox(source, batches[0][0].shape[1], batches[0][1].shape[1], **limits)
+    try:
+        moves = False
+        for obs, action in batches:
+            found = sandbox.run(obs, action)
+            if sandbox.counts["not finite"]:
+                raise SandboxError("factors gave values that are not finite; guard divisions, roots and logarithms")
+            alone = np.concatenate([sandbox.run(obs[:1], action[:1]), sandbox.run(obs[1:], action[1:])])
+            if not np.allclose(alone, found, 1e-3, 1e-4):
+                raise SandboxError("a row of factors depends on other rows; compute each from its own row alone")
+            moves = moves or bool((np.ptp(found, axis=0) > 0).any())
+        if not moves:
+            raise SandboxError("factors gave the same for all rows; compute them from obs and action")
+    except SandboxError:
+        sandbox.close()
+        raise
+    return sandbox
+
+
+@dataclass(eq=False)
+class Author(ModelJudge):
+    """A language model that writes factors."""
+
+    candidates: int = setting(5, "answers that are weighed against each other", low=1)
+    repairs: int = setting(5, "times that code may be tried", low=1)
+    timeout: float = 120.0
+    max_tokens: int = 4096
+    seed: int = setting(0, "of the candidates, which differ by it, and of the waits between attempts")
+
+    name = "openai"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.asked = 0
+
+    @property
+    def identity(self) -> str:
+        return f"code {prompts()['version']} {self.model}"
+
+    def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
+        """What `verify` returns for the first code that it accepts; ValueError without a model, or one."""
+        text, errors = prompts(), []
+        try:
+            drafts = self._ask(asked, 1.0, range(self.candidates))
+            answer = drafts[0]
+            if len(drafts) > 1:
+                listed = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
+                answer = self._ask(text["summary"].format(question=asked, answers=listed), 0.3, [0])[0]
+            for _ in range(self.repairs):
+                code = ""
+                try:
+                    code = code_in(answer)
+                    return verify(code)
+                except SandboxError as error:
+                    errors.append(str(error))
+                if len(errors) < self.repairs:
+                    again = text["repair"].format(error=errors[-1], code=code or answer, question=asked)
+                    answer = self._ask(again, 0.3, [len(errors)])[0]
+        except JudgeError as error:
+            raise ValueError(
+                f"no factors without the model {self.model}: {error}; start the server, or give code=FILE"
+            ) from None
+        raise ValueError(
+            f"{self.model} wrote no factors that run in {self.repairs} attempts, the last error was: {errors[-1]}; "
+            "give code=FILE or another model"
+        )
+
+    def notes(self) -> list[str]:
+        kept = f", answers in {self.answers}" if self.answers else ""
+        return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{kept}"]
+
+    def _ask(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str]:
+        """Answers to a text, one a number, at the same time, without what failed; raises if all did."""
+
+        def ask(seed: int) -> str:
+            self.asked += 1
+            return str(self.chat.ask([text], temperature=temperature, seed=seed))
+
+        seeds = {json.dumps([temperature, self.seed + i, text]): self.seed + i for i in numbers}
+        answers = self.ask_kept(seeds, ask)
+        usable = [answer for key in seeds if isinstance(answer := answers[key], str)]
+        if not usable:
+            raise next(answer for answer in answers.values() if isinstance(answer, JudgeError))
+        return usable

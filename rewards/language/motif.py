@@ -51,12 +51,7 @@ class MotifConfig(CaptionedConfig):
         "are taken if there are any, single labels otherwise",
     )
     encoder: str = setting("ngrams", "ngrams or charcnn [charcnn]", choices=ENCODERS)
-    quantile: float = setting(
-        0.5,
-        "a caption is rewarded above this quantile of z over the distinct captions of the file",
-        above=0,
-        below=1,
-    )
+    quantile: float = setting(0.5, "rewarded above this quantile of z over the distinct captions", above=0, below=1)
     epochs: int = setting(10, "passes over the labels", low=1)
     held_out: float = setting(0.2, "share of the labels that are held out to measure with", above=0, below=1)
     learning_rate: float = setting(0.003, "Adam's step size [1e-5]", above=0)
@@ -90,10 +85,6 @@ class Motif(Captioned):
 
     def notes(self) -> list[str]:
         return list(self.about)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.forget()
 
 
 @functools.lru_cache(8)

@@ -55,17 +55,11 @@ class ONIConfig(CaptionedConfig):
 
     weight: Any = 0.1  # the source: 0.4 or 0.1, beside a task reward of weight 0.1 or 10
     model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
-    judge: str = setting(
-        "auto", "one of the judges of texts; auto takes `embedding` once a goal or a family is known [a language model]"
-    )
+    judge: str = setting("auto", "of texts; auto is `embedding` once a goal or a family is known [a language model]")
     judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
-    goal: str = setting(
-        "", "what is good, a sentence for the judge; runners fill in what the environment's family says"
-    )
+    goal: str = setting("", "what is good, a sentence for the judge; runners fill in that of the environment's family")
     family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
-    encoder: str = setting(
-        "ngrams", "ngrams or charcnn, which reads the text for classification and ranking [charcnn]", choices=ENCODERS
-    )
+    encoder: str = setting("ngrams", "what reads texts, for classification and ranking [charcnn]", choices=ENCODERS)
     eta: float = setting(0.5, "classification rewards above this probability", above=0, below=1)
     quantile: float = setting(
         0.5, "ranking rewards above this quantile of z among the captions met last [z > -0.5]", above=0, below=1
@@ -177,10 +171,6 @@ class ONI(Captioned):
         if self.annotator is not None:
             self.annotator.close()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.forget()
-
     def _questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
         """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""
         if self.config.model != "ranking":
@@ -217,13 +207,10 @@ class ONI(Captioned):
         """Fit the model to all labels, after new ones came."""
         kind = self.config.model
         items, labels = self.labels.sure()
-        few = self.config.min_labels
-        if kind == "retrieval" or not items:
+        if kind == "retrieval" or not items or (kind == "ranking" and not self.met.counts):
             return {}
-        if kind == "ranking":
-            if (labels != 0.5).sum() < few or not self.met.counts:
-                return {}
-        elif min((labels > 0.5).sum(), (labels <= 0.5).sum()) < few:
+        decided = [(labels != 0.5).sum()] if kind == "ranking" else [(labels > 0.5).sum(), (labels <= 0.5).sum()]
+        if min(decided) < self.config.min_labels:
             return {}
         loss = self.model.fit(items, labels, self.config.steps if len(items) < MANY else 1)
         if kind == "ranking":

@@ -33,6 +33,7 @@ from rewards.base import Reward, RewardConfig
 from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, WIDTH, sentence
 from rewards.llm.judges.base import JUDGES, make_judge
 
+TEACHERS = tuple(JUDGES["subgoals"])
 FORMS = {"position": 2, "object": 3, "sentence": 384}  # what the policy observes, and its size
 
 
@@ -48,9 +49,7 @@ class SubgoalsConfig(RewardConfig):
         choices=tuple(FORMS),
     )
     teacher: str = setting(
-        "simulated",
-        "`simulated` (a planner seen through an accuracy), `recorded` or `openai`",
-        choices=tuple(JUDGES["subgoals"]),
+        "simulated", "`simulated` (a planner seen through an accuracy), `recorded` or `openai`", choices=TEACHERS
     )
     teacher_options: dict[str, Any] = setting(
         {}, 'the teacher\'s own, such as {"accuracy": 0.9} or {"published": "KeyCorridorS3R3 llama"}'

@@ -15,21 +15,21 @@ door first asks for its key. What is wanted is read off the grid: the green goal
 where a key lies open (UnlockPickup), the ball (KeyCorridor), the blue one of several (ObstructedMaze); else a locked
 door (Unlock). Environments whose mission says more than their grid (Fetch, PutNear, most of BabyAI) have no plan. Doors
 that cannot be walked round are subgoals too, unlike the source's, and so is the key that a box hides; a wrong object is
-any other thing of the level, a wrong position any cell that far away. What a box hides cannot be seen, so the nearest
-box is opened, which may hold another key.
-When it fails: at a level never met before all environments wait for the server; use a recording where that is too slow.
-A server that fails three times in a row is not asked for a minute; until then there is no subgoal, and the level is
-asked about again when it comes again.
+any other thing of the level, a wrong position any cell that far away. The nearest box is opened for a hidden key.
+When it fails: that box may hold another key; at a level never met before all environments wait for the server, which is
+not asked for a minute after three failures in a row: until the level comes again, it has no subgoal.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 import json
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,7 @@ import numpy as np
 
 from envs.minigrid.family import HEAD
 from envs.settings import setting
-from rewards.llm.client import ModelJudge, PausedError
+from rewards.llm.client import ModelJudge, PausedError, answer_form
 from rewards.llm.judges.base import Judge
 from rewards.llm.store import read_rows
 
@@ -54,26 +54,15 @@ GO, TAKE, OPEN = 1, 2, 3  # kinds of subgoals
 BLUE, LOCKED = 2, 2
 COST = {KEY: 50, BALL: 50, BOX: 50}  # steps of a detour that are preferred to moving a thing
 DOOR_COST = (0, 20, 1000)  # open, closed, locked
-# as measured: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions
-PUBLISHED: dict[tuple[str, str], tuple[float, float, float, float]] = {
-    ("KeyCorridorS3R3", "llama"): (0.9847, 0.9743, 0.18, 1.20),
-    ("KeyCorridorS3R3", "deepseek"): (0.9063, 0.3337, 2.57, 2.54),
-    ("KeyCorridorS3R3", "qwen"): (0.9957, 0.9810, 0.07, 0.63),
-    ("KeyCorridorS6R3", "llama"): (0.9323, 0.9137, 1.47, 5.02),
-    ("KeyCorridorS6R3", "deepseek"): (0.7617, 0.3650, 7.24, 7.47),
-    ("KeyCorridorS6R3", "qwen"): (0.9587, 0.8810, 1.34, 4.25),
-    ("ObstructedMaze-1Dlh", "llama"): (0.9887, 0.9880, 0.08, 0.82),
-    ("ObstructedMaze-1Dlh", "deepseek"): (0.7390, 0.4300, 2.98, 3.41),
-    ("ObstructedMaze-1Dlh", "qwen"): (0.7417, 0.6687, 2.18, 3.53),
-    ("ObstructedMaze-1Dlhb", "llama"): (0.4858, 0.4485, 4.33, 4.21),
-    ("ObstructedMaze-1Dlhb", "deepseek"): (0.5182, 0.2288, 4.49, 3.39),
-    ("ObstructedMaze-1Dlhb", "qwen"): (0.4820, 0.4050, 3.85, 3.71),
-    ("MultiRoom-N2-S4", "llama"): (0.9295, 0.9210, 0.26, 1.01),
-    ("MultiRoom-N2-S4", "deepseek"): (0.2731, 0.3518, 2.91, 2.54),
-    ("MultiRoom-N2-S4", "qwen"): (0.5585, 0.7135, 1.12, 2.05),
-    ("MultiRoom-N4-S5", "llama"): (0.5480, 0.5397, 3.69, 4.65),
-    ("MultiRoom-N4-S5", "deepseek"): (0.1753, 0.1294, 7.92, 4.64),
-    ("MultiRoom-N4-S5", "qwen"): (0.3521, 0.3604, 5.23, 4.94),
+MODELS = ("llama", "deepseek", "qwen")
+# as measured, of each model: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions
+PUBLISHED: dict[str, tuple[tuple[float, float, float, float], ...]] = {
+    "KeyCorridorS3R3": ((0.9847, 0.9743, 0.18, 1.20), (0.9063, 0.3337, 2.57, 2.54), (0.9957, 0.9810, 0.07, 0.63)),
+    "KeyCorridorS6R3": ((0.9323, 0.9137, 1.47, 5.02), (0.7617, 0.3650, 7.24, 7.47), (0.9587, 0.8810, 1.34, 4.25)),
+    "ObstructedMaze-1Dlh": ((0.9887, 0.9880, 0.08, 0.82), (0.7390, 0.4300, 2.98, 3.41), (0.7417, 0.6687, 2.18, 3.53)),
+    "ObstructedMaze-1Dlhb": ((0.4858, 0.4485, 4.33, 4.21), (0.5182, 0.2288, 4.49, 3.39), (0.4820, 0.4050, 3.85, 3.71)),
+    "MultiRoom-N2-S4": ((0.9295, 0.9210, 0.26, 1.01), (0.2731, 0.3518, 2.91, 2.54), (0.5585, 0.7135, 1.12, 2.05)),
+    "MultiRoom-N4-S5": ((0.5480, 0.5397, 3.69, 4.65), (0.1753, 0.1294, 7.92, 4.64), (0.3521, 0.3604, 5.23, 4.94)),
 }
 
 Row = tuple[int, int, int, int, int, int]  # kind, x, y, object, colour, state
@@ -116,20 +105,17 @@ class Teacher(Judge):
         """Plans for episodes that begin with signals (N, K): int16 (N, most, 6). What makes no sense is left out."""
         levels = [level_of(row) for row in signals]
         new = {level.key: level for level in levels if level is not None and level.key not in self._known}
-        failed = set()
+        answers = np.zeros((len(levels), most, WIDTH), np.int16)
         for level, rows in zip(new.values(), self.ask(list(new.values())) if new else []):
-            if rows is None:
-                failed.add(level.key)
-                rows = []
-            plan = np.zeros((most, WIDTH), np.int16)
-            rows = sensible(level, rows)[:most]
-            plan[: len(rows)] = np.array(rows, np.int16).reshape(-1, WIDTH)
-            self._known[level.key] = plan
-        nothing = np.zeros((most, WIDTH), np.int16)
-        answer = np.stack([nothing if level is None else self._known[level.key] for level in levels])
-        for key in [*failed, *list(self._known)[: max(len(self._known) - CACHE, 0)]]:
-            self._known.pop(key, None)
-        return answer
+            if rows is not None:
+                self._known[level.key] = np.array(sensible(level, rows)[:most], np.int16).reshape(-1, WIDTH)
+        for answer, known in zip(answers, levels):
+            if known is not None and known.key in self._known:
+                plan = self._known[known.key]
+                answer[: len(plan)] = plan
+        for key in list(self._known)[: max(len(self._known) - CACHE, 0)]:
+            del self._known[key]
+        return answers
 
 
 def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
@@ -156,13 +142,10 @@ def sentence(kind: int, thing: int, colour: int) -> str:
 
 @dataclass(eq=False)
 class RecordedPlans(Teacher):
-    """Plans from a file, one a line.
+    """Plans from a file, one a line; ValueError if there is no such file, or a line of it is no plan.
 
     A line is {"level": key, "plan": [{"do": "pick up", "x": 3, "y": 1, "thing": "yellow key"}]}, with other keys
     ignored; of lines about the same level the last one holds. `thing` may be left out.
-
-    Raises:
-        ValueError: if there is no such file, or a line of it is no plan.
     """
 
     file: str = setting(help="the file with the plans: JSON lines, or what a model's teacher kept")
@@ -195,10 +178,7 @@ class ModelTeacher(ModelJudge, Teacher):
         super().__post_init__()
         self.table: dict[str, list[dict[str, Any]]] = {}
         self.asked = self.failed = 0
-
-    @property
-    def identity(self) -> str:
-        return f"teacher {self.model}"
+        self._identity = f"teacher {self.model}"
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
         new = {level.key: level for level in levels if level.key not in self.table}
@@ -221,21 +201,13 @@ class ModelTeacher(ModelJudge, Teacher):
         return [f"subgoals come from {self.model} at {self.url}, asked once a level while training waits"]
 
 
-_STEP = {
-    "type": "object",
-    "properties": {
-        "do": {"type": "string", "enum": list(KINDS[1:])},
-        "thing": {"type": "string"},
-        "x": {"type": "integer"},
-        "y": {"type": "integer"},
-    },
-    "required": ["do", "thing", "x", "y"],
-}
-_SCHEMA = {
-    "type": "object",
-    "properties": {"subgoals": {"type": "array", "items": _STEP}},
-    "required": ["subgoals"],
-}
+_STEP = answer_form(
+    do={"type": "string", "enum": list(KINDS[1:])},
+    thing={"type": "string"},
+    x={"type": "integer"},
+    y={"type": "integer"},
+)
+_SCHEMA = answer_form(subgoals={"type": "array", "items": _STEP})
 
 
 def question(level: Level) -> str:
@@ -295,9 +267,7 @@ def _plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
 class NoisyPlanner(Teacher):
     """The planner's subgoals, each right with probability `accuracy`; the same level always gets the same plan."""
 
-    form: str = setting(
-        "object", "position: a wrong subgoal is a cell some steps off; object or sentence: it is another thing"
-    )
+    form: str = setting("object", "position: a wrong one is a cell some steps off; object or sentence: another thing")
     accuracy: float = setting(1.0, "probability that a subgoal is right", low=0, high=1)
     error: tuple[float, float] = setting(
         (3.0, 2.0), "mean and deviation of a wrong position's distance, cells; below 1 counts as 1", low=0
@@ -310,10 +280,10 @@ class NoisyPlanner(Teacher):
     def __post_init__(self) -> None:
         if self.published:
             environment, _, model = self.published.partition(" ")
-            if (environment, model.lower()) not in PUBLISHED:
-                known = ", ".join(map(" ".join, PUBLISHED))
+            if environment not in PUBLISHED or model.lower() not in MODELS:
+                known = ", ".join(map(" ".join, itertools.product(PUBLISHED, MODELS)))
                 raise ValueError(f"published={self.published!r} was never measured; give one of {known}")
-            objects, positions, mean, deviation = PUBLISHED[environment, model.lower()]
+            objects, positions, mean, deviation = PUBLISHED[environment][MODELS.index(model.lower())]
             self.accuracy, self.error = (positions if self.form == "position" else objects), (mean, deviation)
         super().__post_init__()
         if len(self.error) != 2:
@@ -345,9 +315,8 @@ class NoisyPlanner(Teacher):
         return kind, x, y, thing, colour, state
 
     def notes(self) -> list[str]:
-        return [
-            f"subgoals come from a planner that is right {self.accuracy:.0%} of the time, not from a language model"
-        ]
+        share = f"{self.accuracy:.0%}"
+        return [f"subgoals come from a planner that is right {share} of the time, not from a language model"]
 
 
 def solve(level: Level) -> list[Row]:
@@ -417,8 +386,7 @@ class _Planner:
         self.sought.add(colour)
         keys = [(x, y) for x, y in self._all(KEY) if self.grid[y, x, 1] == colour]
         if not keys:
-            boxes = [cell for cell in self._all(BOX) if self._has_way(cell)]
-            if not boxes:
+            if not (boxes := [cell for cell in self._all(BOX) if self._has_way(cell)]):
                 raise _NoWayError
             box = min(boxes, key=lambda cell: len(self._path(cell)))
             self.reach(*box, OPEN)
@@ -437,11 +405,9 @@ class _Planner:
         return bool(thing in COST or (thing == DOOR and state > 0))
 
     def _has_way(self, target: tuple[int, int], without: tuple[int, int] | None = None) -> bool:
-        try:
-            self._path(target, without)
-        except _NoWayError:
-            return False
-        return True
+        with suppress(_NoWayError):
+            return bool(self._path(target, without))
+        return False
 
     def _path(self, target: tuple[int, int], without: tuple[int, int] | None = None) -> list[tuple[int, int]]:
         """The cells of the cheapest way from where the agent is to `target`, both included; Dijkstra's."""

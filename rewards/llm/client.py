@@ -70,10 +70,7 @@ class _RefusedError(JudgeError):
 
 @dataclass(eq=False)
 class Endpoint(Settings):
-    """A model on a server: the options that every judge has which asks one.
-
-    The key itself is read from the environment when a question is sent and is kept nowhere.
-    """
+    """A model on a server. The key itself is read from the environment when a question is sent and is kept nowhere."""
 
     model: str = setting(help="its name on the server")
     url: str = setting("http://localhost:8000/v1", "the API's root, with its version")
@@ -93,10 +90,9 @@ class Endpoint(Settings):
         super().__post_init__()
         if not self.model:
             raise ValueError(f"{self.prefix}model is empty; give the name that the server knows it by")
-        try:
+        host = ""
+        with suppress(httpx2.InvalidURL):
             host = httpx2.URL(self.url).host if self.url.startswith(("http://", "https://")) else ""
-        except httpx2.InvalidURL:
-            host = ""
         if not host:
             raise ValueError(
                 f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as "
@@ -137,14 +133,9 @@ class Chat:
     ) -> Any:
         """Ask one question; returns the text of the answer, or what it decodes to with a schema.
 
-        Args:
-            parts: texts and images, uint8 (H, W, 3), in the order in which they are read.
-            schema: a JSON schema (type, enum, properties, required, items, minimum, maximum) that the answer must fit.
-            reply: filled with the model's text and its cost, also if there is no usable answer.
-            **options: of the request's body, for this question.
-
-        Raises:
-            JudgeError: without an answer, or one that fits the schema.
+        `parts` are texts and images, uint8 (H, W, 3), in the order in which they are read; a schema is JSON, with type,
+        enum, properties, required, items, minimum and maximum; `reply` gets the model's text and its cost in any case;
+        `options` belong to the request's body. Raises JudgeError without an answer, or one that fits the schema.
         """
         parts = list(parts)
         if schema is not None:
@@ -343,21 +334,19 @@ def decode(text: str, schema: dict[str, Any]) -> Any:
     raise JudgeError(f"no JSON in the answer fits {json.dumps(schema)}: {text[-QUOTE:]!r}")
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
+def answer_form(**properties: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object that has all of these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": int | float}
+_TYPES |= {"boolean": bool, "null": type(None)}
 
 
 def fits(value: object, schema: dict[str, Any]) -> bool:
     """Whether a decoded value fits the part of JSON schema that `Chat.ask` lists; other properties may be there."""
-    kinds = _TYPES[schema["type"]] if "type" in schema else (object,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and not {bool, object} & set(kinds)):
+    kind = _TYPES[schema["type"]] if "type" in schema else object
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
         return False
     if "enum" in schema and not any(value == one and type(value) is type(one) for one in schema["enum"]):
         return False
@@ -372,19 +361,14 @@ def fits(value: object, schema: dict[str, Any]) -> bool:
     return True
 
 
-def png(frame: np.ndarray) -> bytes:
-    """A frame, uint8 (H, W, 3), as a PNG."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(frame)).save(file, "PNG")
-    return file.getvalue()
-
-
 def _part(part: str | np.ndarray) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    data = base64.b64encode(png(part)).decode()
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(part)).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
@@ -395,10 +379,8 @@ def _masked(text: str, key: str) -> str:
 
 def _seconds(retry_after: str) -> float:
     """A Retry-After header, a number of seconds or a date, in seconds from now; 0 where it says nothing."""
-    try:
+    with suppress(ValueError):
         return max(float(retry_after), 0.0)
-    except ValueError:
-        pass
     try:
         moment = email.utils.parsedate_to_datetime(retry_after)
         return max((moment - datetime.datetime.now(datetime.UTC)).total_seconds(), 0.0)

@@ -8,10 +8,9 @@ Failures are never stored. Of two answers to one question the first stays. `crea
 `latency` in seconds. `export`, transcripts and files written by people hold the same columns as JSON lines, which
 `read_rows` reads, too.
 
-A file that is no database, or a torn one, is moved to FILE.bad and started afresh. A full disk or a read-only file is
-reported once, and the run continues without what could not be kept.
-When it fails: SQLite's write-ahead log needs a file system of this machine; runs on several machines that share a
-network folder need a file each, merged by `export` and `import_`.
+A broken file is moved to FILE.bad and started afresh. A full disk or a read-only file is reported once, and the run
+continues without what could not be kept. When it fails: SQLite's write-ahead log needs a file system of this machine;
+runs on several machines that share a network folder need a file each, merged by `export` and `import_`.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ class AnswerStore:
                 bad = f"{self.path}.bad"
                 os.replace(self.path, bad)
                 for rest in ("-wal", "-shm"):
-                    with suppress(FileNotFoundError):
-                        os.remove(f"{self.path}{rest}")
+                    Path(f"{self.path}{rest}").unlink(missing_ok=True)
                 self._say(
                     f"the file of answers {self.path} is broken ({error}); it was moved to {bad} and started afresh"
                 )
@@ -223,14 +221,8 @@ def key_of(judge: str, item: Item) -> str:
 def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str, torn: bool = True) -> Iterator[T]:
     """What `parse` makes of each answer in a file: of an `AnswerStore`, the oldest first, JSON lines, or CSV (*.csv).
 
-    Args:
-        path: the file.
-        parse: raises KeyError, ValueError, TypeError or AttributeError for a row that is none.
-        wrong: rest of the sentence about such a row: what it is not, and the fix.
-        torn: whether a last line that was cut off is passed over.
-
-    Raises:
-        ValueError: if there is no such file, or for the first row that is no answer, naming it.
+    For a row that is none `parse` raises KeyError, ValueError, TypeError or AttributeError, which becomes a ValueError
+    that names it and ends in `wrong`: what it is not, and the fix. With `torn` a last line cut off is passed over.
     """
     try:
         with open(path, "rb") as file:

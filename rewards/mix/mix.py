@@ -7,6 +7,13 @@
 
 Scores are divided by the statistics of the last update, so a stream that has a scale gives 0 until it has seen `warmup`
 transitions: that is what makes wrapper, rollout and replay give equal rewards.
+
+Shapes turn a score into a reward that an agent cannot farm. A positive score as the reward of every step makes staying
+there the best plan: an optimal policy then never finishes a task that ends. `potential`, `delta` and `clip` remove the
+reason to stay; a sigmoid, though bounded, does not. `clip` can still make the way costly: a large weight keeps an agent
+from crossing a valley of the score. `benchmarks shaping_grid` shows all of this on a grid whose optimal policies are
+known. Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al.
+2024, arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid).
 """
 
 from __future__ import annotations
@@ -20,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.state import Stateful
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, make_scale, values_at_obs, values_of
-from rewards.mix.shaping import clip, delta, potential, sigmoid
 from rewards.task import Task
 
 SCHEDULES = ("linear", "cosine", "exp", "step")
@@ -63,11 +70,6 @@ class Mix:
             stream.on_nan = value
 
     @property
-    def replaces_task(self) -> bool:
-        """True when the task's own reward is not part of the mix."""
-        return "task" not in self.streams
-
-    @property
     def is_task(self) -> bool:
         """True when the reward is the task's own as it is, and nothing else."""
         return self.describe() == "task" and isinstance(self.streams["task"].reward, Task)
@@ -89,32 +91,26 @@ class Mix:
         if batch.frame is None:
             return batch
         extras = dict(batch.extras)
-        keeps_frame = False
-        for stream in self.streams.values():
+        seeing = [stream for stream in self.streams.values() if "frame" in stream.requires]
+        for stream in seeing:
             key = stream.reward.embedding
-            if "frame" not in stream.requires:
-                continue
             if key is None:
-                keeps_frame = True
                 continue
-            keeps_frame = keeps_frame or stream.reward.keeps_frames
             if key not in extras:
-                extras[key] = _embed(stream.reward, batch, batch.frame)
+                embedded = stream.reward.embed(batch.flatten())
+                extras[key] = embedded.reshape(*batch.shape, *embedded.shape[1:])
             if "obs_frame" in stream.requires and f"obs_{key}" not in extras:
-                extras[f"obs_{key}"] = _embed_obs(stream.reward, batch, extras[key])
+                extras[f"obs_{key}"] = values_at_obs(batch, extras[key], functools.partial(_embed_obs, stream, batch))
         batch = batch.replace(extras=extras)
-        return batch if keeps_frame else batch.replace(frame=None, obs_frame=None)
+        if any(stream.reward.embedding is None or stream.reward.keeps_frames for stream in seeing):
+            return batch
+        return batch.replace(frame=None, obs_frame=None)
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
-        """Every stream's scores of a batch, shape (N,) or (T, N); pure.
+        """Every stream's scores of a batch, (N,), or (T, N) in time order; pure.
 
-        Args:
-            batch: transitions, in time order if the shape is (T, N).
-            memory: from `initial_memory` or the previous call; rows of ended episodes come back reset.
-
-        Returns:
-            name -> float32 scores with the batch's leading shape, unweighted and unscaled; and the memory for the
-            next step.
+        Returns name -> float32 scores of the batch's shape, unweighted and unscaled; and the memory for the next step,
+        in which rows of ended episodes are reset. `memory` is from `initial_memory` or the previous call.
         """
         memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
         raw: dict[str, np.ndarray] = {}
@@ -132,12 +128,8 @@ class Mix:
         the episode cannot be computed from a transition alone: its score is kept, to be weighted and scaled later; or,
         where one number a row can stand for the memory (`Reward.recalls`), that number.
 
-        Args:
-            batch: (T, N) in time order, each transition handed in once.
-            memory: from `initial_memory` or the previous call.
-
-        Returns:
-            name -> column (T, N, ...); and the memory for the next call.
+        Takes a batch (T, N) in time order, each transition once, and the memory from `initial_memory` or the previous
+        call; returns name -> column (T, N, ...), and the memory for the next call.
         """
         batch = self.embed(batch)
         columns = dict(batch.extras)
@@ -156,19 +148,17 @@ class Mix:
         return columns, memory
 
     def relabel(self, batch: Transitions) -> dict[str, np.ndarray]:
-        """Raw scores by stream, as the rewards stand now, of transitions that lie in a replay; pure.
+        """Raw scores by stream, as the rewards stand now, of transitions in any order out of a replay; pure.
 
-        Args:
-            batch: any leading shape, in any order, with the columns of `keep` as its fields and extras.
+        The columns of `keep` are the batch's fields and extras.
         """
         flat = batch.flatten()  # rows need not follow one another
-        raw = {}
-        for name, stream in self.streams.items():
-            if stream.reward.relabelable:
-                raw[name] = stream.score(flat, None, again=True)[0].reshape(batch.shape)
-            else:
-                raw[name] = batch.extras[f"score/{name}"]
-        return raw
+        return {
+            name: stream.score(flat, None, again=True)[0].reshape(batch.shape)
+            if stream.reward.relabelable
+            else batch.extras[f"score/{name}"]
+            for name, stream in self.streams.items()
+        }
 
     def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
@@ -180,15 +170,11 @@ class Mix:
 
     def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
         """Each stream's weighted, scaled reward."""
-        return {name: stream.weighted(raw[name], timesteps) for name, stream in self.streams.items()}
+        return {name: stream.scaled(raw[name]) * stream.weight(timesteps) for name, stream in self.streams.items()}
 
     def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
         """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
-        total = None
-        for name, stream in self.streams.items():
-            part = stream.weighted(raw[name], timesteps)
-            total = part if total is None else total + part
-        return np.asarray(total, np.float32)
+        return np.asarray(functools.reduce(np.add, self.parts(raw, timesteps).values()), np.float32)
 
     def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[np.ndarray, Memory]:
         """Score and combine in one call: the `Scorer` protocol."""
@@ -196,15 +182,10 @@ class Mix:
         return self.combine(raw, timesteps), memory
 
     def update(self, batch: Transitions, raw: dict[str, np.ndarray], timesteps: Any = 0) -> dict[str, float]:
-        """Learn from fresh transitions; returns metrics.
+        """Learn from fresh transitions (T, N) in time order, each handed in once, that `score` gave `raw`.
 
-        Args:
-            batch: (T, N) in time order, each transition handed in once.
-            raw: what `score` returned for it.
-            timesteps: environment steps at the batch's first row, or an array that broadcasts to (T, N).
-
-        Returns:
-            Metrics by tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
+        `timesteps` are environment steps at the first row, or an array that broadcasts to (T, N). Returns metrics by
+        tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
         """
         parts = self.parts(raw, timesteps)
         metrics = self._metrics.update(batch, raw, parts)
@@ -224,50 +205,29 @@ class Mix:
 
     def state_dict(self) -> dict[str, Any]:
         """Rewards, scales and metrics, nested."""
-        state: dict[str, Any] = {
-            name: {
-                "reward": stream.reward.state_dict(),
-                "scale": stream.scale.state_dict(),
-                "updates": stream.updates.state_dict(),
-            }
-            for name, stream in self.streams.items()
-        }
+        state = {name: stream.state_dict() for name, stream in self.streams.items()}
         return {"streams": state, "metrics": self._metrics.state_dict(), "zeroed": self.on_nan.zeroed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: if it was saved by a mix of other rewards.
-        """
+        """Restore what `state_dict` returned; raises ValueError for that of a mix of other rewards."""
         if set(state["streams"]) != set(self.streams):
             raise ValueError(f"the saved mix has {sorted(state['streams'])}, this one has {sorted(self.streams)}")
         for name, stream in self.streams.items():
-            stream.reward.load_state_dict(state["streams"][name]["reward"])
-            stream.scale.load_state_dict(state["streams"][name]["scale"])
-            stream.updates.load_state_dict(state["streams"][name]["updates"])
+            stream.load_state_dict(state["streams"][name])
         self._metrics.load_state_dict(state["metrics"])
         self.on_nan.zeroed = int(state["zeroed"])
 
 
-def _embed(reward: Reward, batch: Transitions, frame: Any) -> np.ndarray:
-    flat = batch.replace(frame=frame).flatten()
-    embedded = reward.embed(flat)
-    return embedded.reshape(*batch.shape, *embedded.shape[1:])
+def _embed_obs(stream: Stream, batch: Transitions, missing: np.ndarray) -> np.ndarray:
+    """Embeddings of `obs_frame` in the rows `missing`, those that are no previous row's frame."""
+    rows = batch[missing]
+    return stream.reward.embed(rows.replace(frame=rows.obs_frame))
 
 
-def _embed_obs(reward: Reward, batch: Transitions, embedded: np.ndarray) -> np.ndarray:
-    """Embeddings of `obs_frame`; only frames that are no previous row's are encoded."""
-
-    def ask(missing: np.ndarray) -> np.ndarray:
-        rows = batch[missing]
-        return reward.embed(rows.replace(frame=rows.obs_frame))
-
-    return values_at_obs(batch, embedded, ask)
-
-
-class MixMetrics:
+class MixMetrics(Stateful):
     """Means, shares of the total, correlation with the task, learned return of the last 100 episodes."""
+
+    saved = ("running", "returns")
 
     def __init__(self) -> None:
         self.running = np.zeros(0)  # learned return of the running episode, per environment
@@ -311,16 +271,11 @@ class MixMetrics:
             start = t + 1
         self.running = self.running + total[start:].sum(axis=0)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"running": self.running, "returns": list(self.returns)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.running = np.array(state["running"])
-        self.returns = deque(state["returns"], maxlen=100)
-
-
-class Stream:
+class Stream(Stateful):
     """One reward inside a mix."""
+
+    saved = ("reward", "scale", "updates")
 
     def __init__(self, name: str, reward: Reward, *, gamma: float) -> None:
         config: RewardConfig = reward.config
@@ -400,11 +355,7 @@ class Stream:
         return raw, memory
 
     def _refuse(self, raw: np.ndarray, batch: Transitions, again: bool) -> None:
-        """Name the first score that is NaN or infinite; of rows from a replay the environment is unknown.
-
-        Raises:
-            NotFinite: always.
-        """
+        """Raise `NotFinite` for the first bad score; of rows from a replay the environment is unknown."""
         where = tuple(np.argwhere(~np.isfinite(raw))[0])
         whose = "a transition out of the replay" if again else f"environment {where[-1]}"
         names = ("obs", "action", "reward", "next_obs")
@@ -429,10 +380,6 @@ class Stream:
             return raw
         return np.zeros_like(raw) if self.scale.count < self.warmup else raw / np.float32(self.scale.value)
 
-    def weighted(self, raw: np.ndarray, timesteps: Any) -> np.ndarray:
-        """weight * raw / scale."""
-        return self.scaled(raw) * self.weight(timesteps)
-
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
         """Update the reward and its scale."""
         if self.has_scale and not (self.freeze and self.scale.count >= self.freeze):
@@ -447,22 +394,20 @@ class Stream:
         return text + (f" ({', '.join(details)})" if details else "")
 
 
-class GuardedUpdates:
+class GuardedUpdates(Stateful):
     """`Reward.update`, with recovery from losses that are NaN or infinite.
 
     Such a loss means that the batch, or the model, is spoilt. `Learned.descend` takes no step on it. If it happens
     `PATIENCE` times in a row the model itself is suspected, and the last weights that gave finite losses are restored;
     weights that are not finite are restored at once. Training continues; `<name>/skipped` and `<name>/restored` count.
-
-    Attributes:
-        skipped: updates with a loss that was not finite so far.
-        restored: how often weights were restored so far.
     """
+
+    saved = ("skipped", "restored", "_row")
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
         self.skipped = self.restored = 0
-        self._in_a_row = self._finite_updates = 0
+        self._row = self._finite_updates = 0  # updates: skipped one after the other, and learnt from
         self._good: list[Any] | None = None  # a resumed run takes its first copy at its first finite update
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -476,11 +421,11 @@ class GuardedUpdates:
         spoilt = not _finite(optimizers)
         if spoilt or not all(math.isfinite(value) for key, value in metrics.items() if "loss" in key):
             self.skipped += 1
-            self._in_a_row += 1
-            if spoilt or self._in_a_row >= PATIENCE:
+            self._row += 1
+            if spoilt or self._row >= PATIENCE:
                 self._restore(optimizers)
         else:
-            self._in_a_row = 0
+            self._row = 0
             self._finite_updates += 1
             if self._finite_updates % EVERY == 0:
                 self._keep(optimizers)
@@ -493,18 +438,12 @@ class GuardedUpdates:
 
     def _restore(self, optimizers: list[Any]) -> None:
         self.restored += 1
-        self._in_a_row = 0
+        self._row = 0
         for optimizer, (weights, state) in zip(optimizers, self._good or ()):
             with torch.no_grad():
                 for parameter, good in zip(_weights(optimizer), weights):
                     parameter.copy_(good)
             optimizer.load_state_dict(copy.deepcopy(state))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self.skipped, "restored": self.restored, "row": self._in_a_row}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.skipped, self.restored, self._in_a_row = state["skipped"], state["restored"], state["row"]
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -553,3 +492,27 @@ class Schedule:
         if self.kind == "exp":
             return self.start * (self.end / self.start) ** progress
         return np.where(progress < 1, self.start, self.end)
+
+
+def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
+    """gamma * phi(s') - phi(s), with phi = 0 at a terminal state and the real phi(s') where time merely ran out.
+
+    `gamma` must be the learner's: over an episode the rewards, discounted by it, telescope to gamma^T phi(s_T) -
+    phi(s_0).
+    """
+    return (gamma * np.where(terminated, 0.0, next_phi) - phi).astype(np.float32)
+
+
+def delta(phi: np.ndarray, next_phi: np.ndarray) -> np.ndarray:
+    """phi(s') - phi(s): what the step gained. Undiscounted, the rewards of an episode sum to phi(s_T) - phi(s_0)."""
+    return (next_phi - phi).astype(np.float32)
+
+
+def clip(score: np.ndarray, at: float) -> np.ndarray:
+    """min(score - at, 0): nothing is earned above `at`, so finishing is never worse than lingering."""
+    return np.minimum(score - at, 0).astype(np.float32)
+
+
+def sigmoid(score: np.ndarray, at: float, slope: float) -> np.ndarray:
+    """1 / (1 + exp(-slope (score - at))) - 1/2: bounded, zero at `at`; not enough in a task that terminates."""
+    return (0.5 * np.tanh(0.5 * slope * (score - at))).astype(np.float32)

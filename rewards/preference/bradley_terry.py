@@ -28,7 +28,8 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from envs.settings import setting
-from envs.transitions import Transitions, concatenate, map_obs
+from envs.state import Stateful
+from envs.transitions import Transitions, concatenate, stack
 from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
 from rewards.exploration.learned import Learned, LearnedConfig
@@ -37,16 +38,8 @@ from rewards.vision.encoder import ClipEncoder, shared
 
 FRAMES = 256  # a pass through CLIP
 FEW = 10  # labels held out; fewer say nothing about when to stop
-PARTS = (
-    "obs",
-    "action",
-    "reward",
-    "next_obs",
-    "terminated",
-    "truncated",
-    "valid",
-    "step",
-)  # of what a segment always holds
+# what a segment always holds
+PARTS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "valid", "step")
 
 
 @dataclass
@@ -149,11 +142,7 @@ class BradleyTerry(Learned):
         """Embeddings of `batch.frame`, float16 (N, D): those that `of=frame` reads, or the judge's own."""
         if self.encoder is None:
             return self.judge.embed(batch)
-        if batch.frame is None:
-            raise ValueError(
-                f"bradley_terry with of=frame reads frames; make the environment with frame_size={self.frame_size}"
-            )
-        return self.encoder.embed(batch.frame, FRAMES)
+        return self.encoder.embed(batch.frame, FRAMES, "bradley_terry with of=frame")
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """Collect segments, and ask and learn when due."""
@@ -211,9 +200,8 @@ class BradleyTerry(Learned):
     def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:
         """Take in pairs of segments (L, B), each with the chance (B,) that the second is better, and fit.
 
-        Returns:
-            Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and
-            those of `fit` where there was something to learn.
+        Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and those of
+        `fit_labels` where there was something to learn.
         """
         sides = [self.seen(side.flatten()) for side in (first, second)]
         rows, actions = (
@@ -319,8 +307,10 @@ def _right(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(y == 0.5, torch.nan, right)
 
 
-class _LabelledPairs:
+class _LabelledPairs(Stateful):
     """Labelled pairs as the members read them, and counts."""
+
+    saved = ("rows", "actions", "label", "held", "seen", "due", "asked", "fits")
 
     def __init__(self, due: int) -> None:
         self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)  # (n, 2, L, ...), rows not whitened
@@ -336,20 +326,10 @@ class _LabelledPairs:
         for name, new in zip(("rows", "actions", "label", "held"), columns):
             setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
 
-    def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else int(value))
-
 
 def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:
-    """Cut the usable rows of a rollout (T, N) into segments of `length` steps, side by side and one after the other.
-
-    Returns:
-        Segments (L, M), in the order of their last steps; and bool (T, N), the rows of segments that the next rollout
-        may complete.
+    """Cut the usable rows of a rollout (T, N) into segments of `length` steps, side by side and one after the other:
+    segments (L, M), in the order of their last steps; and bool (T, N), the rows that the next rollout may complete.
     """
     t = np.arange(len(usable))[:, None]
     follows = np.zeros_like(usable)
@@ -405,17 +385,17 @@ class Segments:
 
     def pick(self, rows: np.ndarray) -> Transitions:
         """Segments (L, B) by their places (B,) in the pool."""
-        return _side_by_side([self.pool[row] for row in rows])
+        return stack([self.pool[row] for row in rows]).map(lambda x: x.swapaxes(0, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        whole = _side_by_side(list(self.pool)) if self.pool else None
-        return {"pool": _plain(whole), "tail": _plain(self.tail), "left": self.left}
+        whole = stack(list(self.pool)) if self.pool else None
+        return {"pool": whole and vars(whole), "tail": self.tail and vars(self.tail), "left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        whole = _transitions(state["pool"])
+        whole, tail = (part and Transitions(**part) for part in (state["pool"], state["tail"]))
         self.pool.clear()
-        self.pool.extend([] if whole is None else [whole[:, m] for m in range(whole.shape[1])])
-        self.tail, self.left = _transitions(state["tail"]), np.array(state["left"], bool)
+        self.pool.extend(whole[m] for m in range(whole.shape[0] if whole else 0))
+        self.tail, self.left = tail, np.array(state["left"], bool)
 
 
 def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -423,23 +403,3 @@ def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
     spread = np.zeros((*places.shape, *rows.shape[1:]), rows.dtype)
     spread[places] = rows
     return spread
-
-
-def _side_by_side(segments: list[Transitions]) -> Transitions:
-    """B segments (L,) -> (L, B)."""
-    return concatenate([segment.map(lambda x: x[None]) for segment in segments]).map(lambda x: x.swapaxes(0, 1))
-
-
-def _plain(batch: Transitions | None) -> dict[str, Any] | None:
-    """A batch as nested dicts of arrays; texts as lists."""
-    return None if batch is None else dict(vars(batch.map(lambda x: x.tolist() if x.dtype == object else x)))
-
-
-def _transitions(state: dict[str, Any] | None) -> Transitions | None:
-    def array(value: list[str] | np.ndarray) -> np.ndarray:
-        return np.array(value, object) if isinstance(value, list) else np.array(value)
-
-    if state is None:
-        return None
-    fields: dict[str, Any] = {key: None if value is None else map_obs(array, value) for key, value in state.items()}
-    return Transitions(**fields)

@@ -28,6 +28,7 @@ import numpy as np
 
 from envs.driving.vehicle import VEHICLE
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions, map_obs
 from rewards.base import RunningMeanStd
 from rewards.llm.judges.base import SegmentJudge, make_judge
@@ -35,7 +36,7 @@ from rewards.llm.store import AnswerStore, Item, Label, read_rows
 
 
 @dataclass(eq=False)
-class Scripted(SegmentJudge):
+class Scripted(Stateful, SegmentJudge):
     """Synthetic labels: the segment with the higher sum of the task's reward is better, but the teacher has faults."""
 
     mistakes: float = setting(0.0, "share of the answers that are inverted", low=0, high=1)
@@ -48,6 +49,7 @@ class Scripted(SegmentJudge):
     seed: int = setting(0, "of the faults")
 
     name = "scripted"
+    saved = ("rng",)
     requires = frozenset({"reward"})
 
     def __post_init__(self) -> None:
@@ -73,12 +75,6 @@ class Scripted(SegmentJudge):
     def notes(self) -> list[str]:
         return ["labels are synthetic: a scripted judge compares the task's own rewards, no person and no model does"]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"rng": self.rng.bit_generator.state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rng.bit_generator.state = state["rng"]
-
 
 def lexicographic_preference(
     first: np.ndarray, second: np.ndarray, margins: Sequence[float] | np.ndarray, signs: Sequence[float] | np.ndarray
@@ -97,7 +93,7 @@ def lexicographic_preference(
 
 
 @dataclass(eq=False)
-class Heron(SegmentJudge):
+class Heron(Stateful, SegmentJudge):
     """Synthetic labels from signals of the simulator in order of importance; a segment's signal is its mean."""
 
     order: Sequence[str | int] = setting(
@@ -112,6 +108,7 @@ class Heron(SegmentJudge):
     names: Sequence[str] = setting(VEHICLE, "of the columns of `signals`; a vehicle's unless given")
 
     name = "heron"
+    saved = ("statistics",)
     requires = frozenset({"signals"})
 
     def __post_init__(self) -> None:
@@ -139,12 +136,6 @@ class Heron(SegmentJudge):
 
     def notes(self) -> list[str]:
         return ["labels are synthetic: signals of the simulator are compared in order of importance"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"statistics": self.statistics.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.statistics.load_state_dict(state["statistics"])
 
 
 def _column(signal: str, names: Sequence[str]) -> int:

@@ -21,11 +21,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions
 from rewards.llm.client import JudgeError, ModelJudge, PausedError
 from rewards.llm.judges.base import SegmentJudge
@@ -51,7 +51,7 @@ SCHEMA = {
 
 
 @dataclass(eq=False)
-class VLM(ModelJudge, SegmentJudge):
+class VLM(Stateful, ModelJudge, SegmentJudge):
     """Asks about the last frame of each segment."""
 
     goal: str = setting("", 'what a picture should show: "to balance the pole upright"')
@@ -59,6 +59,7 @@ class VLM(ModelJudge, SegmentJudge):
     frame_size: int = setting(224, "height and width of the pictures, pixels", low=1)
 
     name = "vlm"
+    saved = ("_known", "counts")
     requires = frozenset({"frame"})
 
     def __post_init__(self) -> None:
@@ -104,13 +105,6 @@ class VLM(ModelJudge, SegmentJudge):
         if lost:
             lines.append(f"{lost} pairs got no answer; the last error: {self._last_error}")
         return lines
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"known": dict(self._known), "counts": dict(self.counts)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._known = {key: int(value) for key, value in state["known"].items()}
-        self.counts.update(state["counts"])
 
     def _ask(self, pair: _Pair) -> str:
         """What the model wrote about a pair and its answer, as JSON."""

@@ -91,12 +91,7 @@ class Vision(Reward):
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """Unit embeddings of frames, float16 (N, D), zeros for one colour; ValueError if not uint8 (N, H, W, 3)."""
-        if batch.frame is None:
-            raise ValueError(
-                f"{self.config.name} reads frames, and this batch has none; "
-                f"make the environment with frame_size={self.frame_size}"
-            )
-        return self.encoder.embed(batch.frame, self.config.batch_size)
+        return self.encoder.embed(batch.frame, self.config.batch_size, self.config.name)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """Count frames that show nothing (`blank`, their share since the last update); ValueError if all do."""

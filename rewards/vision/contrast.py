@@ -31,8 +31,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envs.settings import setting
-from rewards.base import Scored
+from envs.state import Stateful
+from rewards.base import Scored, values_of
 from rewards.vision.base import Vision, VisionConfig, shows
+from rewards.vision.clip import Clip, ClipConfig
+from rewards.vision.encoder import LODESTAR, shared
 
 NARROWEST = 1e-3  # of a cosine; embeddings are kept to half that, and less apart is noise
 
@@ -161,7 +164,7 @@ class Contrast(Vision):
         return seen
 
 
-class Calibration:
+class Calibration(Stateful):
     """(raw - low) / (high - low), with low and high two percentiles of the first values, frozen once there are enough.
 
     Contrasts of a public CLIP live within a few hundredths, those of a small one within a few tenths; fixed numbers, as
@@ -169,6 +172,8 @@ class Calibration:
     the goal beyond 1, one without a bad state leaves danger below 0. `reference` values are waited for, unless low and
     high, the values that become 0 and 1, are known.
     """
+
+    saved = ("low", "high", "values")
 
     def __init__(
         self, percentiles: tuple[float, float], reference: int, low: float | None = None, high: float | None = None
@@ -203,9 +208,40 @@ class Calibration:
         scaled = (raw - np.float32(self.low)) / np.float32(self.high - self.low)
         return np.clip(scaled, 0, 1) if bounded else scaled
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high, "values": self.values}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.low, self.high = state["low"], state["high"]
-        self.values = np.array(state["values"], np.float32)
+class Rescorer:
+    """Rewards of the same frames for many sentences and weights: nothing is rendered or encoded again.
+
+        again = Rescorer(embeddings)                                     float16 (N, D), from `ClipEncoder.embed`
+        again(ClipConfig(goal="the pole is upright", alpha=0.5))         float32 (N,)
+        again(ContrastConfig(goal="...", negative="..."))                calibrated on these, unless it says how
+
+    The first sentence waits for the model to load; each further one takes some milliseconds per 100,000 frames.
+    Embeddings are (N, D) in any float type, all zeros for a frame that shows nothing; model, weights (as in
+    `VisionConfig`) and seed say whose they are. Raises ValueError if they are not of this model's length.
+    """
+
+    def __init__(self, embeddings: np.ndarray, model: str = LODESTAR, weights: str = "", *, seed: int = 0) -> None:
+        self.encoder = shared(model, weights, seed=seed)  # held, so that no sentence loads it again
+        self.model, self.weights, self.seed = model, weights, seed
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.encoder.width:
+            raise ValueError(
+                f"embeddings have shape {embeddings.shape}, those of {model} (N, {self.encoder.width}); "
+                "name the model that made them"
+            )
+        self.seen = np.asarray(embeddings, np.float32)
+        self.visible = shows(self.seen)
+
+    def __call__(self, config: ClipConfig | ContrastConfig) -> np.ndarray:
+        """Scores float32 (N,) by a `clip` or a `contrast` with settings; ValueError if these ask for another model."""
+        if (config.model, config.weights) != (self.model, self.weights):
+            raise ValueError(
+                f"these embeddings are {self.model}'s ({self.weights or 'as it ships'}), and the settings ask for "
+                f"{config.model} ({config.weights or 'as it ships'}); embed the frames again for another model"
+            )
+        if not isinstance(config, ContrastConfig):
+            return Clip(config, None, None, seed=self.seed).rate(self.seen)  # type: ignore[arg-type]
+        contrast = Contrast(config, None, None, seed=self.seed)  # type: ignore[arg-type]
+        if config.reference and not contrast.calibration.ready and self.visible.any():
+            contrast.calibrate(self.seen if self.visible.all() else self.seen[self.visible])
+        return values_of(contrast.rate(self.seen))

@@ -73,10 +73,8 @@ class ClipEncoder:
 
     The model is one of `MODELS`, or a name that open_clip knows; weights are "" (the shipped ones, for `MODELS` only),
     a file, a folder, a tag of open_clip, or "untrained", drawn with `seed`; the precision is "fp32", "bf16" or "fp16".
-
-    Raises:
-        ValueError: for an unknown model or tag, or weights of another model.
-        FileNotFoundError: for weights that are neither on this machine nor in reach.
+    Raises ValueError for an unknown model or tag, or weights of another model; FileNotFoundError for weights that are
+    neither on this machine nor in reach.
     """
 
     def __init__(
@@ -112,8 +110,13 @@ class ClipEncoder:
         self._cache = EmbeddingCache(self.image)
         self._texts: dict[str, np.ndarray] = {}
 
-    def embed(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
+    def embed(self, frames: np.ndarray | None, batch_size: int, reader: str = "clip", instead: str = "") -> np.ndarray:
         """As `image`, but frames seen lately are looked up, and single colours give zeros; ValueError for no frames."""
+        if frames is None:
+            raise ValueError(
+                f"{reader} reads frames, and this batch has none; "
+                f"make the environment with frame_size={self.size}{instead}"
+            )
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape[1:]:
             raise ValueError(
                 f"frames are {frames.dtype} of shape {frames.shape}, CLIP reads uint8 (N, height, width, 3); hand over "
@@ -182,9 +185,8 @@ class EmbeddingCache:
     least 16 frames where as many were given, because an encoder rounds passes of a few differently. Hashing costs about
     1 % of the small model's time; where next to nothing repeats, the cache switches itself off.
 
-    Args:
-        encode: (frames (N, ...), frames a pass) -> float16 (N, D); a frame's answer must not depend on the others.
-        capacity: embeddings kept; the oldest make room.
+    `encode` takes frames (N, ...) and their number a pass, and returns float16 (N, D); a frame's answer must not depend
+    on the others. Of the `capacity` embeddings the oldest make room.
     """
 
     def __init__(self, encode: Callable[[np.ndarray, int], np.ndarray], capacity: int = CAPACITY) -> None:
@@ -278,7 +280,6 @@ def _must_be_in_reach(model: str, weights: str) -> None:
         raise FileNotFoundError(
             f"reward.clip.weights={weights!r} does not exist; give the path of a file or folder with weights"
         )
-    instead = "give reward.clip.weights=<path to a file>, or use reward.clip.model=lodestar, which needs no download"
     hub = Path(
         os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub"
     ).expanduser()
@@ -292,7 +293,8 @@ def _must_be_in_reach(model: str, weights: str) -> None:
     if (any(hub.glob("models--*")) or any(urls.glob("*"))) and _cached(model, weights, urls):
         return
     raise FileNotFoundError(
-        f"the weights {weights!r} of {model!r} are neither a file nor in the cache ({hub}), and {why}; {instead}"
+        f"the weights {weights!r} of {model!r} are neither a file nor in the cache ({hub}), and {why}; "
+        "give reward.clip.weights=<path to a file>, or use reward.clip.model=lodestar, which needs no download"
     )
 
 

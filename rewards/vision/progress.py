@@ -31,27 +31,24 @@ from envs.recording import episodes, load
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import RewardConfig
 from rewards.exploration.learned import dense
 from rewards.exploration.memories import Episodic
-from rewards.vision.encoder import LODESTAR
-from rewards.vision.latent import SOURCES, Latent
+from rewards.vision.latent import Latent, LatentConfig
 
 TINY = 1e-6
 
 
 @dataclass
-class ProgressConfig(RewardConfig):
+class ProgressConfig(LatentConfig):
     """Settings of `progress`."""
 
-    shape: str = "potential"
+    of: str = "frame"
     demos: str = setting(
         "",
         "a recording (`envs.recording`) of episodes that reach the goal, at least one; what was cut short at either "
         "end is left out",
     )
     threshold: float | None = setting(None, "episodes whose return is not above it are left out, too; null keeps all")
-    of: str = setting("frame", "what states are compared by: `frame` (CLIP's embeddings) or `obs`", choices=SOURCES)
     view: str = setting(
         "gated",
         "`gated` (the source's three views behind its gate), `mean` of the three, or one of `forward`, `backward`, "
@@ -63,11 +60,9 @@ class ProgressConfig(RewardConfig):
     batch_size: int = setting(256, "pairs in one", low=1)
     hidden: int = setting(128, "units of each of two layers", low=1)
     learning_rate: float = setting(0.001, "of Adam, annealed to 0", above=0, high=1)
-    model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
-    weights: str = setting("", "of CLIP, as in reward.clip")
 
 
-class Progress(Episodic):
+class Progress(Episodic, Latent):
     """phi in [0, 1]: the share of the task that the episode has done; the reward is gamma * phi' - phi.
 
     phi_t = phi_(t-1) + w / 2 * ((F + B) / 2 - phi_(t-1) + dI), w = exp(-gate * (|F - B| / ((F + B) / 2))^2), with F
@@ -76,20 +71,15 @@ class Progress(Episodic):
 
     Config = ProgressConfig
     config: ProgressConfig
-    role = "bonus"
     starts_at = 0.0
 
     def build(self) -> None:
+        super().build()
         config = self.config
-        self.latent = Latent(self)
-        self.requires = self.latent.fields | {"obs" if config.of == "obs" else "obs_frame"}
-        self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
+        self.requires |= {"obs" if config.of == "obs" else "obs_frame"}
         states, progress = self._demonstrations(config.demos)
-        self.hops = Hops(self.latent.size, config.hidden, torch.Generator().manual_seed(self.seed)).to(self.device)
+        self.hops = Hops(self.size, config.hidden, torch.Generator().manual_seed(self.seed)).to(self.device)
         self.error = self.hops.fit(states, progress, config, np.random.default_rng(self.seed))
-
-    def embed(self, batch: Transitions) -> np.ndarray:
-        return self.latent.embed(batch)
 
     def notes(self) -> list[str]:
         """How well the hops were learnt."""
@@ -99,13 +89,13 @@ class Progress(Episodic):
 
     def initial_memory(self, n: int) -> Memory:
         return {
-            "first": np.zeros((n, self.latent.size), np.float32),
+            "first": np.zeros((n, self.size), np.float32),
             "begun": np.zeros(n, bool),
             "phi": np.zeros(n, np.float32),
         }
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        after, before = self.latent(batch), self.latent.before(batch)
+        after, before = self.states(batch), self.states(batch.at_obs())
         first, begun, phi = memory["first"], memory["begun"], memory["phi"]
         firsts = np.empty_like(after)
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
@@ -141,7 +131,7 @@ class Progress(Episodic):
             raise ValueError(f"reward.progress.demos={path!r} is no file; envs.recording.save writes one")
         batch, _ = load(path)
         try:
-            after, before = self.latent(batch), self.latent.before(batch)
+            after, before = self.states(batch), self.states(batch.at_obs())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"reward.progress.demos={path!r} does not show what of={self.config.of} reads ({error}); record "

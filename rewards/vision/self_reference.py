@@ -25,22 +25,19 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Reward, RewardConfig
-from rewards.vision.encoder import LODESTAR
-from rewards.vision.latent import SOURCES, Latent
+from rewards.vision.latent import Latent, LatentConfig
 
 ROUNDS = 10  # of k-means
 PLACES = 64  # states kept of a success
 
 
 @dataclass
-class SelfReferenceConfig(RewardConfig):
+class SelfReferenceConfig(LatentConfig):
     """Settings of `self_reference`."""
 
-    shape: str = "potential"
-    of: str = setting("obs", "what states are compared by: `obs` or `frame` (CLIP's embeddings)", choices=SOURCES)
     threshold: float | None = setting(
         None,
         "an episode succeeds if the task's return is above it; null asks for an end by termination with a "
@@ -56,11 +53,9 @@ class SelfReferenceConfig(RewardConfig):
         above=0,
     )
     longest: int = setting(1000, "states of a running episode that are remembered; what came before is left out", low=1)
-    model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
-    weights: str = setting("", "of CLIP, as in reward.clip")
 
 
-class SelfReference(Reward):
+class SelfReference(Stateful, Latent):
     """phi(s) = p_j exp(-|s - c_j|^2 / (2 D width^2)), j the nearest centre, p_j its states' mean share of the way.
 
     States are divided by the standard deviations of the successes', of which D are not 0.
@@ -68,25 +63,19 @@ class SelfReference(Reward):
 
     Config = SelfReferenceConfig
     config: SelfReferenceConfig
-    role = "bonus"
+    saved = ("found", "ways", "running")
 
     def build(self) -> None:
-        config = self.config
-        self.latent = Latent(self)
-        self.requires = self.latent.fields
-        self.frame_size, self.embedding = self.latent.frame_size, self.latent.embedding
-        self.running = RunningEpisodes(config.longest, self.latent.size)
+        super().build()
+        self.running = RunningEpisodes(self.config.longest, self.size)
         self.found = 0  # successes so far
-        self.ways = np.zeros((config.successes, PLACES, self.latent.size), np.float32)
+        self.ways = np.zeros((self.config.successes, PLACES, self.size), np.float32)
         self._gather()
-
-    def embed(self, batch: Transitions) -> np.ndarray:
-        return self.latent.embed(batch)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.found:
             return np.zeros(batch.shape, np.float32)
-        z = self.latent(batch) / self.spread
+        z = self.states(batch) / self.spread
         square = np.square(z).sum(1, keepdims=True) - 2 * z @ self.centres.T + np.square(self.centres).sum(1)
         nearest = square.argmin(axis=1)
         far = np.square(z - self.centres[nearest]).sum(1) / self.vary  # without what the expansion rounds away
@@ -98,7 +87,7 @@ class SelfReference(Reward):
             batch = batch.map(lambda x: x[None])
         if not batch.valid.any():
             return {}
-        ended, threshold = self.running.ended(batch, self.latent(batch)), self.config.threshold
+        ended, threshold = self.running.ended(batch, self.states(batch)), self.config.threshold
         successes = [
             way
             for way, total, last, terminated in ended
@@ -114,26 +103,22 @@ class SelfReference(Reward):
     def _gather(self) -> None:
         """Make centres of the states of all successes that are kept."""
         ways = self.ways[: min(self.found, len(self.ways))]
-        states = ways.reshape(-1, self.latent.size)
-        if not len(states):
-            states = np.zeros((1, self.latent.size), np.float32)
+        states = ways.reshape(-1, self.size) if self.found else np.zeros((1, self.size), np.float32)
         spread = states.std(0)
         self.spread = np.where(spread > 1e-6, spread, 1).astype(np.float32)
         self.vary = max(int((spread > 1e-6).sum()), 1)  # numbers; two of these states are about 2 * vary apart, squared
         progress = np.resize(np.linspace(0, 1, PLACES, dtype=np.float32), len(states))
         self.centres, self.progress = gather(states / self.spread, progress, self.config.centres)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"found": self.found, "ways": self.ways.copy(), "running": self.running.state_dict()}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.found, self.ways = int(state["found"]), np.array(state["ways"], np.float32)
-        self.running.load_state_dict(state["running"])
+        super().load_state_dict(state)
         self._gather()
 
 
-class RunningEpisodes:
+class RunningEpisodes(Stateful):
     """The episodes that are under way: their latest states, and their returns so far."""
+
+    saved = ("states", "returns")
 
     def __init__(self, longest: int, size: int) -> None:
         self.longest = longest
@@ -141,11 +126,9 @@ class RunningEpisodes:
         self.returns = np.zeros(0)  # (N,)
 
     def ended(self, batch: Transitions, states: np.ndarray) -> list[tuple[np.ndarray, float, float, bool]]:
-        """Take a rollout in; of each episode that ends there its states (M, D), return, last reward and termination.
+        """Take in a rollout (T, N), whose rows follow the last call's, and the states (T, N, D) that it led to.
 
-        Args:
-            batch: (T, N), the rows that follow the last call's.
-            states: what its actions led to (T, N, D).
+        Returns states (M, D), return, last reward and termination of each episode that ends there.
         """
         envs = batch.shape[1]
         if len(self.returns) != envs:
@@ -167,12 +150,6 @@ class RunningEpisodes:
         self.states = states[-self.longest :].copy()
         return found
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"states": self.states.copy(), "returns": self.returns.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.states, self.returns = np.array(state["states"], np.float32), np.array(state["returns"])
-
 
 def along(way: np.ndarray) -> np.ndarray:
     """The states (PLACES, D) at even places of a way (M, D), its first and last among them."""
@@ -180,10 +157,8 @@ def along(way: np.ndarray) -> np.ndarray:
 
 
 def gather(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """K-means of states (M, D) from a start that is spread evenly over their progress (M,).
-
-    Returns:
-        Centres (K, D) and the mean progress of the states that each gathers (K,), K at most `count` and M.
+    """K-means of states (M, D) from a start that is spread evenly over their progress (M,): centres (K, D) and the mean
+    progress of the states that each gathers (K,), K at most `count` and M.
     """
     order = np.argsort(progress, kind="stable")
     places = np.linspace(0, len(states) - 1, min(count, len(states))).round().astype(np.int64)

@@ -16,6 +16,9 @@ judge=recorded judge_options={path:labels.jsonl}. An audit asks about n= texts a
 Agreement is the share of equal answers among the texts that both answered, and Cohen's kappa, which subtracts what
 chance would give: where one text in a hundred is good, "no" to all agrees in 99 % and has a kappa of 0.
 When it fails: judges that agree may be wrong together.
+
+A line of labels.jsonl is an answer as it comes: text, other (the second caption of a pair), value (null where the judge
+was unsure), judge. A last line that was cut off by a kill is left out.
 """
 
 from __future__ import annotations
@@ -23,19 +26,256 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs.settings import Settings, setting
+from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
-from runners.annotate.labels import AnnotateConfig, annotate, drawn, labels, preflight, read
 from runners.cli.command import Command
 from runners.run.config import UsageError
+
+Item = str | tuple[str, str]
+EVERY = 5.0  # seconds between two lines of progress
+ANSWER, SECONDS = 60, 1.0  # tokens and seconds of a model's answer, estimated for a dry run
+
+
+@dataclass
+class AnnotateConfig(Settings):
+    """One annotation or audit."""
+
+    record: str = setting("", "a recording with texts; labels them")
+    audit: str = setting("", "a recording with texts, or a file of labels; reports how often the judge's answers agree")
+    judge: str = setting("rules", "rules, recorded, openai, embedding or simulated")
+    judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.url=http://localhost:8000/v1")
+    out: str = setting("", "the file to write: labels *.jsonl, or the findings of an audit *.json")
+    goal: str = setting("", "what counts as progress, a sentence; the environment's own")
+    family: str = setting("", "family of environments, such as nethack; the recording's")
+    pairs: int = setting(
+        0, "ask which of two captions is better, so many random pairs; 0 asks about single ones", low=0
+    )
+    cache: str = setting("labels.sqlite", "file of answers that runs share; empty for none")
+    dry_run: bool = setting(False, "only estimate how much would be asked")
+    budget: int = setting(0, "answers after which nothing more is asked; 0 for no limit", low=0)
+    token_budget: int = setting(0, "tokens after which nothing more is asked; 0 for no limit", low=0)
+    concurrency: int = setting(8, "questions at the same time", low=1)
+    patience: float = setting(600.0, "seconds without any answer after which it gives up", above=0)
+    n: int = setting(100, "audit: texts, and pairs, to ask about", low=1)
+    against: str = setting("", "audit: another judge to compare with")
+    against_options: dict[str, Any] = setting({}, "options of that judge, as in against.path=labels.jsonl")
+    seed: int = setting(0, "of what is drawn", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.record) == bool(self.audit):
+            raise UsageError("give either record=, a recording to label, or audit=, a file to try a judge on")
+        if not self.out and not self.dry_run:
+            raise UsageError("out= is missing; name the file to write, as in out=labels.jsonl")
+
+    def options(self, known: Texts) -> dict[str, Any]:
+        """Options of the judge: the goal and the family that were given, or those of the file."""
+        return {"goal": self.goal or known.goal, "family": self.family or known.family, **self.judge_options}
+
+
+class Texts(NamedTuple):
+    """Different captions, in their order, and the goal and the family of environments that the file names."""
+
+    texts: list[str]
+    goal: str
+    family: str
+
+
+def read(path: str) -> Texts:
+    """The different texts of a recording or of a file of labels; a ValueError if the file is neither."""
+    if not Path(path).is_file():
+        raise UsageError(f"{path} is no file; give a recording (runners.record text=true) or a file of labels")
+    goal = family = ""
+    if path.endswith(".jsonl"):
+        rows = labels(path)
+        found = [text for row in rows for text in (row["text"], row.get("other")) if text]
+    else:
+        from envs import recording
+        from envs.family import family_of
+        from envs.make import spec_of
+
+        batch, meta = recording.load(path)
+        if batch.text is None:
+            raise UsageError(f"{path} holds no texts; record it again with text=true")
+        found = [text for text in batch.text.tolist() if text]
+        if meta.get("env"):
+            spec = spec_of(meta["env"])
+            goal, family = family_of(spec).aim(spec), family_of(spec).name
+    if not found:
+        raise UsageError(f"{path} holds no text but empty ones; there is nothing to ask about")
+    return Texts(list(dict.fromkeys(found)), goal, family)
+
+
+def labels(path: str) -> list[dict[str, Any]]:
+    """The lines of a file of labels, a last one that was cut off left out; a ValueError for one that is no label."""
+    rows = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row["text"], str) or "value" not in row:
+                raise KeyError("text")
+        except (ValueError, KeyError, TypeError):
+            if not line.endswith("\n"):
+                break
+            raise ValueError(f"{path}, line {number} is {line.strip()[:80]!r}; give text and value") from None
+        rows.append(row)
+    return rows
+
+
+def annotate(config: AnnotateConfig) -> dict[str, Any]:
+    """Label a recording; returns the counters."""
+    known = read(config.record)
+    options = config.options(known)
+    with closing(make_judge(config.judge, **options)) as judge:
+        identity = judge.identity
+        items: list[Item] = drawn(known.texts, config.pairs, config.seed) if config.pairs else list(known.texts)
+        items = missing(config.out, items, identity)
+        if config.dry_run:
+            return estimate(config, options, judge, known, items)
+        if items and not judge.local:
+            preflight(config.judge, options, items[0])
+    if not items:
+        print(f"{config.out} holds all labels already")
+        return {"labels": 0}
+    same = {name: getattr(config, name) for name in ("cache", "budget", "token_budget", "concurrency", "seed")}
+    fixed: dict[str, Any] = {"pairs": bool(config.pairs), "clock": "wall", "queue": len(items), "order": "oldest"}
+    with closing(Annotator(config.judge, options, **fixed, **same)) as annotator:
+        return ask(annotator, items, config, identity)
+
+
+def drawn(texts: Sequence[str], count: int, seed: int) -> list[Item]:
+    """`count` different pairs of different texts, in random order; all of them if there are fewer."""
+    rng = np.random.default_rng(seed)
+    every = len(texts) * (len(texts) - 1) // 2
+    if not every:
+        raise UsageError(f"pairs={count} cannot be drawn from one text; record more")
+    number = rng.choice(every, min(count, every), replace=False)
+    # Pair number k is (later, earlier), counted along the rows of a triangle.
+    later = ((1 + np.sqrt(1 + 8 * number)) // 2).astype(np.int64)
+    earlier = number - later * (later - 1) // 2
+    swapped = rng.random(len(number)) < 0.5
+    first, second = np.where(swapped, later, earlier).tolist(), np.where(swapped, earlier, later).tolist()
+    return [(texts[i], texts[j]) for i, j in zip(first, second)]
+
+
+def missing(out: str, items: list[Item], identity: str) -> list[Item]:
+    """The items that a file of this judge's labels does not have yet; a line that was cut off is taken out of it."""
+    path = Path(out)
+    if not out or not path.is_file():
+        return items
+    rows = labels(out)
+    others = {row.get("judge") for row in rows} - {identity}
+    if others:
+        raise UsageError(f"{out} holds labels of {others.pop()!r}, this judge is {identity!r}; give another out=")
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+    have = {row["text"] if row.get("other") is None else (row["text"], row["other"]) for row in rows}
+    return [item for item in items if item not in have]
+
+
+def preflight(name: str, options: dict[str, Any], item: Item) -> None:
+    """One question before all others, which must get a usable answer."""
+    once = {"attempts": 1} if name == "openai" else {}
+    with closing(make_judge(name, **{**options, **once})) as judge:
+        answers = judge.label([item]) if isinstance(item, str) else judge.compare([item[0]], [item[1]])
+    if answers.failed.any():
+        raise UsageError(
+            f"the judge {name} gave no usable answer to a first question: {answers.failure}; start the server, or "
+            "correct judge.url and judge.model"
+        )
+
+
+def estimate(
+    config: AnnotateConfig, options: dict[str, Any], judge: TextJudge, known: Texts, items: list[Item]
+) -> dict[str, Any]:
+    """Print what would be asked, and what it would cost."""
+    from rewards.llm.store import AnswerStore
+
+    cached = 0
+    if config.cache and Path(config.cache).is_file():
+        with closing(AnswerStore(config.cache)) as cache:
+            cached = len(cache.get(judge.identity, items))
+    asked = len(items) - cached
+    tokens, seconds = 0, 0.0
+    if config.judge == "openai":
+        tokens = asked * (int(np.mean([characters(options, item) for item in items])) // 4 + ANSWER) if items else 0
+        seconds = asked * SECONDS / config.concurrency
+    there = f"{len(known.texts):,} different texts; {len(items):,} {'pairs' if config.pairs else 'texts'}"
+    print(f"{config.record}: {there} without a label in {config.out}")
+    print(f"in {config.cache or 'no cache'}: {cached:,}; to be asked: {asked:,}")
+    guess = f"about {tokens:,} tokens and {seconds:,.0f} s (at {SECONDS:g} s an answer, {config.concurrency} at once)"
+    print(f"that takes {guess if tokens else 'no tokens: the judge answers on this machine'}")
+    return {"texts": len(known.texts), "items": len(items), "cached": cached, "asked": asked, "tokens": tokens}
+
+
+def characters(options: dict[str, Any], item: Item) -> int:
+    """Length of the question that a language model gets about an item."""
+    from rewards.llm.judges import prompts
+
+    family = prompts.background(options["family"])
+    wording = "_reworded" if options.get("reworded") else ""
+    template = prompts.question(("label" if isinstance(item, str) else "compare") + wording)[1]
+    given = [options["goal"] or family.goal, family.knowledge, *([item] if isinstance(item, str) else item)]
+    return len(template) + sum(map(len, given))
+
+
+def ask(annotator: Annotator, items: list[Item], config: AnnotateConfig, identity: str) -> dict[str, Any]:
+    """Hand everything to the annotator and write what comes back, as it comes."""
+    left = annotator.offer(items, 0)
+    begun = answered = printed = time.monotonic()
+    written = 0
+    path = Path(config.out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        while True:
+            taken = annotator.take(0)
+            for item, value in taken:
+                text, other = (item, None) if isinstance(item, str) else item
+                row = {"now": 0, "text": text, "other": other, "value": None if math.isnan(value) else value}
+                file.write(json.dumps({**row, "judge": identity}) + "\n")
+            file.flush()
+            written += len(taken)
+            counts, now = annotator.metrics(), time.monotonic()
+            answered = now if taken or not counts["asked"] else answered  # a judge may be slow to start
+            if written + counts["dropped"] >= left or (not taken and is_spent(config, counts)):
+                break
+            if now - answered > config.patience:
+                raise UsageError(f"no answer came for {config.patience:g} s; {summary(config, counts, written, begun)}")
+            if now - printed > EVERY:
+                printed = now
+                print(f"{written:,} of {left:,} labelled, {counts['failed']:.0f} failed", file=sys.stderr, flush=True)
+            time.sleep(0.02)
+    print(summary(config, counts, written, begun))
+    return {**counts, "labels": written}
+
+
+def is_spent(config: AnnotateConfig, counts: dict[str, float]) -> bool:
+    """Whether a budget is used up and no question is open."""
+    labels = config.budget and counts["answered"] >= config.budget
+    tokens = config.token_budget and counts["tokens"] >= config.token_budget
+    return bool(labels or tokens) and counts["asked"] <= counts["answered"] + counts["failed"]
+
+
+def summary(config: AnnotateConfig, counts: dict[str, float], written: int, begun: float) -> str:
+    """What was labelled, and what it cost."""
+    return (
+        f"{config.out}: {written:,} labels, {counts['unsure']:,.0f} of them unsure; {counts['cached']:,.0f} from "
+        f"{config.cache or 'no cache'}, {counts['failed']:,.0f} failed questions, {counts['dropped']:,.0f} without a "
+        f"label; {counts['tokens']:,.0f} tokens, {time.monotonic() - begun:.0f} s"
+    )
 
 
 def audit(config: AnnotateConfig) -> dict[str, Any]:
@@ -50,9 +290,8 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
             raise UsageError(f"dry_run is for record=; an audit asks about {len(texts)} texts two to four times")
         if not judge.local:
             preflight(config.judge, options, texts[0])
-        findings = tried(judge, texts, config.seed, config.n)
-        findings = {"judge": judge.identity, "file": config.audit, **findings}
-        first = findings.pop("_first")
+        first, found = tried(judge, texts, config.seed, config.n)
+        findings = {"judge": judge.identity, "file": config.audit, **found}
     if "reworded" in inspect.signature(type(judge)).parameters:
         other = asked(config.judge, {**options, "reworded": not options.get("reworded", False)}, texts)
         findings |= agreement("reworded", first, other)
@@ -62,7 +301,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
         findings |= agreement("against", first, other) | {"against": config.against}
     if config.audit.endswith(".jsonl"):
         recorded = {row["text"]: row["value"] for row in labels(config.audit) if row.get("other") is None}
-        value = np.array([math.nan if recorded.get(text) is None else recorded[text] for text in texts], np.float32)
+        value = np.array([recorded.get(text) for text in texts], np.float32)  # NaN for None
         findings |= agreement("file", first, value)
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +310,8 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
     return findings
 
 
-def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> dict[str, Any]:
-    """A judge's labels of texts, of the same texts again, and of pairs in both orders; `_first` holds its labels."""
+def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """A judge's labels of texts; and what they, the same texts again, and pairs in both orders show."""
     begun = time.monotonic()
     first = judge.label(texts)
     seconds = time.monotonic() - begun
@@ -85,7 +324,6 @@ def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> dict
         "positive": mean(value[~np.isnan(value)] > 0.5),
         "tokens an answer": first.tokens / len(texts),
         "seconds an answer": seconds / len(texts),
-        "_first": value,
         **agreement("asked twice", value, usable(again)),
     }
     if first.failure:
@@ -96,7 +334,7 @@ def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> dict
         both = ~(np.isnan(there) | np.isnan(back))
         found |= {"pairs": len(one), "pairs unanswered": mean(np.isnan(there)), "pairs equal": mean(there == 0.5)}
         found |= {"order swapped: same": mean(there[both] == back[both]), "order swapped: compared": int(both.sum())}
-    return found
+    return value, found
 
 
 def asked(name: str, options: dict[str, Any], texts: Sequence[str]) -> np.ndarray:

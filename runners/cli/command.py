@@ -29,7 +29,7 @@ from envs.settings import declarations, described
 from runners.cli.value import cast, parse, read, split
 from runners.run.config import UsageError, unknown
 from runners.run.packages import name_collision
-from runners.run.secrets import masked, refuse
+from runners.run.trust import masked, refuse
 
 OPTIONS = "_options"  # ends the name of a field that collects <name>.<key>
 REST = "rest"  # the field that collects every other argument
@@ -37,30 +37,20 @@ REST = "rest"  # the field that collects every other argument
 
 @dataclass(frozen=True)
 class Command:
-    """What stands behind `python -m runners.<name>`; calling it runs the command line.
+    """What stands behind `python -m runners.<name>`; calling it runs the command line."""
 
-    Attributes:
-        config: what the arguments are parsed into; None hands them over as they are.
-        run: does the work; returns an exit code, or None for 0.
-        doc: the help's text, before the keys.
-        bare: whether it works without arguments.
-        stopped: the line printed after Ctrl-C or SIGTERM; "" where `run` prints its own.
-        help: makes the whole help, instead of `doc` and the keys.
-    """
-
-    config: type | None
-    run: Callable[[Any], int | None]
-    doc: str | None = None
+    config: type | None  # what the arguments are parsed into; None hands them over as they are
+    run: Callable[[Any], int | None]  # does the work; returns an exit code, or None for 0
+    doc: str | None = None  # the help's text, before the keys
     _: dataclasses.KW_ONLY
-    bare: bool = False
-    stopped: str = "stopped"
-    help: Callable[[], str] | None = None
+    bare: bool = False  # whether it works without arguments
+    stopped: str = "stopped"  # the line printed after Ctrl-C or SIGTERM; "" where `run` prints its own
+    help: Callable[[], str] | None = None  # makes the whole help, instead of `doc` and the keys
 
     def __call__(self, argv: list[str] | None = None) -> int:
         """Run a command line; returns the exit code."""
         argv = sys.argv[1:] if argv is None else argv
-        collision = name_collision()
-        if collision:
+        if collision := name_collision():
             return failed(2, collision)
         if {"-h", "--help"} & set(argv) or not (argv or self.bare):
             print(self.text())
@@ -85,12 +75,7 @@ class Command:
         return code
 
     def parse(self, argv: list[str]) -> Any:
-        """The Config that the arguments describe.
-
-        Raises:
-            UsageError: for a key that is unknown or missing, or a value of another type.
-            ValueError: for a value that the Config refuses.
-        """
+        """The Config that the arguments describe, else a UsageError; a ValueError if it refuses a value."""
         assert self.config is not None
         refuse(argv)
         hints = typing.get_type_hints(self.config)

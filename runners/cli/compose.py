@@ -16,7 +16,7 @@ import rewards
 from runners.cli import presets
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
-from runners.run.secrets import refuse
+from runners.run.trust import refuse
 
 OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
 HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
@@ -106,15 +106,14 @@ def _keys(agent: str, names: list[str]) -> dict[str, Any]:
     for prefix, cls in configs.items():
         hints = typing.get_type_hints(cls)
         keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in HIDDEN})
-    for name in ("reward", "agent"):
-        del keys[name]
+    del keys["reward"], keys["agent"]
     keys["env"] = keys["preset"] = str
     return keys
 
 
 def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
     """Every option of the environment -> its type; Any for others, where the constructor takes whatever it is given."""
-    from envs.options import is_open, options
+    from envs.make import is_open, options
 
     keys = {ENV + name: _kind(parameter) for name, parameter in options(env).items()}
     others = [key for key in values if key.startswith(ENV) and key not in keys]
@@ -154,20 +153,18 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
 
     A reward that reads captions gets the family's aim, and its name as `family`; one that reads frames gets the first
-    goal's sentences, which go together: beside a goal of the user's own nothing is filled in.
-
-    Args:
-        config: is changed in place.
-        given: keys that the user set; what is among them stays, even if it is empty.
-
-    Raises:
-        UsageError: if none is known.
+    goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives
+    way to the one for this environment where the user names neither a model nor weights. `config` is changed in place;
+    keys among `given`, which the user set, stay even if they are empty. A UsageError if no goal is known.
     """
     from envs.family import family_of
     from envs.make import goals, spec_of
+    from rewards.vision.encoder import MODELS, model_for
 
     for name, options in config.reward.items():
-        _fill_model(config.env, name, options, given)
+        named = {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}
+        if getattr(options, "model", None) in MODELS and not named:
+            options.model = model_for(config.env)
         if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
             continue
         chosen = f"reward.{name}.goal" in given or options.goal
@@ -189,11 +186,3 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
         for field in ("baseline", "negative"):
             if f"reward.{name}.{field}" not in given and not getattr(options, field, True):
                 setattr(options, field, getattr(known[0], field))
-
-
-def _fill_model(env: str, name: str, options: Any, given: Collection[str]) -> None:
-    """The shipped model that was trained on the environment, where the user names neither a model nor weights."""
-    from rewards.vision.encoder import MODELS, model_for
-
-    if getattr(options, "model", None) in MODELS and not {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}:
-        options.model = model_for(env)

@@ -61,9 +61,6 @@ def applied(given: dict[str, Any]) -> list[str]:
 
     A preset applies by itself when its `applies` entries match what was given: `env` and `reward` as shell patterns
     (a reward that was not given is `task`). It does not apply to another agent than the one it tunes.
-
-    Raises:
-        UsageError: for a name that is none.
     """
     name = str(given.get("preset", "auto"))
     if name == "none":

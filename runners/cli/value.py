@@ -1,4 +1,4 @@
-"""One argument of a command line, `key=value`: split, read by Hydra's grammar, and cast to a field's type.
+"""One argument of a command line, `key=value`: split, read by Hydra's grammar, cast to a field's type; and printed.
 
 The grammar is all that is used of Hydra: names come from tables, there is no `_target_` and no interpolation.
 """
@@ -19,11 +19,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
-    """`key=value` -> (key, text); `names` are the keys that a forgotten = may have meant.
-
-    Raises:
-        UsageError: if it is no key=value, or asks for more than data.
-    """
+    """`key=value` -> (key, text), else a UsageError; `names` are the keys that a forgotten = may have meant."""
     key, equals, text = argument.partition("=")
     if not equals:
         near = nearest(argument, names)
@@ -39,20 +35,23 @@ def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
     return key, text
 
 
-def read(text: str) -> Any:
-    """A number, true, null, [a,b], {a: b} or a text, in quotes or not; what Hydra cannot read is a sentence."""
+def override(text: str) -> Any:
+    """What Hydra makes of a text; None if it cannot read it."""
     try:
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
     except ImportError:  # runners.doctor runs where everything is missing
-        return text
-    if text == "":
-        return ""
+        return None
     try:
-        override = OverridesParser.create().parse_override(f"key={text}")
+        return OverridesParser.create().parse_override(f"key={text}") if text else None
     except HydraException:
-        return text
-    return text if override.is_sweep_override() else _plain(override.value())  # "a pole, upright" is one sentence
+        return None
+
+
+def read(text: str) -> Any:
+    """A number, true, null, [a,b], {a: b} or a text, in quotes or not; what Hydra cannot read is a sentence."""
+    found = override(text)  # "a pole, upright" is one sentence
+    return text if found is None or found.is_sweep_override() else _plain(found.value())
 
 
 def value_of(argument: str) -> Any:
@@ -114,6 +113,14 @@ def literal(value: Any) -> str:
     escaped = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
     escaped = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, escaped)
     return f'"{escaped}"'
+
+
+def clock(seconds: float) -> str:
+    """As in 0:07, 12:30 or 3:05:00; ?:?? for infinity."""
+    if seconds == float("inf"):
+        return "?:??"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def short(value: Any) -> str:

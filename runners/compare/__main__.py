@@ -57,21 +57,15 @@ def compare(config: CompareConfig) -> int:
     """Score with every reward that is named, print the cards, and write the page."""
     import torch
 
-    from envs.make import goals
     from runners.compare import page
     from runners.compare.card import card, distances_between, effective_horizon, horizon_text
-    from runners.compare.sample import load_or_enumerate
     from runners.run.build import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()
     configs = compose(config)
-    chosen, cards = [], []
-    known = goals(config.env)
-    for candidate, goal in candidates(config, configs):
-        mdp = None if candidate.stream.has_memory else load_or_enumerate(candidate.spec)
-        chosen.append(candidate)
-        cards.append(card(candidate, goal, mdp, "" if goal is None else known[goal].name))
+    found = [(candidate, card(candidate, goal)) for candidate, goal in candidates(config, configs)]
+    chosen, cards = [candidate for candidate, _ in found], [made for _, made in found]
     if config.horizon:
         asked = config.env, config.horizon, config.solved
         look_ahead = functools.partial(effective_horizon, *asked, options=chosen[0].spec.options)
@@ -100,7 +94,15 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     for name in names:
         if name not in rewards.names():
             raise UsageError(unknown("reward", name, rewards.names()))
-    goal = _goal(config, goals(config.env))
+    known = {goal.name: goal for goal in goals(config.env)}
+    if config.goal and not known:
+        raise UsageError(
+            f"goal={config.goal} cannot be looked up: no goals are known for {config.env}; "
+            "leave goal out, and rewards are compared with the task's own"
+        )
+    if config.goal and config.goal not in known:
+        raise UsageError(f"goal={config.goal} is unknown; {config.env} has {', '.join(known)}")
+    goal = known.get(config.goal)
     given = {argument.partition("=")[0] for argument in config.rest}
     for key in given:
         if key.startswith("reward.") and key.split(".")[1] not in names:
@@ -116,21 +118,6 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
                     own.append(f'{key}="{quoted}"')
         configs[name] = compose_run([f"env={config.env}", f"reward=[{name}]", "preset=none", *own])[0]
     return configs
-
-
-def _goal(config: CompareConfig, known: list[Goal]) -> Goal | None:
-    """The goal that `goal=` names; None without that key."""
-    if not config.goal:
-        return None
-    if not known:
-        raise UsageError(
-            f"goal={config.goal} cannot be looked up: no goals are known for {config.env}; "
-            "leave goal out, and rewards are compared with the task's own"
-        )
-    names = {goal.name: goal for goal in known}
-    if config.goal not in names:
-        raise UsageError(f"goal={config.goal} is unknown; {config.env} has {', '.join(names)}")
-    return names[config.goal]
 
 
 def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterator[tuple[Candidate, int | None]]:

@@ -33,12 +33,13 @@ from safetensors.numpy import load_file, save_file
 import rewards
 from agents.effective_horizon import EffectiveHorizon
 from agents.effective_horizon import effective_horizon as look_ahead
+from envs.make import goals
 from envs.snapshots.clones import Clones
 from envs.transitions import Transitions
 from rewards import compare as distances
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Mix, Stream
-from runners.compare.sample import FiniteMDP, Sample, SampleSpec
+from runners.compare.sample import Sample, SampleSpec, load_or_enumerate
 from runners.run.config import UsageError
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
@@ -59,17 +60,13 @@ Card = dict[str, Any]
 
 
 class Candidate:
-    """One reward, built on its own, and its scores on a sample.
+    """One reward, built on its own, and its scores on a sample: weight, scale and shape are left out.
 
     Embeddings of the sample's frames are kept in runs/compare/<env>/, keyed by the model and everything that made the
-    sample, so that another sentence about the same frames costs a product of matrices.
+    sample (its `spec`), so that another sentence about the same frames costs a product of matrices.
 
-    Args:
-        config: its settings; weight, scale and shape are left out, because a score is what is compared.
-        spaces: of observations and actions.
-        spec: of the sample, which keys the embeddings that are kept.
-        warm: passes of `update` over the sample before it is scored; None for as many as a goal reward needs to be
-            ready, and none for a bonus.
+    Before it is scored, `update` passes over the sample `warm` times; None is as often as a goal reward needs to be
+    ready, and never for a bonus.
     """
 
     def __init__(
@@ -89,9 +86,9 @@ class Candidate:
         self.reward: Reward = rewards.get(name)(config, *spaces, seed=seed, device="cpu")
         self.stream = Stream(name, self.reward, gamma=GAMMA)
         self.seconds = {"embed": 0.0, "score": 0.0}
-        self.batch = self._embedded(sample.batch, spec.key)
+        self.batch = self.embedded(sample.batch, spec.key)
         self.learns = type(self.reward).update is not Reward.update
-        self.passes = self._warm_up(warm)
+        self.passes = self._warm_up()
         begin = time.perf_counter()
         self.values = self.score(self.batch)
         self.seconds["score"] = time.perf_counter() - begin
@@ -118,16 +115,17 @@ class Candidate:
         raw, _ = self.stream.score(batch.map(lambda x: x[:, None]), self.reward.initial_memory(1))
         return raw[:, 0].astype(np.float64)
 
-    def score_all(self, mdp: FiniteMDP) -> np.ndarray:
-        """Scores of every state and action of an enumerated environment."""
-        return self.score(self._embedded(mdp.sample.batch, f"{self.spec.key}-states"))
-
-    def _embedded(self, batch: Transitions, key: str) -> Transitions:
-        """Frames exchanged for the reward's embedding of them, from the folder if it is there."""
+    def embedded(self, batch: Transitions, key: str) -> Transitions:
+        """Frames exchanged for the reward's embedding of them, from the folder if it is there under that key."""
         name = self.reward.embedding
         if name is None or batch.frame is None or "frame" not in self.reward.requires:
             return batch
-        path = self._embeddings(key)
+        what = [name, *(getattr(self.config, f, "") for f in ("model", "weights", "precision"))]
+        weights = Path(str(getattr(self.config, "weights", "")))
+        if weights.is_file():  # a file that was trained further is another model
+            what.append(weights.stat().st_mtime_ns)
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
+        path = self.spec.folder / f"embeddings-{key}-{digest}.safetensors"
         if path.exists():
             kept = load_file(path)
         else:
@@ -144,18 +142,11 @@ class Candidate:
         extras |= {f"obs_{name}": kept["before"]} if "before" in kept else {}
         return batch.replace(frame=None, obs_frame=None, extras=extras)
 
-    def _embeddings(self, key: str) -> Path:
-        what = [self.reward.embedding, *(getattr(self.config, f, "") for f in ("model", "weights", "precision"))]
-        weights = Path(str(getattr(self.config, "weights", "")))
-        if weights.is_file():  # a file that was trained further is another model
-            what.append(weights.stat().st_mtime_ns)
-        return self.spec.folder / f"embeddings-{key}-{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}.safetensors"
-
-    def _warm_up(self, warm: int | None) -> int:
+    def _warm_up(self) -> int:
         """Let it learn from the rows; returns how many passes it took."""
         rollout = self.batch[self.sample.counted].map(lambda x: x[:, None])
-        until_ready = warm is None and self.reward.role == "goal" and self.learns
-        wanted = -(-PATIENCE // len(rollout.step)) if until_ready else (warm or 0)
+        until_ready = self.warm is None and self.reward.role == "goal" and self.learns
+        wanted = -(-PATIENCE // len(rollout.step)) if until_ready else (self.warm or 0)
         for number in range(wanted):
             if until_ready and self._ready():
                 return number
@@ -167,16 +158,18 @@ class Candidate:
         return not isinstance(scored, Scored) or bool(scored.ready.any())
 
 
-def card(candidate: Candidate, goal: int | None, mdp: FiniteMDP | None = None, goal_name: str = "") -> Card:
-    """Everything that is known of a reward before training; `goal` is its index in the sample's truth, if any."""
+def card(candidate: Candidate, goal: int | None) -> Card:
+    """Everything that is known of a reward before training; `goal` is its index among the environment's, if any."""
     sample, values, counted = candidate.sample, candidate.values, candidate.sample.counted
     truth = None if goal is None else sample.truth[:, goal]
     target, graded = _target(sample, goal)
-    caption = "the task's reward" if goal is None else f"how near {goal_name!r} is" if graded else ""
+    name = "" if goal is None else goals(candidate.spec.env)[goal].name
+    caption = f"how near {name!r} is" if graded else f"whether {name!r} is met"
+    landscape = {"x": sample.place, "reward": values, "truth": target}  # along the axis of the environment's family
     found: Card = {
         "name": candidate.name,
         "role": candidate.reward.role,
-        "target": caption or f"whether {goal_name!r} is met",
+        "target": "the task's reward" if goal is None else caption,
         "goal": goal,
         "sentences": {f: text for f in ("goal", "negative", "baseline") if (text := candidate.sentence(f))},
         "rows": int(counted.sum()),
@@ -188,12 +181,13 @@ def card(candidate: Candidate, goal: int | None, mdp: FiniteMDP | None = None, g
         "truth": None if truth is None else measures(values[counted], truth[counted], target[counted]),
         "met": None if truth is None else float(truth[counted].mean()),
         "task": measures(values[counted], None, sample.batch.reward[counted]),
-        "landscape": _landscape(candidate, target),
+        "landscape": None if counted.all() else {key: x[~counted].tolist() for key, x in landscape.items()},
+        "axis": sample.axis,
         "phrases": _nearest_phrases(candidate),
         "spread": _relative_spread(candidate),
         "speed": _speed(candidate),
         "controls": _controls(candidate, truth, target),
-        "starc": starc(candidate, target, mdp, goal),
+        "starc": starc(candidate, target, goal),
         "epic": _canonical_epic(candidate, target),
     }
     found["verdict"], found["reasons"] = verdict(found)
@@ -237,15 +231,6 @@ def _notes(candidate: Candidate) -> list[str]:
     if candidate.stream.has_memory:
         notes.append("has a memory of the episode: scattered states are episodes of one step to it")
     return notes
-
-
-def _landscape(candidate: Candidate, target: np.ndarray) -> Card | None:
-    """Reward and truth along the family's axis; None without one."""
-    sample, rows = candidate.sample, ~candidate.sample.counted
-    if not rows.any():
-        return None
-    columns = {"x": sample.place, "reward": candidate.values, "truth": target}
-    return {"axis": sample.axis, **{name: column[rows].tolist() for name, column in columns.items()}}
 
 
 def _nearest_phrases(candidate: Candidate, count: int = 3) -> list[tuple[str, float]]:
@@ -322,19 +307,19 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
         except ValueError as error:  # a control that cannot be built has its error as its result
             rows.append({**row, "error": str(error)})
             continue
-        low, high = map(float, np.quantile(values, [0.05, 0.95]))
+        low, high = np.quantile(values, [0.05, 0.95]).tolist()
         met = None if truth is None else truth[counted]
         rows.append({**row, "low": low, "high": high, **measures(values, met, target[counted], intervals=False)})
     return rows
 
 
-def starc(candidate: Candidate, target: np.ndarray, mdp: FiniteMDP | None, goal: int | None) -> Card | None:
-    """STARC distance to the target: exact in an enumerated environment, else on the sample's distribution."""
+def starc(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | None:
+    """STARC distance to the target: exact where states can be enumerated, else on the sample's distribution."""
     if candidate.stream.has_memory:
         return None
-    if mdp is not None:
-        other, _ = _target(mdp.sample, goal)
-        tables = mdp.table(candidate.score_all(mdp)), mdp.table(other)
+    if (mdp := load_or_enumerate(candidate.spec)) is not None:
+        values = candidate.score(candidate.embedded(mdp.sample.batch, f"{candidate.spec.key}-states"))
+        tables = mdp.table(values), mdp.table(_target(mdp.sample, goal)[0])
         distance = distances.starc(*tables, mdp.transition, gamma=GAMMA)
         return {"distance": distance, "kind": f"exact, {len(mdp.successors)} states"}
     rows = candidate.sample.uniform
@@ -389,24 +374,20 @@ def effective_horizon(
     config: RewardConfig | None = None,
     options: dict[str, Any] | None = None,
 ) -> EffectiveHorizon:
-    """The look-ahead needed to solve `env` under a reward as a run uses it: a bonus beside the task, a goal alone.
+    """The least look-ahead, up to k, that solves `env` under a reward: a bonus beside the task, a goal alone.
 
     Args:
-        env: has discrete actions, and a state that can be copied.
-        k: the largest look-ahead to try.
         solved: the task's return that counts; None for the environment's own success.
         reward: as it stands; None for the task's own reward.
         config: its settings, weight and shape included.
 
     Raises:
-        UsageError: if it cannot be computed here.
+        UsageError: where actions are not discrete, or states cannot be copied.
     """
-    modalities: dict[str, Any] = {}
-    scorer = None
-    if reward is not None:
-        scorer = _mix(reward, config)
-        modalities = {name: True for name in ("text", "signals") if name in scorer.requires}
-        modalities |= {"frame_size": scorer.frame_size} if "frame" in scorer.requires else {}
+    scorer = None if reward is None else _mix(reward, config)
+    need = scorer.requires if scorer else ()
+    modalities: dict[str, Any] = {name: True for name in ("text", "signals") if name in need}
+    modalities |= {"frame_size": scorer.frame_size} if scorer and "frame" in need else {}
     try:
         clones = Clones(env, **(options or {}), **modalities)
         limits = {"k_max": k, "m_max": HORIZON_TRIES, "budget": HORIZON_BUDGET}

@@ -82,15 +82,6 @@ def facts(card: Card) -> list[tuple[str, str]]:
         rows.append(("nearest phrases", ", ".join(f"{text!r} {value:.2f}" for text, value in card["phrases"])))
     if "horizon" in card:
         rows.append(("effective horizon", card["horizon"]))
-    return [*rows, *_costs(card)]
-
-
-def _interval(values: Card, name: str) -> str:
-    low, high = values.get(f"{name}_interval", (np.nan, np.nan))
-    return "" if np.isnan(low) else f"[{low:.3f}, {high:.3f}]"
-
-
-def _costs(card: Card) -> list[tuple[str, str]]:
     speed = card["speed"]
     rates = {name: speed[name] for name in ("step", "render", "embed", "score") if speed[name]}
     seconds = 100_000 * sum(1 / rate for rate in rates.values())
@@ -98,11 +89,13 @@ def _costs(card: Card) -> list[tuple[str, str]]:
     memory = f"{kept * 2048 / 1e6:.3g} MB a rollout of 2,048, {kept * 1e5 / 1e6:.3g} MB a replay of 100,000"
     memory += f" (with frames {frames * 1e5 / 1e9:.3g} GB)" if frames > kept else ""
     listed = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
-    return [
-        ("rows a second", f"{listed}; 100,000 steps take about {seconds:,.0f} s"),
-        ("memory", memory),
-        ("blank frames", f"{card['blank']:.1%}"),
-    ]
+    rows.append(("rows a second", f"{listed}; 100,000 steps take about {seconds:,.0f} s"))
+    return [*rows, ("memory", memory), ("blank frames", f"{card['blank']:.1%}")]
+
+
+def _interval(values: Card, name: str) -> str:
+    low, high = values.get(f"{name}_interval", (np.nan, np.nan))
+    return "" if np.isnan(low) else f"[{low:.3f}, {high:.3f}]"
 
 
 def _controls(card: Card) -> list[tuple[str, str, str]]:
@@ -150,13 +143,13 @@ def _landscape(card: Card) -> tuple[str, str] | None:
     figure, axis = _axes()
     axis.plot(found["x"], found["reward"], color=REWARD, linewidth=1.8)
     axis.set_ylabel("reward", color=REWARD)
-    axis.set_xlabel(found["axis"])
+    axis.set_xlabel(card["axis"])
     other = axis.twinx()
     other.plot(found["x"], found["truth"], color=TRUTH, linewidth=1.3, linestyle="--")
     other.set_ylabel("truth" if card["truth"] else "task's reward", color=TRUTH)
     other.spines[["top"]].set_visible(False)
     other.tick_params(colors=INK, labelsize=8)
-    return html.figure(figure, "png", dpi=140), f"{card['name']} along the {found['axis']}"
+    return html.figure(figure, "png", dpi=140), f"{card['name']} along the {card['axis']}"
 
 
 def _histogram(candidate: Candidate, card: Card) -> tuple[str, str]:

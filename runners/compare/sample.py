@@ -12,6 +12,7 @@ command about the same environment costs no rendering. `enumerate_mdp` visits ev
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -71,27 +72,16 @@ class SampleSpec:
 
 @dataclass
 class Sample:
-    """Rows (N,), flat, and what is true of their next states.
+    """Rows (N,), flat, and what is true of their next states."""
 
-    Attributes:
-        batch: the transitions, with frames if the environment can be rendered.
-        source: index into SOURCES, (N,).
-        place: where on the axis, float (N,); NaN off the landscape.
-        truth: whether each goal is met, bool (N, G).
-        degree: how near each goal is, float (N, G); NaN where nothing graded is known.
-        blank: whether the frame had one single colour, bool (N,).
-        seconds: spent on rendering and on stepping.
-        axis: the name of the axis; empty without one.
-    """
-
-    batch: Transitions
-    source: np.ndarray
-    place: np.ndarray
-    truth: np.ndarray
-    degree: np.ndarray
-    blank: np.ndarray
-    seconds: dict[str, float]
-    axis: str = ""
+    batch: Transitions  # with frames if the environment can be rendered
+    source: np.ndarray  # index into SOURCES, (N,)
+    place: np.ndarray  # where on the axis, float (N,); NaN off the landscape
+    truth: np.ndarray  # whether each goal is met, bool (N, G)
+    degree: np.ndarray  # how near each goal is, float (N, G); NaN where nothing graded is known
+    blank: np.ndarray  # whether the frame had one single colour, bool (N,)
+    seconds: dict[str, float]  # spent on rendering and on stepping
+    axis: str = ""  # its name; empty without one
 
     @property
     def counted(self) -> np.ndarray:
@@ -163,8 +153,10 @@ def take(spec: SampleSpec) -> Sample:
         if trained:
             sampler.episodes(SOURCES.index("trained policy"), trained, _policy_of(spec))
         for _ in range(scattered):
-            sampler.scattered()
-        sampler.landscape()
+            sampler.one_step(functools.partial(sampler.family.scatter, sampler.env, sampler.rng), 0)
+        if axis := sampler.axis:
+            for place in np.linspace(axis.low, axis.high, POSES).tolist():
+                sampler.one_step(functools.partial(axis.place, sampler.env, place), 3, place)
         return sampler.sample()
     finally:
         sampler.env.close()
@@ -195,16 +187,16 @@ class _Sampler:
         self.seconds = {"render": 0.0, "step": 0.0}
 
     def can_scatter(self) -> bool:
+        """Whether states can be restored and drawn at random; where they cannot, there is no axis either."""
+        axis, self.axis = self.axis, None
         try:
             supported(self.env)
         except ValueError:
-            self.axis = None
             return False
         self.env.reset()
-        if self.family.scatter(self.env, np.random.default_rng(0)):
-            return True
-        self.axis = None
-        return False
+        can = self.family.scatter(self.env, np.random.default_rng(0))
+        self.axis = axis if can else None
+        return can
 
     def modalities(self, drawn: bool, counted: bool = True) -> dict[str, Any]:
         """The frame, caption and signals of the state; `blank` is noted of states that count."""
@@ -253,22 +245,10 @@ class _Sampler:
         if rows:  # the next row is another episode
             self.rows[-1] = self.rows[-1].replace(truncated=self.rows[-1].truncated | ~self.rows[-1].terminated)
 
-    def scattered(self) -> None:
+    def one_step(self, put: Callable[[], object], source: int, place: float = np.nan) -> None:
+        """A random action from the state that the environment is put into."""
         self.env.reset()
-        self.family.scatter(self.env, self.rng)
-        self.one_step(0)
-
-    def landscape(self) -> None:
-        axis = self.axis
-        if axis is None:
-            return
-        for place in np.linspace(axis.low, axis.high, POSES):
-            self.env.reset()
-            axis.place(self.env, float(place))
-            self.one_step(3, float(place))
-
-    def one_step(self, source: int, place: float = np.nan) -> None:
-        """A random action from the state that the environment was put into."""
+        put()
         obs = self.begin(set_state(self.env, get_state(self.env)))
         self.step(obs, self.env.action_space.sample(), source, place)
 
@@ -294,15 +274,10 @@ class _Sampler:
 
 @dataclass
 class FiniteMDP:
-    """Every state of a small environment, and every action from each.
+    """Every state of a small environment, and every action from each."""
 
-    Attributes:
-        sample: S * A rows, state by state.
-        successors: index of the next state (S, A); S where the episode terminates.
-    """
-
-    sample: Sample
-    successors: np.ndarray
+    sample: Sample  # S * A rows, state by state
+    successors: np.ndarray  # index of the next state (S, A); S where the episode terminates
 
     def table(self, values: np.ndarray) -> np.ndarray:
         """Values of the rows as a table (S + 1, A, S + 1); the last state is the terminal one."""
@@ -319,10 +294,10 @@ class FiniteMDP:
         return table
 
 
-def enumerate_mdp(spec: SampleSpec, limit: int = STATES) -> FiniteMDP | None:
+def enumerate_mdp(spec: SampleSpec) -> FiniteMDP | None:
     """Visit every state of the environment that the first reset with a spec's seed makes.
 
-    None where states cannot be copied and restored, where there are more than `limit`, or where dynamics are random.
+    None where states cannot be copied and restored, where there are more than STATES, or where dynamics are random.
     """
     sampler = _Sampler(spec)
     env = sampler.env
@@ -350,7 +325,7 @@ def enumerate_mdp(spec: SampleSpec, limit: int = STATES) -> FiniteMDP | None:
                 if not terminated and name not in order:
                     order[name] = len(states)
                     states.append(after)
-                    if len(states) > limit:
+                    if len(states) > STATES:
                         return None
                 successors.append(-1 if terminated else order[name])
         for state in states:

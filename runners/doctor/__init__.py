@@ -16,21 +16,13 @@ from typing import Any, NamedTuple, NoReturn
 
 
 class Finding(NamedTuple):
-    """One line.
+    """One line."""
 
-    Attributes:
-        name: what was looked at.
-        state: "ok", "warning" (works, with a drawback) or "missing" (not there, or broken).
-        found: what was seen, with versions and units.
-        fix: what to do about it, in words or as a command; "" if there is nothing to do.
-        required: whether nothing can be trained without it; if that is missing, the exit code says so.
-    """
-
-    name: str
-    state: str
-    found: str
-    fix: str = ""
-    required: bool = True
+    name: str  # what was looked at
+    state: str  # "ok", "warning" (works, with a drawback) or "missing" (not there, or broken)
+    found: str  # what was seen, with versions and units
+    fix: str = ""  # what to do about it, in words or as a command; "" if there is nothing to do
+    required: bool = True  # whether nothing can be trained without it; if that is missing, the exit code says so
 
     @classmethod
     def of(cls, name: str, found: str, fix: str = "", required: bool = True) -> Finding:
@@ -47,17 +39,10 @@ def ask(
     timeout: float = 60.0,
     **variables: str,
 ) -> list[Finding]:
-    """Run a check in a process of its own.
+    """Run a check, "module:function", in a process of its own: what it found, and a line if it did not come to its end.
 
-    Args:
-        name: of the line about a check that raises, crashes or hangs; `fix` and `required`, too.
-        target: "module:function"; it gives findings one by one.
-        *arguments: what it is called with, plain data.
-        timeout: seconds until the process, and all it started, is killed.
-        **variables: of its environment, beside those of this process.
-
-    Returns:
-        What it found, and one more line if it did not come to its end.
+    That line has the `name`, `fix` and `required`. The arguments are plain data. After `timeout` seconds the process is
+    killed, and all it started. `variables` are of its environment, beside those of this process.
     """
     child = "import runners.doctor; runners.doctor.run()"
     command = [sys.executable, "-X", "faulthandler", "-c", child, target, json.dumps(arguments)]
@@ -88,11 +73,8 @@ def ask(
     findings = [Finding(**line) for line in lines if "name" in line]
     if any("end" in line for line in lines):
         return findings
-    failure = next((line["error"] for line in lines if "error" in line), "")
-    if hung:
-        failure = f"did not answer within {timeout:g} s"
-    elif not failure:
-        failure = f"its process died ({_ending(process.returncode)}){_last(err)}"
+    failure = next((line["error"] for line in lines if "error" in line), "") or _death(process.returncode, err)
+    failure = f"did not answer within {timeout:g} s" if hung else failure
     return [*findings, Finding(name, "missing", failure, fix, required)]
 
 
@@ -119,15 +101,10 @@ def run() -> NoReturn:
     os._exit(code)
 
 
-def _ending(code: int) -> str:
-    try:
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _last(err: str) -> str:
-    """The innermost line that faulthandler names, or the last line."""
+def _death(code: int, err: str) -> str:
+    """How a process ended, and the innermost line that faulthandler names, or the last line."""
+    known = code < 0 and -code in set(signal.Signals)
+    ending = signal.Signals(-code).name if known else f"exit code {code}" if code >= 0 else f"signal {-code}"
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     place = next((line for line in lines if line.startswith("File ")), lines[-1] if lines else "")
-    return f": {place[:200]}" if place else ""
+    return f"its process died ({ending})" + (f": {place[:200]}" if place else "")

@@ -17,16 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.doctor import Finding, ask
-from runners.run.packages import (
-    DISTRIBUTION,
-    HOME,
-    PACKAGES,
-    distribution,
-    install,
-    module_of,
-    name_collision,
-    version,
-)
+from runners.run.packages import DISTRIBUTION, HOME, PACKAGES, distribution, install, module_of, name_collision, version
 
 GB = 1e9
 PROBE = 16_000_000  # bytes that are written to measure the disk
@@ -37,9 +28,6 @@ GL = "apt-get install libegl1 libgl1 libosmesa6, then MUJOCO_GL=egl or osmesa"
 SEEN = "only videos and rewards that read frames need it"
 PUBLIC = (("ViT-B-32", "laion2b_s34b_b79k"), ("ViT-B-32", "openai"), ("ViT-bigG-14", "laion2b_s39b_b160k"))
 PATIENCE_S = 3.0  # for a judge's answer
-
-
-# ---------------------------------------------------------------------------------------------------------- the machine
 
 
 def python(wanted: str = ">=3.11,<3.14") -> Iterator[Finding]:
@@ -106,9 +94,11 @@ def cores() -> Iterator[Finding]:
     """Cores, memory and open files, as this process may use them."""
     count = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
-    quota = _quota()
-    words = f"{usable} of {count} usable" + (f", a quota of {quota:.1f}" if quota is not None else "")
-    fix = "" if quota is None or quota >= usable else f"give slots={max(int(quota), 1)} to sweeps"
+    words, fix = f"{usable} of {count} usable", ""
+    with suppress(OSError, ValueError):  # without a container's limit, "max" is no number
+        limit, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        words += f", a quota of {limit / period:.1f}"
+        fix = "" if limit / period >= usable else f"give slots={max(limit // period, 1)} to sweeps"
     yield Finding.of("cores", words, fix)
     free, total = _memory()
     fix = "" if free > 2 * GB or not total else "fewer environments or jobs at once; a job takes 0.5 to 1.5 GB"
@@ -120,14 +110,6 @@ def cores() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     fix = "" if soft == resource.RLIM_INFINITY or soft >= 1024 else "ulimit -n 4096"
     yield Finding.of("open files", f"up to {soft:,} (could be {hard:,})", fix)
-
-
-def _quota() -> float | None:
-    """Cores that a container may use, None without a limit."""
-    with suppress(OSError, ValueError):
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    return None
 
 
 def _memory() -> tuple[float, float]:
@@ -196,9 +178,6 @@ def _checkpoint(folder: Path) -> Finding:
     if found is None or not np.array_equal(found[0]["array"], array):
         return Finding("checkpoint", "missing", "what was written is not what was read", "root=<another disk>")
     return Finding("checkpoint", "ok", f"1 MB written in {seconds:.2f} s, and read back equal")
-
-
-# ------------------------------------------------------------------------------------------------------------- packages
 
 
 def imports(requirements: list[str], timeout: float) -> list[Finding]:
@@ -276,11 +255,10 @@ def pin() -> Iterator[Finding]:
     wishes = [Requirement(line) for line in metadata.requires("nle") or []]
     wish = next((w.specifier for w in wishes if w.name == "gymnasium"), None)
     if wish is None or wish.contains(gymnasium):
-        found, fix = f"gymnasium {gymnasium} is what nle {nle} asks for", ""
+        yield Finding.of("nle's pin", f"gymnasium {gymnasium} is what nle {nle} asks for")
     else:
         found = f"gymnasium {gymnasium}, but nle {nle} asks for gymnasium{wish}"
-        fix = f"if NetHack misbehaves: pip install 'gymnasium{wish}'"
-    yield Finding.of("nle's pin", found, fix)
+        yield Finding.of("nle's pin", found, f"if NetHack misbehaves: pip install 'gymnasium{wish}'")
 
 
 def launchers() -> Iterator[Finding]:
@@ -300,9 +278,6 @@ def launchers() -> Iterator[Finding]:
 
 def _optional(name: str, lacks: str, fix: str) -> Finding:
     return Finding(name, "missing", f"optional; {lacks}", fix, required=False)
-
-
-# ---------------------------------------------------------------------------------------------- environments and videos
 
 
 def environment(name: str, env_id: str, drawn: bool | None, required: bool = True) -> Iterator[Finding]:
@@ -362,15 +337,12 @@ def video() -> Iterator[Finding]:
         back = imageio.mimread(path)
         size = path.stat().st_size
     levels = [round(float(np.mean(frame))) for frame in back]
-    if len(back) != 2 or any(abs(level - grey) > 8 for level, grey in zip(levels, (40, 200))):
+    if len(back) != 2 or not np.allclose(levels, (40, 200), rtol=0, atol=8):
         found = f"of two frames {len(back)} came back, with the grey levels {levels} instead of 40 and 200"
         yield Finding("video", "missing", found, "pip install --force-reinstall imageio-ffmpeg", required=False)
     else:
         words = f"ffmpeg {imageio_ffmpeg.get_ffmpeg_version()}, two frames encoded to {size:,} bytes and read back"
         yield Finding("video", "ok", words, required=False)
-
-
-# --------------------------------------------------------------------------------------------------------------- models
 
 
 def shipped() -> Iterator[Finding]:

@@ -9,7 +9,6 @@ What is written is compared with the agent on 256 observations of its environmen
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import sys
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from envs.settings import Settings, setting
+from envs.transitions import map_obs
 from runners.cli.command import Command
 from runners.run.config import UsageError, to_dict
 
@@ -73,12 +73,11 @@ class Subject:
 def export(config: ExportConfig) -> tuple[Path, list[str]]:
     """Convert, compare, write; the folder, and a sentence for each file: how far it is from the agent.
 
-    Raises:
-        UsageError: if the policy does not fit the format asked for, or what was written acts otherwise.
-        ImportError: if a package is missing.
+    A UsageError if the policy does not fit the format asked for, or what was written acts otherwise.
     """
     from runners.export.card import card
     from runners.export.convert import NoForm, convert
+    from runners.export.policy import save
 
     lacking = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if config.format != "safetensors" and lacking:
@@ -101,7 +100,8 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as temporary:
         folder = Path(temporary)
         if policy is None:
-            checked = [write_weights(subject, folder, why)]
+            save(folder, subject.model.policy.state_dict(), {**about(subject), "policy": None, "why": why})
+            checked = [f"{FILES[0]}: weights only ({why}); the agent that the configuration describes reads them"]
         else:
             checked = write(policy, subject, config.format, folder, obs)
         if subject.trained is not None:
@@ -155,14 +155,13 @@ def observations(env: Any, model: Any, count: int, seed: int) -> Any:
     while len(rows) < count:
         if ended:
             obs, _ = env.reset(seed=int(rng.integers(2**31)))
-        rows.append({key: np.array(x) for key, x in obs.items()} if isinstance(obs, dict) else np.array(obs))
+        rows.append(map_obs(np.array, obs))
         chance = rng.random() < 0.5
         action = env.action_space.sample() if chance else model.predict(obs, deterministic=True)[0]
         obs, _, terminated, truncated, _ = env.step(action)
         ended = terminated or truncated
-    if isinstance(rows[0], dict):
-        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-    return np.stack(rows)
+    keyed = isinstance(rows[0], dict)
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]} if keyed else np.stack(rows)
 
 
 def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any) -> list[str]:
@@ -230,19 +229,6 @@ def compared(name: str, actions: np.ndarray, expected: Any) -> str:
     if not gap <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise UsageError(f"{name} is off by up to {gap:.2g} from the agent's actions; nothing is kept")
     return f"{name}: at most {gap:.1e} from the agent's actions in {len(actions)} observations"
-
-
-def write_weights(subject: Subject, folder: Path, why: str) -> str:
-    """The weights alone, for an agent whose policy is no function of the observation."""
-    from safetensors.torch import save_file
-
-    from runners.export.policy import DESCRIPTION, FORMAT, WEIGHTS
-
-    state = {key: value.detach().cpu().contiguous().clone() for key, value in subject.model.policy.state_dict().items()}
-    save_file(state, folder / WEIGHTS)
-    whole = {"format": FORMAT, **about(subject), "policy": None, "why": why}
-    (folder / DESCRIPTION).write_text(json.dumps(whole, indent=1) + "\n")
-    return f"{WEIGHTS}: weights only ({why}); the agent that the configuration describes reads them"
 
 
 def about(subject: Subject) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from runners.run.config import TrainConfig
 if TYPE_CHECKING:
     from runners.run.build import Trained
 
-KEPT_APART = {"env", "env_options", "reward", "agent", "agent_name", "preset", "root", "run_dir", "resume", "control"}
-KEPT_APART |= {"video"}
+KEPT_APART = {"env", "env_options", "reward", "agent", "agent_name"}  # shown otherwise
+KEPT_APART |= {"preset", "root", "run_dir", "resume", "control", "video"}  # say nothing about what was trained
 
 
 def scrubbed(value: Any) -> Any:
@@ -61,10 +61,10 @@ def vision(config: TrainConfig) -> list[str]:
         if not hasattr(options, "goal") or not hasattr(options, "precision") or model is None:
             continue
         if model in MODELS and not weights:
-            domains = _json(MODELS[model] / "phrases.json").get("worlds", [])
-            inside = any(fnmatch.fnmatchcase(config.env.rpartition(":")[2], world) for world in domains)
             words = "its model ships with the suite and was not trained on this environment"
-            words = "in-domain: its model was trained on frames of this environment" if inside else words
+            domains = _json(MODELS[model] / "phrases.json").get("worlds", [])
+            if any(fnmatch.fnmatchcase(config.env.rpartition(":")[2], world) for world in domains):
+                words = "in-domain: its model was trained on frames of this environment"
         elif weights == "untrained":
             words = "a control: its model was never trained"
         else:
@@ -74,13 +74,7 @@ def vision(config: TrainConfig) -> list[str]:
 
 
 def card(trained: Trained, run: Path, checked: list[str]) -> str:
-    """The run card, Markdown.
-
-    Args:
-        trained: the run at the checkpoint that is exported.
-        run: its folder, for its numbers and versions.
-        checked: sentences about how the files were compared with the agent.
-    """
+    """The run card, Markdown, of a run at the checkpoint that is exported; `checked` are sentences about its files."""
     config, _, mix, step = trained
     sampled = family_of(spec_of(config.env)).sampled
     reward, command = scrubbed(mix.describe()), " ".join(map(shlex.quote, settings(config)))
@@ -142,9 +136,7 @@ def _limits(config: TrainConfig, sampled: bool) -> str:
     if "task" not in config.reward:
         lines.append("- The task's reward was not trained on: a high learned reward does not imply a high task return.")
     if sampled:
-        lines.append(
-            "- It was evaluated with sampled actions; the most likely action, taken always, may repeat itself."
-        )
+        lines += ["- It was evaluated with sampled actions; the most likely action, taken always, may repeat itself."]
     return "\n".join(lines)
 
 

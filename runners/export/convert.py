@@ -16,17 +16,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from agents.networks.actor_critic import CLIP, Inputs
-from runners.export.policy import (
-    Affine,
-    Decision,
-    Expectation,
-    Function,
-    Linears,
-    Part,
-    Policy,
-    described,
-    sequence,
-)
+from runners.export.policy import Affine, Decision, Expectation, Function, Linears, Part, Policy, described, sequence
 
 if TYPE_CHECKING:
     from agents.dyna.agent import Dyna
@@ -42,12 +32,9 @@ class NoForm(ValueError):
 
 
 def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
-    """The deterministic policy of an agent, or `NoForm`.
+    """The deterministic policy of an agent, or `NoForm`; images with the axes that the environment gives them.
 
-    Args:
-        name: of the agent, as on the command line; "iql" for a policy of `runners.offline`.
-        model: the agent.
-        observation_space: what the agent observes, images with the axes that the environment gives them.
+    `name` is the agent's on the command line, "iql" for a policy of `runners.offline`.
     """
     if name in ("recurrent_ppo", "world_model", "sqirl"):
         what = {"recurrent_ppo": "an LSTM's memory", "world_model": "a world model's memory", "sqirl": "looking ahead"}
@@ -55,9 +42,6 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
     with torch.no_grad():
         own: dict[str, Callable[[Any], Policy]] = {"ppo": _ppo, "dyna": _dyna, "iql": _iql}
         return own[name](model) if name in own else _sb3(name, model, observation_space)
-
-
-# -------------------------------------------------------------------------------------------------- our own agents
 
 
 def _ppo(model: PPO) -> Policy:
@@ -74,10 +58,8 @@ def _ppo(model: PPO) -> Policy:
             begin += length
     parts += [Part(key or "obs", "image", _chain(net.convolutions[f"image_{key}"])) for key in inputs.images]
     actions = net.actions
-    if actions.gaussian:
-        decision = _bounded("clip", actions.space)
-    else:
-        decision = _choice(actions.space, actions.sizes, actions.start)
+    space = actions.space
+    decision = _bounded("clip", space) if actions.gaussian else _choice(space, actions.sizes, actions.start)
     if join and len(parts) > 1 and inputs.images:
         raise NoForm("agent.net=glyphs beside images has no exported form")
     return Policy(_inputs(model.observation_space), parts, _chain(*join, *net.pi, net.pi_head), decision, inputs.bare)
@@ -96,6 +78,10 @@ def _glyph_parts(net: Any) -> list[Part]:
             layers += trunk.others[name]
         parts.append(Part("obs", "numbers", _chain(*layers), place=place))
     return parts
+
+
+def _normalised(mean: Tensor, scale: Tensor) -> list[nn.Module]:
+    return [_affine(mean, scale), Function("clamp", -CLIP, CLIP)]
 
 
 def _whitening(net: Any, place: slice) -> list[nn.Module]:
@@ -171,14 +157,7 @@ def _values(learner: Any) -> list[nn.Module]:
         return []
     symlog = head.support == "symlog"
     expectation = _filled(Expectation(head.outputs), centres=head.centres if symlog else head.centres * head.scale)
-    return [
-        Function("split", learner.values, head.outputs),
-        expectation,
-        *([Function("symexp")] if symlog else []),
-    ]
-
-
-# ------------------------------------------------------------------------------------------------ Stable-Baselines3
+    return [Function("split", learner.values, head.outputs), expectation, *([Function("symexp")] if symlog else [])]
 
 
 def _sb3(name: str, model: Any, space: Any) -> Policy:
@@ -197,8 +176,7 @@ def _sb3(name: str, model: Any, space: Any) -> Policy:
         extractor = actor.features_extractor
         layers = list(actor.mu) if name == "td3" else [*actor.latent_pi, actor.mu, nn.Tanh()]
         decision = _bounded("rescale", model.action_space)
-    seen = model.observation_space
-    bare = not isinstance(space, spaces.Dict)
+    seen, bare = model.observation_space, not isinstance(space, spaces.Dict)
     if bare:
         parts = [_sb3_part("obs", extractor, seen, space)]
     else:
@@ -225,9 +203,6 @@ def _sb3_decision(space: Any) -> Decision:
     if isinstance(space, spaces.MultiBinary):
         return Decision("threshold", space.shape, np.dtype(space.dtype).name)
     return _choice(space, space.n if isinstance(space, spaces.Discrete) else space.nvec, space.start)
-
-
-# ------------------------------------------------------------------------------------------------------- what both use
 
 
 def _inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -268,10 +243,6 @@ def _renorm(layer: Any) -> Affine:
     """sb3-contrib's BatchRenorm as it is when it acts."""
     scale, bias = (layer.scale, layer.bias) if layer.affine else (torch.ones(()), torch.zeros(()))
     return _affine(layer.ra_mean, scale / torch.sqrt(layer.ra_var + layer.eps), bias)
-
-
-def _normalised(mean: Tensor, scale: Tensor) -> list[nn.Module]:
-    return [_affine(mean, scale), Function("clamp", -CLIP, CLIP)]
 
 
 def _affine(shift: Tensor, scale: Tensor, bias: Tensor | None = None) -> Affine:

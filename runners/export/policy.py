@@ -121,20 +121,14 @@ def described(layer: nn.Module) -> list[Any]:
 
 def sequence(entries: list[list[Any]]) -> nn.Sequential:
     """Layers as described, their weights not yet read."""
-    made = (LAYERS[name](*n) if name in LAYERS else Function(name, *n) for name, *n in entries)
-    return nn.Sequential(*made)
+    return nn.Sequential(*(LAYERS[name](*n) if name in LAYERS else Function(name, *n) for name, *n in entries))
 
 
 class Part(nn.Module):
-    """What is read of one input.
+    """What is read of the input `source`, and the layers that it goes through.
 
-    Args:
-        source: the input's name.
-        kind: "numbers" (ravelled), "one-hot" (whole numbers), "image" (bytes, divided by 255, axes as they are).
-        place: first and last + 1 of the ravelled numbers that are read; None for all.
-        sizes: of the one-hots.
-        starts: their smallest numbers.
-        layers: what the numbers go through.
+    The kind is "numbers" (ravelled, from the first to the last + 1 of `place`, or all), "one-hot" (whole numbers, of
+    which there are `sizes`, beginning at `starts`) or "image" (bytes, divided by 255, axes as they are).
     """
 
     def __init__(
@@ -157,11 +151,9 @@ class Part(nn.Module):
             return self.layers(x.float() / 255.0)
         x = x.flatten(1) if x.dim() > 1 else x[:, None]
         if self.kind == "one-hot":
-            columns = [
-                (x[:, i : i + 1].long() - start == torch.arange(size, device=x.device)).float()
-                for i, (size, start) in enumerate(zip(self.sizes, self.starts))
-            ]
-            return self.layers(torch.cat(columns, -1))
+            groups = enumerate(zip(self.sizes, self.starts))
+            columns = [x[:, i : i + 1].long() - start == torch.arange(n, device=x.device) for i, (n, start) in groups]
+            return self.layers(torch.cat(columns, -1).float())
         x = x.float()
         return self.layers(x if self.place is None else x[:, self.place[0] : self.place[1]])
 
@@ -171,14 +163,10 @@ class Part(nn.Module):
 
 
 class Decision(nn.Module):
-    """Outputs (B, n) as actions (B, *shape).
+    """Outputs (B, n) as actions (B, *shape) of a dtype as numpy writes it.
 
-    Args:
-        kind: "choose", "threshold" (1 where above 0), "clip" (to the bounds) or "rescale" (from [-1, 1] to them).
-        shape: of an action.
-        dtype: of an action, as numpy writes it.
-        sizes: of the groups to choose from.
-        starts: their smallest numbers.
+    The kind is "choose" (from groups of these `sizes`, whose smallest numbers are `starts`), "threshold" (1 where above
+    0), "clip" (to the bounds) or "rescale" (from [-1, 1] to them).
     """
 
     low: Tensor
@@ -211,14 +199,9 @@ class Decision(nn.Module):
 
 
 class Policy(nn.Module):
-    """Observations in, actions out.
+    """Observations in, actions out: parts side by side, then layers, then what their outputs mean as an action.
 
-    Args:
-        inputs: name -> (shape, dtype) of an observation's entries; one called "obs" for an observation without keys.
-        parts: what is read of them, side by side.
-        layers: what follows.
-        action: what the outputs mean.
-        bare: whether an observation has no keys.
+    `inputs` are name -> (shape, dtype) of an observation's entries; if it is `bare`, without keys, one called "obs".
     """
 
     def __init__(
@@ -245,8 +228,8 @@ class Policy(nn.Module):
         values = [np.asarray(obs if self.bare else obs[name]) for name in self.inputs]
         shape, _ = next(iter(self.inputs.values()))
         single = values[0].ndim == len(shape)
-        whole = [value[None] if single else value for value in values]
-        return [x.astype(dtype, copy=False) for x, (_, dtype) in zip(whole, self.inputs.values())], single
+        dtypes = (dtype for _, dtype in self.inputs.values())
+        return [(x[None] if single else x).astype(dtype, copy=False) for x, dtype in zip(values, dtypes)], single
 
     def act(self, obs: Any) -> np.ndarray:
         """The action for one observation, or actions for a batch (B, ...); arrays, or dicts of them."""
@@ -274,11 +257,7 @@ class Policy(nn.Module):
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         """Write weights and description; `about` is added to the description."""
-        from safetensors.torch import save_file
-
-        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, folder / WEIGHTS)
-        whole = {"format": FORMAT, **about, "policy": self.description()}
-        (folder / DESCRIPTION).write_text(json.dumps(whole, indent=1) + "\n")
+        save(folder, self.state_dict(), {**about, "policy": self.description()})
 
     @classmethod
     def read(cls, folder: Path) -> Policy:
@@ -296,3 +275,11 @@ class Policy(nn.Module):
         policy = cls.described_by(about["policy"])
         policy.load_state_dict(load_file(folder / WEIGHTS))
         return policy
+
+
+def save(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write weights, and the description of what they are."""
+    from safetensors.torch import save_file
+
+    save_file({key: value.detach().cpu().contiguous().clone() for key, value in weights.items()}, folder / WEIGHTS)
+    (folder / DESCRIPTION).write_text(json.dumps({"format": FORMAT, **about}, indent=1) + "\n")

@@ -1,42 +1,42 @@
-"""What was compared: runs sorted into tasks and arms, and everything that is missing, repeated or unequal.
+"""What was compared: runs sorted into tasks and arms, everything that is missing, repeated or unequal, and curves.
 
 An arm is what is compared: a reward and an agent, and whatever else differs between runs of the same task, save their
 seeds. Its baseline is the arm of the same agent that is trained on the task's reward alone.
+
+A curve is interpolated between its rows and never continued beyond its first and last one. Where a run has stopped
+early the others continue alone, and the number of runs at each step says so.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from runners.report.read import TASK_RETURN, Run
+from runners.report import statistics
+from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
 from runners.run.config import _MANAGEMENT
 
 APART = {"env", "seed", "device", "num_threads"} | _MANAGEMENT  # keys that make no arm of their own
 MOST_KEYS = 3  # that an arm's name spells out
 TAIL = 0.1  # of a training curve, which stands for the final score where nothing was evaluated
+MOST_NUMBERS = 8_000_000  # that one resampling of a band may hold
 
 
 @dataclass
 class Arm:
-    """One side of a comparison.
-
-    Attributes:
-        cells: task -> its runs, one for each seed, in the order of seeds.
-        baseline: name of the arm trained on the task alone; empty for itself, for published runs, or without one.
-    """
+    """One side of a comparison."""
 
     name: str
     reward: str
     agent: str
     published: bool = False
     control: bool = False
-    cells: dict[str, list[Run]] = field(default_factory=dict)
-    baseline: str = ""
+    cells: dict[str, list[Run]] = field(default_factory=dict)  # task -> its runs, a seed each, in the order of seeds
+    baseline: str = ""  # the arm trained on the task alone; empty for itself, for published runs, or without one
 
     @property
     def runs(self) -> list[Run]:
@@ -52,8 +52,7 @@ class Comparison:
         self.commands = list(commands)
         arms = _arms(runs)
         for arm in arms:
-            for task, members in arm.cells.items():
-                arm.cells[task] = _one_a_seed(members, self.problems)
+            arm.cells = {task: _one_a_seed(members, self.problems) for task, members in arm.cells.items()}
         self.arms = sorted(arms, key=lambda arm: (arm.published, arm.control, arm.reward != "task", arm.name))
         for arm in self.arms:
             arm.baseline = _baseline(arm, self.arms)
@@ -103,9 +102,8 @@ def _differing(runs: list[Run]) -> list[str]:
     """Keys whose values differ between runs of one task."""
     keys: set[str] = set()
     for task in {run.task for run in runs}:
-        members = [run for run in runs if run.task == task]
-        every = {key for run in members for key in run.config}
-        keys |= {key for key in every if len({str(run.config.get(key)) for run in members}) > 1}
+        configs = [run.config for run in runs if run.task == task]
+        keys |= {key for key in set().union(*configs) if len({str(config.get(key)) for config in configs}) > 1}
     return sorted(key for key in keys if key not in APART and not key.startswith("env_options."))
 
 
@@ -179,11 +177,6 @@ def _unequal(data: Comparison) -> list[str]:
     return lines
 
 
-def evaluated(data: Comparison, task: str) -> bool:
-    """Whether scores of a task are final evaluations; else they are the last tenth of the training curves."""
-    return any(np.isfinite(run.result("task_return")) for run in data.own if run.task == task)
-
-
 def score(run: Run, by_evaluation: bool) -> float:
     """The task return that a run is judged by; nan if it has none, as when it did not finish."""
     if (by_evaluation and not run.published) or (run.published and run.scores):
@@ -193,35 +186,95 @@ def score(run: Run, by_evaluation: bool) -> float:
     return float(values[steps >= (1 - TAIL) * steps[-1]].mean()) if len(steps) and whole else float("nan")
 
 
-@dataclass
-class Configurations:
-    """What all runs share, what arms differ in, and what only some have: key -> value, or arm -> value."""
-
-    shared: dict[str, str]
-    differing: dict[str, dict[str, str]]
-    own: dict[str, dict[str, str]]
-
-
-def configurations(data: Comparison) -> Configurations:
-    """The keys of all configurations, sorted by which arms agree about them."""
+def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
+    """What all runs share (key -> value), what differs, and what only some arms have (key -> arm -> value)."""
     arms = [arm for arm in data.arms if not arm.published]
-    keys = Counter(key for arm in arms for key in {key for run in arm.runs for key in run.config})
-    found = Configurations({}, {}, {})
-    for key in sorted(keys.keys() - APART):
-        values = {arm.name: _values(arm, key) for arm in arms if any(key in run.config for run in arm.runs)}
+    found: dict[str, dict[str, Any]] = {"shared": {}, "differing": {}, "own": {}}
+    for key in sorted({key for arm in arms for run in arm.runs for key in run.config} - APART):
+        each = {arm.name: [_short(run.config[key]) for run in arm.runs if key in run.config] for arm in arms}
+        values = {name: " | ".join(dict.fromkeys(texts)) for name, texts in each.items() if texts}
         first, alike = next(iter(values.values())), len(set(values.values())) == 1
         if len(values) < len(arms) and alike:
-            found.own[key] = values
+            found["own"][key] = values
         elif alike and " | " not in first:
-            found.shared[key] = first
+            found["shared"][key] = first
         else:
-            found.differing[key] = values
+            found["differing"][key] = values
     return found
 
 
-def _values(arm: Arm, key: str) -> str:
-    def short(value: Any) -> str:
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        return text if len(text) <= 120 else text[:117] + "..."
+def _short(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 120 else text[:117] + "..."
 
-    return " | ".join(dict.fromkeys(short(run.config[key]) for run in arm.runs if key in run.config))
+
+@dataclass
+class Band:
+    """IQM of a cell's curves over steps, with its 95 % band; arrays (P,), nan where there is nothing."""
+
+    steps: np.ndarray
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: np.ndarray  # how many have a value at each step
+    of: int  # how many there are
+    span: tuple[float, float]  # the least and the largest value of any run
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Where no run is missing."""
+        return (self.runs == self.of) & (self.of > 0)
+
+
+def bands(data: Comparison, points: int, tag: str = TASK_RETURN) -> dict[tuple[str, str], Band]:
+    """(task, arm) -> its band; all arms of a task on the same grid of so many points."""
+    found = {}
+    for task in data.tasks:
+        grid = step_grid([run.curve(tag)[0] for run in data.runs if run.task == task], points)
+        for arm in data.arms:
+            curves = aligned(arm.cells.get(task, []), grid, tag)
+            if len(curves):
+                found[task, arm.name] = band(curves, grid)
+    return found
+
+
+def step_grid(steps: Sequence[np.ndarray], points: int) -> np.ndarray:
+    """From the first to the last of all steps; empty if there are none."""
+    every = [ascending[[0, -1]] for ascending in steps if len(ascending)]
+    return np.linspace(np.min(every), np.max(every), points) if every else np.zeros(0)
+
+
+def aligned(runs: Sequence[Run], grid: np.ndarray, tag: str = TASK_RETURN) -> np.ndarray:
+    """Curves of the runs that have one on a grid, (R, P); nan before a run's first row and after its last."""
+    found = [run.curve(tag) for run in runs]
+    return np.array([np.interp(grid, *curve, left=np.nan, right=np.nan) for curve in found if len(curve[0])])
+
+
+def band(curves: np.ndarray, grid: np.ndarray) -> Band:
+    """IQM of (R, P) curves with nan in them; the band is drawn where all runs are there."""
+    runs = np.isfinite(curves).sum(0)
+    value, low, high = (np.full(len(grid), np.nan) for _ in range(3))
+    whole = np.flatnonzero(runs == len(curves))
+    width = max(1, MOST_NUMBERS // (statistics.RESAMPLES * len(curves)))
+    for start in range(0, len(whole), width):
+        part = whole[start : start + width]
+        value[part], low[part], high[part] = statistics.curve(curves[:, part])
+    for i in np.flatnonzero((runs > 0) & (runs < len(curves))):
+        value[i] = statistics.iqm(curves[np.isfinite(curves[:, i]), i])
+    return Band(grid, value, low, high, runs, len(curves), (float(np.nanmin(curves)), float(np.nanmax(curves))))
+
+
+def against(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, learned return and task return of the rows that have both; empty if the two are the same."""
+    nothing = np.full(len(run.steps), np.nan)
+    learned, task = (run.table.get(tag, nothing) for tag in (LEARNED_RETURN, TASK_RETURN))
+    there = np.isfinite(learned) & np.isfinite(task)
+    there &= not np.allclose(learned[there], task[there])
+    return run.steps[there], learned[there], task[there]
+
+
+def alarm(run: Run) -> tuple[float, float, float] | None:
+    """Share of the rows with the hacking alarm, its first and its last step; None if it was never raised."""
+    steps, values = run.curve(ALARM)
+    raised = steps[values > 0]
+    return (len(raised) / len(steps), float(raised[0]), float(raised[-1])) if len(raised) else None

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from runners.report import statistics
-from runners.report.comparison import Arm, Comparison, evaluated, score
-from runners.report.curves import against, alarm
+from runners.report.comparison import Arm, Comparison, against, alarm, score
 from runners.report.read import TASK_RETURN
 from runners.report.statistics import Estimate
 
@@ -25,40 +24,31 @@ NAN = float("nan")
 
 @dataclass
 class Row:
-    """One number.
+    """One number, and its interval.
 
-    Attributes:
-        figure: final, success, random, normalised, improvement, difference, normalised_difference, steps_to,
-            rank_correlation or alarms.
-        against: name of the other arm, or the threshold.
-        runs: that it was computed from.
-        of: that there are.
+    Figures: final, success, random, normalised, improvement, difference, normalised_difference, steps_to,
+    rank_correlation, alarms.
     """
 
     figure: str
     task: str
     arm: str
+    against: str  # name of the other arm, or the threshold; "" for none
     value: float
-    low: float = NAN
-    high: float = NAN
-    runs: int = 0
-    of: int = 0
-    against: str = ""
+    low: float
+    high: float
+    runs: int  # that it was computed from
+    of: int  # that there are
 
 
 @dataclass
 class TaskScale:
-    """A task's scale of normalised scores: a random policy has 0, the reference 1.
-
-    Attributes:
-        name: the reference, in words.
-        missing: why the task has no scale; empty if it has one.
-    """
+    """A task's scale of normalised scores: a random policy has 0, the reference 1."""
 
     random: float = NAN
     reference: float = NAN
-    name: str = ""
-    missing: str = ""
+    name: str = ""  # the reference, in words
+    missing: str = ""  # why the task has no scale; empty if it has one
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         return (scores - self.random) / (self.reference - self.random)
@@ -68,12 +58,11 @@ class Numbers:
     """Everything that is computed, and what is needed to read it.
 
     Args:
-        data: runs, sorted into tasks and arms.
         reference: name of the arm that scores 1 on every task; "" takes the baseline, or the best arm.
         threshold: task -> task return that is to be reached; the key "" means every task.
 
     Attributes:
-        evaluated: task -> whether its scores are final evaluations.
+        evaluated: task -> whether its scores are final evaluations; else they are the last tenth of training curves.
         scores: (task, arm) -> seed -> score.
         thresholds: task -> captions and task returns.
     """
@@ -81,7 +70,8 @@ class Numbers:
     def __init__(self, data: Comparison, reference: str = "", threshold: dict[str, float] | None = None) -> None:
         self.data, self.rows, self.left_out = data, list[Row](), list[str]()
         self.scores: dict[tuple[str, str], dict[Any, float]] = {}
-        self.evaluated = {task: evaluated(data, task) for task in data.tasks}
+        judged = {run.task for run in data.own if np.isfinite(run.result("task_return"))}
+        self.evaluated = {task: task in judged for task in data.tasks}
         self._finals()
         self.scales = {task: self._scale(task, reference) for task in data.tasks}
         self._scaled = [task for task, scale in self.scales.items() if not scale.missing]
@@ -120,7 +110,7 @@ class Numbers:
         self, figure: str, task: str, arm: str, estimate: Any, runs: int = 0, of: int = 0, against: str = ""
     ) -> None:
         value, low, high = estimate if isinstance(estimate, tuple) else (estimate, NAN, NAN)
-        self.rows.append(Row(figure, task, arm, float(value), float(low), float(high), runs, of, against))
+        self.rows.append(Row(figure, task, arm, against, float(value), float(low), float(high), runs, of))
 
     def _array(self, task: str, arm: Arm) -> np.ndarray:
         return np.array(list(self.scores[task, arm.name].values()), np.float64)
@@ -129,18 +119,17 @@ class Numbers:
         for task in self.data.tasks:
             chance = [run.result("task_return", "random") for run in self.data.runs if run.task == task]
             chance = [value for value in chance if np.isfinite(value)]
-            self._add("random", task, "random policy", _mean(chance), len(chance))
+            self._add("random", task, "random policy", float(np.mean(chance)) if chance else NAN, len(chance))
             for arm in self.data.arms:
                 runs = arm.cells.get(task, [])
                 found = {run.key: score(run, self.evaluated[task]) for run in runs}
                 scores = {seed: value for seed, value in found.items() if np.isfinite(value)}
                 self.scores[task, arm.name] = scores
                 if runs:
-                    estimate = _estimate(statistics.aggregate, [self._array(task, arm)])
-                    self._add("final", task, arm.name, estimate, len(scores), len(runs))
+                    self._add("final", task, arm.name, _estimate([self._array(task, arm)]), len(scores), len(runs))
                 successes = [value for run in runs if np.isfinite(value := run.result("success"))]
                 if successes:
-                    self._add("success", task, arm.name, _mean(successes), len(successes), len(runs))
+                    self._add("success", task, arm.name, np.mean(successes), len(successes), len(runs))
 
     def _scale(self, task: str, reference: str) -> TaskScale:
         chance = self.find("random", task=task)[0].value
@@ -173,15 +162,14 @@ class Numbers:
                 self.left_out.append(f"{arm.name}: it has no score on {', '.join(lacking)}")
                 continue
             strata = [self.scales[task](self._array(task, arm)) for task in self._scaled]
-            estimate = _estimate(statistics.aggregate, strata)
-            self._add("normalised", ALL, arm.name, estimate, sum(map(len, strata)), len(arm.runs))
+            self._add("normalised", ALL, arm.name, _estimate(strata), sum(map(len, strata)), len(arm.runs))
             if arm.baseline:
                 other = self.data.arm(arm.baseline)
                 pairs = [(self._array(task, arm), self._array(task, other)) for task in self.data.tasks]
                 pairs = [(mine, theirs) for mine, theirs in pairs if len(mine) and len(theirs)]
                 if pairs:
                     x, y = map(list, zip(*pairs))
-                    estimate = _estimate(statistics.probability_of_improvement, x, y)
+                    estimate = _estimate(x, y, statistic=statistics.probability_of_improvement)
                     self._add("improvement", ALL, arm.name, estimate, sum(map(len, x)), against=other.name)
 
     def _differences(self) -> None:
@@ -195,16 +183,14 @@ class Numbers:
                     continue
                 x, y = (np.array([scores[seed] for seed in seeds]) for scores in (mine, theirs))
                 rest = len(seeds), len(set(mine) | set(theirs)), arm.baseline
-                estimate = _estimate(statistics.paired_difference, [x], [y])
+                estimate = _estimate([x], [y], statistic=statistics.paired_difference)
                 self._add("difference", task, arm.name, estimate, *rest)
                 if task in self._scaled:
                     scaled.append(self.scales[task](x) - self.scales[task](y))
-                    estimate = _estimate(statistics.aggregate, scaled[-1:])
-                    self._add("normalised_difference", task, arm.name, estimate, *rest)
+                    self._add("normalised_difference", task, arm.name, _estimate(scaled[-1:]), *rest)
             if scaled:
                 count = sum(map(len, scaled))
-                estimate = _estimate(statistics.aggregate, scaled)
-                self._add("normalised_difference", ALL, arm.name, estimate, count, count, arm.baseline)
+                self._add("normalised_difference", ALL, arm.name, _estimate(scaled), count, count, arm.baseline)
 
     def _steps_to(self) -> None:
         """Steps to a task return: the median over runs, a run that never gets there counted as infinitely slow."""
@@ -247,20 +233,15 @@ class Numbers:
             varied = [pair for pair in pairs if len(pair[0]) > 2 and min(map(np.ptp, pair)) > 0]
             each = [float(spearmanr(*pair).statistic) for pair in varied]
             if each:
-                estimate = _estimate(statistics.aggregate, [np.array(each)])
-                self._add("rank_correlation", task, arm.name, estimate, len(each), len(runs))
+                self._add("rank_correlation", task, arm.name, _estimate([np.array(each)]), len(each), len(runs))
             raised = sum(alarm(run) is not None for run in runs)
             if raised:
                 self._add("alarms", task, arm.name, raised, raised, len(runs))
 
 
-def _estimate(statistic: Callable[..., Estimate], *scores: list[np.ndarray]) -> Estimate:
+def _estimate(*scores: list[np.ndarray], statistic: Callable[..., Estimate] = statistics.aggregate) -> Estimate:
     """An estimate; all nan where there is nothing to compute it from."""
     try:
         return statistic(*scores)
     except ValueError:
         return Estimate(NAN, NAN, NAN)
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else NAN

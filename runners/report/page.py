@@ -15,13 +15,13 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from runners.cli.value import clock
 from runners.report import html, plots
-from runners.report.comparison import Comparison, configurations
-from runners.report.curves import Band, alarm, label_steps
+from runners.report.comparison import Band, Comparison, alarm, configurations
 from runners.report.numbers import ALL, CLEAR, Numbers, Row
+from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
-from runners.sweep.display import clock
-from runners.sweep.job_log import Entry
+from runners.sweep.job import Entry
 
 PAGE_VIDEOS, VIDEO = 24_000_000, 4_000_000  # bytes of all videos of a page, and of one
 CONFIGS = 2_000_000  # characters of all configurations of a page
@@ -33,6 +33,12 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
     """Write the page; a scatter or a stack of shares is drawn from `points` rows."""
     data = numbers.data
     own = [arm.name for arm in data.arms if not arm.published]
+    alarms = [
+        (task, arm.name, NOTHING if run.seed is None else run.seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}")
+        for task, arm, runs in data.cells()
+        for run in runs
+        for share, first, last in filter(None, [alarm(run)])
+    ]
     values = {
         "title": title,
         "made_by": f"lodestar-rl, {time.strftime('%Y-%m-%d %H:%M')}",
@@ -46,11 +52,11 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
         "scales": scales(numbers) if len(own) > 1 else [],
         "overall": [_overall(numbers, row) for row in numbers.find("normalised")],
         "thresholds": _thresholds(numbers),
-        "alarms": _alarms(data),
+        "alarms": alarms,
         "own_arms": own,
         "settings": configurations(data),
         "configs": _configs(data),
-        "colours": {name: look.colour for name, look in plots.looks(data).items()},
+        "colours": {name: look["color"] for name, look in plots.looks(data).items()},
         "join": join,
         **_figures(numbers, bands, points),
         **_videos(numbers),
@@ -86,22 +92,18 @@ def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
     return f"{value:,.{places}f}".replace("-", "−")
 
 
-def interval(row: Row, digits: int = 4) -> str:
-    """[low, high], or why there is none."""
-    if not np.isfinite(row.low):
-        return "one run: no interval" if row.runs == 1 else NOTHING
-    low, high = (number(end, digits, (row.value, row.low, row.high)) for end in (row.low, row.high))
-    return f"[{low}, {high}]"
-
-
-def middle(row: Row, digits: int = 4) -> str:
-    """The value of a row, with as many places as its interval."""
-    return number(row.value, digits, (row.low, row.high))
+def printed(row: Row, digits: int = 4) -> tuple[str, str]:
+    """The value of a row and [low, high], all with as many places; or why there is no interval."""
+    numbers = row.value, row.low, row.high
+    value, low, high = (number(one, digits, numbers) for one in numbers)
+    if np.isfinite(row.low):
+        return value, f"[{low}, {high}]"
+    return value, "one run: no interval" if row.runs == 1 else NOTHING
 
 
 def signed(row: Row) -> str:
     """A difference and its interval, its sign always there."""
-    return "+" * (row.value > 0) + f"{middle(row)} {interval(row)}"
+    return "+" * (row.value > 0) + " ".join(printed(row))
 
 
 def join(names: Iterable[object], most: int = 12) -> str:
@@ -227,7 +229,7 @@ def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
         share = NOTHING if success is None else f"{success.value:.0%}"
         normalised = number(float(scale(np.array(row.value))), 3) if scaled else NOTHING
         apart = NOTHING if difference is None else signed(difference)
-        rows.append((row.arm, published, middle(row), interval(row), seeds, share, normalised, apart))
+        rows.append((row.arm, published, *printed(row), seeds, share, normalised, apart))
     chance = numbers.one("random", task=task)
     if chance is not None and chance.runs:
         rows.append(("random policy", True, number(chance.value), "", "", "", "0", ""))
@@ -236,8 +238,7 @@ def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
 
 def _overall(numbers: Numbers, row: Row) -> tuple[Any, ...]:
     better = numbers.one("improvement", arm=row.arm)
-    ends = (middle(better, 3), interval(better, 3)) if better else (NOTHING, NOTHING)
-    return row.arm, middle(row, 3), interval(row, 3), row.runs, *ends
+    return row.arm, *printed(row, 3), row.runs, *(printed(better, 3) if better else (NOTHING, NOTHING))
 
 
 def _early(bands: dict[tuple[str, str], Band]) -> list[str]:
@@ -267,15 +268,6 @@ def _thresholds(numbers: Numbers) -> list[tuple[Any, ...]]:
         if rows:
             blocks.append((task, [(caption, number(limit)) for caption, limit in limits], rows))
     return blocks
-
-
-def _alarms(data: Comparison) -> list[tuple[Any, ...]]:
-    return [
-        (task, arm.name, NOTHING if run.seed is None else run.seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}")
-        for task, arm, runs in data.cells()
-        for run in runs
-        for share, first, last in filter(None, [alarm(run)])
-    ]
 
 
 def _videos(numbers: Numbers) -> dict[str, Any]:

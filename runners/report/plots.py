@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from runners.report import curves
-from runners.report.comparison import Comparison
-from runners.report.curves import Band, against, label_steps, thin
+from runners.report.comparison import Band, Comparison, against, aligned, step_grid
 from runners.report.numbers import ALL, Numbers, Row
 
 # Okabe and Ito 2008, without the yellow that vanishes on white; the baseline is ink, published runs are grey.
@@ -54,27 +51,17 @@ MOST_PANELS = 24  # of small multiples
 SHORT, FEW = 18, 6  # letters of an arm's name and number of arms that are written beside the lines themselves
 
 
-@dataclass
-class Look:
-    """An arm's colour and line."""
-
-    colour: str
-    line: Any = "-"
-
-
-def looks(data: Comparison) -> dict[str, Look]:
-    """A look for each arm, the same on the whole page."""
-    found: dict[str, Look] = {}
+def looks(data: Comparison) -> dict[str, dict[str, Any]]:
+    """Arm -> colour and line, the same on the whole page."""
+    found: dict[str, dict[str, Any]] = {}
     counts: Counter[str] = Counter()
     lines = {INK: ("-", "--", "-."), CONTROL: (":", "--"), GREY: ("--", "-.", ":")}
     for arm in data.arms:
         colour = GREY if arm.published else CONTROL if arm.control else INK if arm.reward == "task" else ""
         i = counts[colour]
         counts[colour] += 1
-        if colour:
-            found[arm.name] = Look(colour, lines[colour][i % len(lines[colour])])
-        else:
-            found[arm.name] = Look(COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--")
+        line = lines[colour][i % len(lines[colour])] if colour else "-" if i < len(COLOURS) else "--"
+        found[arm.name] = {"color": colour or COLOURS[i % len(COLOURS)], "linestyle": line}
     return found
 
 
@@ -126,18 +113,19 @@ def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task
     for arm in data.arms:
         drawn = bands.get((task, arm.name))
         look = seen[arm.name]
+        colour = look["color"]
         if drawn is None:
             only = numbers.one("final", task=task, arm=arm.name)
             if arm.published and only is not None and np.isfinite(only.value):  # a result without a curve
-                axis.axhline(only.value, color=look.colour, linestyle=look.line, linewidth=1.0, zorder=1)
-                ends.append((only.value, arm.name, look.colour))
+                axis.axhline(only.value, **look, linewidth=1.0, zorder=1)
+                ends.append((only.value, arm.name, colour))
             continue
         every = np.where(drawn.whole, drawn.value, np.nan)
-        axis.plot(drawn.steps, every, color=look.colour, linestyle=look.line, linewidth=1.5, zorder=3 - arm.published)
-        axis.fill_between(drawn.steps, drawn.low, drawn.high, color=look.colour, alpha=0.16, linewidth=0)
+        axis.plot(drawn.steps, every, **look, linewidth=1.5, zorder=3 - arm.published)
+        axis.fill_between(drawn.steps, drawn.low, drawn.high, color=colour, alpha=0.16, linewidth=0)
         late = drawn.steps >= drawn.steps[drawn.whole][-1] if drawn.whole.any() else np.ones(len(drawn.steps), bool)
-        axis.plot(drawn.steps[late], drawn.value[late], color=look.colour, linestyle=(0, (1, 1.5)), linewidth=1.2)
-        ends += [(float(end), arm.name, look.colour) for end in drawn.value[np.isfinite(drawn.value)][-1:]]
+        axis.plot(drawn.steps[late], drawn.value[late], color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2)
+        ends += [(float(end), arm.name, colour) for end in drawn.value[np.isfinite(drawn.value)][-1:]]
     chance = numbers.one("random", task=task)
     if chance is not None and np.isfinite(chance.value):
         axis.axhline(chance.value, **RANDOM, zorder=1)
@@ -173,9 +161,7 @@ def _direct(data: Comparison) -> bool:
 
 
 def _legend(figure: Figure, data: Comparison) -> None:
-    seen = looks(data)
-    handles = [Line2D([], [], color=seen[a.name].colour, linestyle=seen[a.name].line, linewidth=1.6) for a in data.arms]
-    handles.append(Line2D([], [], **RANDOM))
+    handles = [Line2D([], [], **look, linewidth=1.6) for look in looks(data).values()] + [Line2D([], [], **RANDOM)]
     names = [_cut(arm.name, 60) for arm in data.arms] + ["random policy"]
     fit = int(figure.get_figwidth() * 13 / (max(map(len, names)) + 6))  # about 13 letters an inch
     columns = max(1, min(len(names), fit))
@@ -220,7 +206,7 @@ def _dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> No
     """A dot and its interval for each arm, from top to bottom."""
     seen = looks(data)
     for i, row in enumerate(rows):
-        colour = seen[row.arm].colour
+        colour = seen[row.arm]["color"]
         if np.isfinite(row.low):
             axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=2.2, alpha=0.5, solid_capstyle="butt")
         axis.plot([row.value], [-i], "o", color=colour, markersize=5)
@@ -240,9 +226,8 @@ def _profiles(axis: Axes, numbers: Numbers) -> None:
     seen = looks(numbers.data)
     thresholds, every = numbers.profiles()
     for name, estimate in every.items():
-        look = seen[name]
-        axis.plot(thresholds, estimate.value, color=look.colour, linestyle=look.line, linewidth=1.5)
-        axis.fill_between(thresholds, estimate.low, estimate.high, color=look.colour, alpha=0.13, linewidth=0)
+        axis.plot(thresholds, estimate.value, **seen[name], linewidth=1.5)
+        axis.fill_between(thresholds, estimate.low, estimate.high, color=seen[name]["color"], alpha=0.13, linewidth=0)
     axis.set(xlabel="normalised score x", ylabel="share of runs above x", ylim=(-0.02, 1.02))
 
 
@@ -260,7 +245,7 @@ def forest(numbers: Numbers) -> Figure | None:
     seen = looks(numbers.data)
     for i, row in enumerate(rows):
         if row is not None:
-            colour, whole = seen[row.arm].colour, row.task == ALL
+            colour, whole = seen[row.arm]["color"], row.task == ALL
             if np.isfinite(row.low):
                 axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=3 if whole else 1.4, alpha=0.55)
             axis.plot([row.value], [-i], "D" if whole else "o", color=colour, markersize=6 if whole else 4)
@@ -273,16 +258,22 @@ def forest(numbers: Numbers) -> Figure | None:
 
 
 def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
-    """Shares of the reward over steps, one panel a cell that has several streams; and how many were left out."""
-    every = [(task, arm, *curves.shares(runs, points)) for task, arm, runs in data.cells()]
-    cells = [cell for cell in every if cell[3]]
+    """Shares of the reward, mean over runs, one panel a cell that has several streams; and how many were left out."""
+    cells = []
+    for task, arm, runs in data.cells():
+        logged = {tag for run in runs for tag in run.table if tag.endswith("_share") and len(run.curve(tag)[0])}
+        tags = sorted(logged, key=lambda tag: (tag != "reward/task_share", tag))
+        if len(tags) > 1:
+            steps = step_grid([run.curve(tag)[0] for run in runs for tag in tags], points)
+            curves = {tag.removeprefix("reward/").removesuffix("_share"): aligned(runs, steps, tag) for tag in tags}
+            means = {name: np.nansum(x, 0) / np.maximum(np.isfinite(x).sum(0), 1) for name, x in curves.items()}
+            cells.append((task, arm, steps, means))
     figure, axes = _multiples(len(cells), 2.1, "environment steps", "share of the reward")
     for axis, (task, arm, steps, means) in zip(axes, cells):
         colours = [TASK_STREAM if name == "task" else STREAMS[i % len(STREAMS)] for i, name in enumerate(means)]
-        axis.stackplot(steps, *[np.nan_to_num(mean) for mean in means.values()], colors=colours)
+        axis.stackplot(steps, *means.values(), colors=colours)
         total = np.zeros(len(steps))
         for name, mean in means.items():
-            mean = np.nan_to_num(mean)
             middle = int(np.argmax(mean))
             if mean[middle] > 0.12:
                 side = "left" if middle < len(steps) / 8 else "right" if middle > len(steps) * 7 / 8 else "center"
@@ -302,8 +293,9 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
     figure, axes = _multiples(len(cells), 2.3, "learned return", "task return")
     for axis, (task, arm, each) in zip(axes, cells):
         for steps, learned, task_return in each:
-            rows = thin(len(steps), max(20, points // len(each)))
-            if len(rows):
+            if len(steps):
+                most = max(20, points // len(each))  # rows, evenly spread, first and last among them
+                rows = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), most)).round().astype(int))
                 progress = steps[rows] / max(steps[-1], 1)
                 axis.scatter(
                     learned[rows], task_return[rows], c=progress, vmin=0, vmax=1.1, s=7, cmap="viridis_r", linewidths=0,
@@ -333,3 +325,11 @@ def _cut(text: str, most: int) -> str:
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     half = (most - 3) // 2  # names differ at their ends, too
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
+def label_steps(steps: float) -> str:
+    """A short number of steps: 950, 20k, 1.5M."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if steps >= size:
+            return f"{steps / size:.3g}{letter}"
+    return f"{steps:.0f}"

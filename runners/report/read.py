@@ -31,12 +31,9 @@ import numpy as np
 
 from runners.run.config import UsageError, flatten
 from runners.run.folder import read_status
-from runners.sweep.job_log import Entry, replay
+from runners.sweep.job import Entry, replay
 
-TASK_RETURN, LEARNED_RETURN = (
-    "rollout/ep_rew_mean",
-    "rollout/ep_learned_mean",
-)  # runners.run.progress has them, and torch
+TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # as runners.run.progress, without torch
 ALARM, ELAPSED = "reward/alarm", "time/time_elapsed"
 MOST_BYTES = 256_000  # of a config.yaml or another small file
 DEPTH = 12  # of its nesting
@@ -56,39 +53,27 @@ Curve = tuple[np.ndarray, np.ndarray]  # steps, ascending, and finite values; bo
 
 @dataclass
 class Run:
-    """One run, as far as it can be read; also a published one, which has a curve only.
+    """One run, as far as it can be read; also a published one, which has a curve only."""
 
-    Attributes:
-        name: its folder, as seen from the path that was given.
-        task: environment and its options.
-        reward: names, as in `task+rnd`.
-        config: flat, as in {"agent.learning_rate": 0.0003}.
-        table: tag -> values over `steps`, nan where a row has none.
-        scores: result.json: policy -> results; "this run" and "random" are the usual ones.
-        notes: what could not be read.
-        label: of the path that it was found below.
-        attempt: its state in the job log of its sweep.
-    """
-
-    name: str
-    task: str
-    reward: str
+    name: str  # its folder, as seen from the path that was given
+    task: str  # environment and its options
+    reward: str  # names, as in `task+rnd`
     agent: str
     seed: int | None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  # flat, as in {"agent.learning_rate": 0.0003}
     folder: Path | None = None
     steps: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    table: dict[str, np.ndarray] = field(default_factory=dict)
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    table: dict[str, np.ndarray] = field(default_factory=dict)  # tag -> values over `steps`, nan where a row has none
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)  # of result.json: policy, as "random" -> results
     status: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     text: str = ""
     control: bool = False
     published: str = ""
-    label: str = ""
-    attempt: Entry | None = None
-    notes: list[str] = field(default_factory=list)
+    label: str = ""  # of the path that it was found below
+    attempt: Entry | None = None  # its state in the job log of its sweep
+    notes: list[str] = field(default_factory=list)  # what could not be read
 
     @property
     def state(self) -> str:
@@ -228,7 +213,7 @@ def _yaml(text: str) -> dict[str, Any]:
 
 
 def _metrics(run: Run, path: Path) -> None:
-    """The columns that the report uses; rows that are not whole are left out, a last one silently."""
+    """Take in the columns that pictures and tables use; rows that are not whole are left out, a last one silently."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.reader(file)
         header = next(rows, [])
@@ -259,8 +244,8 @@ def _column(cells: list[str]) -> np.ndarray:
 
 
 def _result(run: Run, path: Path) -> None:
-    scores = json.loads(_text(path, 4_000_000))
-    run.scores = {str(policy): found for policy, found in scores.items() if isinstance(found, dict)}
+    found = json.loads(_text(path, 4_000_000)).items()
+    run.scores = {str(policy): results for policy, results in found if isinstance(results, dict)}
 
 
 def _versions(run: Run, path: Path) -> None:

@@ -37,21 +37,17 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def write_figures(path: Path, command: str, figures: dict[str, float]) -> None:
     """Write figures into a JSON; figures of other commands that stand there already are kept."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    merged = {**known.get("figures", {}), **{key: _rounded(float(value)) for key, value in figures.items()}}
+    # Four digits after the point, or three of its own where nothing would be left.
+    rounded = {key: round(float(value), 4) or float(f"{value:.3g}") for key, value in figures.items()}
     commands = [*known.get("command", "").split("; "), command]
     summary = {
         "command": "; ".join(dict.fromkeys(filter(None, commands))),
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), **{p: found for p in PACKAGES if (found := version(p))}},
-        "figures": dict(sorted(merged.items())),
+        "figures": dict(sorted({**known.get("figures", {}), **rounded}.items())),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(path)
-
-
-def _rounded(value: float) -> float:
-    """To four digits after the point, or to three of its own where nothing would be left."""
-    return round(value, 4) or float(f"{value:.3g}")

@@ -132,9 +132,7 @@ class Trained(NamedTuple):
 def load_run(run: Path, trust: bool = False, step: int | None = None) -> Trained:
     """A trained run at its newest checkpoint, or at that of a step; its agent on the CPU with a single environment.
 
-    Raises:
-        UsageError: if it is no run, has no such checkpoint, or names code or servers that are not trusted
-            (`runners.run.trust`).
+    A UsageError if it is no run, has no such checkpoint, or names what is not trusted (`runners.run.trust`).
     """
     import agents
 

@@ -42,18 +42,15 @@ class VersionError(CheckpointError):
 
 
 def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
-    """Write `state` as the newest checkpoint of `folder` and delete all but the last `keep`.
+    """Write `state`, after `step` environment steps, as the newest checkpoint of `folder`; the last `keep` stay.
 
-    Args:
-        folder: the `checkpoints` folder of a run; created when missing.
-        state: nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None.
-        step: environment steps that the state stands for.
-        keep: how many checkpoints stay, at least 1.
+    A state is nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None.
 
     Raises:
         OSError: if the disk is full or read-only; the earlier checkpoints are as they were.
         TypeError: if the state holds something else, naming its path.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     tree, arrays = pack(state)
@@ -69,9 +66,7 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
         temporary.mkdir()
         try:
             save_file(arrays, temporary / ARRAYS)
-        except OSError:
-            raise
-        except Exception as error:  # safetensors wraps the operating system's error in its own class
+        except SafetensorError as error:  # which wraps the operating system's error
             raise OSError(errno.ENOSPC, f"cannot write {ARRAYS}: {error}") from error
         (temporary / STATE).write_text(json.dumps({"step": step, "tree": tree}))
         manifest = {
@@ -97,13 +92,8 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
 def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False) -> tuple[Any, int] | None:
     """Read the newest whole checkpoint of `folder`: (state, step), or None when there is none at all.
 
-    A broken one is named through `say` and the previous one is used.
-
-    Args:
-        folder: the `checkpoints` folder of a run.
-        say: takes the sentence about a broken checkpoint.
-        tidy: whether to remove leftovers of interrupted saves and put broken checkpoints aside; only for the process
-            that holds the run's lock, as a leftover may be what another one is writing just now.
+    A broken one is named through `say` and the previous one is used. `tidy` removes leftovers of interrupted saves and
+    puts broken checkpoints aside; only for the process that holds the run's lock, as another may be writing just now.
 
     Raises:
         CheckpointError: if there are checkpoints and every one of them is broken.
@@ -136,6 +126,9 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
 
 def read(path: Path) -> tuple[Any, int]:
     """Read one checkpoint folder after checking it against its manifest: (state, step)."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest.pop("sha256") != _digest(manifest):
@@ -152,9 +145,11 @@ def read(path: Path) -> tuple[Any, int]:
                     f"checkpoint file {path / name} is corrupt (size or SHA-256 differs from {MANIFEST})"
                 )
         state = json.loads((path / STATE).read_text())
-        return unpack(state["tree"], _read_arrays(path / ARRAYS)), int(state["step"])
+        return unpack(state["tree"], load_file(path / ARRAYS)), int(state["step"])
     except CheckpointError:
         raise
+    except SafetensorError as error:
+        raise CheckpointError(f"checkpoint file {path / ARRAYS} is not a safetensors file ({error})") from error
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({type(error).__name__}: {error})") from error
 
@@ -216,11 +211,10 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         # Pairs, not a JSON object: optimiser states have integer keys.
         pairs = [[_pack(k, f"{path}/key", arrays), _pack(v, f"{path}/{k}", arrays)] for k, v in value.items()]
         return {"_": "dict", "v": pairs}
-    if isinstance(value, deque):
+    if isinstance(value, (deque, list, tuple)):
         items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
-        return {"_": "deque", "maxlen": value.maxlen, "v": items}
-    if isinstance(value, (list, tuple)):
-        items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
+        if isinstance(value, deque):
+            return {"_": "deque", "maxlen": value.maxlen, "v": items}
         return items if isinstance(value, list) else {"_": "tuple", "v": items}
     if isinstance(value, bytes):
         return {"_": "bytes", "v": value.hex()}
@@ -256,16 +250,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _steps(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"checkpoint file {path} is not a safetensors file ({error})") from error
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 
 from envs.settings import Settings, setting
 
+LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
+
 
 class UsageError(ValueError):
     """A command that cannot be done as it was given; the sentence says how to give it."""
@@ -153,11 +155,7 @@ def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The inverse of `to_dict`; classes come from the tables, never from the data.
-
-    Raises:
-        UsageError: if the data asks for something this installation does not have.
-    """
+    """The inverse of `to_dict`; classes come from the tables, never from the data, else a UsageError."""
     import agents
     import rewards
 

@@ -83,8 +83,6 @@ def changes_of(config: TrainConfig) -> dict[str, Any]:
 
 def wanted(config: TrainConfig) -> bool:
     """Whether this run should have a control beside it."""
-    changes = changes_of(config)
-    already = all(
-        getattr(config.reward[key.split(".")[1]], key.split(".")[2], None) == value for key, value in changes.items()
-    )
-    return config.control == "auto" and bool(changes) and not already and config.total_timesteps <= LIMIT
+    changes = [(*key.split(".")[1:], value) for key, value in changes_of(config).items()]
+    differs = any(getattr(config.reward[name], option, None) != value for name, option, value in changes)
+    return config.control == "auto" and differs and config.total_timesteps <= LIMIT

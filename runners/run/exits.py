@@ -14,7 +14,7 @@ from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
 from runners.run.packages import install_module
-from runners.run.secrets import masked
+from runners.run.trust import masked
 
 OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD, HELD = 0, 1, 2, 3, 4, 5, 6, 7, 8
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number, self.code = number, 128 + number  # of the signal, and the exit code
+        self.code = 128 + number  # the exit code
 
 
 class Signals:
@@ -41,8 +41,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -80,10 +79,7 @@ class Failed(Exception):
 def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple[int, str]:
     """The exit code of an error and the sentence for the user; an empty sentence asks for the traceback.
 
-    Args:
-        error: what was raised.
-        phase: "set-up", "training" or "report".
-        step: environment steps so far.
+    `phase` is "set-up", "training" or "report", `step` the environment steps so far.
     """
     sentence = masked(" ".join(str(error).split()))
     if isinstance(error, Failed):

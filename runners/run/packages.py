@@ -40,11 +40,7 @@ def name_collision() -> str | None:
 
 
 def required() -> tuple[list[str], dict[str, list[str]]]:
-    """Requirements, and those of each extra: of the checkout, or else of what is installed.
-
-    Raises:
-        metadata.PackageNotFoundError: if this is no checkout and nothing is installed.
-    """
+    """Requirements, and those of each extra: of the checkout, or else of what is installed."""
     project = HOME / "pyproject.toml"
     if project.is_file():
         table = tomllib.loads(project.read_text())["project"]

@@ -11,29 +11,31 @@ a run: a writer that meets a full disk is switched off with one warning, and tra
 from __future__ import annotations
 
 import csv
-import functools
 import os
 import random
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
-from agents.sb3 import state as sb3_state
+from agents.sb3 import agent as sb3
 from envs.transitions import NotFinite, is_finite
-from envs.vector.watchdog import WorkerError
-from rewards.mix.mix import Mix
+from runners.cli.value import clock
 from runners.run import checkpoint
+from runners.run.config import LOG_EVERY, TrainConfig, flatten
 from runners.run.exits import Signals, Stopped
+
+if TYPE_CHECKING:
+    from runners.run.build import Parts
+    from runners.run.folder import RunFolder
 
 SLOW_ROLLOUT_S = 1.0  # a rollout that takes longer may be cut short by a signal
 RETRY_S = 600.0  # after a save failed
@@ -71,23 +73,18 @@ class Saver(BaseCallback):
 
     def __init__(
         self,
-        folder: Path,
-        mix: Mix,
-        driver: Any,
+        config: TrainConfig,
+        folder: RunFolder,
+        parts: Parts,
         signals: Signals,
         live: Live,
-        *,
-        every: int,
-        log_every: int,
-        state: dict[str, Any] | None = None,
-        on_save: Callable[[int], None] = lambda step: None,
+        state: dict[str, Any] | None,
     ) -> None:
         super().__init__()
-        self.folder, self.mix, self.driver = folder, mix, driver
-        self.signals, self.live = signals, live
-        self.every, self.log_every = every, log_every
+        self.folder, self.signals, self.live = folder, signals, live
+        self.mix, self.driver = parts.mix, cast(Any, parts.driver)
+        self.every, self.log_every = config.checkpoint_every, config.log_every or LOG_EVERY
         self.storage_error: str | None = None  # of the last save, None once one succeeded again
-        self.on_save = on_save
         self.waiting = state  # to be restored at the first rollout
         self.due = False  # save at the next rollout's start, whenever the last time was
         self._saved = self._logged = 0
@@ -108,7 +105,7 @@ class Saver(BaseCallback):
         venv: Any = self.training_env
         agent: Any = self.model
         return {
-            "agent": agent.get_state() if hasattr(agent, "get_state") else sb3_state.get_state(agent),
+            "agent": agent.get_state() if hasattr(agent, "get_state") else sb3.get_state(agent),
             "mix": self.mix.state_dict(),
             "driver": self.driver.state_dict() if hasattr(self.driver, "state_dict") else None,
             "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
@@ -116,43 +113,40 @@ class Saver(BaseCallback):
             "log": {"rows": self._logged, "pending": scalars(self.logger.name_to_value)},
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `capture`. Random generators come last, because the rest may draw from them."""
-        self._restore_learners(self.model, state)
-        if state["driver"] is not None:
-            self.driver.load_state_dict(state["driver"])
-        venv: Any = self.training_env
-        if hasattr(venv, "restore"):
-            venv.restore(state["envs"])
+    def restore(self, model: Any, training: bool = True) -> None:
+        """The inverse of `capture`, once; without the environments where no step is left to train.
+
+        Random generators come last, because the rest may draw from them.
+        """
+        state, self.waiting = self.waiting, None
+        if state is None:
+            return
+        if hasattr(model, "set_state"):
+            model.set_state(state["agent"])
         else:
-            for index, snapshot in enumerate(state["envs"]):
-                venv.env_method("restore", snapshot, indices=index)
-        self._logged = state["log"]["rows"]
-        for tag, value in state["log"]["pending"].items():
-            self.logger.record(tag, value)
+            sb3.set_state(model, state["agent"])
+        self.mix.load_state_dict(state["mix"])
+        if training:
+            if state["driver"] is not None:
+                self.driver.load_state_dict(state["driver"])
+            venv: Any = self.training_env
+            if hasattr(venv, "restore"):
+                venv.restore(state["envs"])
+            else:
+                for index, snapshot in enumerate(state["envs"]):
+                    venv.env_method("restore", snapshot, indices=index)
+            self._saved, self._logged = model.num_timesteps, state["log"]["rows"]
+            for tag, value in state["log"]["pending"].items():
+                self.logger.record(tag, value)
         set_random_state(state["random"])
 
-    def recall(self, model: Any) -> None:
-        """Where no step is left to train: what the report is made from, without the environments' states."""
-        state, self.waiting = self.waiting, None
-        if state is not None:
-            self._restore_learners(model, state)
-            set_random_state(state["random"])
-
-    def _restore_learners(self, agent: Any, state: dict[str, Any]) -> None:
-        set_state = agent.set_state if hasattr(agent, "set_state") else functools.partial(sb3_state.set_state, agent)
-        set_state(state["agent"])
-        self.mix.load_state_dict(state["mix"])
-
     def _on_rollout_start(self) -> None:
-        if self.waiting is not None:
-            self.restore(self.waiting)
-            self.waiting = None
-            self._saved = self.num_timesteps = self.model.num_timesteps
+        self.restore(self.model)
         step = self.num_timesteps = self.model.num_timesteps
         if step - self._logged >= self.log_every:
             self.dump()
-        self._orphaned()
+        if self._parent and os.getppid() != self._parent:  # a control run ends with the run that it belongs to
+            raise Stopped(signal.SIGTERM)
         if self.signals.received is not None:
             self.save()
             raise Stopped(self.signals.received)
@@ -166,7 +160,7 @@ class Saver(BaseCallback):
     def _on_step(self) -> bool:
         self.live.update(self.num_timesteps, self.task_return)
         if self.signals.received is not None and self._held is not None:
-            self.rescue()
+            self.save_held()
             raise Stopped(self.signals.received)
         return True
 
@@ -177,26 +171,12 @@ class Saver(BaseCallback):
         self.logger.record("env/restarts", workers.restarts)
         self.due = True
 
-    @contextmanager
-    def rescuing(self) -> Iterator[None]:
-        """Where training runs: if the environments are lost for good, what is held of the run is saved first."""
-        try:
-            yield
-        except WorkerError:
-            self.rescue()
-            raise
-
-    def rescue(self) -> None:
+    def save_held(self) -> None:
         """Write the state at the start of the running rollout, if it is held and newer than the last checkpoint."""
         if self._held is not None:
             (tree, arrays), step = self._held
             if step > self._saved:
                 self._write(checkpoint.unpack(tree, arrays), step)
-
-    def _orphaned(self) -> None:
-        """The control run ends when the run it belongs to is gone."""
-        if self._parent and os.getppid() != self._parent:
-            raise Stopped(signal.SIGTERM)
 
     def dump(self) -> None:
         """Write a row of the log."""
@@ -207,10 +187,8 @@ class Saver(BaseCallback):
 
     def save(self) -> None:
         """Write a checkpoint; a full disk is one sentence, not the end of training."""
-        step = self.model.num_timesteps
-        if step == self._saved:
-            return
-        self._write(self.capture(), step)
+        if self.model.num_timesteps != self._saved:
+            self._write(self.capture(), self.model.num_timesteps)
 
     def _write(self, state: dict[str, Any], step: int) -> None:
         if not self._all_finite(state["agent"]["modules"], step):
@@ -218,24 +196,24 @@ class Saver(BaseCallback):
         if time.monotonic() - self._failed_at < RETRY_S and self.signals.received is None:
             return
         try:
-            checkpoint.save(self.folder, state, step)
+            checkpoint.save(self.folder.checkpoints, state, step)
         except OSError as error:
-            self._failed_at = time.monotonic()
-            self.storage_error = str(error)
+            self._failed_at, self.storage_error = time.monotonic(), str(error)
             self.live.say(
                 f"no checkpoint at step {step:,} ({error}); the earlier ones are intact and training continues"
             )
             return
         self._saved, self.storage_error = step, None
-        self.on_save(step)
+        with suppress(OSError):
+            self.folder.write_status(step=step)
 
     def _all_finite(self, modules: dict[str, Any], step: int) -> bool:
         """Whether every weight of the agent is finite: others are not saved, the earlier checkpoints stay.
 
-        Raises:
-            NotFinite: if one is not, of an agent that does not restore finite weights by itself, or at the end.
+        A NotFinite if one is not, of an agent that does not restore finite weights by itself, or at the end.
         """
-        bad = next((path for path, value in _weights(modules) if not is_finite(value)), None)
+        weights = {path: value for path, value in flatten(modules).items() if isinstance(value, torch.Tensor)}
+        bad = next((path for path, value in weights.items() if not is_finite(value)), None)
         if bad is None:
             return True
         if getattr(self.model, "recovers", False) and not self._finishing:
@@ -281,30 +259,11 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def _weights(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in tree.items():
-        where = f"{path}.{name}" if path else str(name)
-        if isinstance(value, Mapping):
-            yield from _weights(value, where)
-        elif isinstance(value, torch.Tensor):
-            yield where, value
-
-
-def explain(tag: str) -> str | None:
-    """The glossary's sentence for a tag, or None for a tag it does not know; the most literal entry wins."""
-    for pattern in sorted(TAGS, key=lambda pattern: (pattern.count("<"), -len(pattern))):
-        expression = re.escape(pattern).replace("<name>", r"\w+").replace("<metric>", r"[\w/]+")
-        if re.fullmatch(expression, tag):
-            return TAGS[pattern]
-    return None
-
-
 def make_logger(folder: Path, live: Live, *, step: int = 0, warn: Callable[[str], None] = print) -> Logger:
     """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped."""
     path = folder / "metrics.csv"
-    earlier = [row for row in read_csv(path) if int(row["step"]) <= step] if step and path.exists() else []
     writers: list[KVWriter] = [
-        Alarm(TASK_RETURN, LEARNED_RETURN, live.say, earlier),  # first: what it adds is written by the others
+        Alarm(TASK_RETURN, LEARNED_RETURN, live.say, read_csv(path, step)),  # first: the others write what it adds
         Guarded("metrics.csv", lambda: CSVLog(path, step), warn),
         Guarded("tensorboard", lambda: TensorBoardLog(folder / "tensorboard", step), warn),
         live,
@@ -341,11 +300,8 @@ class CSVLog(KVWriter):
 
     def __init__(self, path: Path, step: int = 0) -> None:
         self.path = path
-        self.columns = ["step"]
-        rows: list[dict[str, str]] = []
-        if path.exists() and step > 0:
-            rows = [row for row in read_csv(path) if int(row["step"]) <= step]
-            self.columns = list(rows[0]) if rows else ["step"]
+        rows = read_csv(path, step)
+        self.columns = list(rows[0]) if rows else ["step"]
         self._rewrite(rows)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
@@ -368,15 +324,14 @@ class CSVLog(KVWriter):
         self.file.close()
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """Rows of a metrics.csv; a last line that a kill cut short is left out."""
-    with path.open(newline="") as file:
-        rows = list(csv.reader(file))
-    if not rows:
+def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
+    """Rows of a metrics.csv, up to the step `last`, at 0 none; a last line that a kill cut short is left out."""
+    if last is not None and (last == 0 or not path.exists()):
         return []
-    header = rows[0]
-    whole = [row for row in rows[1:] if len(row) == len(header) and row[0].isdigit()]
-    return [dict(zip(header, row)) for row in whole]
+    with path.open(newline="") as file:
+        header, *rows = list(csv.reader(file)) or [[]]
+    whole = [dict(zip(header, row)) for row in rows if len(row) == len(header) and row[0].isdigit()]
+    return whole if last is None else [row for row in whole if int(row["step"]) <= last]
 
 
 class TensorBoardLog(KVWriter):
@@ -467,18 +422,14 @@ class Live(KVWriter):
         if self.wants_bar:
             self._open_bar()
         rate = (step - self.start) / max(now - self.began, 1e-9)
-        words = self._words(task_return(), rate)
+        task, learned = ("-" if value is None else f"{value:.4g}" for value in (task_return(), self.learned))
+        words = f"task return {task}  learned return {learned}  {rate:,.0f} frames/s"
         if self.bar is not None:
             self.bar.update(self.task, completed=min(step, self.total), description=words)
             return
         left = max(self.total - step, 0) / rate if rate > 0 else float("inf")
         share = min(100 * step // self.total, 100)
-        print(f"{share:3d} %  step {step:,}  {_clock(left)} left  {words}", file=self.stream, flush=True)
-
-    def _words(self, task_return: float | None, rate: float) -> str:
-        task = "-" if task_return is None else f"{task_return:.4g}"
-        learned = "-" if self.learned is None else f"{self.learned:.4g}"
-        return f"task return {task}  learned return {learned}  {rate:,.0f} frames/s"
+        print(f"{share:3d} %  step {step:,}  {clock(left)} left  {words}", file=self.stream, flush=True)
 
     def say(self, sentence: str) -> None:
         """Print a sentence above the bar."""
@@ -491,13 +442,6 @@ class Live(KVWriter):
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-
-
-def _clock(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "?:??"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def apart(task: Sequence[float] | np.ndarray, learned: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -532,13 +476,7 @@ class Alarm(KVWriter):
     It reads the rows before the writers. If over the last `WINDOW` of them (or twice or four times as many) the learned
     return rose and the task's fell, both by a fifth of all they have ever moved and by more than they scatter, one
     sentence says so, `reward/alarm` is 1, and the curve is shaded there. Training continues: only the user knows
-    whether the task's reward is what was wanted.
-
-    Args:
-        task: tag of the task's return.
-        learned: tag of the learned return.
-        say: prints a sentence.
-        rows: earlier rows of the log, of a run that continues.
+    whether the task's reward is what was wanted. `task` and `learned` are tags, `rows` those of a run that continues.
     """
 
     def __init__(
@@ -547,12 +485,9 @@ class Alarm(KVWriter):
         self.tags = (task, learned)
         self.say = say
         self.quiet = WINDOW  # rows since the last alarm
-        self.steps: list[int] = []
-        self.values: list[tuple[float, float]] = []
-        for row in rows:
-            if row.get(task) and row.get(learned):
-                self.steps.append(int(row["step"]))
-                self.values.append((float(row[task]), float(row[learned])))
+        both = [row for row in rows if row.get(task) and row.get(learned)]
+        self.steps = [int(row["step"]) for row in both]
+        self.values = [(float(row[task]), float(row[learned])) for row in both]
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         if not all(tag in key_values for tag in self.tags):

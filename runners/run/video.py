@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import imageio.v2 as imageio
 import matplotlib
@@ -19,8 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs import render
 from envs.family import family_of
-from envs.make import make, spec_of
-from envs.options import creator
+from envs.make import creator, make, spec_of
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, stack
 from rewards.adapters.guided import guided
@@ -38,21 +38,13 @@ STEPS = 1000  # of an episode that are shown at most
 
 
 class Episode(NamedTuple):
-    """What is shown of T steps.
+    """What is shown of T steps."""
 
-    Attributes:
-        images: T pictures (SIDE, SIDE, 3), after each step.
-        streams: name -> float32 (T,), each stream's weighted reward; and the task's, if it is no part of it.
-        texts: the caption after each step; empty if no reward reads it.
-        seen: the frame that rewards read after each step, (side, side, 3); empty if none does.
-        ending: "terminated", "truncated", or "cut" at the limit of steps.
-    """
-
-    images: list[np.ndarray]
-    streams: dict[str, np.ndarray]
-    texts: list[str] = []
-    seen: list[np.ndarray] = []
-    ending: str = "cut"
+    images: list[np.ndarray]  # T pictures (SIDE, SIDE, 3), after each step
+    streams: dict[str, np.ndarray]  # name -> float32 (T,), its weighted reward; and the task's, if it is no part of it
+    texts: list[str] = []  # the caption after each step; empty if no reward reads it
+    seen: list[np.ndarray] = []  # the frame that rewards read after each step, (side, side, 3); empty if none does
+    ending: str = "cut"  # at the limit of steps, or "terminated" or "truncated"
 
 
 def record_video(config: TrainConfig, act: Act, mix: Mix, path: Path, seed: int) -> str:
@@ -70,10 +62,9 @@ def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     moving: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 16}
     if path.suffix == ".gif":
         moving = {"duration": 1000 / fps, "loop": 0}
-    writer: Any = imageio.get_writer(path, **moving)
-    count = 0
+    count, writer = 0, cast(Any, imageio.get_writer(path, **moving))
     with writer:
-        for frame in (draw(episode, t) for episode in episodes for t in range(len(episode.images))):
+        for frame in (draw(one, t) for one in episodes for t in range(len(one.images))):
             writer.append_data(frame)
             count += 1
     return count
@@ -105,20 +96,17 @@ def play(
     drawn: bool = True,
     env: Any = None,
 ) -> Episode:
-    """One episode, with every stream's reward.
+    """One episode of at most so many steps, with every stream's reward.
 
     Args:
         act: the policy; None acts at random.
-        steps: at most so many are played.
         drawn: whether the environment draws pictures.
         env: what `open_env` gave, to be used again; None for one that is closed at the end.
     """
-    own = env is None
-    env = open_env(config, mix, drawn) if own else env
-    env.action_space.seed(seed)
     images, texts, rows = list[np.ndarray](), list[str](), list[Transitions]()
     cursor, ending = Cursor(1), "cut"
-    try:
+    with closing(open_env(config, mix, drawn)) if env is None else nullcontext(env) as env:
+        env.action_space.seed(seed)
         obs, info = env.reset(seed=seed)
         cursor.begin(modalities_of_one(info))
         while ending == "cut" and len(rows) < steps:
@@ -128,9 +116,6 @@ def play(
             images.append(_picture(env, next_obs, drawn))
             texts += [str(info["text"])] if "text" in mix.requires else []
             obs, ending = next_obs, "terminated" if terminated else "truncated" if truncated else "cut"
-    finally:
-        if own:
-            env.close()
     batch = stack(rows)
     seen = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
     raw, _ = mix.score(mix.embed(batch))
@@ -164,17 +149,24 @@ def draw(episode: Episode, t: int) -> np.ndarray:
     """Step t of an episode: the picture, what the rewards read of it, a lane per stream with its rewards so far."""
     text = episode.texts[t] if episode.texts else None
     seen = episode.seen[t] if episode.seen else None
-    streams = episode.streams
     below = SIDE + (PANEL if text is not None or seen is not None else 0)
     # H.264 wants multiples of 16.
-    canvas = Image.new("RGB", (SIDE, -(-(below + LANE * len(streams) + 8) // 16) * 16), BACKGROUND)
+    canvas = Image.new("RGB", (SIDE, -(-(below + LANE * len(episode.streams) + 8) // 16) * 16), BACKGROUND)
     canvas.paste(Image.fromarray(episode.images[t]), (0, 0))
     pen = ImageDraw.Draw(canvas)
     font = ImageFont.load_default(13)
-    if below > SIDE:
-        _draw_read(canvas, pen, font, text, seen)
     left, width = 10, SIDE - 20
-    for number, (name, values) in enumerate(streams.items()):
+    if seen is not None:  # the frame, pixel by pixel
+        side = PANEL - 12
+        small = Image.fromarray(np.asarray(seen, np.uint8)).resize((side, side), resample=0)  # 0: nearest
+        canvas.paste(small, (left, SIDE + 8))
+        beside = left + side + 10
+        pen.text((beside, SIDE + 8), f"read by the reward, {len(seen)} x {len(seen)}", fill=INK, font=font)
+    if text is not None:  # the caption, beside it
+        at = (left, SIDE + 8) if seen is None else (beside, SIDE + 28)
+        lines = textwrap.wrap(text, (SIDE - 10 - at[0]) // 7)[:4] or ["(no text)"]  # letters of about 7 pixels
+        pen.text(at, "\n".join(lines), fill=INK, font=font)
+    for number, (name, values) in enumerate(episode.streams.items()):
         colour = COLOURS[number % len(COLOURS)]
         top = below + 6 + LANE * number
         words = f"{name} {values[t]:+.4f}    sum {values[: t + 1].sum():+.2f}    step {t + 1}"
@@ -188,20 +180,3 @@ def draw(episode: Episode, t: int) -> np.ndarray:
             pen.line(points, fill=colour, width=1)
         pen.ellipse([x[-1] - 3, y[-1] - 3, x[-1] + 3, y[-1] + 3], fill=colour)
     return np.asarray(canvas)
-
-
-def _draw_read(
-    canvas: Image.Image, pen: ImageDraw.ImageDraw, font: Any, text: str | None, seen: np.ndarray | None
-) -> None:
-    """What the rewards read: the frame, pixel by pixel, and the caption beside it."""
-    left = 10
-    if seen is not None:
-        side = PANEL - 12
-        small = Image.fromarray(np.asarray(seen, np.uint8)).resize((side, side), resample=0)  # 0: nearest
-        canvas.paste(small, (left, SIDE + 8))
-        pen.text((left + side + 10, SIDE + 8), f"read by the reward, {len(seen)} x {len(seen)}", fill=INK, font=font)
-        left += side + 10
-    if text is not None:
-        room = (SIDE - 10 - left) // 7  # letters of about 7 pixels
-        lines = textwrap.wrap(text, room)[:4] or ["(no text)"]
-        pen.text((left, SIDE + (28 if seen is not None else 8)), "\n".join(lines), fill=INK, font=font)

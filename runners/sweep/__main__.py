@@ -23,15 +23,15 @@ from pathlib import Path
 from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import compose
+from runners.cli.value import clock
 from runners.run.checkpoint import versions, write_atomically
-from runners.run.config import TrainConfig, UsageError
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError
 from runners.run.folder import read_status
 from runners.sweep.config import JobsConfig
-from runners.sweep.display import Display, clock, summary
+from runners.sweep.display import Display, summary
 from runners.sweep.drive import RESUME, drive
 from runners.sweep.grid import expand, safe
-from runners.sweep.job import Job, Launcher, cells
-from runners.sweep.job_log import Entry, JobLog
+from runners.sweep.job import Entry, Job, JobLog, Launcher, cells
 
 # of the short runs of dry=true
 STEPS = 100  # environment steps that a probe learns from; a longer rollout is taken whole
@@ -89,11 +89,7 @@ def sweep(config: SweepConfig) -> int:
 
 
 def begin(config: SweepConfig, names: list[str], log: JobLog) -> None:
-    """Write down what is about to run.
-
-    Raises:
-        UsageError: if the sweep was begun already and `resume` rules that out.
-    """
+    """Write down what is about to run; a UsageError if it was begun already and `resume` rules that out."""
     if config.resume == "never" and log.entries:
         raise UsageError(f"resume=never, but {config.folder} holds a sweep; give another name=, or resume=unfinished")
     page = {"command": config.command("runners.sweep"), "versions": versions(), "jobs": names}
@@ -181,7 +177,7 @@ def size(folder: Path, config: TrainConfig) -> float:
     slope = max(large - small, 0) / (last - first) if last > first else 0.0
     total = int(config.total_timesteps)
     checkpoint = large + slope * (min(total, getattr(config.agent, "buffer_size", total)) - last)
-    rows = max(total / (int(config.log_every) or 1000), 1.0)
+    rows = max(total / (config.log_every or LOG_EVERY), 1.0)
     logs = (_bytes(folder / "tensorboard") + _bytes(folder / "metrics.csv")) / 2
     return max(checkpoint, large) * KEPT + logs * rows + VIDEO * config.video
 

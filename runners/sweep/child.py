@@ -6,6 +6,7 @@ and exits; the next process that runs the job waits for that.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -37,7 +38,7 @@ class Child:
     def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
         self.folder = home / folder
         self._began = time.monotonic()
-        self._asked = False
+        self._kill_at = math.inf  # by the monotonic clock
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
         options: dict[str, Any] = {"cwd": home if home.is_dir() else None, "start_new_session": True}
@@ -47,29 +48,25 @@ class Child:
 
     def ask(self) -> None:
         """Ask it to save and exit."""
-        if not self._asked:
-            self._asked = True
+        if self._kill_at == math.inf:
+            self._kill_at = time.monotonic() + SAVE_S
             self._process.terminate()
 
     def stop(self) -> None:
         """Ask it to save and exit, and return when it has; a signal handler may call this in the middle of `wait`."""
         self.ask()
-        end = time.monotonic() + SAVE_S
-        while self._process.poll() is None and time.monotonic() < end:
+        while self._process.poll() is None and time.monotonic() < self._kill_at:
             time.sleep(POLL_S)
         self._process.kill()
 
     def wait(self) -> Outcome:
         """Until it ended; one that was asked to exit is killed after `SAVE_S` seconds."""
-        deadline = None
         while self._process.poll() is None:
-            if self._asked:
-                deadline = deadline or time.monotonic() + SAVE_S
-                if time.monotonic() > deadline:
-                    self._process.kill()
+            if time.monotonic() > self._kill_at:
+                self._process.kill()
             time.sleep(POLL_S)
         code = self._process.returncode
-        if self._asked and code == -signal.SIGTERM:  # before it had anything to save
+        if self._kill_at < math.inf and code == -signal.SIGTERM:  # before it had anything to save
             code = TERMINATED
         return Outcome(code, time.monotonic() - self._began, self.where)
 

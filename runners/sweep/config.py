@@ -63,11 +63,7 @@ class JobsConfig(Settings):
         return Job(name, (*argv, *given), place, self.gpus)
 
     def refuse(self, *keys: str) -> None:
-        """Refuse keys of runners.train that belong to the command itself.
-
-        Raises:
-            UsageError: for the first of them that was given.
-        """
+        """A UsageError if keys of runners.train were given that belong to the command itself."""
         for key in (argument.partition("=")[0] for argument in self.rest):
             if key in keys:
                 hint = "as every run has a folder of its own; give name= or root="
@@ -75,11 +71,7 @@ class JobsConfig(Settings):
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Write down the settings of a command that must not change, or compare them with those of an earlier start.
-
-    Raises:
-        UsageError: if the folder holds something else.
-    """
+    """Write down the settings of a command that must not change; a UsageError if an earlier start had others."""
     path, settings = folder / "plan.json", json.loads(json.dumps(settings))
     known = json.loads(path.read_text()) if path.exists() else settings
     if known != settings:
@@ -89,13 +81,7 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
-    """A launcher by its name, and the declared fields of its class.
-
-    Raises:
-        UsageError: if the name, or an option of it, is unknown.
-        ValueError: if an option is out of range.
-        ImportError: if it needs a package that is not there.
-    """
+    """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
     if name not in LAUNCHERS:
         raise UsageError(unknown("launcher", name, LAUNCHERS))
     module, _, kind = LAUNCHERS[name].partition(":")

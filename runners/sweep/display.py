@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from runners.cli.value import clock
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
-from runners.sweep.job import LOG, Job, cells
-from runners.sweep.job_log import STATES, Entry
+from runners.sweep.job import LOG, STATES, Entry, Job, cells
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -29,18 +29,12 @@ TAIL = 8192  # bytes of metrics.csv that surely hold its last line
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        step, total: environment steps so far, and in all.
-        task_return: mean of the last episodes; None before one has ended.
-        fps: environment steps a second.
-    """
-
-    step: int = 0
-    total: int = 0
-    task_return: float | None = None
-    fps: float | None = None
+    step: int = 0  # environment steps so far
+    total: int = 0  # and in all
+    task_return: float | None = None  # mean of the last episodes; None before one has ended
+    fps: float | None = None  # environment steps a second
 
     @property
     def share(self) -> float:
@@ -193,12 +187,6 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
 
 def _states(jobs: list[Job], entries: dict[str, Entry]) -> Counter[str]:
     return Counter(entries.get(job.name, Entry()).state for job in jobs)
-
-
-def clock(seconds: float) -> str:
-    """As in 0:07, 12:30 or 3:05:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def _number(value: float | None) -> str:

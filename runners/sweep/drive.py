@@ -20,8 +20,7 @@ from filelock import FileLock, Timeout
 
 from runners.run.exits import HELD, INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
 from runners.run.folder import read_status
-from runners.sweep.job import LOG, Job, Launcher, Outcome
-from runners.sweep.job_log import Entry, JobLog
+from runners.sweep.job import LOG, Entry, Job, JobLog, Launcher, Outcome
 
 RESUME = ("unfinished", "errored", "never")
 FINAL = (USAGE, MISSING, NUMERICAL)  # would fail in the same way again
@@ -126,7 +125,7 @@ class _Loop:
 
     def _wanted(self, job: Job) -> bool:
         """Whether a job is to run; one that is finished is never run again."""
-        entry = self.log.entry(job)
+        entry = self.log.entry(job.name)
         if job.finished and entry.state != "finished":
             entry = self.log.write(job.name, "finished", code=OK, error="")
         if job.finished or (entry.state == "failed" and self.resume != "errored"):
@@ -148,7 +147,7 @@ class _Loop:
             return
         where = self.launcher.submit(job)
         self.running[job.name] = job
-        attempts = self.log.entry(job).attempts + 1
+        attempts = self.log.entry(job.name).attempts + 1
         self.log.write(job.name, "running", attempts=attempts, where=where, code=None, error="")
 
     def _take_up_held(self) -> None:
@@ -160,7 +159,7 @@ class _Loop:
     def _account(self, job: Job, outcome: Outcome, *, stopping: bool = False) -> None:
         """Write down how an attempt ended, and decide whether there is another."""
         self.running.pop(job.name, None)
-        seconds = round(self.log.entry(job).seconds + outcome.seconds, 3)
+        seconds = round(self.log.entry(job.name).seconds + outcome.seconds, 3)
         if _finished(job, outcome):
             state, error = "finished", ""
         elif stopping or outcome.code in ASKED:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.cli.compose import ENV, chosen, compose
-from runners.cli.value import MAX_LENGTH, literal
+from runners.cli.value import MAX_LENGTH, literal, override, parse
 from runners.run.config import TrainConfig, UsageError, to_dict
 from runners.run.folder import read_status
 from runners.sweep.job import Job
@@ -36,12 +36,7 @@ _REFUSED = {
 def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
     """Every combination of the alternatives in `argv`; every cell's first seed comes before any second one.
 
-    Args:
-        argv: `key=value` arguments of runners.train, each of which may name alternatives.
-        folder: the sweep's; its runs are in `jobs`.
-
-    Raises:
-        UsageError: if an argument or a job is wrong; the sentence names the job.
+    A UsageError if an argument or a job is wrong; the sentence names the job.
     """
     choices = dict(map(alternatives, argv))
     for key in choices:
@@ -51,8 +46,7 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
         raise UsageError(f"the grid has more than {MAX_JOBS:,} jobs; take some alternatives away")
     seeds = choices.pop("seed", [])
     cells = _cells(choices, next(iter(seeds), "0"))
-    first = next(iter(cells.values()))[0]
-    numbers = list(dict.fromkeys(_seed(first, text) for text in seeds or ["0"]))
+    numbers = list(dict.fromkeys(parse("seed", text, int) for text in seeds or ["0"]))
     jobs = []
     for number, (name, (given, config)) in itertools.product(numbers, cells.items()):
         config = dataclasses.replace(config, seed=number)
@@ -63,37 +57,20 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
 
 
 def alternatives(argument: str) -> tuple[str, list[str]]:
-    """`key=a,b` -> the key, and the alternatives as texts that runners.train reads the same way.
-
-    Raises:
-        UsageError: if the argument is no key=value, or names a range that cannot be counted.
-    """
+    """`key=a,b` -> the key, and the alternatives as texts that runners.train reads the same way; else a UsageError."""
     key, equals, text = argument.partition("=")
     if not equals:
         chosen([argument])  # refuses it in a sentence
-    override = _override(text)
-    if override is None or not override.is_sweep_override():
+    found = override(text) if len(text) <= MAX_LENGTH else None  # None for a sentence with its own commas or quotes
+    if found is None or not found.is_sweep_override():
         return key, [text]
-    if not (override.is_choice_sweep() or override.is_range_sweep()):
+    if not (found.is_choice_sweep() or found.is_range_sweep()):
         raise UsageError(
             f"{argument} cannot be counted; give alternatives, as in {key}=0.001,0.0003, or a range of whole numbers, "
             "as in 'range(5)' (runners.tune searches intervals)"
         )
-    values = list(itertools.islice(_flat(override), MAX_JOBS + 1))
+    values = itertools.islice(_flat(found), MAX_JOBS + 1)
     return key, list(dict.fromkeys(map(_text, values)))
-
-
-def _override(text: str) -> Any:
-    """What Hydra reads, or None for a sentence with its own commas or quotes."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    if text == "" or len(text) > MAX_LENGTH:
-        return None
-    try:
-        return OverridesParser.create().parse_override(f"key={text}")
-    except HydraException:
-        return None
 
 
 def _flat(override: Any) -> Iterator[Any]:
@@ -134,7 +111,7 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
 def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
     """Without the options that belong to what another job uses and this one does not; each once."""
     import agents
-    from envs.options import options
+    from envs.make import options
 
     picks = [chosen([f"{key}={text}" for key, text in given.items()]) for given in points]
     fields = {name: {f.name for f in dataclasses.fields(agents.get(name).Config)} for name, _ in picks}
@@ -162,19 +139,12 @@ def _check_environments(names: set[str]) -> None:
             raise UsageError(str(error)) from None
 
 
-def _seed(given: dict[str, str], text: str) -> int:
-    """A seed as a number; compose refuses what is none."""
-    if re.fullmatch(r"\d{1,9}", text):
-        return int(text)
-    return compose([f"{key}={value}" for key, value in {**given, "seed": text}.items()])[0].seed
-
-
 def _name(config: TrainConfig, options: dict[str, str]) -> str:
     """The folder of a cell: its environment, its agent and rewards, and the options that are swept."""
     own = [f"{key.removeprefix('agent.').removeprefix('reward.')}={text}" for key, text in options.items()
            if key not in ("env", "reward", "agent")]  # fmt: skip
-    parts = [config.env, f"{config.agent_name}-{config.rewards}", *([",".join(own)] if own else [])]
-    return "/".join(map(safe, parts))
+    parts = [config.env, f"{config.agent_name}-{config.rewards}", ",".join(own)]
+    return "/".join(map(safe, filter(None, parts)))
 
 
 def safe(text: str) -> str:

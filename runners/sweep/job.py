@@ -1,42 +1,44 @@
-"""What a sweep is made of: jobs, outcomes and launchers. `runners.tune` and `runners.transfer` share it.
+"""What a sweep is made of: jobs, outcomes, launchers, and the job log. `runners.tune` and `runners.transfer` share it.
 
 A job is one command of `runners.train` with a folder of its own. Whether it is finished is written in that folder, by
-the run itself; the sweep's job log records where it ran, and how often.
+the run itself; the job log of the sweep's folder records where it ran, and how often: one line for every change of a
+job, appended and synced to the disk. A line that a crash tore is left out when the file is read; a log on a full disk
+costs a sentence, not the jobs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from envs.settings import Settings
-from runners.run.folder import read_status
+from runners.run.config import UsageError
+from runners.run.folder import LOG, read_status
 
-LOG = "log.txt"  # what a job prints, in its folder
+NAME, OLD_NAME = "jobs.jsonl", "ledger.jsonl"  # sweeps that were begun under the old name keep it
+STATES = ("waiting", "running", "finished", "failed", "stopped", "lost")
 WAIT_S = 1.0  # after which a launcher that waits notices a signal
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: unique in its sweep, and the same whenever the same sweep runs again; a relative path.
-        argv: what `runners.train` is given, `run_dir=` included.
-        folder: the run's folder, which `run_dir=` names.
-        gpus: how much of a GPU it takes, 0 to 1 or a whole number; several jobs may share one.
-    """
-
-    name: str
-    argv: tuple[str, ...]
-    folder: Path
-    gpus: float = 0.0
+    name: str  # unique in its sweep, and the same whenever the same sweep runs again; a relative path
+    argv: tuple[str, ...]  # what `runners.train` is given, `run_dir=` included
+    folder: Path  # the run's, which `run_dir=` names
+    gpus: float = 0.0  # how much of a GPU it takes, 0 to 1 or a whole number; several jobs may share one
 
     @property
     def finished(self) -> bool:
@@ -46,20 +48,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt at a job ended.
+    """How an attempt at a job ended."""
 
-    Attributes:
-        code: exit code, 0 if finished; `runners.run.exits` has the others. -N: killed by signal N. None: unknown,
-            as its machine was lost.
-        seconds: that the attempt took, by the monotonic clock of the machine that ran it.
-        where: host:pid, and the node or the batch job where there is one.
-        error: one sentence; empty if finished.
-    """
-
-    code: int | None
-    seconds: float
-    where: str
-    error: str = ""
+    code: int | None  # as in `runners.run.exits`; -N: killed by signal N; None: unknown, as its machine was lost
+    seconds: float  # that it took, by the monotonic clock of the machine that ran it
+    where: str  # host:pid, and the node or the batch job where there is one
+    error: str = ""  # one sentence; empty if finished
 
 
 class Launcher(Settings):
@@ -127,3 +121,91 @@ def work(argv: Sequence[str], folder: Path) -> int:
 def here() -> str:
     """host:pid of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The state of a job."""
+
+    state: str = "waiting"  # one of `STATES`; lost: it was running when its sweep or its machine vanished
+    attempts: int = 0  # how often it was started
+    where: str = ""  # host:pid and the like, of the last attempt
+    code: int | None = None  # of the last attempt; None while it runs, or if it is unknown
+    seconds: float = 0.0  # of all attempts together
+    error: str = ""  # one sentence; empty unless it failed
+
+
+class JobLog:
+    """The job log of a sweep's folder, locked by this process until `close`; a UsageError if another sweep has it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = path_in(folder)
+        self._lock = FileLock(folder / ".lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            owner = next((event["owner"] for event in reversed(events(folder)) if "owner" in event), "unknown")
+            raise UsageError(f"{folder} is in use by a sweep ({owner}); wait for it, or give another name=") from None
+        self.entries = replay(folder)
+        self.torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
+        self.error = ""  # of the disk, if the last event could not be written
+        self._append([{"owner": here()}])
+
+    def entry(self, job_name: str) -> Entry:
+        """The state of a job; waiting if it has none."""
+        return self.entries.get(job_name, Entry())
+
+    def write(self, job_name: str, state: str, **fields: Any) -> Entry:
+        """Add an event; `fields` are those of `Entry` that change."""
+        self._append([{"job": job_name, "state": state, **fields}])
+        self.entries[job_name] = replace(self.entry(job_name), state=state, **fields)
+        return self.entries[job_name]
+
+    def expect(self, names: list[str]) -> None:
+        """Write down jobs that are waiting and that the log does not have."""
+        new = [name for name in names if name not in self.entries]
+        self._append([{"job": name, "state": "waiting"} for name in new])
+        self.entries.update(dict.fromkeys(new, Entry()))
+
+    def close(self) -> None:
+        """Let another sweep in."""
+        self._lock.release()
+
+    def _append(self, events: list[dict[str, Any]]) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        lines = "".join(json.dumps({"time": stamp, **event}) + "\n" for event in events)
+        try:
+            with self.path.open("a") as file:
+                file.write("\n" * self.torn + lines)
+                file.flush()
+                os.fsync(file.fileno())
+            self.torn, self.error = False, ""
+        except OSError as error:
+            self.torn, self.error = True, str(error)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """Whole events of a job log, in order; none if there is no such file."""
+    path, found = path_in(folder), []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            if isinstance(event := json.loads(line), dict):
+                found.append(event)
+    return found
+
+
+def path_in(folder: Path) -> Path:
+    """The job log of a sweep's folder."""
+    return folder / (OLD_NAME if (folder / OLD_NAME).exists() else NAME)
+
+
+def replay(folder: Path) -> dict[str, Entry]:
+    """Job -> its state after all events of a folder's log; may be called while the sweep runs."""
+    known = {field.name for field in fields(Entry)}
+    entries: dict[str, Entry] = {}
+    for event in events(folder):
+        if isinstance(event.get("job"), str) and event.get("state") in STATES:
+            changes = {key: value for key, value in event.items() if key in known}
+            entries[event["job"]] = replace(entries.get(event["job"], Entry()), **changes)
+    return entries

@@ -63,19 +63,14 @@ class Local(Launcher):
         self._gpus: dict[str, float] = {}  # name -> its free share, once a job has asked for one
 
     def submit(self, job: Job) -> str:
-        """Start a job, or keep it until a GPU has room for it.
-
-        Raises:
-            UsageError: if it asks for more GPUs than there are.
-        """
+        """Start a job, or keep it until a GPU has room for it; a UsageError if there are too few GPUs."""
         if job.gpus and not self._gpus:
             self._gpus = dict.fromkeys(devices(), 1.0)
         if job.gpus > len(self._gpus):
             raise UsageError(f"gpus={job.gpus:g} a job, but this machine has {len(self._gpus)}; give less, or 0")
         self._queue.append(job)
         self._start()
-        found = [run.process.pid for run in self._running.values() if run.job is job]
-        return f"{HOST}:{found[0]}" if found else HOST
+        return next((f"{HOST}:{run.process.pid}" for run in self._running.values() if run.job is job), HOST)
 
     def cancel(self, name: str) -> None:
         """Ask a job to save and exit."""

@@ -38,12 +38,7 @@ COUNT_S = 10.0  # between two countings of the cluster's CPUs
 
 @dataclass
 class Ray(Launcher):
-    """Runs jobs as Ray tasks.
-
-    Raises:
-        UsageError: if no cluster is there, or the address is none.
-        ImportError: if Ray is not installed.
-    """
+    """Runs jobs as Ray tasks."""
 
     address: str = setting(
         "auto",
@@ -145,11 +140,7 @@ class Ray(Launcher):
             return Outcome(None, 0.0, "ray", f"Ray could not run it ({_first_line(error)})")
 
     def _check_nodes(self, job: Job) -> tuple[Path, str]:
-        """Every node reads a file that was just written, and has our versions.
-
-        Raises:
-            UsageError: naming the first node that does not fit.
-        """
+        """Every node reads a file that was just written, and has our versions; a UsageError names one that does not."""
         path, word = self._home / job.folder.parent / TOKEN, secrets.token_hex(8)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, word)
@@ -243,8 +234,7 @@ def _connect(ray: Any, address: str) -> None:
 def _on_loopback(ray: Any, address: str) -> bool:
     """Whether a cluster listens on 127.0.0.1 alone, where Ray by itself looks for no cluster.
 
-    Raises:
-        OSError: if nothing answers; Ray would try for two minutes.
+    An OSError if nothing answers; Ray would try for two minutes.
     """
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "://" in host:

@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,7 @@ ALIVE = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "COMPLETI
 
 @dataclass
 class Slurm(Launcher):
-    """Runs jobs under SLURM.
-
-    Raises:
-        UsageError: if SLURM is not here.
-        ImportError: if submitit is not installed.
-    """
+    """Runs jobs under SLURM."""
 
     slots: int = setting(None, f"jobs queued or running at once; null is {AT_ONCE}", low=1)
     partition: str | None = setting(None, "as sbatch takes it; null leaves it to the cluster")
@@ -215,18 +210,16 @@ class _BatchJob:
 
     def _result(self) -> Outcome:
         try:
-            code, seconds, where, error = self.handle.result()
+            outcome = self.handle.result()
         except Exception as failure:  # submitit's own, with the traceback of what happened there
-            lines = [line for line in str(failure).splitlines() if line.strip(" -")]
-            error = next(
-                (line for line in reversed(lines) if "Error" in line), lines[0] if lines else "no reason known"
-            )
+            lines = [line for line in str(failure).splitlines() if line.strip(" -")] or ["no reason known"]
+            error = next((line for line in reversed(lines) if "Error" in line), lines[0])
             return Outcome(None, 0.0, self._where(), f"submitit could not run it ({error.strip()})")
-        if code == TERMINATED and not self._asked:  # by SLURM, for another job or for its time; it is to continue
+        if outcome.code == TERMINATED and not self._asked:  # by SLURM, for another job or its time; it is to continue
             if not self.local:
                 subprocess.call(["scancel", self.handle.job_id])  # SLURM may have queued it again by itself
-            code, error = None, "its batch job was ended from outside"
-        return Outcome(code, seconds, f"{self._where()} {where}", error)
+            outcome = replace(outcome, code=None, error="its batch job was ended from outside")
+        return replace(outcome, where=f"{self._where()} {outcome.where}")
 
     def _where(self) -> str:
         return f"{'local' if self.local else 'slurm'} {self.handle.job_id}"
@@ -239,12 +232,11 @@ class Attempt:
         self.argv, self.folder, self.home = argv, folder, home
         self._child: Child | None = None
 
-    def __call__(self) -> tuple[int | None, float, str, str]:
-        """Run it; returns the outcome's fields."""
+    def __call__(self) -> Outcome:
+        """Run it."""
         child = self._child = Child(self.argv, self.folder, self.home)
         signal.signal(signal.SIGTERM, lambda *_: child.ask())  # SLURM signals only the process that it started
-        outcome = child.wait()
-        return outcome.code, outcome.seconds, outcome.where, outcome.error
+        return child.wait()
 
     def checkpoint(self) -> Any:
         """Save and exit; submitit calls this before the batch job is queued again with what is returned."""

@@ -9,21 +9,262 @@ same command continues where it was stopped, or killed.
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from envs.settings import setting
 from runners.cli.command import Command
-from runners.transfer.config import TransferConfig
+from runners.cli.compose import ENV, compose
+from runners.cli.value import is_number, literal, value_of
+from runners.report.results import append_rows
+from runners.report.statistics import aggregate
+from runners.run.checkpoint import versions, write_atomically
+from runners.run.config import UsageError
+from runners.run.exits import Signals
+from runners.sweep.config import JobsConfig, begin
+from runners.sweep.drive import drive
+from runners.sweep.grid import safe
+from runners.sweep.job import Job, JobLog, Launcher
+from runners.transfer import mbtl
+
+CONTROLS = ("equidistant", "random")
+OURS = "mbtl"
+RETURNS = "transfer.json"  # in a run's folder: its policy's return on every task
+
+
+@dataclass
+class TransferConfig(JobsConfig):
+    """What is asked for: over `keys`, one or two options as env.g, and N `tasks`, what each sets in their order.
+
+    `train` is the run of the first task, `argv` what every run is given without its task, its seed and its folder.
+    """
+
+    budget: int = setting(5, "sources to train on, one after the other", low=1)
+    seeds: int = setting(1, "runs of each source, with seeds 0, 1, ...", low=1)
+    episodes: int = setting(10, "episodes of every policy on every task, the same for all", low=1)
+    controls: list[str] = setting(
+        [*CONTROLS], "other choices to compare with, which cost a budget each; [] for none", choices=CONTROLS
+    )
+    seed: int = setting(0, "of the random control", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse("run_dir", "resume")
+        over = [argument.partition("=")[2] for argument in self.rest if argument.startswith("over=")]
+        rest = [argument for argument in self.rest if not argument.startswith("over=")]
+        grids = dict(map(_grid, over))
+        if not 1 <= len(grids) <= 2:
+            raise UsageError(f"{len(grids)} options are given; name one or two, as in over=env.g=[2,15,12]")
+        self.keys, self.tasks = list(grids), list(itertools.product(*grids.values()))
+        if self.budget > len(self.tasks):
+            raise UsageError(f"budget={self.budget} is out of range; there are {len(self.tasks)} tasks")
+        self.train, _ = compose([*rest, *(f"{key}={literal(value)}" for key, value in zip(grids, self.tasks[0]))])
+        self.argv = ("control=none", "video=false", *rest)
+        run = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}-{'-'.join(grids)}"
+        self.folder = Path(self.root) / "transfer" / safe(self.name or run)
+
+    @property
+    def contexts(self) -> np.ndarray:
+        """Every parameter scaled to [0, 1], (N, D)."""
+        values = np.array(self.tasks, np.float64)
+        return (values - values.min(axis=0)) / np.ptp(values, axis=0)
+
+    def options(self, task: int) -> dict[str, Any]:
+        return dict(zip((key.removeprefix(ENV) for key in self.keys), self.tasks[task]))
+
+    def label(self, task: int) -> str:
+        """As in `g=7.5`."""
+        return ",".join(f"{key}={value:g}" for key, value in self.options(task).items())
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label(task) for task in range(len(self.tasks))]
+
+    def run(self, task: int, seed: int) -> Job:
+        """Training on one task."""
+        changes = {**dict(zip(self.keys, self.tasks[task])), "seed": seed}
+        return self.job(self.folder, f"jobs/{safe(self.label(task))}/s{seed}", self.argv, changes)
+
+    def fixed(self) -> dict[str, Any]:
+        """What must be the same to continue in this folder; the budget may be raised."""
+        return {"argv": list(self.argv), "keys": self.keys, "tasks": self.tasks, "episodes": self.episodes}
+
+
+def _grid(text: str) -> tuple[str, list[float]]:
+    """`env.g=[2,15,12]` -> the option and its values."""
+    key = text.partition("=")[0]
+    if not key.startswith(ENV):
+        raise UsageError(
+            f"over={key} is no option of an environment; give one, as in over=env.g=[2,15,12] (a reward or an agent is "
+            "judged on the same task whatever its options: runners.tune)"
+        )
+    given = value_of(text)
+    numbers = isinstance(given, list) and all(map(is_number, given))
+    if not numbers or len(given) != 3 or not given[0] < given[1] or given[2] < 2 or given[2] != int(given[2]):
+        raise UsageError(f"over={text} is no range; give [low,high,how many], as in over=env.g=[2,15,12]")
+    low, high, count = given
+    values = [float(f"{value:.6g}") for value in np.linspace(low, high, int(count))]
+    whole = all(isinstance(v, int) for v in given) and all(value == int(value) for value in values)
+    return key, [int(value) for value in values] if whole else values
+
+
+class SourcePolicies:
+    """Source -> the returns of its policies on all tasks; what is missing is trained."""
+
+    def __init__(self, config: TransferConfig, log: JobLog, launcher: Launcher) -> None:
+        self.config, self.log, self.launcher = config, log, launcher
+        self.rows: dict[int, np.ndarray] = {}  # (seeds, N)
+
+    def get(self, sources: list[int]) -> dict[int, np.ndarray]:
+        """Returns (N,) of policies trained at each source, mean over seeds; sources that are new run at once."""
+        new = [source for source in dict.fromkeys(sources) if source not in self.rows]
+        seeds = range(self.config.seeds)
+        jobs = [self.config.run(source, seed) for source in new for seed in seeds]
+        entries = drive(jobs, self.log, self.launcher, resume="errored")
+        for job in jobs:
+            if not job.finished:
+                error = entries[job.name].error or entries[job.name].state
+                raise RuntimeError(f"{job.name} did not finish ({error}); the same command continues it")
+        for source in new:
+            self.rows[source] = np.array([returns(self.config, self.config.run(source, seed).folder) for seed in seeds])
+        return {source: self.rows[source].mean(axis=0) for source in sources}
+
+
+def returns(config: TransferConfig, run: Path) -> list[float]:
+    """Return of a run's policy on every task, without further training: mean over episodes, (N,)."""
+    path, asked = run / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if {key: known.get(key) for key in asked} != asked:
+        from runners.evaluate import play, policy
+        from runners.run.build import load_run
+
+        trained, model, mix, _ = load_run(run, trust=True)  # trained by this command, a moment ago
+        found = []
+        for task in range(len(config.tasks)):
+            scores = play(
+                trained.env,
+                policy(model, trained.env),
+                config.episodes,
+                max_steps=int(trained.eval_steps),
+                max_episode_steps=trained.max_episode_steps,
+                options={**trained.env_options, **config.options(task)},
+                mix=mix,
+            )
+            found.append(float(np.mean(scores.returns)))
+        mix.close()
+        known = {**asked, "returns": found}
+        write_atomically(path, json.dumps(known) + "\n")
+    return known["returns"]
+
+
+def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int, np.ndarray]) -> dict[str, Any]:
+    """All results, as plain data: `orders` are method -> sources in order, `rows` source -> returns (seeds, N)."""
+    means = {source: values.mean(axis=0) for source, values in rows.items()}
+    chosen = orders[OURS]
+    best = np.max([means[source] for source in chosen], axis=0)
+    found: dict[str, Any] = {
+        **config.fixed(),
+        "folder": str(config.folder),
+        "budget": config.budget,
+        "seeds": config.seeds,
+        "steps": int(config.train.total_timesteps) * config.seeds * config.budget,
+        "orders": {name: [config.label(source) for source in order] for name, order in orders.items()},
+        "generalised": {
+            name: mbtl.generalised(np.array([means[s] for s in order])).tolist() for name, order in orders.items()
+        },
+        "at_home": float(np.mean([means[source][source] for source in chosen])),
+        "best_of_all_at_home": float(np.mean(best[chosen])),
+        "versions": versions(),
+    }
+    if config.seeds > 1:
+        found["intervals"] = {}
+        for name, order in orders.items():
+            final = mbtl.generalised(np.array([rows[source] for source in order]).transpose(0, 2, 1))[-1]
+            found["intervals"][name] = [float(end) for end in aggregate([final])[1:]]
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """The summary as text."""
+    tasks, names = found["tasks"], found["orders"]
+    lines = [f"task return, mean over {len(tasks)} tasks of the best policy that was trained, after k sources"]
+    lines.append(f"  {'k':<14}" + "".join(f"{k + 1:>10}" for k in range(found["budget"])))
+    for name, values in found["generalised"].items():
+        shown = values if name != "equidistant" else [None] * (len(values) - 1) + values[-1:]  # spread for the whole
+        cells = "".join(f"{'' if value is None else f'{value:.4g}':>10}" for value in shown)
+        ends = found.get("intervals", {}).get(name)
+        lines.append(f"  {name:<14}{cells}" + (f"   [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""))
+    lines += [f"  {name} chose {' '.join(order)}" for name, order in names.items()]
+    lines.append(
+        f"  on the {found['budget']} tasks trained on: each by its own policy {found['at_home']:.4g}, "
+        f"by the best of them {found['best_of_all_at_home']:.4g}; a policy for every task would be {len(tasks)} runs"
+    )
+    if found["seeds"] == 1:
+        lines.append("  one run a source: differences may be luck; seeds=3 or more gives intervals")
+    return "\n".join(lines)
+
+
+def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarray], command: str) -> Path:
+    """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
+    write_atomically(config.folder / "transfer.json", json.dumps({"command": command, **found}, indent=1) + "\n")
+    labels = config.labels
+    lines = [
+        {"source": config.label(source), "seed": seed, **dict(zip(labels, values.tolist()))}
+        for source in sorted(rows)
+        for seed, values in enumerate(rows[source])
+    ]
+    path = config.folder / "matrix.csv"
+    path.unlink(missing_ok=True)
+    append_rows(path, lines)
+    return draw(config, found, rows)
+
+
+def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarray]) -> Path:
+    """The transfers, a row a source with its place in the order, and what they add up to."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from runners.run.curve import COLOURS
+
+    labels = config.labels
+    sources = sorted(rows)
+    place = {label: k + 1 for k, label in enumerate(found["orders"][OURS])}
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 1.5 + 0.35 * max(len(sources), 8)))
+    image = left.imshow(np.array([rows[source].mean(axis=0) for source in sources]), aspect="auto")
+    figure.colorbar(image, ax=left, label="task return")
+    left.set_yticks(
+        range(len(sources)), [f"{place[labels[s]]}. {labels[s]}" if labels[s] in place else labels[s] for s in sources]
+    )
+    left.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
+    left.scatter(sources, range(len(sources)), marker="s", facecolors="none", edgecolors="white")  # at home
+    left.set(xlabel="task", ylabel="trained on (numbers: order of choice)", title="zero-shot transfer")
+    for colour, (name, values) in zip(COLOURS, found["generalised"].items()):
+        k = np.arange(1, len(values) + 1)
+        if name == "equidistant":
+            right.plot(k[-1:], values[-1:], "o", color=colour, label=name)
+        else:
+            right.plot(k, values, marker=".", color=colour, label=name)
+    right.set(xlabel="sources trained on", ylabel="task return, mean over tasks", title=config.train.env)
+    right.xaxis.get_major_locator().set_params(integer=True)
+    right.legend()
+    figure.tight_layout()
+    path = config.folder / "transfer.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
 
 
 def transfer(config: TransferConfig) -> None:
     """All of it: controls know their sources beforehand and run beside the first one; then a source at a time."""
-    from runners.run.exits import Signals
-    from runners.sweep.config import begin
-    from runners.sweep.job_log import JobLog
-    from runners.transfer import mbtl
-    from runners.transfer.results import OURS, SourcePolicies, summary, table, write
-
     with Signals(), closing(JobLog(config.folder)) as log:
         begin(config.folder, config.fixed())
         labels, contexts = config.labels, config.contexts

@@ -25,7 +25,7 @@ def tune(config: TuneConfig) -> None:
     from runners.run.exits import Signals
     from runners.sweep.config import begin
     from runners.sweep.drive import drive
-    from runners.sweep.job_log import JobLog
+    from runners.sweep.job import JobLog
     from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
 
     with Signals(), closing(JobLog(config.folder)) as log:
@@ -34,8 +34,7 @@ def tune(config: TuneConfig) -> None:
         print(f"objective of a trial: the task's return, IQM over seeds {seeds}")
         for one in config.spaces:
             print(f"  {one.key:<32}{one!s:<28}default {config.default[one.key]}")
-        runs = config.trials * config.seeds + 2 * config.test_seeds
-        steps = int(config.train.total_timesteps)
+        runs, steps = config.trials * config.seeds + 2 * config.test_seeds, int(config.train.total_timesteps)
         print(f"at most {runs} runs of {steps:,} steps; folder: {config.folder}", flush=True)
         with closing(config.launch()) as launcher:
             study = open_study(config)

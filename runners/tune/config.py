@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 from envs.settings import declarations, setting
 from runners.cli.compose import compose
 from runners.cli.value import is_number
-from runners.run.config import TrainConfig, UsageError, unknown
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
 from runners.sweep.job import Job
-from runners.train import LOG_EVERY
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -44,10 +43,8 @@ class TuneConfig(JobsConfig):
 
     Attributes:
         argv: what every run is given, without its setting, its seed and its folder.
-        train: the run with its default settings.
+        train: the run with its default settings; `default` are those that are tried.
         spaces: what is tried.
-        default: the settings that a run has by default.
-        folder: of the search.
     """
 
     trials: int = setting(40, "settings that are tried; raised later, the search continues", low=1)
@@ -98,18 +95,12 @@ class TuneConfig(JobsConfig):
 
 @dataclass(frozen=True)
 class Space:
-    """The range of one setting; `key` is that of the command line, as in agent.learning_rate.
+    """The range of one setting."""
 
-    Attributes:
-        values: the two ends, low first and both included; or what may be chosen.
-        kind: "even", "log" or "choice".
-        whole: whether only whole numbers are tried.
-    """
-
-    key: str
-    values: tuple[Any, ...]
-    kind: str = "even"
-    whole: bool = False
+    key: str  # of the command line, as in agent.learning_rate
+    values: tuple[Any, ...]  # the two ends, low first and both included; or what may be chosen
+    kind: str = "even"  # or "log", or "choice"
+    whole: bool = False  # whether only whole numbers are tried
 
     def suggest(self, trial: BaseTrial) -> Any:
         """The value that a trial takes; the same again if it is asked again."""
@@ -118,17 +109,11 @@ class Space:
         draw = trial.suggest_int if self.whole else trial.suggest_float
         return draw(self.key, *self.values, log=self.kind == "log")
 
-    def holds(self, value: Any) -> bool:
-        """Whether a value is in range; True is not 1."""
-        if self.kind == "choice":
-            return any(value == c and isinstance(value, bool) == isinstance(c, bool) for c in self.values)
-        return is_number(value) and self.values[0] <= value <= self.values[1]
-
     def nearest(self, value: Any) -> Any:
-        """The nearest value of the range; None for what is neither in it nor a number."""
-        if self.kind == "choice" or not is_number(value):
-            return value if self.holds(value) else None
-        return min(max(value, self.values[0]), self.values[1])
+        """The nearest value of the range; None for what is neither in it nor a number. True is not 1."""
+        if self.kind == "choice":
+            return next((c for c in self.values if c == value and isinstance(c, bool) == isinstance(value, bool)), None)
+        return min(max(value, self.values[0]), self.values[1]) if is_number(value) else None
 
     def __str__(self) -> str:
         """As a command line gives it: [0.0001,0.01,log]."""
@@ -139,10 +124,9 @@ class Space:
 def spaces(
     config: TrainConfig, chosen: list[str], ranges: dict[str, Any], fixed: set[str] | frozenset[str] = frozenset()
 ) -> list[Space]:
-    """What a search over `config` tries, in the order in which it is declared.
+    """What a search over the settings of a run tries, in the order in which it is declared.
 
     Args:
-        config: the run whose settings are tried.
         chosen: the keys to try; empty for all that have a range and are not `fixed`.
         ranges: key -> range, where the command line gives one; tried too.
         fixed: keys that the command line sets, which stay unless they are chosen.
@@ -150,8 +134,7 @@ def spaces(
     Raises:
         UsageError: for a key that is unknown or has no range, for a range that is none, and if nothing is left to try.
     """
-    kinds: dict[str, Any] = {}  # the environment is not tuned
-    declared: dict[str, tuple[Any, ...]] = {}
+    kinds, declared = dict[str, Any](), dict[str, tuple[Any, ...]]()  # the environment is not tuned
     for prefix, options in parts(config).items():
         hints = typing.get_type_hints(type(options))
         kinds |= {prefix + field.name: hints[field.name] for field in dataclasses.fields(options)}
@@ -161,7 +144,8 @@ def spaces(
             raise UsageError(unknown("tune", key, list(kinds)))
         if key not in declared and key not in ranges:
             raise UsageError(f"tune={key} has no range of its own; give one, as in tune.{key}=[0.1,10,log]")
-    default = [key for key in declared if key not in fixed and not _idle(config, key)]
+    alone = {f"reward.{name}.weight" for name in config.reward if name == "task" or len(config.reward) == 1}
+    default = [key for key in declared if key not in fixed | alone]  # a weight without another changes nothing
     keys = dict.fromkeys([*(chosen or default), *ranges])
     if not keys:
         raise UsageError(f"agent={config.agent_name} has nothing to try; name a range, as in tune.agent.gamma=[0.9,1]")
@@ -204,9 +188,3 @@ def check(config: TrainConfig, values: dict[str, Any]) -> None:
 def parts(config: TrainConfig) -> dict[str, Any]:
     """What has settings: prefix on the command line -> options of the agent, and of each reward."""
     return {"agent.": config.agent, **{f"reward.{name}.": options for name, options in config.reward.items()}}
-
-
-def _idle(config: TrainConfig, key: str) -> bool:
-    """Whether a setting is a weight without another: the task's own, and that of a reward which stands alone."""
-    name, _, field = key.removeprefix("reward.").partition(".")
-    return field == "weight" and (name == "task" or len(config.reward) == 1)

@@ -39,9 +39,9 @@ from runners.run.checkpoint import versions, write_atomically
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import read_status
 from runners.run.progress import TASK_RETURN, read_csv
+from runners.sweep.display import score
 from runners.sweep.drive import Watcher, drive
-from runners.sweep.job import Job, Launcher
-from runners.sweep.job_log import Entry, JobLog
+from runners.sweep.job import Entry, Job, JobLog, Launcher
 from runners.tune.config import TuneConfig, check, parts
 
 RUNGS = 9  # a trial is looked at after each ninth of its steps; asha acts at the first and the third
@@ -71,9 +71,13 @@ def open_study(config: TuneConfig) -> optuna.Study:
         with path.open("rb+") as file:
             file.truncate(len(whole[0]) + len(whole[1]))
     storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_NoLock(str(path))))
-    study = optuna.create_study(
-        storage=storage, study_name="tune", direction="maximize", pruner=pruner(config), load_if_exists=True
-    )
+    pruners: dict[str, optuna.pruners.BasePruner] = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=1),
+        "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+        "none": optuna.pruners.NopPruner(),
+    }
+    given: dict[str, Any] = {"storage": storage, "study_name": "tune", "pruner": pruners[config.pruner]}
+    study = optuna.create_study(direction="maximize", load_if_exists=True, **given)
     if not study.trials:
         default = {one.key: one.nearest(config.default[one.key]) for one in config.spaces}
         study.enqueue_trial({key: value for key, value in default.items() if value is not None})
@@ -90,41 +94,27 @@ def sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
     )
 
 
-def pruner(config: TuneConfig) -> optuna.pruners.BasePruner:
-    """What gives up on a trial."""
-    if config.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=1)
-    if config.pruner == "asha":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-    return optuna.pruners.NopPruner()
-
-
 @dataclass
 class _OpenTrial:
-    """A trial that runs."""
+    """A trial that runs: its jobs, one a tuning seed, names of those `left` to finish, and rungs that it `reported`."""
 
     trial: optuna.Trial
-    jobs: list[Job]  # one a tuning seed
-    left: set[str]  # names of those that have not finished
-    reported: set[int]  # rungs
+    jobs: list[Job]
+    left: set[str]
+    reported: set[int]
 
 
 class Search(Watcher):
-    """All trials of a study, as jobs for `runners.sweep.drive`, which it watches.
+    """All trials of a study (see `open_study`), as jobs for `runners.sweep.drive`, which it watches.
 
-    Args:
-        config: what to try.
-        study: from `open_study`.
-        launcher: cancels the jobs of trials that are given up.
-        report: takes a sentence for every trial that ends.
+    The launcher cancels the jobs of trials that are given up; `report` takes a sentence for every trial that ends.
     """
 
     def __init__(
         self, config: TuneConfig, study: optuna.Study, launcher: Launcher, report: Callable[[str], None] = print
     ) -> None:
         self.config, self.study, self.launcher, self.report = config, study, launcher, report
-        self._open: dict[int, _OpenTrial] = {}  # by number of the trial
-        self._owner: dict[str, int] = {}  # job -> trial
+        self._open, self._owner = dict[int, _OpenTrial](), dict[str, int]()  # number -> trial; job -> number
 
     def run(self, log: JobLog) -> None:
         """Until every trial has ended.
@@ -202,7 +192,7 @@ class Search(Watcher):
 
     def _complete(self, one: _OpenTrial) -> None:
         del self._open[one.trial.number]
-        returns = [task_return(job.folder) for job in one.jobs]
+        returns = [score(job.folder) for job in one.jobs]
         one.trial.set_user_attr("returns", returns)
         value = float(iqm(returns))
         self.study.tell(one.trial, value)
@@ -236,11 +226,6 @@ def rungs(folder: Path, total: int) -> list[tuple[int, float]]:
     return sorted(found.items())
 
 
-def task_return(folder: Path) -> float:
-    """The task's return in the final evaluation of a finished run, mean over its episodes."""
-    return float(json.loads((folder / "result.json").read_text())["this run"]["task_return"])
-
-
 def steps(config: TuneConfig) -> int:
     """Environment steps that the trials have taken so far."""
     found = [read_status(path.parent) or {} for path in config.folder.glob("jobs/*/*/status.json")]
@@ -264,19 +249,18 @@ def best(study: optuna.Study, config: TuneConfig) -> dict[str, Any]:
 def test_jobs(config: TuneConfig, setting: dict[str, Any]) -> list[Job]:
     """Runs that judge: both arms with the same seeds; the default alone if nothing better was found."""
     arms = {"default": {}, "tuned": setting} if setting else {"default": {}}
-    pairs = [(seed, arm) for seed in range(config.test_seeds) for arm in arms]
-    return [config.run(f"test/{arm}/s{seed}", arms[arm], seed) for seed, arm in pairs]
+    seeds = range(config.test_seeds)
+    return [config.run(f"test/{arm}/s{seed}", values, seed) for seed in seeds for arm, values in arms.items()]
 
 
 def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> dict[str, Any]:
     """All results, as plain data; `jobs` are the test's, all finished."""
     trials = study.get_trials(deepcopy=False)
     returns = {
-        arm: np.array([task_return(job.folder) for job in jobs if job.name.startswith(f"test/{arm}/")]) for arm in ARMS
+        arm: np.array([score(job.folder) for job in jobs if job.name.startswith(f"test/{arm}/")]) for arm in ARMS
     }
     if not len(returns["tuned"]):  # nothing better was found, so both are one
         returns["tuned"] = returns["default"]
-    searched = sum(entry.seconds for name, entry in entries.items() if name.startswith("jobs/"))
     first = trials[0]
     return {
         **config.fixed(),
@@ -294,7 +278,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         "on_test_seeds": {arm: {**_estimate(aggregate([x])), "runs": x.tolist()} for arm, x in returns.items()},
         "difference": _estimate(paired_difference([returns["tuned"]], [returns["default"]])),
         "search_steps": steps(config),
-        "search_run_seconds": round(searched, 1),
+        "search_run_seconds": round(sum(e.seconds for name, e in entries.items() if name.startswith("jobs/")), 1),
         "steps_a_run": int(config.train.total_timesteps),
         "versions": versions(),
         "history": [_row(trial) for trial in trials],
@@ -302,34 +286,29 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
 
 
 def _estimate(estimate: Estimate) -> dict[str, Any]:
-    return {"iqm": float(estimate.value), "low": float(estimate.low), "high": float(estimate.high)}
+    return dict(zip(("iqm", "low", "high"), map(float, estimate)))
 
 
 def _row(trial: FrozenTrial) -> dict[str, Any]:
-    extra: dict[str, Any] = {key: trial.user_attrs[key] for key in ("returns", "why") if key in trial.user_attrs}
     value = trial.value if trial.state == TrialState.COMPLETE else None
-    return {"trial": trial.number, "state": trial.state.name.lower(), "value": value, **extra, "params": trial.params}
+    why: dict[str, Any] = {key: trial.user_attrs[key] for key in ("returns", "why") if key in trial.user_attrs}
+    return {"trial": trial.number, "state": trial.state.name.lower(), "value": value, **why, "params": trial.params}
 
 
 def table(found: dict[str, Any]) -> str:
     """The verdict as text; the last numbers are the ones that count."""
-    counts = found["trials"]
-    on_tuning, on_test = found["on_tuning_seeds"], found["on_test_seeds"]
-    seeds, tests = found["tuning_seeds"], found["test_seeds"]
+    counts, seeds, tests = found["trials"], found["tuning_seeds"], found["test_seeds"]
     lines = [
         f"{counts['complete']} trials complete, {counts['pruned']} pruned, {counts['fail']} failed; "
         f"{found['search_steps']:,} environment steps, {found['search_run_seconds']:,.0f} s of runs",
         "",
         f"  {'task return, IQM':<18}{f'seeds {seeds[0]}-{seeds[-1]}, chosen by':>28}{f'test seeds 0-{tests[-1]}':>30}",
     ]
-    for arm in ARMS:
-        one = on_test[arm]
-        chosen = "-" if on_tuning[arm] is None else f"{on_tuning[arm]:.4g}"
-        interval = f"{one['iqm']:.4g}  [{one['low']:.4g}, {one['high']:.4g}]"
-        lines.append(f"  {arm:<18}{chosen:>28}{interval:>30}")
-    gain = found["difference"]
+    chosen = {arm: "-" if value is None else f"{value:.4g}" for arm, value in found["on_tuning_seeds"].items()}
+    for name, test in {**found["on_test_seeds"], "tuned - default": found["difference"]}.items():
+        interval = f"{test['iqm']:.4g}  [{test['low']:.4g}, {test['high']:.4g}]"
+        lines.append(f"  {name:<18}{chosen.get(name, ''):>28}{interval:>30}")
     lines += [
-        f"  {'tuned - default':<18}{'':>28}{'{:.4g}  [{:.4g}, {:.4g}]'.format(*gain.values()):>30}",
         "",
         "  only the test counts: the best of many noisy numbers is always too high. Intervals are 95 %.",
         f"  best (trial {found['best_trial']}): {settings(found['best'])}",
@@ -338,21 +317,16 @@ def table(found: dict[str, Any]) -> str:
 
 
 def write(config: TuneConfig, found: dict[str, Any], command: str) -> Path:
-    """tune.json and best.yaml; returns the preset's path."""
-    write_atomically(config.folder / "tune.json", json.dumps({"command": command, **found}, indent=1) + "\n")
-    path = config.folder / "best.yaml"
-    write_atomically(path, preset(config, found["best"], command))
-    return path
-
-
-def preset(config: TuneConfig, setting: dict[str, Any], command: str) -> str:
-    """The best setting as a preset: all in which its runs differ from a plain `runners.train`."""
+    """tune.json and best.yaml, a preset of all in which the best runs differ from a plain `runners.train`: its path."""
     import yaml
 
-    run, _ = compose([*config.argv, *(f"{key}={literal(value)}" for key, value in setting.items())])
+    write_atomically(config.folder / "tune.json", json.dumps({"command": command, **found}, indent=1) + "\n")
+    run, _ = compose([*config.argv, *(f"{key}={literal(value)}" for key, value in found["best"].items())])
     values: dict[str, Any] = {"env": run.env, "reward": list(run.reward), "agent": run.agent_name}
     values |= {f"env.{key}": value for key, value in run.env_options.items()}
     values |= {key: getattr(run, key) for key in ("total_timesteps", "n_envs", "max_episode_steps")}
     for prefix, options in parts(run).items():
         values |= {prefix + key: value for key, value in changed(options).items()}
-    return f"# Found by {' '.join(command.split())}\n" + yaml.safe_dump(values, sort_keys=False)
+    path = config.folder / "best.yaml"
+    write_atomically(path, f"# Found by {' '.join(command.split())}\n" + yaml.safe_dump(values, sort_keys=False))
+    return path

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runners.report import results
-from runners.sweep.job_log import Entry, events, replay
+from runners.sweep.job import Entry, events, replay
 
 GRID = [
     "env=CartPole-v1,MountainCar-v0,MiniGrid-DoorKey-5x5-v0,MiniGrid-MultiRoom-N4-S5-v0",

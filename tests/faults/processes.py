@@ -252,7 +252,7 @@ def clock_jump(folder: Path, quick: bool) -> Found:
 def sweep_killed(folder: Path, quick: bool) -> Found:
     """A sweep in which every other job fails is killed, when some have finished; then the same command again."""
     warm()
-    from runners.sweep.job_log import JobLog
+    from runners.sweep.job import JobLog
 
     seeds = 2 if quick else 5
     worlds = f"CartPole-v1,{SLEEPER.replace('Sleeper', 'Raiser')}"

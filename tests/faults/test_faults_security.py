@@ -12,7 +12,7 @@ from runners.run import trust
 from runners.run.build import load_run
 from runners.run.config import UsageError
 from runners.run.exits import Signals, Stopped, explain
-from runners.run.secrets import masked, refuse
+from runners.run.trust import masked, refuse
 
 CANARY = "sk-CANARY-0123456789abcdef"
 

@@ -217,7 +217,7 @@ def close_after_death(folder: Path, quick: bool) -> Found:
     hung, left, slowest, pids = 0, 0, 0.0, []
     for number in range(trials):
         envs = vector(ways[number % len(ways)], at=1, restarts=0, step_timeout=0.5, crash_folder=folder / "crashes")
-        pids += [process.pid for process in envs._processes]
+        pids += [worker.process.pid for worker in envs._workers]
         envs.reset(seed=0)
         begin = time.monotonic()
         if number % 2:  # closed in the middle of a step, or after it has failed
@@ -266,7 +266,7 @@ def parent_killed(folder: Path, quick: bool) -> Found:
             f"    envs = vector('{how}', at=1, bad=0)\n"
             "    envs.reset()\n"
             "    envs.send(np.zeros(2, int))\n"
-            "    print(*[process.pid for process in envs._processes], flush=True)\n"
+            "    print(*[worker.process.pid for worker in envs._workers], flush=True)\n"
             "    input()\n"
         )
         command = [sys.executable, "-c", script]

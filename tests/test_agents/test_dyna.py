@@ -10,11 +10,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
+from agents.base import TaskScorer
 from agents.dyna.agent import Dyna
 from agents.dyna.config import PRESETS, DynaConfig
 from agents.dynamics.rollout import HorizonSchedule
 from agents.off_policy.dqn import DeepQ
-from agents.task_reward import TaskScorer
 
 TINY = {
     "model_hidden": [8],
@@ -140,7 +140,7 @@ def test_rollouts_have_the_length_of_the_schedule():
     model = quick(agent(preset="single", horizon="linear:1:3:0:100", retain=1, learning_starts=100, model_every=100))
     model.learn(100, log_interval=None)
     assert len(model.imagination.buffer) == 100 * 3
-    torch.testing.assert_close(model._sums["rollout_length"], torch.tensor(3.0))
+    torch.testing.assert_close(model.means.sums["rollout_length"], torch.tensor(3.0))
 
 
 @pytest.mark.parametrize("relabel", [True, False])
@@ -176,7 +176,7 @@ def test_a_reward_that_looks_at_pixels_is_learned_by_a_head_with_a_note():
     model = quick(agent(preset="single", scorer=Bright(0.99), options={"frame_size": 8}))
     assert model.imagination.reward_source.how == "head" and "frame" in model.notes[0]
     model.learn(60, log_interval=None)
-    assert "head_gap" in model._sums
+    assert "head_gap" in model.means.sums
     assert model.imagination.buffer.sample(8, 0.99).reward.isfinite().all()
 
 
@@ -222,7 +222,7 @@ def test_rollouts_that_diverge_are_cut_and_counted(preset):
     with torch.no_grad():
         model.imagination.model.net.outputs.scale.fill_(1e30)
     model.learn(60, reset_num_timesteps=False, log_interval=None)
-    assert model._sums["diverged"] > 0 and model._n_updates == 35
+    assert model.means.sums["diverged"] > 0 and model._n_updates == 35
     if preset == "single":
         assert len(model.imagination.buffer) == 0  # and so what happened is learned from alone
     else:

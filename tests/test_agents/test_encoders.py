@@ -82,10 +82,10 @@ def test_every_number_and_every_pixel_is_read():
 
 def test_large_numbers_are_squeezed():
     encoding = codec_of(numbers=2)
-    encoder = ObservationEncoder(encoding, 8, net_arch=())
+    encoder = ObservationEncoder(encoding, 8)
     with torch.no_grad():
         big = torch.tensor([[1e6, -1e6]])
-        torch.testing.assert_close(encoder(big, {}), encoder.join(symlog(big)))
+        torch.testing.assert_close(encoder(big, {}), encoder.join(encoder.mlp(symlog(big))))
 
 
 def test_a_decoder_learns_to_show_what_it_was_shown():
@@ -114,7 +114,7 @@ def test_nethack_goes_through_glyphs():
     assert encoder(vector, {}).shape == (3, 2, 16)
     assert encoder.join[0].in_features == encoder.trunk.width == 256
     with pytest.raises(ValueError, match=r"needs observations in parts"):
-        ObservationEncoder(codec_of(), net="glyphs")
+        ObservationEncoder(codec_of(), 8, net="glyphs")
 
 
 def test_a_picture_of_64_pixels_becomes_4_by_4():

@@ -9,7 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from agents.dynamics.factored import Entries, Factored, FactoredConfig
+from agents.dynamics.ensemble import EnsembleConfig
+from agents.dynamics.factored import Entries, Factored
 from agents.networks.actor_critic import SpaceEncoding
 
 BITS = SpaceEncoding(spaces.MultiBinary(6), spaces.Discrete(3))
@@ -17,7 +18,13 @@ MIXED = SpaceEncoding(
     spaces.Dict({"dice": spaces.MultiDiscrete([3, 3]), "key": spaces.MultiBinary(2), "room": spaces.Discrete(4)}),
     spaces.Discrete(2),
 )
-SMALL = FactoredConfig(hidden=[64, 64], first_steps=600, batch_size=128)
+
+
+def factored_config(**settings):
+    return EnsembleConfig(**{"members": 1, "hidden": [64, 64], "terminations": True, **settings})
+
+
+SMALL = factored_config(first_steps=600, batch_size=128)
 
 
 def recorded(obs: Tensor, action: Tensor, next_obs: Tensor, reward: Tensor, terminated: Tensor) -> Any:
@@ -134,7 +141,7 @@ def test_dice_that_are_thrown_stay_dice() -> None:
 
 def test_members_see_other_rows_and_share_the_sampling() -> None:
     obs, action = everything()
-    config = FactoredConfig(hidden=[32], members=3, elites=2, first_steps=100)
+    config = factored_config(hidden=[32], members=3, elites=2, first_steps=100)
     model = Factored(BITS, config, seed=0)
     model.fit(recorded(obs, action, *switches(obs, action)))
     predicted = model.step(obs, action, member_predictions=True)
@@ -148,8 +155,8 @@ def test_members_see_other_rows_and_share_the_sampling() -> None:
 def test_another_fit_leaves_nothing_worse_and_continues() -> None:
     obs, action = everything()
     rows = recorded(*(x.repeat(3, 1) if x.ndim == 2 else x.repeat(3) for x in (obs, action, *switches(obs, action))))
-    model = Factored(BITS, FactoredConfig(hidden=[32], first_steps=100, min_steps=50, max_steps=50), seed=0)
-    judged = Factored(BITS)._table(rows)[0]
+    model = Factored(BITS, factored_config(hidden=[32], first_steps=100, min_steps=50, max_steps=50), seed=0)
+    judged = Factored(BITS, SMALL)._table(rows)[0]
     assert judged is not None
     model.net.unit.fill_(3.0)  # the largest reward, so that losses compare
     before = float(model._held_loss(judged[100:120]))
@@ -163,7 +170,7 @@ def test_another_fit_leaves_nothing_worse_and_continues() -> None:
 
 def test_nan_leaves_the_last_fit() -> None:
     obs, action = everything()
-    model = Factored(BITS, FactoredConfig(hidden=[8], first_steps=20), seed=0)
+    model = Factored(BITS, factored_config(hidden=[8], first_steps=20), seed=0)
     good = switches(obs, action)
     model.fit(recorded(obs, action, *good))
     before = model._flat.value.clone()
@@ -175,7 +182,10 @@ def test_nan_leaves_the_last_fit() -> None:
 
 def test_a_model_continues_exactly_where_it_was_saved() -> None:
     obs, action = everything()
-    rows, config = recorded(obs, action, *switches(obs, action)), FactoredConfig(hidden=[16], members=2, first_steps=60)
+    rows, config = (
+        recorded(obs, action, *switches(obs, action)),
+        factored_config(hidden=[16], members=2, first_steps=60),
+    )
     one, other = Factored(BITS, config, seed=0), Factored(BITS, config, seed=1)
     one.fit(rows)
     other.load_state_dict(one.state_dict())
@@ -194,11 +204,11 @@ def test_a_model_continues_exactly_where_it_was_saved() -> None:
 )
 def test_observations_of_other_numbers_are_refused(space: spaces.Space, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Factored(SpaceEncoding(space, spaces.Discrete(2)))
+        Factored(SpaceEncoding(space, spaces.Discrete(2)), SMALL)
 
 
 def test_a_box_of_fractions_is_refused_when_it_is_seen() -> None:
-    model = Factored(SpaceEncoding(spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
+    model = Factored(SpaceEncoding(spaces.Box(0, 1, (2,)), spaces.Discrete(2)), SMALL)
     obs = torch.tensor([[0.0, 1.0], [1.0, 0.25], [1.0, 1.0]])
     with pytest.raises(ValueError, match=r"entry 1 of an observation is 0\.25, and model=factored predicts 0 and 1"):
         model.fit(recorded(obs, torch.eye(2)[[0, 1, 0]], obs, torch.zeros(3), torch.zeros(3)))

@@ -7,8 +7,7 @@ import envs.make
 import rewards
 from agents.base import Steps
 from agents.networks.actor_critic import SpaceEncoding
-from agents.replay.frozen_reward import FrozenReward
-from agents.replay.replay import Replay
+from agents.replay.replay import FrozenReward, Replay
 
 
 @pytest.mark.parametrize("names", [("task", "rnd"), ("task", "count"), ("rnd",)])

@@ -5,8 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.networks.actor_critic import Actions, ActorCritic, Inputs
-from agents.networks.glyphs import Glyphs
+from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.update import TorchUpdate
 from envs.make import make_vec

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from agents.dyna.penalties import PENALTIES
 from agents.dynamics import Predicted
+from agents.dynamics.rollout import PENALTIES
 
 
 def predicted(means, stds=None):

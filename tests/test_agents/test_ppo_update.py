@@ -7,8 +7,7 @@ import torch
 from gymnasium import spaces
 
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
-from agents.ppo.config import PPOConfig
-from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate
+from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = {

@@ -12,10 +12,9 @@ from scripted import ScriptedWorld, labels, script
 from stable_baselines3.common.buffers import ReplayBuffer
 
 import rewards
-from agents.base import Steps
+from agents.base import Steps, TaskScorer
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
-from agents.task_reward import TaskScorer
 from envs.transitions import Transitions
 from envs.types import MODALITIES
 from rewards.adapters.sb3 import relabelling

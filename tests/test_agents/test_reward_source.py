@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 
 import rewards
+from agents.base import TaskScorer
 from agents.dynamics.rollout import RewardHead, RewardSource, spread
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
-from agents.task_reward import TaskScorer
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream

@@ -9,8 +9,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import agents
-from agents.sb3.agent import policy_name
-from agents.sb3.state import get_state, set_state
+from agents.sb3.agent import get_state, policy_name, set_state
 
 
 def venv(env_id, n=1):

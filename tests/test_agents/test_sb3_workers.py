@@ -33,8 +33,8 @@ def _same(a, b) -> None:
 
 def _lose(venv: WorkerVecEnv, worker: int) -> None:
     venv.say = lambda sentence: None
-    os.kill(venv.workers._processes[worker].pid, signal.SIGKILL)
-    venv.workers._processes[worker].join(10)
+    os.kill(venv.workers._workers[worker].process.pid, signal.SIGKILL)
+    venv.workers._workers[worker].process.join(10)
 
 
 def test_a_step_says_what_dummy_vec_env_says() -> None:

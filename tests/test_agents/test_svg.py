@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from agents.dyna.svg import Svg, model_return
+from agents.dyna.svg import model_return, svg_update
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import Imagined
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
@@ -32,15 +32,18 @@ def learner(seed=0, **changes):
     return SoftActorCritic(1, 1, config, seed=seed)
 
 
+def updated(agent, model, start, horizon, gamma=GAMMA):
+    step = torch.zeros(len(start), dtype=torch.int64)
+    svg_update(agent, model, reward_function, None, start, step, horizon=horizon, gamma=gamma)
+
+
 def imagined(reward, alive, terminated, log_prob=None):
     reward, alive, terminated = torch.tensor(reward), torch.tensor(alive), torch.tensor(terminated)
     horizon, rows = reward.shape
     nothing, zero = torch.zeros(horizon, rows, 1), torch.zeros(())
     log_prob = None if log_prob is None else torch.tensor(log_prob)
     step = torch.zeros(horizon, rows, dtype=torch.int64)
-    return Imagined(
-        nothing, nothing, nothing, reward, reward, 0 * reward, terminated, alive, log_prob, step, zero, zero
-    )
+    return Imagined(nothing, nothing, nothing, reward, reward, 0 * reward, terminated, alive, log_prob, step, zero)
 
 
 def test_the_return_of_a_rollout_that_continues_ends_or_is_cut_is_the_hand_computed_one():
@@ -77,7 +80,7 @@ def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it()
     )
     reference = copy.deepcopy(agent.state_dict())
     start = torch.linspace(-1, 1, 5)[:, None]
-    Svg(agent, Linear(), reward_function, None, gamma=GAMMA, horizon=2).update(start, torch.zeros(5, dtype=torch.int64))
+    updated(agent, Linear(), start, horizon=2)
 
     other = learner()
     other.load_state_dict(reference)
@@ -103,19 +106,17 @@ def test_one_update_climbs_the_true_objective():
     for seed in range(5):
         agent = learner(seed)
         before = worth(agent)
-        svg = Svg(agent, Linear(), reward_function, None, gamma=1e-6, horizon=1)
         for _ in range(3):
-            svg.update(start, torch.zeros(64, dtype=torch.int64))
+            updated(agent, Linear(), start, horizon=1, gamma=1e-6)
         assert worth(agent) > before
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
 def test_it_finds_the_best_action_of_linear_dynamics(horizon):
     agent = learner()
-    svg = Svg(agent, Linear(), reward_function, None, gamma=GAMMA, horizon=horizon)
     draw = torch.Generator().manual_seed(0)
     for _ in range(250):
-        svg.update(torch.rand(64, 1, generator=draw) * 1.6 - 0.8, torch.zeros(64, dtype=torch.int64))
+        updated(agent, Linear(), torch.rand(64, 1, generator=draw) * 1.6 - 0.8, horizon)
     start = torch.linspace(-0.7, 0.7, 15)[:, None]
     assert (agent.act(start, deterministic=True) + start).abs().max() < 0.1  # u = -x
     value = agent.q(start, -start).amin(0)
@@ -137,7 +138,7 @@ def test_a_rollout_that_ends_gives_no_gradient_from_beyond_its_end():
     )
     reference = copy.deepcopy(agent.state_dict())
     start = torch.linspace(-1, 1, 5)[:, None]
-    Svg(agent, Ending(), reward_function, None, gamma=GAMMA, horizon=3).update(start, torch.zeros(5, dtype=torch.int64))
+    updated(agent, Ending(), start, horizon=3)
     other = learner()
     other.load_state_dict(reference)
     action, log_prob = other.sample(start)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
-from agents.task_reward import TaskScorer
+from agents.base import TaskScorer
 from agents.world_model.agent import WorldModel, WorldModelConfig
 from agents.world_model.config import PRESETS
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runners.sweep.job_log import NAME, JobLog
+from runners.sweep.job import NAME, JobLog
 from tests.faults import night
 
 SMALL = ["env=CartPole-v1", "reward=task", "seed=range(3)", "preset=debug", "eval_episodes=0", "video=false", "slots=1"]

@@ -15,7 +15,7 @@ from benchmarks import study
 from benchmarks.study import Cell, Study
 from runners.report import results
 from runners.run.config import UsageError
-from runners.sweep.job_log import replay
+from runners.sweep.job import replay
 
 RECORDED = Path(study.FOLDER).parents[1] / "assets" / "results"
 TINY = {

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from originals import load
 
 from envs.batched import PROGRAMS
 from envs.batched.base import BatchedEnv
@@ -37,7 +38,7 @@ def urge(original, rng):
 def told_alike(env, originals, rng, steps):
     """Play beside the originals until an episode ends; all that was said."""
     said = [original.reset(seed=int(rng.integers(1 << 30)))[1]["text"] for original in originals]
-    env.load(originals)
+    load(env, originals)
     assert env.modalities["text"].tolist() == said
     for _ in range(steps):
         actions = np.array([urge(original, rng) for original in originals])
@@ -122,7 +123,7 @@ def test_classic_control_says_what_the_originals_say(env_id):
     env = make_batched(env_id, 8, text=True, array=array, max_episode_steps=60)
     originals = [make(env_id, text=True, seed=i, max_episode_steps=60) for i in range(8)]
     said = [original.reset()[1]["text"] for original in originals]
-    env.load(originals)
+    load(env, originals)
     assert env.modalities["text"].tolist() == said and "the " in said[0]
     for _ in range(60):
         actions = np.stack([original.action_space.sample() for original in originals])

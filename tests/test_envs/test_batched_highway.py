@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from originals import load
 
-from envs.batched.highway.traffic import Traffic, closest_lane, overlap
+from envs.batched.highway.env import Traffic, closest_lane, overlap
 from envs.batched.highway.view import RoadPainter
 from envs.driving.vehicle import read
 from envs.make import make, make_batched, make_vec
@@ -18,7 +19,7 @@ POLICIES = ([0.15, 0.2, 0.15, 0.4, 0.1], [0.1, 0.4, 0.1, 0.0, 0.4], [0.03, 0.45,
 def play_beside(env, originals, rng, look=lambda row, infos, info: None):
     """Play one episode in each original, and the same in `env`; how many crashed, and how often others changed lane."""
     firsts = [original.reset(seed=int(rng.integers(1 << 30)))[0] for original in originals]
-    np.testing.assert_allclose(env.load(originals), np.stack(firsts), atol=1e-5)
+    np.testing.assert_allclose(load(env, originals), np.stack(firsts), atol=1e-5)
     running, crashes, changes, lane = set(range(len(originals))), 0, 0, env.state["lane"].copy()
     while running:
         actions = np.array([rng.choice(5, p=POLICIES[row % 3]) for row in range(len(originals))])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from originals import load
 
 from envs.batched import PROGRAMS
 from envs.make import make, make_batched
@@ -34,7 +35,7 @@ def assert_in_step(env, originals, rng, steps, tolerance):
     for original in originals:
         if env.spec.id == "MountainCarContinuous-v0":  # the original rounds its state only after the first step
             original.unwrapped.state = original.unwrapped.state.astype(np.float32)
-    np.testing.assert_allclose(env.load(originals), np.stack(firsts), atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(load(env, originals), np.stack(firsts), atol=tolerance, rtol=tolerance)
     for step in range(1, steps + 1):
         actions = np.array([urge(original, rng) for original in originals])
         obs, rewards, terminations, truncations, infos = env.step(actions)
@@ -97,7 +98,7 @@ def test_the_wanted_ball_in_hand_ends_keycorridor_and_a_key_does_not():
         thing = next(thing for thing in inner.grid.grid if thing is not None and thing.type == kind)
         inner.grid.grid[inner.grid.grid.index(thing)] = None
         inner.grid.set(*inner.front_pos, thing)
-    env.load(originals)
+    load(env, originals)
     *_, infos = answers = env.step([3, 3])
     expected = [original.step(3) for original in originals]
     assert answers[1].tolist() == [np.float32(1 - 0.9 / 270), 0.0] == [np.float32(x[1]) for x in expected]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from originals import load
 
 from envs.make import make
 from envs.snapshots.clones import Clones
@@ -45,7 +46,7 @@ def test_both_ways_agree_on_a_world_that_has_both():
     alone.side_by_side = False
     place = alone.start(seed=0)
     program = together._program(1)
-    program.load([alone.env])
+    load(program, [alone.env])
     ours = together.start(seed=0)
     ours.state = {**ours.state, "state": {k: v.copy() for k, v in program.snapshot()["state"].items()}}
     ours.obs = place.obs

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.disturb import EpisodicReward, NoisyTV, disturb
 from envs.make import make, make_vec
 from envs.vector.in_process import InProcess
+from envs.wrappers import EpisodicReward, NoisyTV, disturb
 
 
 class World(gym.Env):

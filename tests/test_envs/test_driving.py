@@ -6,8 +6,7 @@ import pytest
 
 from envs.driving.family import DRIVER, words
 from envs.driving.vehicle import VEHICLE
-from envs.make import families, goals, make, spec_of
-from envs.options import options
+from envs.make import families, goals, make, options, spec_of
 
 DRIVING = families()["driving"]
 SIX = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0", "CarRacing-v3"]

@@ -6,8 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.driving.sensors import bend, lanes, names, seconds, sense
-from envs.driving.vehicle import FAR, VEHICLE, read
+from envs.driving.vehicle import FAR, VEHICLE, bend, lanes, names, read, seconds, sense
 from envs.make import make, spec_of
 
 ROADS = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0"]

@@ -4,8 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.make import make
-from envs.options import DISTURBANCES, is_open, options
+from envs.make import DISTURBANCES, is_open, make, options
 
 TAKES_NAMES = ["lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0", "CartPole-v1", "Pendulum-v1", "FrozenLake-v1"]
 TAKES_NAMES += ["MiniGrid-DoorKey-8x8-v0", "HalfCheetah-v5", "highway-fast-v0", "lodestar/ProbeValue-v0"]

@@ -21,9 +21,9 @@ from tests.faults.workers import ENV, lose, runs, vector
 
 
 def _kill(envs: Workers, worker: int, number: int = signal.SIGKILL) -> None:
-    os.kill(envs._processes[worker].pid, number)
+    os.kill(envs._workers[worker].process.pid, number)
     if number == signal.SIGKILL:
-        envs._processes[worker].join(10)
+        envs._workers[worker].process.join(10)
 
 
 def _cartpoles(**options) -> Workers:
@@ -73,7 +73,7 @@ def test_too_many_losses_end_the_vector_with_what_happened_before() -> None:
             envs.step(np.zeros(4, int))
     assert [sentence[-30:] for sentence in said] == ["replaced (1 of 2 within 600 s)", "replaced (2 of 2 within 600 s)"]
     assert caught.value.__notes__[0].count("ended with exit code 3") == 3
-    assert envs.closed and not any(map(runs, [process.pid for process in envs._processes]))
+    assert envs.closed and not any(map(runs, [worker.process.pid for worker in envs._workers]))
 
 
 def test_the_budget_forgets_what_is_older_than_its_window() -> None:
@@ -163,7 +163,7 @@ def test_a_death_during_a_reset_is_made_good_by_the_successor() -> None:
 @pytest.mark.parametrize("how", ["stop", "hang", "kill"])
 def test_close_returns_in_every_state_and_leaves_no_process(how: str) -> None:
     envs = vector(how, at=1, step_timeout=0)
-    pids = [process.pid for process in envs._processes]
+    pids = [worker.process.pid for worker in envs._workers]
     envs.reset(seed=0)
     envs.send(np.zeros(2, int))
     begin = time.monotonic()

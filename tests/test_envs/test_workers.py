@@ -122,7 +122,7 @@ def test_an_environment_that_raises_is_named() -> None:
     with pytest.raises(WorkerError, match=r"^environment 2 raised ZeroDivisionError: no friction in 2") as caught:
         many.step(np.array([0, 0, 1, 0]))
     assert 'raise ZeroDivisionError(f"no friction in {row}")' in caught.value.__notes__[0]
-    assert many.closed and not any(process.is_alive() for process in many._processes)
+    assert many.closed and not any(worker.process.is_alive() for worker in many._workers)
     with pytest.raises(RuntimeError, match="these environments are closed; make new ones"):
         many.step(np.zeros(4, int))
     with pytest.raises(WorkerError, match="environment 2 raised FileNotFoundError: no such level"):
@@ -133,9 +133,9 @@ def test_a_killed_worker_is_a_sentence_within_seconds_and_an_interrupted_one_goe
     many = make_vec("CartPole-v1", 4, backend="workers", processes=2, workers={"restarts": 0})
     many.reset()
     for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(many._processes[1].pid, number)
+        os.kill(many._workers[1].process.pid, number)
     many.step(np.zeros(4, int))
-    os.kill(many._processes[1].pid, signal.SIGKILL)
+    os.kill(many._workers[1].process.pid, signal.SIGKILL)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match="worker process 1, with the environments 1, 3, was killed by signal 9"):
         for _ in range(3):
@@ -153,7 +153,7 @@ def test_workers_end_with_their_parent_and_leave_no_memory_behind(end: str) -> N
         "if __name__ == '__main__':\n"
         "    many = make_vec('CartPole-v1', 4, backend='workers', processes=2)\n"
         "    many.reset()\n"
-        "    pids = [process.pid for process in many._processes]\n"
+        "    pids = [worker.process.pid for worker in many._workers]\n"
         "    shared = [line for pid in pids for line in open(f'/proc/{pid}/maps') if '/dev/shm' in line]\n"
         "    assert shared and all('(deleted)' in line for line in shared), shared\n"
         "    print(*pids, flush=True)\n"

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from rewards.llm.annotation import queue
-from rewards.llm.annotation.queue import AnnotationQueue
+from rewards.llm.annotation import asking
+from rewards.llm.annotation.asking import AnnotationQueue
 
 
 def test_what_is_drawn_counts_against_the_budget_until_it_fails():
@@ -63,7 +63,7 @@ def test_what_a_cache_has_not_been_asked_for_is_bounded_like_what_waits():
 
 
 def test_only_so_many_answered_texts_are_remembered(monkeypatch):
-    monkeypatch.setattr(queue, "KNOWN", 3)
+    monkeypatch.setattr(asking, "KNOWN", 3)
     pending = AnnotationQueue()
     for item in "abcd":
         pending.offer([item])

@@ -9,9 +9,8 @@ import rewards
 from rewards.base import Scored
 from rewards.check import check_reward
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.contrast import NARROWEST, Calibration, Contrast, ContrastConfig
+from rewards.vision.contrast import NARROWEST, Calibration, Contrast, ContrastConfig, Rescorer
 from rewards.vision.encoder import ClipEncoder, shared
-from rewards.vision.rescore import Rescorer
 
 UP, DOWN = "pole vertically upright on top of the cart", "the pole is hanging down"
 RAW = {"goal": UP, "negative": DOWN, "reference": 0}

@@ -17,6 +17,8 @@ from rewards.adapters.guided import guided
 from rewards.check import check_reward
 from rewards.language import guidance
 from rewards.language.guidance import CRAFTER, RECENT, Guidance, GuidanceConfig, _newest, meaning
+from rewards.llm.client import IN_A_ROW
+from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.local import Rules
 from rewards.mix.mix import Mix, Stream
 
@@ -250,7 +252,7 @@ def test_a_checkpoint_keeps_goals_and_answers(tmp_path):
 
 @pytest.mark.parametrize("plan", [status(500), says("no idea"), says('{"goal": "  "}'), hangs(0.2)])
 def test_a_failure_names_no_goal_and_the_situation_may_be_asked_again(plan, monkeypatch):
-    monkeypatch.setattr(guidance, "PAUSE", 0.0)
+    monkeypatch.setattr(guidance, "PAUSE", 0.01)
     with ModelServer(think) as server:
         server.plan = [plan]
         reward = built(**WHAT, url=server.url)
@@ -263,12 +265,27 @@ def test_a_failure_names_no_goal_and_the_situation_may_be_asked_again(plan, monk
 
 def test_training_continues_without_a_server_which_is_then_not_asked():
     reward = built(**WHAT, url="http://127.0.0.1:9/v1", every=1)
-    until(lambda: reward.update(rollout("a"))["failed"] >= 1)
+    until(lambda: reward.update(rollout("a"))["failed"] >= IN_A_ROW)
     for captions in itertools.permutations("abcdef", 3):  # 120 situations
         reward.update(rollout("; ".join(captions)))
     metrics = reward.update(rollout("b"))
-    assert metrics["waiting"] == guidance.WAITING and metrics["failed"] <= guidance.THREADS and metrics["goals"] == 0
+    assert (
+        metrics["waiting"] == guidance.WAITING
+        and metrics["failed"] < IN_A_ROW + guidance.THREADS
+        and metrics["goals"] == 0
+    )
     reward.close()
+
+
+def test_goals_are_named_for_situations_and_one_without_words_is_a_failure():
+    with ModelServer(lambda text, images: json.dumps({"goal": f"  after\n{len(text.split('Seen'))} "})) as server:
+        server.plan = [says('{"goal": "  "}')]
+        judge = make_judge("openai", "goals", model="m", url=server.url, concurrency=1)
+        answers = judge.label(["[]", '["Seen", "Seen"]'])
+        judge.close()
+        assert "to get far" in server.seen[0][1]["messages"][0]["content"]
+    assert answers.raw == ["", "after 3"] and answers.failed.tolist() == [True, False]
+    assert answers.failure == "an empty goal" and judge.identity == "goals 1 m"
 
 
 def test_a_caption_cannot_leave_its_quotation():

@@ -11,8 +11,7 @@ from model_server import ModelServer
 
 from envs.transitions import Transitions, concatenate
 from rewards.check import check_reward
-from rewards.language import factor_code
-from rewards.language.lare import LaRe, LaReConfig, WholeEpisodes, decomposition_loss, draw
+from rewards.language.lare import LaRe, LaReConfig, WholeEpisodes, decomposition_loss, describe, draw, shipped
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = {"hidden": 16, "layers": 1, "steps": 3, "subset": 4, "batch_size": 16}
@@ -231,7 +230,7 @@ def test_a_constant_factor_on_real_steps_and_code_that_fails_there_are_reported(
     assert np.isfinite(reward.score(batch.flatten())).all()
 
 
-@pytest.mark.parametrize("name", factor_code.shipped())
+@pytest.mark.parametrize("name", shipped())
 def test_shipped_factors_run_and_are_described(name):
     import gymnasium as gym
 
@@ -240,7 +239,7 @@ def test_shipped_factors_run_and_are_described(name):
     reward = LaRe(LaReConfig(**SMALL, code=name), env.observation_space, env.action_space)
     assert 3 <= reward.phi.width <= 6
     assert f"factors are those of {name} (written by hand)" in reward.notes()
-    described = factor_code.describe(name)
+    described = describe(name)
     assert all(f"obs[:, {i}]:" in described for i in range(env.observation_space.shape[0]))
     assert "action[:, 0]:" in described
 

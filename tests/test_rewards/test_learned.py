@@ -331,7 +331,8 @@ class Twice(Learned):
         super().__init__(*args, **options)
         self.module = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(self.module.weight, 5.0)
-        self.train_on(self.module, learning_rate=0.5)
+        self.config.learning_rate = 0.5
+        self.train_on(self.module)
 
     def score(self, batch, memory=None):
         return self.inputs(batch.next_obs).sum(dim=1).numpy()

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rollouts import BAD, GOOD, rewards_of, rollout
 from stable_baselines3.common.buffers import ReplayBuffer
 
-from agents.sb3.state import _buffer_state, _load_buffer
+from agents.sb3.agent import _buffer_state, _load_buffer
 from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
 from rewards.language.oni import ONI, ONIConfig, chance

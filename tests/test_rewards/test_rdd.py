@@ -113,7 +113,8 @@ def test_a_predictor_trained_on_n_visits_is_off_by_the_variance_over_n(target, s
     states = np.repeat(np.arange(7), n)
     columns = rdd.columns(visits(states, 7))
     rdd.fit(columns)
-    rdd.train_on(rdd.predictor, learning_rate=1e-4)  # to the bottom
+    rdd.config.learning_rate = 1e-4  # to the bottom
+    rdd.train_on(rdd.predictor)
     rdd.fit(columns)
     bonus = rdd.score(visits(np.arange(7), 7))
     bonus = bonus**2 if target == "coin_flip" else bonus  # which gives about 1/sqrt(n)

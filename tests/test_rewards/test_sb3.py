@@ -6,8 +6,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import rewards
-from rewards.adapters.sb3 import RewardCallback
-from rewards.adapters.side_critic import SideCritic, non_episodic_advantages
+from rewards.adapters.sb3 import RewardCallback, SideCritic, non_episodic_advantages
 
 SPACES = ScriptedWorld.observation_space, ScriptedWorld.action_space
 

@@ -131,7 +131,7 @@ def test_fresh_transitions_are_learnt_from_once_in_time_order():
 
 
 def test_a_saved_buffer_continues_equally():
-    from agents.sb3.state import _buffer_state, _load_buffer
+    from agents.sb3.agent import _buffer_state, _load_buffer
 
     buffer = fill(ReplayBuffer, rewards.make(["task", "count"], *SPACES, gamma=0.9), steps=25)
     copy = relabelling(ReplayBuffer)(

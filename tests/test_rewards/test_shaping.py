@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rewards.mix.shaping import clip, delta, potential, sigmoid
+from rewards.mix.mix import clip, delta, potential, sigmoid
 
 
 def test_potential_telescopes_over_an_episode_that_runs_out_of_time():

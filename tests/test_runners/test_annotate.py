@@ -15,8 +15,7 @@ from model_server import ModelServer, says, status
 from envs import recording
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.local import Rules
-from runners.annotate.__main__ import agreement, audit, main
-from runners.annotate.labels import AnnotateConfig, annotate, drawn, labels, read
+from runners.annotate.__main__ import AnnotateConfig, agreement, annotate, audit, drawn, labels, main, read
 from runners.record import RecordConfig, record
 from runners.run.config import UsageError
 from tests.faults.faulty_server import quotations

@@ -50,8 +50,7 @@ def cards(*arguments):
     config = compare.main.parse(list(arguments))
     found = {}
     for candidate, goal in compare.candidates(config, compare.compose(config)):
-        mdp = None if candidate.stream.has_memory else load_or_enumerate(candidate.spec)
-        found[candidate.name] = candidate, compare_card.card(candidate, goal, mdp, "x")
+        found[candidate.name] = candidate, compare_card.card(candidate, goal)
     return found
 
 
@@ -153,7 +152,7 @@ def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
 @pytest.mark.parametrize("name", sorted(set(rewards.TABLE) - {"synthesis"}))
 def test_there_is_a_card_for_every_reward(name, demos):
     candidate = ask(name, **({"demos": str(demos)} if name == "progress" else {}))
-    made = compare_card.card(candidate, 0, None, "upright")
+    made = compare_card.card(candidate, 0)
     assert made["verdict"] in (USABLE, WEAK, DO_NOT) and made["reasons"]
     assert np.isfinite(made["range"]).all() and 0 <= made["nonzero"] <= 1 and made["rows"] == 60
     assert -1 <= made["truth"]["pearson"] <= 1 and 0 <= made["task"]["epic"] <= 1
@@ -203,10 +202,10 @@ def test_a_contrast_is_calibrated_before_it_is_asked():
 def test_starc_is_exact_in_a_small_environment():
     task, rnd = (ask(name, "MiniGrid-Empty-5x5-v0", 40) for name in ("task", "rnd"))
     mdp = load_or_enumerate(task.spec)
-    found = compare_card.starc(task, task.values, mdp, 0)
+    found = compare_card.starc(task, task.values, 0)
     assert found["kind"] == "exact, 32 states"
     # A reward that is positive everywhere keeps an agent away from the goal, where the episode ends.
-    assert compare_card.starc(rnd, rnd.values, mdp, 0)["distance"] > 0.9
+    assert compare_card.starc(rnd, rnd.values, 0)["distance"] > 0.9
     table, transition = mdp.table(mdp.sample.batch.reward), mdp.transition
     distances = [starc(table, x * table, transition, gamma=0.99) for x in (3, -1)]
     assert distances == pytest.approx([0, 1], abs=1e-7)

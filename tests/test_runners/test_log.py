@@ -4,7 +4,8 @@ import resource
 import numpy as np
 import pytest
 
-from runners.run.progress import TAGS, CSVLog, Live, TensorBoardLog, explain, make_logger, read_csv
+from runners.run.progress import TAGS, CSVLog, Live, TensorBoardLog, make_logger, read_csv
+from tests.glossary import explain
 
 
 def _scalars(folder):

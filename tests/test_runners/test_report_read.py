@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from runners.report import read
-from runners.report.comparison import Comparison, configurations, score
-from runners.report.curves import alarm, band, bands
+from runners.report.__main__ import summarize
+from runners.report.comparison import Comparison, alarm, band, bands, configurations, score
 from runners.report.numbers import ALL, Numbers
 from runners.report.read import find, published
-from runners.report.study import summarize
 from runners.run import progress
 from runners.run.config import UsageError
+from tests.glossary import explain
 
 
 def write(folder, env="CartPole-v1", reward=("task",), seed=0, score=100.0, state="finished", curve=None, **options):
@@ -38,7 +38,7 @@ def found_in(*paths, labels=None):
 
 def test_the_tags_are_those_of_the_log():
     assert (read.TASK_RETURN, read.LEARNED_RETURN) == (progress.TASK_RETURN, progress.LEARNED_RETURN)
-    assert progress.explain(read.ALARM) and progress.explain(read.ELAPSED)
+    assert explain(read.ALARM) and explain(read.ELAPSED)
 
 
 def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path):
@@ -130,12 +130,12 @@ def test_arms_are_rewards_and_whatever_else_differs_within_a_task(tmp_path):
     assert made.tasks == ["Acrobot-v1", "CartPole-v1"]
     assert {task: len(runs) for task, runs in made.arms[0].cells.items()} == {"Acrobot-v1": 2, "CartPole-v1": 2}
     settings = configurations(made)
-    assert settings.shared["agent.gamma"] == "0.99" and settings.own["reward.rnd.weight"].keys() == {
+    assert settings["shared"]["agent.gamma"] == "0.99" and settings["own"]["reward.rnd.weight"].keys() == {
         "task+rnd, n_envs=1",
         "task+rnd, n_envs=2",
     }
-    assert settings.differing["total_timesteps"]["task"] == "5000 | 1000"
-    assert settings.differing["n_envs"] == {"task+rnd, n_envs=1": "1", "task+rnd, n_envs=2": "2"}
+    assert settings["differing"]["total_timesteps"]["task"] == "5000 | 1000"
+    assert settings["differing"]["n_envs"] == {"task+rnd, n_envs=1": "1", "task+rnd, n_envs=2": "2"}
 
 
 def test_two_paths_have_labels(tmp_path):
@@ -188,7 +188,7 @@ def test_curves_are_interpolated_but_never_continued(tmp_path):
 def test_a_band_is_the_same_however_its_points_are_cut(monkeypatch):
     curves = np.random.default_rng(0).normal(size=(6, 40))
     whole = band(curves, np.arange(40))
-    monkeypatch.setattr("runners.report.curves.MOST_NUMBERS", 2000 * 6 * 7)
+    monkeypatch.setattr("runners.report.comparison.MOST_NUMBERS", 2000 * 6 * 7)
     parts = band(curves, np.arange(40))
     assert np.array_equal(whole.low, parts.low) and np.array_equal(whole.value, parts.value)
 

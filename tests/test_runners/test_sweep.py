@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runners.sweep.__main__ import main
-from runners.sweep.job_log import JobLog, replay
+from runners.sweep.job import JobLog, replay
 from runners.sweep.local import warm_up
 
 HERE = Path(__file__).parent

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from runners.sweep.display import Display, RunProgress, clock, progress, summary
-from runners.sweep.job import Job
-from runners.sweep.job_log import Entry
+from runners.cli.value import clock
+from runners.sweep.display import Display, RunProgress, progress, summary
+from runners.sweep.job import Entry, Job
 
 
 class Terminal(io.StringIO):

@@ -11,8 +11,7 @@ from filelock import FileLock
 from runners.run.exits import HELD
 from runners.sweep import drive as loop
 from runners.sweep.drive import drive
-from runners.sweep.job import Job, Outcome
-from runners.sweep.job_log import JobLog
+from runners.sweep.job import Job, JobLog, Outcome
 from runners.sweep.local import Local
 
 DONE = "done"

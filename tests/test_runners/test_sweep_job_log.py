@@ -7,7 +7,7 @@ import os
 import pytest
 
 from runners.run.config import UsageError
-from runners.sweep.job_log import NAME, Entry, JobLog, events, replay
+from runners.sweep.job import NAME, Entry, JobLog, events, replay
 
 
 def test_a_log_replays_to_what_it_was(tmp_path):

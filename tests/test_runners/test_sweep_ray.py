@@ -12,8 +12,7 @@ from waiting_jobs import PATIENCE_S, checkpoints, commands, job, until
 
 from runners.run.config import UsageError
 from runners.sweep.drive import drive
-from runners.sweep.job import Job
-from runners.sweep.job_log import NAME, JobLog
+from runners.sweep.job import NAME, Job, JobLog
 
 pytest.importorskip("ray")
 from runners.sweep import ray as ray_launcher

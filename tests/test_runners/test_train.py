@@ -18,8 +18,9 @@ import rewards
 from rewards.base import Reward, RewardConfig
 from runners.run import checkpoint, control
 from runners.run.packages import name_collision
-from runners.run.progress import explain, read_csv
+from runners.run.progress import read_csv
 from runners.train import main
+from tests.glossary import explain
 
 ROOT = Path(__file__).parents[2]
 FAST = ["n_envs=2", "agent.n_steps=32", "agent.n_epochs=1", "eval_episodes=2", "video=false", "log_every=64"]

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from runners.transfer import mbtl
-from runners.transfer.__main__ import main
-from runners.transfer.results import summary, table
+from runners.transfer.__main__ import main, summary, table
 
 LINE = np.linspace(0, 1, 3)[:, None]
 

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from runners.cli.compose import compose
 from runners.sweep.drive import drive
-from runners.sweep.job_log import JobLog
+from runners.sweep.job import JobLog
 from runners.tune.__main__ import main
 from runners.tune.search import Search, best, open_study, rungs, sampler, steps, table, test_jobs, verdict, write
 

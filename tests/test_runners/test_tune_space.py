@@ -77,7 +77,7 @@ def test_suggestions_lie_in_their_ranges_and_repeat():
         trial = study.ask()
         for one in tried:
             value = one.suggest(trial)
-            assert one.holds(value) and one.suggest(trial) == value
+            assert one.nearest(value) == one.suggest(trial) == value
     assert {trial.params["b"] for trial in study.trials} == {2, 3, 4, 5}
 
 

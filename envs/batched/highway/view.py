@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.batched.highway.traffic import CAR, WIDTH
-
+WIDTH = 4.0  # of a lane, in metres; lane k has its centre at y = WIDTH * k, the leftmost is 0
+CAR = (5.0, 2.0)  # length and width in metres
 GREY, WHITE = 100.0, 255.0
 _GREEN, _BLUE, _RED, _EDGE = (50, 200, 0), (100, 200, 255), (255, 100, 100), (60, 60, 60)
 _STRIPE, _EVERY, _LINE = 3.0, 4.33, 0.3  # metres: length, distance and breadth of the marks between lanes

@@ -13,15 +13,7 @@ import numpy as np
 
 def factors(obs, action):  # type: ignore[no-untyped-def]
     """How near the edges cart and pole are, how fast, and whether the push counters the fall."""
+    drift, tilt = np.abs(obs[:, 0]) / 2.4, np.abs(obs[:, 2]) / 0.209
     push = 2.0 * action[:, 0] - 1.0
     falling = obs[:, 2] + 0.5 * obs[:, 3]
-    return np.stack(
-        [
-            np.abs(obs[:, 0]) / 2.4,
-            np.abs(obs[:, 2]) / 0.209,
-            obs[:, 1] ** 2,
-            obs[:, 3] ** 2,
-            push * np.sign(falling),
-        ],
-        axis=1,
-    )
+    return np.stack([drift, tilt, obs[:, 1] ** 2, obs[:, 3] ** 2, push * np.sign(falling)], axis=1)

@@ -20,6 +20,7 @@ When it fails: a judge slower than the texts labels only new ones; see `dropped`
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -31,8 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from envs.settings import Settings, setting
-from rewards.llm.annotation.asking import Asker
-from rewards.llm.annotation.queue import AnnotationQueue
+from rewards.llm.annotation.asking import AnnotationQueue, Asker
 from rewards.llm.annotation.worker import put
 from rewards.llm.judges.base import TextJudge, check_judge, make_judge
 from rewards.llm.store import Item, label_in, read_rows
@@ -40,13 +40,13 @@ from rewards.llm.store import Item, label_in, read_rows
 
 @dataclass(eq=False, repr=False)
 class Annotator(Settings):
-    """A judge beside training; `offer` and `take` never wait for it; raises ValueError for a value out of range, an
-    unknown judge or option; from `offer` and `take`, once the process of the judge has started, for a value that the
-    judge refuses.
+    """A judge beside training. Raises ValueError for a value out of range, an unknown judge or option; from `offer` and
+    `take`, once the process of the judge has started, for a value that the judge refuses.
     """
 
-    judge: str = setting(help="one of the judges of texts")
+    judge: str = setting(help="one of the judges of its kind")
     judge_options: dict[str, Any] | None = setting(None, "its options")
+    kind: str = setting("texts", "texts, or goals, whose answers are words", choices=("texts", "goals"))
     pairs: bool = setting(False, "whether items are pairs of texts, of which the judge names the better")
     clock: str = setting("wall", "wall, steps or transcript, see above", choices=("wall", "steps", "transcript"))
     delay: int = setting(0, "environment steps from question to delivery; clock=steps alone", low=0)
@@ -56,9 +56,7 @@ class Annotator(Settings):
     queue: int = setting(1000, "items that may wait; the oldest are dropped", low=1)
     concurrency: int = setting(8, "questions sent at the same time to a judge that is not local", low=1)
     cache: str = setting("", 'SQLite file of answers, shared by any number of runs; "" for none. clock=wall alone')
-    transcript: str = setting(
-        "", 'JSONL file of what is delivered, written, or with clock=transcript read; "" for none'
-    )
+    transcript: str = setting("", "JSONL file of what is delivered: written, or read with clock=transcript")
     order: str = setting("newest", "newest or oldest first among items of equal priority", choices=("newest", "oldest"))
     probe: float = setting(30.0, "seconds until a judge that cannot be reached is asked again", above=0)
     seed: int = setting(0, "for a judge that draws")
@@ -80,9 +78,7 @@ class Annotator(Settings):
         self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
-        self._start = functools.partial(
-            Asker, self._queue, self.judge, options, self.concurrency, self.cache, self.probe, self._say
-        )
+        self._job = {"kind": self.kind, "judge": self.judge, "options": options, "concurrency": self.concurrency}
         self._identity = ""
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
@@ -90,7 +86,7 @@ class Annotator(Settings):
         if self.clock == "transcript":
             self._replay = read_transcript(self.transcript, self.pairs)
             return
-        check_judge(self.judge, **options)
+        check_judge(self.judge, self.kind, **options)
         if self.transcript:
             self._transcript = Transcript(self.transcript, self._say)
         if self.clock == "steps":
@@ -110,12 +106,8 @@ class Annotator(Settings):
                 ) from None
 
     def offer(self, items: Sequence[Item], now: int, priority: Sequence[float] | None = None) -> int:
-        """Take in the new among texts or pairs: neither known, nor in flight, nor empty. Never waits.
-
-        The last item is the newest; `now` counts environment steps; the highest priority is asked first.
-
-        Returns:
-            How many were new and taken in; 0 in a replay.
+        """Take in the new among texts or pairs, the newest last: neither known, nor in flight, nor empty; how many.
+        Never waits. `now` counts environment steps; the highest priority is asked first.
         """
         if self.clock == "transcript" or not len(items):
             return 0
@@ -127,8 +119,8 @@ class Annotator(Settings):
         self._ask(now)
         return taken
 
-    def take(self, now: int) -> list[tuple[Item, float]]:
-        """The answers that came since the last call, in [0, 1], NaN for unsure. Never waits."""
+    def take(self, now: int) -> list[tuple[Item, Any]]:
+        """The answers that came since the last call, in [0, 1], NaN for unsure; or words. Never waits."""
         if self.clock == "transcript":
             begin = self._position
             while self._position < len(self._replay) and self._replay[self._position][0] <= now:
@@ -155,6 +147,11 @@ class Annotator(Settings):
             metrics = self._queue.metrics()
         breaker, restarts = (False, 0) if self._asker is None else (self._asker.breaker.open, self._asker.restarts)
         return {**metrics, "breaker": float(breaker), "restarts": float(restarts)}
+
+    @property
+    def failure(self) -> str:
+        """The sentence of the latest question without a usable answer."""
+        return "" if self._asker is None else self._asker.failure
 
     @property
     def worker_pid(self) -> int | None:
@@ -189,14 +186,13 @@ class Annotator(Settings):
                 part.close()
 
     def _ask(self, now: int) -> None:
-        """Ask what may be asked by now."""
         if self.clock == "steps":
             self._ask_here(now)
             return
         if self._asker is None:
             if not self._queue.waiting:
                 return  # a process is started only when there is something to ask
-            self._asker = self._start()
+            self._asker = Asker(self._queue, self._job, self.cache, self.probe, self._say)
             weakref.finalize(self, self._asker.close)  # also at exit
         if self._asker.trouble is not None:
             raise self._asker.trouble
@@ -230,10 +226,9 @@ class Transcript:
 
         {"now": 2048, "text": "You kill the newt!", "other": null, "value": 1.0, "judge": "rules nethack 1"}
 
-    `now` is the environment step at which the run got it, `other` the second text of a pair, a `value` of null unsure.
-    What stands there from another run is moved to `path.1`, `path.2` ...; `say` receives a sentence when something is
-    wrong with the file, and the run continues without it. Set `lines`, how many lines belong to this run, before the
-    first one to resume from a checkpoint: what was written after that is cut off.
+    `now` is the environment step at which the run got it. What stands there from another run is moved to `path.1`,
+    `path.2` ...; a file that cannot be written is reported, and the run continues without it. To resume, set `lines`,
+    how many belong to this run, before the first one: what was written after that is cut off.
     """
 
     def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:
@@ -243,7 +238,7 @@ class Transcript:
         self._broken = False
 
     def write(self, now: int, delivered: Sequence[tuple[Item, float]], judge: str) -> None:
-        """Append what was delivered at step `now`, and hand it to the operating system."""
+        """Append what was delivered at step `now`."""
         if self._broken or not delivered:
             return
         try:
@@ -269,25 +264,22 @@ class Transcript:
         if self.lines:
             self._cut()
         elif self.path.exists() and self.path.stat().st_size:
-            number = 1
-            while (aside := Path(f"{self.path}.{number}")).exists():
-                number += 1
-            os.rename(self.path, aside)
+            asides = (Path(f"{self.path}.{number}") for number in itertools.count(1))
+            os.rename(self.path, aside := next(path for path in asides if not path.exists()))
             self._say(f"the transcript of an earlier run was moved to {aside}")
         return open(self.path, "a", encoding="ascii")
 
     def _cut(self) -> None:
         """Leave only the lines before the checkpoint."""
-        whole = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        kept = [line for line in whole[: self.lines] if line.endswith(b"\n")]
+        self.path.touch()
+        kept = [line for line in self.path.read_bytes().splitlines(True)[: self.lines] if line.endswith(b"\n")]
         if len(kept) < self.lines:
             self._say(
                 f"the transcript {self.path} holds {len(kept)} of the {self.lines} labels that the run has had; "
                 "a replay of it will differ from the run"
             )
             self.lines = len(kept)
-        if self.path.exists():
-            os.truncate(self.path, sum(map(len, kept)))
+        os.truncate(self.path, sum(map(len, kept)))
 
 
 def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, Item, float]]:

@@ -3,14 +3,13 @@
 One JSON object a line. To the process: first the job, then questions; from it: first a greeting, then answers, each as
 soon as it is there. A question is some texts or pairs that go to the judge together.
 
-    {"judge": "openai", "class": "module:Class", "options": {...}, "concurrency": 8, "parent": 4242}
+    {"kind": "texts", "judge": "openai", "class": "module:Class", "options": {...}, "concurrency": 8, "parent": 4242}
     {"identity": "...", "local": false, "notes": [...]}       or {"refused": "why the judge refuses its options"}
     {"id": 7, "items": ["You kill the newt!"]}
     {"id": 7, "value": [1.0], "failed": [false], "failure": "", "tokens": 312, "raw": ["..."], "seconds": 0.8}
 
-It is no fork of the trainer and does not import the program. It can import what the trainer can; the environment, with
-an API key in it, is inherited. It ends when its standard input does, or when its parent is gone, whatever its threads
-wait for.
+It is no fork of the trainer; it imports from the same folders, and inherits the environment with an API key. It ends
+when its standard input does, or when its parent is gone, whatever its threads wait for.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 from rewards.llm.judges.base import JUDGES, Answers, TextJudge, make_judge
 from rewards.llm.store import Item
@@ -48,20 +47,21 @@ class JudgeProcess:
         command = [sys.executable, "-P", "-m", "rewards.llm.annotation.worker"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self.pid = self._process.pid
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
         self._inbox = inbox
         self._listener = threading.Thread(target=self._listen, name="annotator-listener", daemon=True)
         self._listener.start()
-        self.send({**job, "class": JUDGES["texts"][job["judge"]], "parent": os.getpid()})
+        self.send({**job, "class": JUDGES[job["kind"]][job["judge"]], "parent": os.getpid()})
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a line; if the process is gone, the inbox gets to know."""
-        assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            self._in.write(json.dumps(message).encode() + b"\n")
+            self._in.flush()
 
     def kill(self) -> None:
-        """End it at once; it holds nothing that is not known here."""
+        """End it at once."""
         self._process.kill()
 
     def end(self) -> str:
@@ -69,38 +69,33 @@ class JudgeProcess:
         self._process.kill()
         code = self._process.wait()
         self._listener.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
+        for pipe in (self._in, self._out):
             with suppress(OSError):  # there may be something that could not be written any more
                 pipe.close()
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
         try:
-            for line in self._process.stdout:
+            for line in self._out:
                 self._inbox.put((self, json.loads(line)))
         except ValueError:  # the last line was torn
             self.kill()
         self._inbox.put((self, None))
 
 
-class _Lines:
-    """Standard output for messages alone; what libraries print there goes to standard error."""
+def _writer() -> Callable[[dict[str, Any]], None]:
+    """What writes messages to standard output; what libraries print there goes to standard error from now on."""
+    file, lock = os.fdopen(os.dup(1), "w", encoding="ascii"), threading.Lock()
+    os.dup2(2, 1)
 
-    def __init__(self) -> None:
-        self._file: IO[str] = os.fdopen(os.dup(1), "w", encoding="ascii")
-        self._lock = threading.Lock()
-        os.dup2(2, 1)
-
-    def write(self, message: dict[str, Any]) -> None:
-        line = json.dumps(message) + "\n"
-        with self._lock:
+    def write(message: dict[str, Any]) -> None:
+        with lock:
             try:
-                self._file.write(line)
-                self._file.flush()
+                print(json.dumps(message), file=file, flush=True)
             except OSError:
                 os._exit(0)
+
+    return write
 
 
 def main() -> None:
@@ -108,26 +103,26 @@ def main() -> None:
     # Signals to the whole process group are meant for the parent, which may still want to save its state.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lines = _Lines()
+    write = _writer()
     if not (first := sys.stdin.buffer.readline()):
         return
     job = json.loads(first)
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
-        JUDGES["texts"][job["judge"]] = job["class"]  # it may have been added to the trainer's table
-        judge = make_judge(job["judge"], **job["options"])
-        lines.write({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
+        JUDGES[job["kind"]][job["judge"]] = job["class"]  # it may have been added to the trainer's table
+        judge = make_judge(job["judge"], job["kind"], **job["options"])
+        write({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
     except Exception as error:
         sentence = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        lines.write({"refused": sentence})
+        write({"refused": sentence})
         return
     pool = ThreadPoolExecutor(1 if judge.local else job["concurrency"])
     for line in sys.stdin.buffer:
-        pool.submit(_reply, judge, json.loads(line), lines)
+        pool.submit(_reply, judge, json.loads(line), write)
     os._exit(0)  # at once, though threads may still wait for a server
 
 
-def _reply(judge: TextJudge, question: dict[str, Any], lines: _Lines) -> None:
+def _reply(judge: TextJudge, question: dict[str, Any], write: Callable[[dict[str, Any]], None]) -> None:
     items: list[Item] = [item if isinstance(item, str) else tuple(item) for item in question["items"]]
     began = time.monotonic()
     reply: dict[str, Any] = {"id": question["id"], "tokens": 0, "raw": []}
@@ -142,7 +137,7 @@ def _reply(judge: TextJudge, question: dict[str, Any], lines: _Lines) -> None:
         failure = f"the judge raised {type(error).__name__}: {error}"
         nothing = {"value": [None] * len(items), "failed": [True] * len(items), "raw": [failure] * len(items)}
         reply |= {**nothing, "failure": failure}
-    lines.write({**reply, "seconds": time.monotonic() - began})
+    write({**reply, "seconds": time.monotonic() - began})
 
 
 def _watch(parent: int) -> None:

@@ -3,9 +3,10 @@
 The kind of a judge is what it is asked about:
 
     texts      label(texts), compare(first, second): how good is what a caption describes, which of two is better?
+    goals      label(situations): which goal should an agent have that met these captions? (`rewards.language.guidance`)
     segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
     subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
-    code       write(question, verify): code that computes factors of a task (`rewards.language.factor_code`)
+    code       write(question, verify): code that computes factors of a task (`rewards.language.lare`)
 
 A judge never sees the environment, the agent or the reward. It answers a question with a number or with NaN, unsure:
 NaN is an answer too, never a silent 0. A question that got no usable answer is `failed`: it may be asked again, an
@@ -37,6 +38,7 @@ JUDGES: dict[str, dict[str, str]] = {
         "embedding": "rewards.llm.judges.embedding:EmbeddingJudge",
         "simulated": "rewards.llm.judges.local:NoisyJudge",
     },
+    "goals": {"openai": "rewards.llm.judges.openai:GoalModel"},
     "segments": {
         "scripted": "rewards.preference.judges:Scripted",
         "heron": "rewards.preference.judges:Heron",
@@ -49,7 +51,7 @@ JUDGES: dict[str, dict[str, str]] = {
         "recorded": "rewards.language.teacher:RecordedPlans",
         "openai": "rewards.language.teacher:ModelTeacher",
     },
-    "code": {"openai": "rewards.language.factor_code:Author"},
+    "code": {"openai": "rewards.language.lare:Author"},
 }
 
 
@@ -136,14 +138,9 @@ class SegmentJudge(Judge):
 
     @abstractmethod
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
-        """Which of two segments is better, pair by pair.
+        """The better of two segments: float32 (B,), 1 for the second, 0 for the first, 0.5 equal, NaN without answer.
 
-        Args:
-            first: shape (L, B): L consecutive steps of one episode, B segments side by side; every row is valid.
-            second: shape (L, B).
-
-        Returns:
-            float32 (B,): 1 for the second, 0 for the first, 0.5 for equal, NaN for unsure or unanswered.
+        Both have the shape (L, B): L consecutive steps of one episode, B segments side by side; every row is valid.
         """
 
     def embed(self, batch: Transitions) -> np.ndarray:

@@ -18,8 +18,7 @@ each stands for the family's phrase that is nearest; numbers and negations have 
 
 Sentences are vectors by all-MiniLM-L6-v2, whose weights are a package: Reimers, Gurevych 2019, "Sentence-BERT", arXiv
 1908.10084 (the mean of the last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0.
-The library sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here; the vectors are
-the library's. Texts of equal length are computed together, so nothing is padded and nothing masked.
+The library sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here, with its vectors.
 """
 
 from __future__ import annotations
@@ -54,11 +53,7 @@ _PARTS = re.compile(r"[,;:.]|\band\b|\bor\b")
 class EmbeddingJudge(TextJudge):
     """Labels by the nearest phrase."""
 
-    goal: str = setting(
-        "",
-        "a sentence: of the family's good phrases those count that its parts are nearest to, and the parts themselves "
-        "where none is near",
-    )
+    goal: str = setting("", "a sentence; its parts stand for the family's nearest good phrases, else for themselves")
     family: str = setting("", "the family whose phrases are used; one without a file has none")
     goals: str | Sequence[str] = setting(
         "", 'good phrases of your own, in place of the family\'s: a list, or one text with ";" between them'
@@ -104,9 +99,7 @@ class EmbeddingJudge(TextJudge):
 
 def _meant(goal: str, good: Sequence[str]) -> list[str]:
     """The phrases nearest to the parts of a goal; all, without a goal."""
-    parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1] or [goal.strip()] * bool(
-        goal.strip()
-    )
+    parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1] or list(filter(None, [goal.strip()]))
     if not parts or not good:
         return parts or list(good)
     meant: list[str] = []
@@ -182,8 +175,7 @@ def _renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found = {
         "word.weight": weights["embeddings.word_embeddings.weight"],
         "place.weight": weights["embeddings.position_embeddings.weight"] + kind,
-        "norm.weight": weights["embeddings.LayerNorm.weight"],
-        "norm.bias": weights["embeddings.LayerNorm.bias"],
+        **{f"norm.{end}": weights[f"embeddings.LayerNorm.{end}"] for end in ("weight", "bias")},
     }
     names = {
         "self_attn.out_proj": "attention.output.dense",

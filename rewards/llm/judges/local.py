@@ -71,11 +71,7 @@ class Rules(TextJudge):
             raise ValueError(f"judge rules: rulebook={self.rulebook!r} is no file; give the path of one, as text")
         text = self.path.read_text(encoding="utf-8")
         self.default, self.until, self.rules = _read(self.path, text)
-        self._digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    @property
-    def identity(self) -> str:
-        return f"rules {self.path.stem} {self._digest}"
+        self._identity = f"rules {self.path.stem} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         if self.until is not None:
@@ -146,38 +142,26 @@ class RecordedLabels(TextJudge):
         if not self.labels:
             raise ValueError(f"judge recorded: {self.path} holds no labels; give a file that a judge's run wrote")
         keys = ((item, "", value) if isinstance(item, str) else (*item, value) for item, value in self.labels.items())
-        self._digest = hashlib.sha256(json.dumps(sorted(keys)).encode()).hexdigest()[:12]
-
-    @property
-    def identity(self) -> str:
-        return f"recorded {self._digest}"
+        self._identity = f"recorded {hashlib.sha256(json.dumps(sorted(keys)).encode()).hexdigest()[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        return _answers([self.labels.get(text) for text in texts])
+        values = [self.labels.get(text) for text in texts]
+        failed = np.array([value is None for value in values], bool)
+        return Answers(np.array(values, np.float32), failed, MISSING if failed.any() else "")
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """What was recorded of the pair in either order, or what the labels of its two texts say."""
-        return _answers([self._pair(one, two) for one, two in zip(first, second, strict=True)])
+        answers = super().compare(first, second)
+        for row, (one, two) in enumerate(zip(first, second, strict=True)):
+            for pair, turned in (((two, one), True), ((one, two), False)):  # its own order last, which counts
+                if pair in self.labels:
+                    answers.value[row] = 1 - self.labels[pair] if turned else self.labels[pair]
+                    answers.failed[row] = False
+        answers.failure = MISSING if answers.failed.any() else ""
+        return answers
 
     def notes(self) -> list[str]:
         return [f"{len(self.labels)} labels are read from {self.path}, no judge is asked"]
-
-    def _pair(self, one: str, two: str) -> float | None:
-        if (one, two) in self.labels:
-            return self.labels[one, two]
-        if (two, one) in self.labels:
-            return 1 - self.labels[two, one]
-        values = self.labels.get(one), self.labels.get(two)
-        if values[0] is None or values[1] is None:
-            return None
-        gap = values[1] - values[0]
-        return gap if math.isnan(gap) else (1 + float(np.sign(gap))) / 2
-
-
-def _answers(values: Sequence[float | None]) -> Answers:
-    failed = np.array([value is None for value in values], bool)
-    numbers = np.array([math.nan if value is None else value for value in values], np.float32)
-    return Answers(numbers, failed, MISSING if failed.any() else "")
 
 
 @dataclass(eq=False)

@@ -146,8 +146,7 @@ _ATTRIBUTES = {
 
 
 def _facts(env: Any) -> dict[str, float]:
-    from envs.driving.sensors import sense
-    from envs.driving.vehicle import read
+    from envs.driving.vehicle import read, sense
 
     inner = env.unwrapped
     ego, car = inner.vehicle, read(sense(env))

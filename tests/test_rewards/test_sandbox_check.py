@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rewards.llm.sandbox.source_check import LONGEST, SandboxError, check
+from rewards.llm.sandbox.process import LONGEST, SandboxError, check
 
 BODY = "def factors(obs, action):\n    {}\n    return obs"
 

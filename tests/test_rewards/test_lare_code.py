@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from model_server import ModelServer, status
 
-from rewards.language import factor_code
-from rewards.language.factor_code import Author, code_in, question, verified
-from rewards.llm.sandbox.source_check import SandboxError
+from rewards.language.lare import Author, code_in, prompts, question, verified
+from rewards.llm.sandbox.process import SandboxError
 
 GOOD = "def factors(obs, action):\n    return obs ** 2\n"
 ROWS = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
@@ -47,7 +46,7 @@ def test_the_question_says_what_the_numbers_are_and_what_the_code_may_use():
     assert "shape\n(B, 3)" in asked or "(B, 3)" in asked
     assert " arctan2, " in asked
     assert "{" not in asked
-    assert factor_code.prompts()["version"] == "version 1"
+    assert prompts()["version"] == "version 1"
 
 
 @pytest.mark.parametrize(

@@ -10,66 +10,74 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # rewards are listed without it
+    import torch
+    from torch import Tensor
 
 
-def get_state(owner: object, places: Mapping[str, str]) -> dict[str, Any]:
-    """The attributes of `owner` that `places` names (path in the state -> attribute, both dotted)."""
+def get_state(owner: object, places: Mapping[str, str], copy: bool = False) -> dict[str, Any]:
+    """The attributes of `owner` that `places` names (path in the state -> attribute, both dotted); see `state_of`."""
     state: dict[str, Any] = {}
     for path, name in places.items():
         *parents, last = path.split(".")
         branch = state
         for parent in parents:
             branch = branch.setdefault(parent, {})
-        branch[last] = state_of(operator.attrgetter(name)(owner))
+        branch[last] = state_of(operator.attrgetter(name)(owner), copy)
     return state
 
 
-def set_state(owner: object, places: Mapping[str, str], state: Mapping[str, Any]) -> None:
-    """Restore what `get_state` returned."""
+def set_state(
+    owner: object, places: Mapping[str, str], state: Mapping[str, Any], device: torch.device | None = None
+) -> None:
+    """Restore what `get_state` returned; tensors that have no memory yet come to the device."""
     for path, name in places.items():
         saved: Any = state
         for part in path.split("."):
             saved = saved[part]
-        restore(owner, name, saved)
+        restore(owner, name, saved, device)
 
 
-def restore(owner: Any, name: str, saved: Any) -> None:
+def restore(owner: Any, name: str, saved: Any, device: torch.device | None = None) -> None:
     """Load a state into the attribute of that dotted name, or exchange the attribute where it cannot load."""
     *parents, last = name.split(".")
     holder = operator.attrgetter(".".join(parents))(owner) if parents else owner
     before = getattr(holder, last)
-    after = _loaded(before, saved)
+    after = _loaded(before, saved, device)
     if after is not before:
         setattr(holder, last, after)
 
 
 class Stateful:
-    """Saves copies of the attributes named in `saved`, and restores them; a leading underscore is no part of a key.
+    """Saves copies of the attributes named in `saved`, and restores them.
 
-    An attribute may be anything with a `state_dict`, a generator, a tensor, an array, a number, None, or a dict, list,
-    tuple or deque of these.
+    `saved` is a mapping as for `get_state`, or names, whose leading underscore is no part of a key. An attribute
+    may be anything with a `state_dict`, a generator, a tensor, an array, a number, None, or a dict, list, tuple or
+    deque of these.
     """
 
-    saved: ClassVar[tuple[str, ...]] = ()
+    saved: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
         """Every attribute in `saved`."""
-        return {name.lstrip("_"): state_of(getattr(self, name), copy=True) for name in self.saved}
+        return get_state(self, self._places(), copy=True)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name in self.saved:
-            value = getattr(self, name)
-            setattr(self, name, _loaded(value, state[name.lstrip("_")], getattr(self, "device", None)))
+        set_state(self, self._places(), state, getattr(self, "device", None))
+
+    def _places(self) -> Mapping[str, str]:
+        return self.saved if isinstance(self.saved, Mapping) else {name.lstrip("_"): name for name in self.saved}
 
 
 def state_of(value: Any, copy: bool = False) -> Any:
     """What is saved of a value; arrays are copied, because some are written in place, tensors if `copy`."""
+    import torch
+
     if hasattr(value, "state_dict"):
         return state_of(value.state_dict(), copy) if copy else value.state_dict()
     if isinstance(value, np.random.Generator):
@@ -80,20 +88,22 @@ def state_of(value: Any, copy: bool = False) -> Any:
         return {key: state_of(part, copy) for key, part in value.items()}
     if isinstance(value, list | tuple | deque):
         return [state_of(part, copy) for part in value]
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return value.detach().clone() if copy else value
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
     """`value` itself with the saved state in it, or what takes its place; tensors keep their memory if they can."""
+    import torch
+
     if hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
     elif isinstance(value, np.random.Generator):
         value.bit_generator.state = saved
     elif isinstance(value, torch.Generator):
         value.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and isinstance(saved, dict):
         entries = {key: _loaded(value.get(key), part, device) for key, part in saved.items()}
         value.clear()
         value.update(entries)
@@ -104,12 +114,12 @@ def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
             value[:] = parts
         else:
             return deque(parts, value.maxlen) if isinstance(value, deque) else tuple(parts)
-    elif isinstance(value, Tensor) and saved is not None:
+    elif isinstance(value, torch.Tensor) and saved is not None:
         new = torch.as_tensor(saved, device=value.device)
         with torch.no_grad():
             return value.copy_(new) if value.shape == new.shape and value.dtype == new.dtype else new
     else:
-        if isinstance(saved, Tensor):
+        if isinstance(saved, torch.Tensor):
             return saved.to(device, copy=True)
         return saved.copy() if isinstance(saved, np.ndarray) else saved
     return value
@@ -144,24 +154,30 @@ class Weights:
 
 def all_finite(state: Any) -> bool:
     """Whether a nested state holds neither NaN nor infinity."""
+    import torch
+
     if isinstance(state, dict):
         return all(map(all_finite, state.values()))
     if isinstance(state, list | tuple):
         return all(map(all_finite, state))
-    return not (isinstance(state, Tensor) and state.is_floating_point()) or bool(state.isfinite().all())
+    return not (isinstance(state, torch.Tensor) and state.is_floating_point()) or bool(state.isfinite().all())
 
 
 def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """Everything in a nested state that is a number or a tensor, as tensors under their paths."""
+    import torch
+
     if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _leaves(value, f"{name}.{key}" if name else str(key))
     elif tree is not None and not isinstance(tree, str):
-        yield name, tree if isinstance(tree, Tensor) else torch.tensor(tree)
+        yield name, tree if isinstance(tree, torch.Tensor) else torch.tensor(tree)
 
 
 def _filled(tree: Any, tensors: dict[str, Any], name: str) -> Any:
     """The inverse of `_leaves`, in the shape of `tree`."""
+    import torch
+
     if isinstance(tree, dict):
         return {key: _filled(value, tensors, f"{name}.{key}") for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -169,7 +185,7 @@ def _filled(tree: Any, tensors: dict[str, Any], name: str) -> Any:
     if tree is None or isinstance(tree, str):
         return tree
     value = torch.as_tensor(tensors[name])
-    if isinstance(tree, Tensor):
+    if isinstance(tree, torch.Tensor):
         if tree.is_floating_point() and value.shape != tree.shape:  # which members are asked may change in number
             raise RuntimeError(f"{name} has the shape {tuple(value.shape)}, not {tuple(tree.shape)}")
         return value.to(tree.device)

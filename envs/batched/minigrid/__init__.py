@@ -1,1 +1,0 @@
-"""MiniGrid as array programs."""
