@@ -52,7 +52,10 @@ class PPOConfig(Settings):
         tune=(64, 128, 256, 512, "choice"),
     )
     batch_size: int = setting(
-        64, "transitions a minibatch; must divide n_steps * n_envs", low=1, tune=(32, 64, 128, 256, "choice")
+        64,
+        "transitions a minibatch, over which advantages are normalised; must divide n_steps * n_envs",
+        low=2,
+        tune=(32, 64, 128, 256, "choice"),
     )
     n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
     gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))

@@ -61,7 +61,7 @@ def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, no
 
 @pytest.mark.parametrize("cls", [NumpyUpdate, TorchUpdate])
 @pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_an_epoch_ends_where_stable_baselines3_s_does(cls, kind):
+def test_an_epoch_ends_where_stable_baselines3_s_does(cls, kind, monkeypatch):
     """Three minibatches of the same rollout from the same weights; advantages have another size in each of them."""
     from stable_baselines3 import PPO as SB3
     from stable_baselines3.common.logger import Logger
@@ -93,9 +93,8 @@ def test_an_epoch_ends_where_stable_baselines3_s_does(cls, kind):
     for row in range(60):
         buffer.add(batch.vector[row], batch.action[row], 0.0, False, torch.zeros(1), torch.tensor([old[row]]))
     buffer.advantages[:, 0], buffer.returns[:, 0] = advantage, returns
-    np.random.seed(5)
-    order = np.random.permutation(60)
-    np.random.seed(5)
+    order = np.random.default_rng(5).permutation(60)
+    monkeypatch.setattr(np.random, "permutation", lambda count: order)
     theirs.train()
     for begin in range(0, 60, 20):
         ours.update(batch, order[begin : begin + 20])
