@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -25,6 +26,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
+from envs.files import regular
 from envs.state import Stateful, get_state, set_state
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse
@@ -132,7 +134,7 @@ class Predictor(ABC):
         """What `build` makes of the configuration in a file, with the file's weights; they are for some `place`."""
         from safetensors import safe_open
 
-        with safe_open(path, "pt") as file:
+        with safe_open(regular(Path(path).resolve()), "pt") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
         if metadata.get("agent") != cls.__name__:

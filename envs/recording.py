@@ -23,6 +23,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from envs.files import regular
 from envs.observations import plain
 from envs.transitions import Rollout, Transitions, concatenate, join, map_obs
 from envs.types import MODALITIES, Array, Obs
@@ -118,7 +119,7 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "np") as file:
+        with safe_open(regular(Path(path).resolve()), "np") as file:
             about = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except SafetensorError as error:

@@ -35,6 +35,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from envs.files import regular
 from envs.snapshots import snapshots as simulator
 from envs.snapshots.snapshots import State, from_json, get_state, set_state, supported, to_json
 from envs.types import EnvReset, EnvStep
@@ -74,7 +75,7 @@ class Snapshots:
         from safetensors.numpy import load_file
 
         try:
-            arrays = load_file(path)
+            arrays = load_file(regular(Path(path).resolve()))
             states = from_json(zlib.decompress(arrays["states"].tobytes()).decode())
             return cls(states, arrays["observations"])
         except (SafetensorError, KeyError, zlib.error, ValueError) as error:

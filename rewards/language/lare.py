@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.files import read_text
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
@@ -320,7 +321,7 @@ def read(code: str) -> str:
     """The source in a file, or in a shipped one called by its name; raises ValueError if there is no such file."""
     path = SHIPPED / f"{code}.py" if code in shipped() else Path(code)
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path.resolve(), errors="strict")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"reward lare: code={code!r} cannot be read ({type(error).__name__}); give a file, or one of "

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.files import LARGE, read_bytes
 from envs.settings import setting
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
@@ -73,7 +74,9 @@ class Motif(Captioned):
                 f"reward motif: data={config.data!r} is no file; give one with labels, as `runners.annotate` writes it"
             )
         settings = (config.encoder, config.epochs, config.held_out, config.learning_rate, config.batch_size)
-        fitted = _fitted(str(path), hashlib.sha256(path.read_bytes()).hexdigest(), settings, self.seed, self.device)
+        fitted = _fitted(
+            str(path), hashlib.sha256(read_bytes(path.resolve(), LARGE)).hexdigest(), settings, self.seed, self.device
+        )
         self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=self.seed, device=self.device)
         self.model.load_state_dict(copy.deepcopy(fitted["model"]))
         self.normaliser = Normaliser()

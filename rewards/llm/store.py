@@ -32,6 +32,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock
 
+from envs.files import LARGE, opened, opened_text
+
 Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better is asked for
 T = TypeVar("T")
 
@@ -225,10 +227,9 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
     that names it and ends in `wrong`: what it is not, and the fix. With `torn` a last line cut off is passed over.
     """
     try:
-        with open(path, "rb") as file:
+        with opened(Path(path).resolve(), LARGE) as file:
             is_store = file.read(16) == b"SQLite format 3\0"
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            rows: list[Any] = _stored(Path(path)) if is_store else list(lines)
+        rows: list[Any] = _stored(Path(path)) if is_store else _lines(Path(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; give a file that a run wrote") from None
     except sqlite3.Error as error:
@@ -260,6 +261,11 @@ def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:
     if value is not None and not 0 <= value <= 1:
         raise ValueError("not in [0, 1]")
     return text if other is None else (text, other), math.nan if value is None else float(value)
+
+
+def _lines(path: Path) -> list[str]:
+    with opened_text(path.resolve()) as file:
+        return list(file)
 
 
 def _stored(path: Path) -> list[dict[str, Any]]:

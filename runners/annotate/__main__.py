@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs.files import LARGE, read_bytes, read_text
 from envs.settings import Settings, setting
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
@@ -121,7 +122,7 @@ def read(path: str) -> Texts:
 def labels(path: str) -> list[dict[str, Any]]:
     """The lines of a file of labels, a last one that was cut off left out; a ValueError for one that is no label."""
     rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+    for number, line in enumerate(read_text(Path(path).resolve(), LARGE, "strict").splitlines(keepends=True), start=1):
         try:
             row = json.loads(line)
             if not isinstance(row["text"], str) or "value" not in row:
@@ -179,7 +180,7 @@ def missing(out: str, items: list[Item], identity: str) -> list[Item]:
     others = {row.get("judge") for row in rows} - {identity}
     if others:
         raise UsageError(f"{out} holds labels of {others.pop()!r}, this judge is {identity!r}; give another out=")
-    data = path.read_bytes()
+    data = read_bytes(path.resolve(), LARGE)
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
     have = {row["text"] if row.get("other") is None else (row["text"], row["other"]) for row in rows}

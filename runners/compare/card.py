@@ -33,6 +33,7 @@ from safetensors.numpy import load_file, save_file
 import rewards
 from agents.effective_horizon import EffectiveHorizon
 from agents.effective_horizon import effective_horizon as look_ahead
+from envs.files import regular
 from envs.make import goals
 from envs.snapshots.clones import Clones
 from envs.transitions import Transitions
@@ -127,7 +128,7 @@ class Candidate:
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
         path = self.spec.folder / f"embeddings-{key}-{digest}.safetensors"
         if path.exists():
-            kept = load_file(path)
+            kept = load_file(regular(path))
         else:
             begin = time.perf_counter()
             kept = {"seen": np.asarray(self.reward.embed(batch))}

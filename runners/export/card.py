@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.family import family_of
+from envs.files import read_text
 from envs.make import spec_of
 from runners.cli.command import changed, written
 from runners.evaluate import table
@@ -146,7 +147,7 @@ def _versions(found: dict[str, Any]) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from envs.files import read_text, regular
+
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "policy.safetensors", "policy.json"
 
@@ -265,7 +267,7 @@ class Policy(nn.Module):
         from safetensors.torch import load_file
 
         try:
-            about = json.loads((folder / DESCRIPTION).read_text())
+            about = json.loads(read_text(folder / DESCRIPTION))
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no exported policy ({error}); give what runners.export wrote") from None
         if about.get("format") != FORMAT:
@@ -273,7 +275,7 @@ class Policy(nn.Module):
         if about.get("policy") is None:
             raise ValueError(f"{folder} holds weights that only their agent can run: {about.get('why')}")
         policy = cls.described_by(about["policy"])
-        policy.load_state_dict(load_file(folder / WEIGHTS))
+        policy.load_state_dict(load_file(regular(folder / WEIGHTS)))
         return policy
 
 

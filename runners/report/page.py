@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from envs.files import read_bytes
 from runners.cli.value import clock
 from runners.report import html, plots
 from runners.report.comparison import Band, Comparison, alarm, configurations
@@ -295,7 +296,7 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
 def _bytes(path: Path) -> bytes:
     """A video's bytes; none if it is too large, or cannot be read."""
     try:
-        return path.read_bytes() if path.stat().st_size <= VIDEO else b""
+        return read_bytes(path, VIDEO)
     except OSError:
         return b""
 

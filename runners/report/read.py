@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.files import opened_text, read_text
 from runners.run.config import UsageError, flatten
 from runners.run.folder import read_status
 from runners.sweep.job import Entry, replay
@@ -214,7 +215,7 @@ def _yaml(text: str) -> dict[str, Any]:
 
 def _metrics(run: Run, path: Path) -> None:
     """Take in the columns that pictures and tables use; rows that are not whole are left out, a last one silently."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with opened_text(path, MOST_CSV_BYTES) as file:
         rows = csv.reader(file)
         header = next(rows, [])
         if "step" not in header:
@@ -254,11 +255,7 @@ def _versions(run: Run, path: Path) -> None:
 
 
 def _text(path: Path, most: int = MOST_BYTES) -> str:
-    size = path.stat().st_size
-    if size > most:
-        limit = f"more than the {most:,} that runners.train could have written"
-        raise ValueError(f"{path.name} has {size:,} bytes, {limit}")
-    return path.read_text(encoding="utf-8", errors="replace")
+    return read_text(path, most)
 
 
 def number(value: Any) -> float:
@@ -287,7 +284,7 @@ def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], 
     try:
         if path.stat().st_size > MOST_CSV_BYTES:
             raise UsageError(f"{path} has more than {MOST_CSV_BYTES:,} bytes; thin its rows out")
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        with opened_text(path.resolve(), MOST_CSV_BYTES) as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a CSV ({error}); give a file with a header line") from None

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.files import HUGE, LARGE, NoRegularFile, opened, read_text, regular
 from runners.run.packages import version
 
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
@@ -103,8 +104,8 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
         shutil.rmtree(leftover, ignore_errors=True)
     candidates = _steps(folder)
     latest = folder / LATEST
-    if latest.exists():  # LATEST wins over a higher number, e.g. when someone copied an old pointer back
-        named = folder / latest.read_text(errors="replace").strip()
+    with suppress(OSError):  # LATEST wins over a higher number, e.g. when someone copied an old pointer back
+        named = folder / read_text(latest).strip()
         candidates.sort(key=lambda path: path != named)
     for i, path in enumerate(candidates):
         try:
@@ -130,7 +131,7 @@ def read(path: Path) -> tuple[Any, int]:
     from safetensors.numpy import load_file
 
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads(read_text(path / MANIFEST))
         if manifest.pop("sha256") != _digest(manifest):
             raise CheckpointError(f"checkpoint file {path / MANIFEST} is corrupt (its SHA-256 differs)")
         form, files = manifest["format"], dict(manifest["files"])
@@ -144,8 +145,8 @@ def read(path: Path) -> tuple[Any, int]:
                 raise CheckpointError(
                     f"checkpoint file {path / name} is corrupt (size or SHA-256 differs from {MANIFEST})"
                 )
-        state = json.loads((path / STATE).read_text())
-        return unpack(state["tree"], load_file(path / ARRAYS)), int(state["step"])
+        state = json.loads(read_text(path / STATE, LARGE))
+        return unpack(state["tree"], load_file(regular(path / ARRAYS))), int(state["step"])
     except CheckpointError:
         raise
     except SafetensorError as error:
@@ -257,10 +258,11 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    if path.is_symlink() or not path.is_file():  # a foreign one may point at a device that never ends
-        raise CheckpointError(f"checkpoint file {path} is missing, or no plain file")
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    try:
+        with opened(path, HUGE) as file:
+            return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    except (FileNotFoundError, NoRegularFile) as error:
+        raise CheckpointError(f"checkpoint file {path} is missing, or no regular file ({error})") from None
 
 
 def _sync(path: Path) -> None:

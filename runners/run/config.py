@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
+from envs.files import read_text
 from envs.settings import Settings, setting
 
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
@@ -191,7 +192,7 @@ def load(path: Path) -> TrainConfig:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(read_text(path))
     except (OSError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read ({error}); is it a run's folder?") from None
     if not isinstance(values, dict):

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from envs.files import read_text
 from runners.run.config import TrainConfig
 
 LIMIT = 200_000  # environment steps up to which `control=auto` starts a second run
@@ -42,7 +43,7 @@ class Control:
         """Wait for the control's evaluation; None if it failed or took too long."""
         try:
             if self.process.wait(patience_s) == 0:
-                return json.loads((self.run / "result.json").read_text())["this run"]
+                return json.loads(read_text(self.run / "result.json"))["this run"]
         except subprocess.TimeoutExpired:
             self.stop()
         except (OSError, ValueError, KeyError):

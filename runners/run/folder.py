@@ -17,6 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from envs.files import appended, read_text
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
@@ -48,8 +49,8 @@ class RunFolder:
         if self.new:
             save(config, self.path / "config.yaml")
             write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
-        with (self.path / "command.txt").open("a") as file:
-            file.write(f"{command}\n")
+        with appended(self.path / "command.txt") as file:
+            file.write(f"{command}\n".encode())
         self.write_status(state="running", key=config.key(), total=config.total_timesteps, error=None, exit_code=None)
 
     def close(self) -> None:
@@ -150,7 +151,7 @@ def _unfinished(config: TrainConfig) -> list[Path]:
 def read_status(path: Path) -> dict[str, Any] | None:
     """status.json of a run's folder, or None where there is none that can be read."""
     try:
-        status = json.loads((path / STATUS).read_text())
+        status = json.loads(read_text(path / STATUS))
     except (OSError, ValueError):
         return None
     return status if isinstance(status, dict) else None

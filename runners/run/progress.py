@@ -27,6 +27,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
 from agents.sb3 import agent as sb3
+from envs.files import opened_text
 from envs.transitions import NotFinite, is_finite
 from runners.cli.value import clock
 from runners.run import checkpoint
@@ -328,7 +329,7 @@ def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
     """Rows of a metrics.csv, up to the step `last`, at 0 none; a last line that a kill cut short is left out."""
     if last is not None and (last == 0 or not path.exists()):
         return []
-    with path.open(newline="") as file:
+    with opened_text(path) as file:
         header, *rows = list(csv.reader(file)) or [[]]
     whole = [dict(zip(header, row)) for row in rows if len(row) == len(header) and row[0].isdigit()]
     return whole if last is None else [row for row in whole if int(row["step"]) <= last]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from envs.files import LARGE, opened, read_text
 from runners.cli.value import clock
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
@@ -54,7 +55,7 @@ def progress(folder: Path) -> RunProgress:
 def _last_row(path: Path) -> dict[str, str]:
     """Of a metrics.csv that another process may be writing."""
     try:
-        with path.open("rb") as file:
+        with opened(path, LARGE) as file:
             header = file.readline()
             file.seek(max(file.seek(0, 2) - TAIL, len(header)))
             lines = file.read().split(b"\r\n")[:-1]  # what follows the last end of line is no row yet
@@ -68,7 +69,7 @@ def _last_row(path: Path) -> dict[str, str]:
 def score(folder: Path) -> float | None:
     """The task's return in a run's final evaluation; None if it has none."""
     try:
-        return float(json.loads((folder / "result.json").read_text())["this run"]["task_return"])
+        return float(json.loads(read_text(folder / "result.json"))["this run"]["task_return"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from envs.files import LARGE, read_text
 from runners.run.exits import HELD, INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
 from runners.run.folder import read_status
 from runners.sweep.job import LOG, Entry, Job, JobLog, Launcher, Outcome
@@ -220,7 +221,7 @@ def last_words(job: Job, code: int | None) -> str:
     if status.get("exit_code") == code and status.get("error"):
         return str(status["error"])
     try:
-        lines = (job.folder / LOG).read_text(errors="replace").strip().splitlines()
+        lines = read_text(job.folder / LOG, LARGE).strip().splitlines()
     except OSError:
         lines = []
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

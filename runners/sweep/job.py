@@ -22,6 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from envs.files import LARGE, appended, read_bytes, read_text
 from envs.settings import Settings
 from runners.run.config import UsageError
 from runners.run.folder import LOG, read_status
@@ -148,7 +149,7 @@ class JobLog:
             owner = next((event["owner"] for event in reversed(events(folder)) if "owner" in event), "unknown")
             raise UsageError(f"{folder} is in use by a sweep ({owner}); wait for it, or give another name=") from None
         self.entries = replay(folder)
-        self.torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
+        self.torn = self.path.exists() and not read_bytes(self.path, LARGE).endswith(b"\n")
         self.error = ""  # of the disk, if the last event could not be written
         self._append([{"owner": here()}])
 
@@ -176,8 +177,8 @@ class JobLog:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         lines = "".join(json.dumps({"time": stamp, **event}) + "\n" for event in events)
         try:
-            with self.path.open("a") as file:
-                file.write("\n" * self.torn + lines)
+            with appended(self.path) as file:
+                file.write(("\n" * self.torn + lines).encode())
                 file.flush()
                 os.fsync(file.fileno())
             self.torn, self.error = False, ""
@@ -188,7 +189,7 @@ class JobLog:
 def events(folder: Path) -> list[dict[str, Any]]:
     """Whole events of a job log, in order; none if there is no such file."""
     path, found = path_in(folder), []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for line in read_text(path, LARGE).splitlines() if path.exists() else []:
         with suppress(ValueError):
             if isinstance(event := json.loads(line), dict):
                 found.append(event)

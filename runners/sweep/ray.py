@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.files import read_text
 from envs.settings import setting
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import UsageError
@@ -187,7 +188,7 @@ def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
     end = time.monotonic() + SEEN_S
     while True:
         with suppress(OSError):
-            if path.read_text() == word:
+            if read_text(path) == word:
                 return ""
         if time.monotonic() > end:
             return f"the node {node} does not see {path.parent}; give root= a folder that all nodes share"

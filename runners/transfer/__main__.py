@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.files import read_text
 from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
@@ -140,7 +141,7 @@ class SourcePolicies:
 def returns(config: TransferConfig, run: Path) -> list[float]:
     """Return of a run's policy on every task, without further training: mean over episodes, (N,)."""
     path, asked = run / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    known: dict[str, Any] = json.loads(read_text(path)) if path.exists() else {}
     if {key: known.get(key) for key in asked} != asked:
         from runners.evaluate import play, policy
         from runners.run.build import load_run

@@ -31,6 +31,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
+from envs.files import LARGE, read_bytes
 from runners.cli.command import changed
 from runners.cli.compose import compose
 from runners.cli.value import literal
@@ -67,7 +68,7 @@ def open_study(config: TuneConfig) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = config.folder / "study.jsonl"
     if path.exists():  # what a kill tore would spoil the line after it
-        whole = path.read_bytes().rpartition(b"\n")
+        whole = read_bytes(path, LARGE).rpartition(b"\n")
         with path.open("rb+") as file:
             file.truncate(len(whole[0]) + len(whole[1]))
     storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_NoLock(str(path))))

@@ -1,0 +1,81 @@
+"""Reading what somebody else may have written: regular files of a bounded size, and nothing else.
+
+A run, a recording or a sweep from elsewhere may hold a pipe that never answers, a device that never ends, a link to a
+file that is none of its business, or more than fits into memory. So every read of one goes through `opened`:
+
+    config = read_text(run / "config.yaml")
+    with opened_text(run / "metrics.csv") as file: rows = list(csv.reader(file))
+    load_file(regular(path))                                 for a library that opens the file itself
+
+What is none of these is a `NoRegularFile`, an OSError, so that whoever expects a missing file gets a sentence for it.
+A path that the user typed may be a link; its `resolve()` is none.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+SMALL = 4_000_000  # bytes of a configuration, a status, results
+LARGE = 1_000_000_000  # of a log, a table, the tree of a state
+HUGE = 1_000_000_000_000  # of arrays, which a replay buffer fills
+
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class NoRegularFile(OSError):
+    """A pipe, a device, a link, a folder, or a file larger than anything that belongs there."""
+
+
+def opened(path: str | Path, most: int = SMALL) -> BinaryIO:
+    """A regular file of at most `most` bytes, opened for reading.
+
+    Raises:
+        NoRegularFile: if it is something else, or larger.
+        OSError: if it is missing, or cannot be opened.
+    """
+    return os.fdopen(_descriptor(Path(path), _READ, most), "rb")
+
+
+def appended(path: str | Path) -> BinaryIO:
+    """A regular file, new or not, opened to write behind its end; raises as `opened` does."""
+    return os.fdopen(_descriptor(Path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, None), "ab")
+
+
+def opened_text(path: str | Path, most: int = LARGE) -> TextIO:
+    """As `opened`, for `csv`: text with its ends of lines, bytes that are no UTF-8 as question marks."""
+    return io.TextIOWrapper(opened(path, most), encoding="utf-8-sig", errors="replace", newline="")
+
+
+def read_bytes(path: str | Path, most: int = SMALL) -> bytes:
+    """All of a file; raises as `opened` does."""
+    with opened(path, most) as file:
+        return file.read(most)
+
+
+def read_text(path: str | Path, most: int = SMALL, errors: str = "replace") -> str:
+    """All of a file in UTF-8, ends of lines as they are; raises as `opened` does."""
+    return read_bytes(path, most).decode("utf-8", errors)
+
+
+def regular(path: str | Path, most: int = HUGE) -> Path:
+    """The path, if `opened` would open it."""
+    opened(path, most).close()
+    return Path(path)
+
+
+def _descriptor(path: Path, flags: int, most: int | None) -> int:
+    if path.is_symlink():
+        raise NoRegularFile(f"{path} is a link, which may lead anywhere; put the file itself there")
+    descriptor = os.open(path, flags | _CAREFUL, 0o666)  # without waiting for the other end of a pipe
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (most is None or found.st_size <= most):
+        return descriptor
+    os.close(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise NoRegularFile(f"{path} is no regular file; remove it")
+    raise NoRegularFile(f"{path} has {found.st_size:,} bytes, more than the {most:,} that belong there")

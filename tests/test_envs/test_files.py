@@ -1,0 +1,50 @@
+import json
+import os
+
+import pytest
+
+from envs.files import NoRegularFile, appended, opened_text, read_bytes, read_text, regular
+
+
+@pytest.fixture
+def strange(tmp_path):
+    """Name -> a path at which there is no file that could be read to its end."""
+    (tmp_path / "file").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "endless").open("wb") as file:
+        file.truncate(2**40 + 1)  # sparse: no block of it is on the disk
+    return {name: tmp_path / name for name in ("link", "device", "folder", "pipe", "endless")}
+
+
+@pytest.mark.parametrize("read", [read_bytes, read_text, opened_text, regular])
+def test_what_is_no_regular_file_of_bounded_size_is_refused_and_never_waited_for(strange, read):
+    for path in strange.values():
+        with pytest.raises(NoRegularFile, match=str(path)):
+            read(path)
+
+
+def test_nothing_is_written_through_a_link_or_into_a_pipe(strange, tmp_path):
+    for name in ("link", "device", "folder", "pipe"):
+        with pytest.raises(OSError):
+            appended(strange[name])
+    assert (tmp_path / "file").read_text() == "secret"
+    with appended(tmp_path / "file") as file:
+        file.write(b" and more")
+    assert read_text(tmp_path / "file") == "secret and more"
+
+
+def test_a_device_is_no_regular_file_either():
+    with pytest.raises(NoRegularFile):
+        read_bytes("/dev/zero")
+
+
+def test_bytes_that_are_no_utf8_are_read_as_question_marks_and_a_missing_file_is_told(tmp_path):
+    (tmp_path / "bytes").write_bytes(b'{"a": "\xff"}')
+    assert json.loads(read_text(tmp_path / "bytes")) == {"a": "\ufffd"}
+    with opened_text(tmp_path / "bytes") as file:
+        assert file.read() == '{"a": "\ufffd"}'
+    with pytest.raises(FileNotFoundError):
+        read_text(tmp_path / "nothing")
