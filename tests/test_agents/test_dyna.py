@@ -13,6 +13,7 @@ import envs.make
 from agents.base import TaskScorer
 from agents.dyna.agent import Dyna
 from agents.dyna.config import PRESETS, DynaConfig
+from agents.dynamics import Predicted
 from agents.dynamics.rollout import HorizonSchedule
 from agents.off_policy.dqn import DeepQ
 
@@ -141,6 +142,25 @@ def test_rollouts_have_the_length_of_the_schedule():
     model.learn(100, log_interval=None)
     assert len(model.imagination.buffer) == 100 * 3
     torch.testing.assert_close(model.means.sums["rollout_length"], torch.tensor(3.0))
+
+
+def test_coplanner_is_curious_in_the_environment_and_careful_in_its_imagination():
+    class Unsure:
+        """Members that disagree by 1 + the action; nothing moves."""
+
+        members, differentiable = 2, False
+
+        def step(self, obs, action, *, sample=True, member_predictions=False):
+            half = (1 + action).expand_as(obs)
+            return Predicted(obs, torch.zeros(len(obs)), None, torch.stack([obs - half, obs + half]))
+
+    imagination = agent(preset="coplanner", **CHEAPER["coplanner"]).imagination
+    imagination.model, imagination.reward_source = Unsure(), lambda obs, action, next_obs, task, *rest: task
+    proposed = torch.tensor([-0.5, 0.5])  # by the policy, for each of three states
+    imagination._sample = lambda obs, t: (proposed.repeat_interleave(3)[:, None], None)
+    obs = torch.zeros(3, 3)
+    assert imagination.plan(obs, None).flatten().tolist() == [0.5] * 3
+    assert imagination._act(obs, 0)[0].flatten().tolist() == [-0.5] * 3
 
 
 @pytest.mark.parametrize("relabel", [True, False])

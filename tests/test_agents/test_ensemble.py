@@ -133,6 +133,24 @@ def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_predi
     assert memory == [weight.data_ptr() for weight in (model.elites, *model._elite)]
 
 
+@pytest.mark.parametrize("members", [1, 4])
+def test_each_member_trains_on_a_bootstrap_of_its_own(members):
+    model, batches = ensemble(members=members, batch_size=50), []
+    model._update = lambda batch: batches.append(batch) or torch.zeros(())
+    table = torch.arange(1000.0)[:, None].expand(1000, 7)
+    rows = torch.arange(900)
+    model._train(table, rows, table[900:], 200, True)
+    seen = torch.stack(batches)[..., 0]  # (200, K, 50), the number of every row in a minibatch
+    assert seen.shape == (200, members, 50) and seen.max() < 900
+    own = [set(seen[:, k].flatten().tolist()) for k in range(members)]
+    if members == 1:
+        assert len(own[0]) == 900
+        return
+    for k, mine in enumerate(own):
+        assert len(mine) / 900 == pytest.approx(1 - np.exp(-1), abs=0.04)  # drawn with replacement
+        assert len(mine & own[k - 1]) / 900 == pytest.approx((1 - np.exp(-1)) ** 2, abs=0.04)
+
+
 def test_scalers_stay_until_the_data_has_doubled():
     model = ensemble(members=1)
     seen = []

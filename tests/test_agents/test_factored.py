@@ -50,6 +50,50 @@ def everything() -> tuple[Tensor, Tensor]:
     return (numbers[:, None] // 3 >> torch.arange(6) & 1).float(), torch.eye(3)[numbers % 3]
 
 
+PAIR = SpaceEncoding(
+    spaces.Dict({"bit": spaces.MultiBinary(1), "die": spaces.Discrete(3)}), spaces.Discrete(2)
+)  # columns: the bit, then the die
+
+
+def constant(stays: list[float], rewards: list[float], ends: list[float]) -> Factored:
+    """A bit and a die of three sides: each member's logit that an entry stays, its reward, and its chance of an end."""
+    model = Factored(PAIR, factored_config(members=len(stays), hidden=[4]), seed=0)
+    model._flat.value.zero_()
+    with torch.no_grad():
+        model.net.stays.copy_(torch.tensor(stays)[:, None, None].expand_as(model.net.stays))
+        model.net.reward.weights()[-1][:, 0, 0] = torch.tensor(rewards)
+        model.net.reward.weights()[-1][:, 0, 1] = torch.logit(torch.tensor(ends))
+    model.net.unit.fill_(10.0)  # the largest reward seen
+    return model
+
+
+def test_what_is_predicted_of_a_bit_and_a_die_is_the_hand_computed_one() -> None:
+    model = constant([np.log(3), -np.log(9)], [0.5, 0.1], [0.8, 0.4])
+    obs, action = torch.tensor([[1.0, 0, 1, 0]]), torch.tensor([[1.0, 0]])
+    predicted = model.step(obs, action, sample=False, member_predictions=True)
+    # with p = 3 and 1/9 a bit stays with p / (1 + p); a side of the die weighs p where it lies, and 1 / p elsewhere
+    bits, stay, other = [3 / 4, 1 / 10], [9 / 11, 1 / 163], [1 / 11, 81 / 163]
+    means = torch.tensor([[b, o, s, o] for b, s, o in zip(bits, stay, other)])
+    assert predicted.means is not None and predicted.stds is not None and predicted.terminated is not None
+    torch.testing.assert_close(predicted.means[:, 0], means)
+    torch.testing.assert_close(predicted.stds[:, 0], (means * (1 - means)).sqrt())
+    # mean chances: the bit 0.425; the die 0.294, 0.413, 0.294
+    assert predicted.next_obs.tolist() == [[0, 0, 1, 0]]
+    torch.testing.assert_close(predicted.reward, torch.tensor([3.0]))  # the mean of 5 and 1
+    torch.testing.assert_close(predicted.terminated, torch.tensor([0.6]))
+
+
+def test_the_loss_of_a_transition_is_its_surprise_and_the_errors_of_reward_and_end() -> None:
+    model = constant([np.log(3)], [0.5], [0.8])
+    flips, ends = torch.tensor([[1.0, 0, 1, 0, 1, 0, 0, 0, 0, 1, 7.0, 0.0]]), 1.0  # obs, action, next_obs, reward, end
+    stays = torch.tensor([[1.0, 0, 1, 0, 1, 0, 1, 0, 1, 0, 5.0, ends]])
+    surprise = -np.log(1 / 4) - np.log(1 / 11)
+    expected = [surprise + 0.2**2 - np.log(0.2), -np.log(3 / 4) - np.log(9 / 11) + 0 - np.log(0.8)]
+    for row, loss in zip((flips, stays), expected):
+        assert model.net.losses(row[None]).tolist() == pytest.approx([loss])
+    assert model.net.losses(torch.stack([flips, stays], 1)).tolist() == pytest.approx([np.mean(expected)])
+
+
 def test_six_bits_are_learned_exactly_also_for_unseen_combinations() -> None:
     obs, action = everything()
     seen = torch.randperm(192, generator=torch.Generator().manual_seed(0))

@@ -191,6 +191,73 @@ def test_imagination_begins_at_the_given_states_and_has_weight_zero_after_an_end
     assert discount[1].item() == pytest.approx(0.9)
 
 
+def test_the_losses_of_actor_and_critic_are_the_hand_computed_ones():
+    """Three imagined steps of two rollouts; the second one ends with its first."""
+    behaviour = behaviour_of(lambda_=1.0, entropy_weight=0.5)
+    nn.init.zeros_(behaviour.policy.net[-1].weight)  # both actions are equally likely
+    value = torch.tensor([[2.0, 1.0], [1.0, 4.0], [0.0, 2.0], [4.0, 8.0]])
+    reward = torch.tensor([[1.0, 2.0], [2.0, 7.0], [0.0, 7.0]])
+    discount = torch.tensor([[0.5, 0.0], [0.5, 0.5], [0.5, 0.5]])
+    action = nn.functional.one_hot(torch.tensor([[0, 1], [1, 0], [1, 1]]), 2).float()
+    features = torch.cat([value[..., None], torch.zeros(4, 2, 4)], -1)
+    behaviour.imagine = lambda world, state: (features, action, reward, discount)
+    behaviour.value = lambda features: features[..., 0]
+    behaviour._value_loss = lambda features, returns: returns
+    behaviour.scale.update = lambda returns: behaviour.scale.high.fill_(2.0)
+    told = {}
+    behaviour.descend = lambda loss, *names: told.update(loss=loss.item(), names=names)
+    metrics = behaviour.update(Corridor(), None, replayed(Corridor()))
+
+    # of the first rollout's steps, and of the second's first: nothing counts after an end
+    returns = [1 + (2 + 4 / 4) / 2, 2 + 4 / 4, 4 / 2, 2]
+    weight = [1, 0.5, 0.25, 1]
+    advantage = [(2.5 - 2) / 2, (3 - 1) / 2, (2 - 0) / 2, (2 - 1) / 2]  # the critic is the baseline
+    entropy = math.log(2)
+    gain = sum(w * (-entropy * a + 0.5 * entropy) for w, a in zip(weight, advantage))
+    error = sum(w * r for w, r in zip(weight, returns))
+    assert metrics["actor_loss"].item() == pytest.approx(-gain / 6)
+    assert metrics["critic_loss"].item() == pytest.approx(error / 6)
+    assert told["loss"] == pytest.approx(-gain / 6 + error / 6) and told["names"] == ("actor", "critic")
+
+
+def test_the_actor_prefers_what_returned_more_than_the_critic_expected():
+    """The gradient of log pi of the chosen action times its advantage, on a policy that is a table."""
+    behaviour = behaviour_of(lambda_=1.0, entropy_weight=0.0)
+    logits = torch.zeros(2, requires_grad=True)
+    behaviour.policy.forward = lambda features: (torch.log_softmax(logits, -1).expand(*features.shape[:-1], 2), None)
+    action = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    imagined = (torch.zeros(2, 2, 5), action, torch.tensor([[1.0, 1.0]]), torch.zeros(1, 2))
+    behaviour.imagine = lambda world, state: imagined
+    expected = torch.tensor([[0.25, 1.5], [0.0, 0.0]])
+    behaviour.value = lambda features: expected
+    behaviour._value_loss = lambda features, returns: torch.zeros_like(returns)
+    behaviour.descend = lambda loss, *names: loss.backward()
+    behaviour.update(Corridor(), None, replayed(Corridor()))
+    # of -mean(log pi * advantage) with advantages 0.75 and -0.5, at pi = 1/2
+    assert logits.grad.tolist() == pytest.approx([-(0.75 * 0.5 + 0.5 * 0.5) / 2, (0.75 * 0.5 + 0.5 * 0.5) / 2])
+
+
+def test_empowerment_is_what_the_successor_says_of_the_action_beyond_what_the_policy_did():
+    class Telling(Corridor):
+        @property
+        def empowerment(self):
+            return self
+
+        def log_prob(self, features, next_features, action):
+            moved = next_features.argmax(-1) - features.argmax(-1)
+            return -0.1 * moved * (2 * action[..., 1] - 1)  # -0.1 wherever the action moved it
+
+    world, behaviour = Telling(), behaviour_of(empowerment=1.0, empowerment_reward=0.5)
+    nn.init.zeros_(behaviour.policy.net[-1].weight)
+    with torch.no_grad():
+        behaviour.policy.net[-1].bias.copy_(torch.tensor([0.0, math.log(3.0)]))
+    chances = [(1 - UNIFORM) * p + UNIFORM / 2 for p in (0.25, 0.75)]
+    _, action, reward, _ = behaviour.imagine(world, {"z": torch.eye(5)[[2, 2, 2, 2]]})
+    for a, got in zip(action[0].argmax(-1).tolist(), reward[0].tolist()):
+        assert got == pytest.approx(0.5 * (-0.1 - math.log(chances[a])))
+    assert set(action[0].argmax(-1).tolist()) == {0, 1}
+
+
 def test_the_replayed_value_learns_from_what_happened_and_stops_where_the_successor_is_unknown():
     behaviour = behaviour_of()
     flats = behaviour._flats

@@ -226,6 +226,46 @@ def test_next_step_and_same_step_environments_learn_the_same_first_values():
     assert lengths == returns  # CartPole pays 1 a step; the steps that only reset count for nothing
 
 
+class Clock(gym.Env):
+    """Shows how many steps it has gone; time runs out after `limit` of them."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, limit):
+        self.limit, self.k = limit, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.k = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.k += 1
+        return np.full(1, self.k, np.float32), 0.0, False, self.k == self.limit, {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("changes", [{}, {"path": "eager"}, {"gru": 4}], ids=str)
+def test_where_time_runs_out_the_value_is_that_of_the_last_observation(changes, mode):
+    made = vector(lambda: Clock(3), lambda: Clock(9), mode=mode)
+    model = PPO(made, PPOConfig(**{**SMALL, "n_steps": 8, "batch_size": 16, **changes}), seed=0)
+    model.begin_rollout()
+    collector = model.collector
+    assert collector.collect(lambda t: True)
+    collector.evaluate()
+    ended, continued = collector.last_values[2, 0], collector.values[3, 1]  # both after three steps
+    np.testing.assert_allclose(ended, continued, atol=1e-6)
+    if mode is AutoresetMode.SAME_STEP:
+        assert abs(ended - collector.values[3, 0]) > 1e-3  # not of the next episode's first
+
+
+def test_rows_that_only_reset_do_not_count_in_the_statistics_of_observations():
+    model = agent(n=2, normalize_obs=True, n_steps=2, batch_size=4)
+    model.collector.vector[:2] = np.array([[1, 9], [3, 5]], np.float32)[..., None]
+    model._update_statistics(np.array([[True, False], [True, True]]))
+    np.testing.assert_allclose(model.policy.obs_mean, 3.0, atol=1e-3)  # of 1, 3 and 5
+    np.testing.assert_allclose(model.policy.obs_scale, (8 / 3) ** -0.5, atol=1e-3)
+
+
 def test_episode_returns_are_those_the_environment_counted():
     made = cartpole(3)
     counted = []

@@ -215,6 +215,17 @@ def test_a_member_that_blows_up_is_dropped_and_another_stands_in() -> None:
     assert share[2] == 1.0 and share[[0, 1, 3]].max() < 0.2
 
 
+@pytest.mark.parametrize(("aggregate", "expected"), [("median", 2.0), ("mean", 4.0)])
+def test_one_member_that_is_far_off_moves_the_mean_and_not_the_median(aggregate: str, expected: float) -> None:
+    model = Sindy(BOX, SindyConfig(members=3, degree=1, aggregate=aggregate))
+    coefficients = torch.zeros(3, 4, 6)
+    coefficients[:, 0, 0] = torch.tensor([9.0, 1.0, 2.0])  # of the constant, in the change of the first number
+    obs, action = torch.zeros(5, 3), torch.zeros(5, 2)
+    assert model._keep(coefficients, obs, action) == 0  # nothing is known of the data's bounds
+    predicted = model.step(obs, action, sample=False)
+    assert predicted.next_obs.tolist() == [[expected, 0.0, 0.0]] * 5
+
+
 def test_every_member_answers_for_its_share_of_the_rows() -> None:
     model = fitted()
     coefficients = torch.zeros_like(model._state["coefficients"])

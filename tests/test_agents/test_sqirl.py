@@ -5,6 +5,7 @@ import math
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -13,6 +14,7 @@ import rewards
 from agents.effective_horizon import effective_horizon, gorp
 from agents.sqirl import SQIRL, SQIRLConfig, returns_to_go
 from envs.snapshots.clones import Clones
+from envs.transitions import Transitions
 
 LAST = 0.9  # what the safe way pays
 
@@ -135,6 +137,26 @@ def test_returns_to_go_stop_where_episodes_end():
     reward = np.array([[1.0], [2.0], [4.0], [8.0]])
     ended = np.array([[False], [True], [False], [False]])
     assert returns_to_go(reward, ended, 0.5)[:, 0].tolist() == [2.0, 2.0, 8.0, 8.0]
+
+
+def test_a_backup_is_the_reward_and_the_best_value_of_what_follows():
+    """Depth 1 learns returns of random play, depth 2 rewards and what it says of the next step."""
+    model = SQIRL(forks(1), SQIRLConfig(k=2, episodes=4, net_arch=[4], gamma=0.5), seed=0)
+    for net, bias in zip(model.nets, ([0.5, -1.0], [0.0, 0.0])):  # values of the two actions, the same everywhere
+        for weight in net.weights():
+            weight.data.zero_()
+        net.weights()[-1].data[0, 0] = torch.tensor(bias)
+    targets = []
+    model._fit = lambda depth, x, action, target: targets.append(target.tolist()) or 0.0
+    ended, zeros = np.array([False, True, False, True]), np.zeros(4, np.float32)
+    obs = np.zeros((4, 2), np.float32)
+    # the task's rewards are 0; those that the scorer made of them are handed in
+    rows = Transitions(obs, zeros.astype(int), zeros, obs, ended, zeros > 0, zeros == 0, np.array([0, 1, 0, 1]))
+    model._look_ahead(rows, np.array([3.0, 7.0, 1.0, 9.0]), np.array([6.0, 2.0, 6.0, 2.0]))
+    assert targets[0] == [1.0, -1.0, 1.0, -1.0]  # of mean 4 and deviation 2
+    follows = 0.5 * 2 + 4  # the best action's value, in the returns' unit
+    backup = np.array([3 + 0.5 * follows, 7, 1 + 0.5 * follows, 9])  # nothing follows an end
+    assert targets[1] == pytest.approx((backup - backup.mean()) / backup.std())
 
 
 def play(model, env, episodes=20):

@@ -74,6 +74,7 @@ def test_entropy_counts_from_the_second_action_on_and_only_where_it_was_taken():
 
 def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it():
     agent, told = learner(), {}
+    agent.target_flat.mul_(0.5)  # the targets are elsewhere than the critics
     step = agent.critic_step
     agent.critic_step = lambda obs, action, target, reward: (
         told.update(target=target, action=action) or step(obs, action, target, reward)

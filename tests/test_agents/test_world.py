@@ -119,6 +119,89 @@ def test_rewards_are_divided_by_their_root_mean_square_one_burst_late_for_the_sl
     assert behaviour.scale.item() == behaviour.slow_scale.item() == pytest.approx(2.5)
 
 
+def test_targets_of_td3_are_the_slow_networks_in_the_slow_unit_of_rewards():
+    """r0 + r1 / 2 + r2 / 4 + s' / 8 min_k Q'_k(z', the best action of their mean), divided by s."""
+    made = learner("mrq", spaces.Discrete(3), gamma=0.5, burst=10)
+    world, behaviour = made.world, made.behaviour
+    for name in ("model", "critic", "slow"):  # the networks and their slow copies differ
+        made.flats[name].value.add_(0.3 * torch.randn(made.flats[name].value.shape, generator=random(len(name))))
+    behaviour.scale.fill_(2.0), behaviour.slow_scale.fill_(3.0)
+    seq = sequences(actions=3)
+    seq.action.copy_(torch.eye(3)[torch.arange(30).view(6, 5) % 3])
+    with torch.no_grad():
+        slow_z = world.encode(seq.vector[3], {}, slow=True)["z"]
+        every = [joint(world.slow["cell"], slow_z, torch.eye(3)[[a] * 5]) for a in range(3)]
+        values = torch.stack([behaviour.slow_q(x)[..., 0] for x in every], -1)  # (2, 5, 3)
+        best = values.mean(0).argmax(-1)
+        follows = values.amin(0)[torch.arange(5), best]
+        total = seq.reward[0] + seq.reward[1] / 2 + seq.reward[2] / 4
+        expected = (total + follows * 3.0 / 8) / 2.0
+        z = world.encode(seq.vector[0], {})["z"]
+        gap = (behaviour.q(joint(world.cell, z, seq.action[0]))[..., 0] - expected).abs()
+    loss = torch.where(gap < 1, gap.square() / 2, gap - 0.5).sum() / 5
+    metrics = behaviour.update(world, seq)
+    torch.testing.assert_close(behaviour.errors[1], gap.amax(0))
+    torch.testing.assert_close(metrics["critic_loss"].detach(), loss)
+
+
+def test_continuous_targets_of_td3_take_the_slow_policys_action_with_noise_that_is_cut():
+    made = learner("mrq")
+    behaviour, cell = made.behaviour, made.world.slow["cell"]
+    made.flats["slow_actor"].value.add_(0.3 * torch.randn(made.flats["slow_actor"].value.shape, generator=random()))
+    drawn = torch.tensor([[0.5, 9.0], [-9.0, 0.0]])
+    behaviour._normal = lambda like: drawn
+    z = torch.rand(2, 16, generator=random())
+    with torch.no_grad():
+        noise = torch.tensor([[0.1, 0.3], [-0.3, 0.0]])
+        action = (torch.tanh(behaviour.slow_policy(z)) + noise).clamp(-1, 1)
+        expected = behaviour.slow_q(joint(cell, z, action))[..., 0].min(0).values
+        torch.testing.assert_close(behaviour._next_value(cell, z), expected)
+
+
+def two_critics(behaviour, values):
+    """Says `values` (2,) of every latent by `q`, and by `slow_q` ten times as much."""
+    behaviour._values = lambda q, z: torch.stack(
+        [torch.full(z.shape[:-1], v * (10.0 if q is behaviour.slow_q else 1.0)) for v in values]
+    )
+
+
+def test_targets_of_mpc_are_the_smaller_of_two_slow_critics_and_nothing_follows_an_end():
+    made = learner("tdmpc2", gamma=0.5)
+    behaviour, seq, told = made.behaviour, sequences(), {}
+    two_critics(behaviour, (4.0, 2.0))
+    behaviour.head.loss = lambda logits, target: told.update(target=target) or torch.zeros(5, *target.shape)
+    seq.terminated[1, 0] = 1.0
+    z = torch.zeros(6, 5, 16)
+    behaviour.value_loss(seq, z[:4], z, torch.ones(3, 5), torch.ones(3, 5) > 0)
+    expected = seq.reward[:3] + 0.5 * 20
+    expected[1, 0] = seq.reward[1, 0]
+    torch.testing.assert_close(told["target"].view(3, 5), expected)
+
+
+def test_plans_of_mpc_end_with_the_mean_of_two_critics():
+    made = learner("tdmpc2")
+    behaviour, told = made.behaviour, {}
+    two_critics(behaviour, (4.0, 2.0))
+    behaviour.planner.plan = lambda rollout, obs, **how: told.update(value=how["value"](obs))
+    behaviour.act(made.world, {"z": torch.zeros(3, 16)}, behaviour.initial(3))
+    assert told["value"].tolist() == [3.0] * 3
+
+
+def test_the_policy_of_mpc_ascends_the_mean_of_two_critics_and_later_steps_count_half():
+    made = learner("tdmpc2", entropy_weight=0.0)
+    behaviour, told = made.behaviour, {}
+    values = torch.tensor([[4.0, 1.0, 0.0, 8.0], [2.0, 3.0, 0.0, 8.0]])  # of two critics at four steps
+    behaviour._subset = lambda q, both: values[..., None].expand(2, 4, 5)
+    behaviour.head.value = lambda logits: logits
+    behaviour.scale.update = lambda value: told.update(scaled=value) or behaviour.scale.high.fill_(2.0)
+    behaviour.descend = lambda loss, *names: told.update(names=names)
+    seq = sequences(4)
+    seq.valid[3] = False
+    metrics = behaviour.update(made.world, seq, made.world.replayed(seq))
+    assert metrics["actor_loss"].item() == pytest.approx(-(3 / 2 + 0.5 * 2 / 2 + 0.25 * 0) / 1.75)
+    assert told["scaled"].tolist() == [3.0] * 5 and told["names"] == ("actor",)
+
+
 def test_the_reward_head_alone_moves_when_it_is_refitted():
     made = envs.make.make_vec("Pendulum-v1", 2, seed=0)
     config = WorldModelConfig(**SMALL, batch_size=4, batch_length=6, learning_starts=1000, rollout=30, refit=3)

@@ -54,6 +54,19 @@ def test_rows_that_are_no_transitions_leave_the_filter_alone():
     assert scale.count == 2
 
 
+RETURNS, REWARDS = np.std([1, 0.5 * 1 + 1, 3]), np.std([1, 1, 3])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("return", RETURNS), ("ema", REWARDS), ("std", REWARDS)])
+def test_no_scale_learns_from_rows_that_are_no_transitions(name, expected):
+    scale = make_scale(name, 0.5, False)
+    reward = np.array([[1.0, 1.0], [99.0, -99.0], [1.0, 3.0]])
+    valid = np.array([[True, False], [False, False], [True, True]])
+    scale.update(reward, np.zeros((3, 2), bool), valid)
+    assert scale.count == 3
+    assert scale.value == pytest.approx(expected)
+
+
 def test_ema_scale_is_unbiased_from_its_first_update():
     scale = RewardEma(decay=0.9)
     scale.update(np.array([[0.0], [2.0]]), np.zeros((2, 1), bool), np.ones((2, 1), bool))
