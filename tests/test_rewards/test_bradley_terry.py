@@ -113,6 +113,23 @@ def test_members_look_at_labels_of_their_own():
     assert torch.allclose(reward._logits(pairs), each, atol=1e-6)
 
 
+def test_labels_held_out_teach_nothing_and_judge_the_rest():
+    rng = np.random.default_rng(0)
+    columns = rng.normal(size=(6, 2, 1, 2)).astype(np.float32), np.zeros((6, 2, 1, 1), np.float32)
+    held, other = np.array([False] * 4 + [True] * 2), walk(steps=5).flatten()
+
+    def fitted(labels):
+        reward = made()
+        reward.labelled.add(*columns, np.array(labels, np.float32), held)
+        return reward.fit_labels(), reward.score(other)
+
+    (one, score), (two, same), (_, different) = map(
+        fitted, ([0, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 1], [1, 1, 0, 1, 0, 0])
+    )
+    np.testing.assert_array_equal(score, same)
+    assert one["accuracy"] + two["accuracy"] == 1 and np.abs(score - different).max() > 0.01
+
+
 def test_queries_follow_the_schedule_and_end_with_the_budget():
     reward = made(seed_steps=20, every=40, queries=6, budget=14)
     batch = walk(steps=60, envs=2)

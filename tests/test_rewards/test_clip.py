@@ -70,6 +70,13 @@ def test_the_closed_form_in_numbers_one_can_check_by_hand():
     assert goal_reward(s, g, b, 1.0).tolist() == pytest.approx([1, 0, 0])  # only the line counts
 
 
+def test_the_reward_is_one_at_the_goal_and_the_cosine_of_both_sentences_at_the_baseline():
+    reward = build(baseline="pole and cart", alpha=0.5)
+    goal, baseline = reward.encoder.text([UP, "pole and cart"])
+    seen = np.stack([goal, baseline])  # at the baseline s - g lies along the line, whatever alpha: 1 - |b - g|^2 / 2
+    assert reward.rate(seen) == pytest.approx([1, goal @ baseline], abs=1e-5)
+
+
 def test_verbatim_prompts_rank_official_frames(poses):
     upright, tilted, level, hanging = build().score(batch_of(poses))
     assert upright > tilted + 0.05 > level + 0.1 and level > hanging

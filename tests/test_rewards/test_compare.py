@@ -177,6 +177,17 @@ def test_a_fitted_canonical_reward_is_the_exact_one_where_features_are_one_hot()
     np.testing.assert_allclose(fitted[:, 0], exact.ravel(), atol=1e-4)
 
 
+def test_a_fitted_value_is_nothing_behind_an_end():
+    # State 0 leads to state 1 for nothing or ends for 1, state 1 ends for 3; next_obs of an end is another state.
+    now, after, ends = np.eye(2)[[0, 0, 1]], np.eye(2)[[1, 0, 0]], np.array([False, True, True])
+    fitted = fit_canonical(np.array([[0.0], [1.0], [3.0]]), now, after, ends, gamma=0.9)
+    # V(1) = 3 and V(0) = (0.9 * 3 + 1) / 2 = 1.85: 0.9 * 3 - 1.85, 1 - 1.85 and 3 - 3.
+    np.testing.assert_allclose(fitted[:, 0], [0.85, -0.85, 0], atol=1e-5)
+    # Where state 1 ends for 1.5 its value is still worth more than an end at once, 1.35 and 1: same order.
+    apart = starc_on_distribution([0, 1, 3], [0, 1, 1.5], now, after, ends, gamma=0.9, ridge=1e-6)
+    assert apart == pytest.approx(0, abs=1e-4)
+
+
 def test_the_interval_holds_the_value_shrinks_with_rows_and_is_seeded():
     rng = np.random.default_rng(0)
     x = rng.normal(size=1000)

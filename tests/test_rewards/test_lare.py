@@ -165,6 +165,14 @@ def test_it_gives_nothing_before_the_first_whole_episode():
     assert reward.score(batch.flatten()).any()
 
 
+def test_an_episode_that_time_cut_off_is_learnt_from_like_one_that_terminated():
+    batch = walk((2, 3), envs=1)
+    reward = made()
+    reward.update(batch.replace(truncated=batch.terminated, terminated=np.zeros_like(batch.terminated)))
+    assert [total for _, _, total in reward.episodes.kept] == batch.reward[[1, 4], 0].tolist()
+    assert reward.episodes.learnt == 1
+
+
 LEARNT = {"hidden": 32, "layers": 2, "steps": 200, "subset": 10, "batch_size": 80, "learning_rate": 5e-3}
 
 

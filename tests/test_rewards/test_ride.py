@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from paths import LINE, PLANE, TWO, identity_embedding, path, scan_rewards
 
 from rewards.check import random_rollout
@@ -44,6 +45,17 @@ def test_losses_are_weighted_and_what_weighs_nothing_is_nothing():
     assert two["inverse_loss"] == pytest.approx(2 * one["inverse_loss"])
     assert two["forward_loss"] == pytest.approx(one["forward_loss"])
     assert make(forward_weight=0).update(data)["forward_loss"] == 0
+
+
+def test_the_embedding_learns_to_be_predicted_too():
+    ride = make(features=2, forward_weight=10.0)
+    ride.encode = lambda x, after: (x, after)
+    for parameter in ride.forward.parameters():
+        parameter.data.zero_()  # it predicts (0, 0)
+    after = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    loss = ride.loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), after)["forward_loss"]
+    assert loss.item() == pytest.approx(10 * (9 + 16) / 2)
+    assert torch.autograd.grad(loss, after)[0].tolist() == [[30, 40]]  # 10 * 2 * (3, 4) / 2
 
 
 def test_both_models_learn_an_environment_that_its_actions_move():

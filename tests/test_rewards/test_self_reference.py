@@ -8,7 +8,7 @@ from paths import LINE, PLANE, TWO, path
 import rewards
 from envs.transitions import concatenate, stack
 from rewards.check import check_reward
-from rewards.vision.self_reference import PLACES, SelfReference, SelfReferenceConfig, along, gather
+from rewards.vision.self_reference import PLACES, RunningEpisodes, SelfReference, SelfReferenceConfig, along, gather
 
 
 def made(space=LINE, **config):
@@ -101,6 +101,20 @@ def test_episodes_of_one_environment_do_not_count_for_another():
     assert reward.update(both)["successes"] == 1
     assert np.unique(reward.ways[0]).tolist() == [1, 2]
     assert reward.running.returns.tolist() == [0, 15]
+
+
+def test_the_return_of_an_episode_counts_its_own_steps_and_no_lost_episode():
+    batch = path([0, 1, 2], [3, 4, 5], [6, 7], [8, 9])
+    pays, valid = np.array([1, 2, 4, 8, 16, 32])[:, None], np.ones((6, 1), bool)
+    valid[3] = False  # the second episode was lost on the way
+    batch = batch.replace(reward=pays.astype(np.float32), valid=valid, truncated=~valid)
+    for cuts in ([], [1], [3, 5]):
+        running = RunningEpisodes(10, 1)
+        found = [
+            one for part in np.split(np.arange(6), cuts) for one in running.ended(batch[part], batch.next_obs[part])
+        ]
+        assert [(way.ravel().tolist(), *rest) for way, *rest in found] == [([1, 2], 3, 2, True), ([7], 16, 16, True)]
+        assert running.returns.tolist() == [32]  # of the last episode, which has not ended
 
 
 def test_only_the_latest_successes_are_kept():
