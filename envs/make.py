@@ -26,7 +26,7 @@ from envs import render
 from envs.batched import PROGRAMS
 from envs.family import Goal, families, family_of
 from envs.transitions import Ends
-from envs.vector.in_process import InProcess
+from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
 
@@ -91,13 +91,17 @@ def make(
         if not kwargs or (isinstance(error, TypeError) and "keyword argument" not in str(error)):
             raise
         raise ValueError(f"{env_id} cannot be made with the arguments {sorted(arguments)}: {error}") from None
-    env = family.repair(env)
-    if adapt:
-        env = family.adapt(env, **options)
-    env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
-    env = Journal(EpisodeStatistics(env))
-    if frame_size is not None or text or signals:
-        env = Observer(env, frame_size, text, signals)
+    try:
+        env = family.repair(env)
+        if adapt:
+            env = family.adapt(env, **options)
+        env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
+        env = Journal(EpisodeStatistics(env))
+        if frame_size is not None or text or signals:
+            env = Observer(env, frame_size, text, signals)
+    except BaseException:
+        env.close()
+        raise
     if seed is not None:
         env.unwrapped.np_random = seeding.np_random(seed)[0]
         env.action_space.seed(seed)
@@ -162,7 +166,10 @@ def make_vec(
         return InProcess(makers)
     if backend == "workers":
         return Workers(makers, processes, **(workers or {}))
-    return (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(makers, autoreset_mode=autoreset_mode)
+    if backend == "async":
+        return AsyncVectorEnv(makers, autoreset_mode=autoreset_mode)
+    with all_or_none(makers) as makers:
+        return SyncVectorEnv(makers, autoreset_mode=autoreset_mode)
 
 
 def make_batched(

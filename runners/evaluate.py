@@ -140,7 +140,8 @@ def goal_of(config: TrainConfig) -> Goal | None:
 def policy(model: Any, env_id: str = "") -> Act:
     """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls.
 
-    It takes one observation and a bool, or a batch of them and an array (N,).
+    It takes one observation and a bool, or a batch of them and an array (N,). Actions are of the type that the
+    environment samples: a number, not the array () that Stable-Baselines3 predicts, which no table can be indexed with.
     """
     from envs.family import family_of
     from envs.make import spec_of
@@ -153,7 +154,7 @@ def policy(model: Any, env_id: str = "") -> Act:
         start = np.atleast_1d(begins)
         state = None if start.all() else state
         action, state = model.predict(obs, state=state, episode_start=start, deterministic=sure)
-        return action
+        return np.asarray(action, model.action_space.dtype)[()]
 
     return act
 

@@ -34,7 +34,7 @@ from envs.settings import Settings, setting
 from envs.state import restore, state_of
 from envs.transitions import map_obs, put
 from envs.types import MODALITIES
-from envs.vector.in_process import Maker
+from envs.vector.in_process import Maker, all_or_none
 from envs.vector.workers import Workers
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)  # spaces that SB3 knows
@@ -326,10 +326,21 @@ def make_venv(
         env = make(env_id, seed=seed + index, **kwargs)
         return env if wrap is None else wrap(env)
 
-    makers: list[Callable[[], gym.Env]] = [functools.partial(make_one, index) for index in range(n)]
-    venv = DummyVecEnv(makers) if workers is None else WorkerVecEnv(makers, **workers)
+    makers: list[Maker] = [functools.partial(make_one, index) for index in range(n)]
+    if workers is not None:
+        venv: VecEnv = WorkerVecEnv(makers, **workers)
+    else:
+        with all_or_none(makers) as makers:
+            venv = InProcessVecEnv(makers)
     venv.seed(seed)
     return venv
+
+
+class InProcessVecEnv(DummyVecEnv):
+    """SB3's DummyVecEnv with actions of the dtype that environments sample: SB3 chooses MultiBinary ones in float32."""
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.actions = np.asarray(actions, self.action_space.dtype)
 
 
 class WorkerVecEnv(VecEnv):

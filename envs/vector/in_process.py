@@ -15,9 +15,11 @@ observations also a Dict of them). They have `make`'s `EpisodeStatistics`, and i
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -34,6 +36,26 @@ from envs.wrappers import Observer
 Maker = Callable[[], gym.Env]
 New = Callable[[tuple[int, ...], Any], np.ndarray]  # (shape, dtype) -> an array of zeros
 Result = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+@contextmanager
+def all_or_none(makers: Sequence[Maker]) -> Iterator[list[Maker]]:
+    """The makers, of which those that have made an environment see it closed if the block around its vector fails.
+
+    No vector does that by itself, neither Gymnasium's nor SB3's: a simulator or window would outlive the error.
+    """
+    made: list[gym.Env] = []
+
+    def keep(make: Maker) -> gym.Env:
+        made.append(make())
+        return made[-1]
+
+    try:
+        yield [functools.partial(keep, make) for make in makers]
+    except BaseException:
+        for env in made:
+            env.close()
+        raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,9 +402,10 @@ class InProcess(BufferedVectorEnv):
             raise ValueError("no environments make no vector; give at least one maker")
         n, everything = len(makers), (slice(0, len(makers)),)
         self.envs: list[gym.Env] = []
-        for make in makers:  # if one cannot be made, those before it are closed with this object
-            self.envs.append(make())
-        self._describe(self.envs[0], n, everything, SharedBuffers.like(self.envs[0], n, np.zeros))
+        with all_or_none(makers) as makers:
+            envs = [make() for make in makers]
+            self._describe(envs[0], n, everything, SharedBuffers.like(envs[0], n, np.zeros))
+        self.envs = envs
         self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, everything)
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:

@@ -28,7 +28,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing import forkserver
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -116,12 +116,11 @@ class Workers(BufferedVectorEnv):
         self._context: Any = multiprocessing.get_context(method)
         # A worker dies with the thread that made it: of the server that forks, the only one.
         self._orphans = method == "forkserver" or threading.current_thread() is threading.main_thread()
-        one = makers[0]()  # only to see what its spaces are
-        block = Block()
-        SharedBuffers.like(one, n, block)
-        self._memory = self._context.RawArray("b", block.size)
-        self._describe(one, n, groups, SharedBuffers.like(one, n, Block(self._memory)))
-        one.close()
+        with closing(makers[0]()) as one:  # only to see what its spaces are
+            block = Block()
+            SharedBuffers.like(one, n, block)
+            self._memory = self._context.RawArray("b", block.size)
+            self._describe(one, n, groups, SharedBuffers.like(one, n, Block(self._memory)))
         self._slots.turn[:] = -1
         self._workers: list[Worker] = []
         # Also when this object is forgotten, and at exit before multiprocessing waits for its children.

@@ -148,16 +148,18 @@ def file_subject(config: ExportConfig) -> Subject:
 
 def observations(env: Any, model: Any, count: int, seed: int) -> Any:
     """Observations (count, ...) of the agent's own episodes; half of its actions are random, to see more."""
+    from runners.evaluate import policy
+
     rng = np.random.default_rng(seed)
     env.action_space.seed(seed)
     rows: list[Any] = []
-    ended = True
+    ended, act = True, policy(model)
     while len(rows) < count:
         if ended:
             obs, _ = env.reset(seed=int(rng.integers(2**31)))
         rows.append(map_obs(np.array, obs))
         chance = rng.random() < 0.5
-        action = env.action_space.sample() if chance else model.predict(obs, deterministic=True)[0]
+        action = env.action_space.sample() if chance else act(obs, True)
         obs, _, terminated, truncated, _ = env.step(action)
         ended = terminated or truncated
     keyed = isinstance(rows[0], dict)

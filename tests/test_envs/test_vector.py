@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gc
 import json
 
 import gymnasium as gym
@@ -12,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rewards
+from agents.sb3.agent import make_venv
 from envs.make import make, make_vec
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import map_obs
@@ -208,19 +208,44 @@ def test_what_makes_no_sense_is_refused_with_a_sentence() -> None:
         InProcess(_makers("MiniGrid-DoorKey-5x5-v0", 1, adapt=False))
 
 
-@pytest.mark.filterwarnings("error")  # what __del__ raises is only a warning
-def test_environments_made_before_one_that_cannot_be_are_closed() -> None:
-    closed = []
+class Counted(gym.Env):
+    """Knows which of it are open; the second one cannot be made."""
 
-    class Closing(gym.Wrapper):
-        def close(self) -> None:
-            closed.append(True)
-            super().close()
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    made, open = 0, 0
 
-    with pytest.raises(ValueError, match="unknown environment"):
-        InProcess([lambda: Closing(make("CartPole-v1")), lambda: make("CartPole-v9")])
-    gc.collect()
-    assert closed == [True]
+    def __init__(self, good: int = 1, words: bool = False) -> None:
+        if words:
+            self.observation_space = spaces.Text(3)
+        if Counted.made == good:
+            raise RuntimeError("the licence server says no")
+        Counted.made += 1
+        Counted.open += 1
+
+    def close(self) -> None:
+        Counted.open -= 1
+
+
+gym.register("test/Counted-v0", Counted)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "sentence"),
+    [
+        (functools.partial(make_vec, backend="gym"), {}, "the licence server says no"),
+        (functools.partial(make_vec, backend="sync"), {}, "the licence server says no"),
+        (functools.partial(make_venv, seed=0), {}, "the licence server says no"),
+        (functools.partial(make_vec, backend="gym"), {"good": 9, "words": True}, "does not fit into an array"),
+        (functools.partial(make_vec, backend="workers"), {"good": 9, "words": True}, "does not fit into an array"),
+        (lambda env_id, n, **wrong: make(env_id, **wrong), {"sticky": 2}, "sticky=2"),
+    ],
+)
+def test_no_environment_stays_open_when_not_all_can_be_made(build, options: dict, sentence: str) -> None:
+    Counted.made = Counted.open = 0
+    with pytest.raises((RuntimeError, ValueError), match=sentence):
+        build("test/Counted-v0", 3, **options)
+    assert Counted.made >= 1 and Counted.open == 0
 
 
 def test_methods_and_attributes_are_called_in_every_environment() -> None:

@@ -259,7 +259,7 @@ def test_a_reward_that_wants_a_goal_takes_the_environments_own():
     assert config.reward["seen"].goal == "pole vertically upright on top of the cart"
     assert config.reward["seen"].baseline == "pole and cart"
     config = TrainConfig(env="HalfCheetah-v5", reward={"seen": Options()}, agent=None)
-    config.env = "Taxi-v3"
+    config.env = "FrozenLake-v1"
     with pytest.raises(UsageError, match=r"give reward\.seen\.goal="):
         fill_goals(config)
 
@@ -278,7 +278,7 @@ def test_a_contrast_takes_the_goals_opposite_and_the_model_that_was_taught_the_w
 
 
 def test_the_control_of_synthesis_needs_no_sentence():
-    config, _ = compose(["env=Taxi-v3", "reward=synthesis", "reward.synthesis.semantics=constant"])
+    config, _ = compose(["env=FrozenLake-v1", "reward=synthesis", "reward.synthesis.semantics=constant"])
     assert config.reward["synthesis"].goal == ""
 
 

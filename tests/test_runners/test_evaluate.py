@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, registry
 
 from envs.family import Goal
@@ -76,12 +77,14 @@ def test_the_goal_is_the_one_a_reward_speaks_about():
     assert goal_of(Config).name == "upright"
     Options.goal = "a phrase of the user's"
     assert goal_of(Config).name == "upright"
-    Config.env = "Taxi-v3"
+    Config.env = "FrozenLake-v1"
     assert goal_of(Config) is None
 
 
 def test_a_recurrent_policy_keeps_its_state_within_an_episode_only():
     class Model:
+        action_space = spaces.Discrete(2)
+
         def predict(self, obs, state, episode_start, deterministic):
             assert deterministic and episode_start == [state is None]
             return 0, (state or 0) + 1

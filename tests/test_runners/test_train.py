@@ -152,7 +152,7 @@ def test_evaluate_refuses_in_one_sentence(arguments, sentence, capsys):
         (["env=CartPole-v1", "device=mps"], "device=mps is not on this machine (it has cpu"),
         (["env=lodestar/CartPoleUpright-v0", "reward=clip", "reward.clip.goal="], "reward.clip.goal is empty"),
         (["env=CartPole-v1", "reward=clip", "reward.clip.goal=" + "word " * 200], "characters, the limit is 500"),
-        (["env=Taxi-v3", "reward=clip"], 'give reward.clip.goal="what you want to see"'),
+        (["env=FrozenLake-v1", "reward=clip"], 'give reward.clip.goal="what you want to see"'),
     ],
 )
 def test_a_run_that_cannot_begin_is_one_sentence_and_leaves_no_folder(tmp_path, capsys, arguments, sentence):
