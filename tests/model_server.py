@@ -124,6 +124,20 @@ def drips(seconds):
     return plan
 
 
+def drips_headers(seconds):
+    """A plan: headers that come byte by byte (slow-loris) and do not end within `seconds`."""
+
+    def plan(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+            time.sleep(0.02)
+
+    return plan
+
+
 def breaks_off(handler):
     """A plan: fewer bytes than were promised."""
     handler.send_response(200)

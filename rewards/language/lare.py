@@ -442,7 +442,8 @@ class Author(ModelJudge):
             return str(self.chat.ask([text], temperature=temperature, seed=seed))
 
         seeds = {json.dumps([temperature, self.seed + i, text]): self.seed + i for i in numbers}
-        answers = self.ask_kept(seeds, ask)
+        kept, asked = self.ask_kept(seeds, ask, str)
+        answers = {**kept, **asked}
         usable = [answer for key in seeds if isinstance(answer := answers[key], str)]
         if not usable:
             raise next(answer for answer in answers.values() if isinstance(answer, JudgeError))

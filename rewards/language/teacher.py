@@ -39,7 +39,7 @@ import numpy as np
 
 from envs.minigrid.family import HEAD
 from envs.settings import setting
-from rewards.llm.client import ModelJudge, PausedError, answer_form
+from rewards.llm.client import JudgeError, ModelJudge, PausedError, answer_form
 from rewards.llm.judges.base import Judge
 from rewards.llm.store import read_rows
 
@@ -182,9 +182,10 @@ class ModelTeacher(ModelJudge, Teacher):
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
         new = {level.key: level for level in levels if level.key not in self.table}
-        for key, answer in self.ask_kept(new, self._one).items():
-            if isinstance(answer, str):
-                self.table[key] = json.loads(answer)
+        kept, asked = self.ask_kept(new, self._one, lambda words: _plan({"text": "", "raw": words})[1])
+        for key, answer in (kept | asked).items():
+            if not isinstance(answer, JudgeError):
+                self.table[key] = answer
             elif not isinstance(answer, PausedError):
                 self.failed += 1
         return [_rows(level, self.table[level.key]) if level.key in self.table else None for level in levels]

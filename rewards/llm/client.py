@@ -11,18 +11,23 @@ in the question, and the answer is checked on our side, since some servers accep
 Retried are: 429 (after the time the server names, up to a limit), 408, 5xx, a connection that fails or breaks.
 Everything else fails at once. Every failure is a `JudgeError`, one sentence without the key.
 
-When it fails: a server that sends its headers one byte at a time is stopped by the read timeout between two bytes only.
+`timeout` is a deadline over a whole attempt, from the name's look-up to the last byte, however slowly bytes come: a
+blocking socket can only limit the time between two of them, so attempts run as tasks in one thread of the process.
+When it fails: an answer of more than one JSON object that fits is no answer, also where a model only repeats itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime
 import email.utils
+import functools
 import io
 import json
 import os
 import random
+import re
 import threading
 import time
 from collections import deque
@@ -42,6 +47,10 @@ from rewards.llm.store import AnswerStore, Label
 
 CANDIDATES = 64  # places in an answer at which JSON is looked for
 QUOTE = 200  # characters of a server's answer in an error
+FRAGMENT = 4  # characters of the key in a row that no error repeats; servers like to name its last four
+SPOKEN = 8  # the same of what a model says, where a short word of the key may be a word of the answer
+LOOK = 2.0  # seconds in which a server is looked for before a run
+MOST_TOKENS = 10**9  # of one answer; a server that counts more does not count
 KEPT = 1_000_000  # characters of an answer
 IN_A_ROW = 5  # failures that open a breaker
 WINDOW, SHARE, LEAST = 30.0, 0.5, 10  # seconds, share of failures, answers below which a share means nothing
@@ -62,6 +71,10 @@ class _RetryError(JudgeError):
     def __init__(self, sentence: str, after: float = 0.0) -> None:
         super().__init__(sentence)
         self.after = after  # seconds the server asked us to wait
+
+
+class _AbsentError(_RetryError):
+    """There is no connection to the server."""
 
 
 class _RefusedError(JudgeError):
@@ -98,6 +111,11 @@ class Endpoint(Settings):
                 f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as "
                 "http://localhost:8000/v1"
             )
+        if httpx2.URL(self.url).userinfo:
+            raise ValueError(
+                f"{self.prefix}url holds a login, which would be written down; put a key into an environment variable "
+                "and give its name as key="
+            )
         self.url = self.url.rstrip("/")
 
     @property
@@ -112,7 +130,7 @@ class Reply:
     """What came back for one question."""
 
     text: str = ""  # the model's last answer, "" if there was none
-    tokens: int = 0  # of question and answer, all attempts, as the server counts them; 0 if it does not
+    tokens: int = 0  # of question and answer, all attempts, as the server counts them; 0 if it does not, or absurdly
 
 
 class Chat:
@@ -122,7 +140,8 @@ class Chat:
         self.endpoint = endpoint
         self._structured = True  # whether the server takes a schema
         self._random = random.Random(endpoint.seed)
-        self._client = httpx2.Client(timeout=httpx2.Timeout(endpoint.timeout, connect=endpoint.connect))
+        self._loop = _loop(os.getpid())
+        self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=endpoint.connect))
 
     def ask(
         self,
@@ -156,9 +175,19 @@ class Chat:
         self._structured = False  # only now is it known that the schema was refused
         return answer
 
+    def reach(self) -> None:
+        """Raise JudgeError if nobody listens at the address, within LOOK seconds; a slow or a busy server is there."""
+        look = self._send("GET", f"{self.endpoint.url}/models", LOOK, timeout=httpx2.Timeout(None, connect=LOOK / 2))
+        try:
+            asyncio.run_coroutine_threadsafe(look, self._loop).result()
+        except _AbsentError:
+            raise
+        except JudgeError:
+            return
+
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop)
 
     def _retried(self, body: dict[str, Any], reply: Reply) -> str:
         retrying = tenacity.Retrying(
@@ -175,43 +204,50 @@ class Chat:
         drawn = self._random.uniform(0, self.endpoint.backoff * 2.0 ** (state.attempt_number - 1))
         return min(max(drawn, getattr(error, "after", 0.0)), self.endpoint.longest)
 
+    @property
+    def _key(self) -> str:
+        return os.environ.get(self.endpoint.key, "").strip()
+
+    def _quote(self, text: str) -> str:
+        """The beginning of a server's words, fit for an error."""
+        return " ".join(_masked(text[:QUOTE], self._key, FRAGMENT).split())
+
     def _once(self, body: dict[str, Any], reply: Reply) -> str:
-        url, variable = self.endpoint.url, self.endpoint.key
-        key = os.environ.get(variable, "").strip()
+        url, variable, key = self.endpoint.url, self.endpoint.key, self._key
         headers = {"Accept-Encoding": "identity"}  # what is counted is what arrives
         if not (key.isascii() and key.isprintable()):
             raise JudgeError(f"the environment variable {variable} holds characters that no API key has; set it again")
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        try:
-            deadline = time.monotonic() + self.endpoint.timeout
-            with self._client.stream("POST", f"{url}/chat/completions", json=body, headers=headers) as response:
-                data = self._read(response, deadline)
-                status, after = response.status_code, response.headers.get("retry-after", "")
-        except httpx2.TimeoutException as error:
-            raise _RetryError(f"{url} did not answer in time ({type(error).__name__})") from None
-        except httpx2.TransportError as error:
-            raise _RetryError(f"{url} cannot be reached: {type(error).__name__}: {error}") from None
-        quote = " ".join(_masked(data.decode("utf-8", "replace"), key)[:QUOTE].split())
+        sent = self._send("POST", f"{url}/chat/completions", self.endpoint.timeout, json=body, headers=headers)
+        status, after, data = asyncio.run_coroutine_threadsafe(sent, self._loop).result()
+        quote = self._quote(data[: 4 * QUOTE].decode("utf-8", "replace"))
         if status == 429 or status == 408 or status >= 500:
             raise _RetryError(f"{url} answered {status}: {quote!r}", _seconds(after))
         if status != 200:
             kind = _RefusedError if status in (400, 422) else JudgeError
             raise kind(f"{url} answered {status}: {quote!r}")
         content, tokens = self._content(data, quote)
-        reply.text, reply.tokens = _masked(content, key), reply.tokens + tokens
+        reply.text, reply.tokens = _masked(content, key, SPOKEN), reply.tokens + tokens
         return reply.text
 
-    def _read(self, response: httpx2.Response, deadline: float) -> bytes:
+    async def _send(self, method: str, address: str, seconds: float, **request: Any) -> tuple[int, str, bytes]:
+        """Status, Retry-After and body of one exchange that takes no longer than so many seconds in all."""
         url, most = self.endpoint.url, self.endpoint.max_bytes
-        data = bytearray()
-        for chunk in response.iter_raw():
-            data += chunk
-            if len(data) > most:
-                raise JudgeError(f"{url} answered with more than {most:,} bytes, which no answer needs")
-            if time.monotonic() > deadline:
-                raise _RetryError(f"{url} was still answering after {self.endpoint.timeout:g} s")
-        return bytes(data)
+        try:
+            async with asyncio.timeout(seconds), self._client.stream(method, address, **request) as response:
+                data = bytearray()
+                async for chunk in response.aiter_raw():
+                    data += chunk
+                    if len(data) > most:
+                        raise JudgeError(f"{url} answered with more than {most:,} bytes, which no answer needs")
+                return response.status_code, response.headers.get("retry-after", ""), bytes(data)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise _AbsentError(f"{url} cannot be reached: {type(error).__name__}: {self._quote(str(error))}") from None
+        except (TimeoutError, httpx2.TimeoutException):
+            raise _RetryError(f"{url} did not answer in time ({seconds:g} s)") from None
+        except httpx2.TransportError as error:  # its words may be the server's
+            raise _RetryError(f"{url} broke off: {type(error).__name__}: {self._quote(str(error))}") from None
 
     def _content(self, data: bytes, quote: str) -> tuple[str, int]:
         """The model's text, and the cost of question and answer by the server's count, tokens."""
@@ -220,13 +256,15 @@ class Chat:
             raise JudgeError(f"{url} answered with a web page ({quote!r}); give the API's root, often ending in /v1")
         try:
             completion = json.loads(data)
-            content = completion["choices"][0]["message"]["content"]
+            [choice] = completion["choices"]  # of several no one is the answer
+            content = choice["message"]["content"]
             tokens = (completion.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise JudgeError(f"{url} answered with something that is no chat completion: {quote!r}") from None
         if not isinstance(content, str):
             raise JudgeError(f"{model} answered nothing ({None if content is None else type(content).__name__})")
-        return content, max(tokens, 0) if isinstance(tokens, int) else 0
+        whole = content.encode("utf-8", "replace").decode()  # half characters, which JSON can hold and no file
+        return whole, tokens if isinstance(tokens, int) and 0 <= tokens <= MOST_TOKENS else 0
 
 
 class Breaker:
@@ -318,9 +356,11 @@ def in_parallel(
 
 
 def decode(text: str, schema: dict[str, Any]) -> Any:
-    """The last JSON object in a text that fits a schema, as models talk around it; JudgeError if there is none."""
-    decoder = json.JSONDecoder()
-    place = len(text)
+    """The one JSON object in a text that fits a schema, as models talk around it; JudgeError if there is none, or more:
+    an answer that is given twice, or contradicts itself, is none.
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=_once_each)
+    place, found = len(text), []
     for _ in range(CANDIDATES):
         place = text.rfind("{", 0, place)
         if place < 0:
@@ -330,8 +370,18 @@ def decode(text: str, schema: dict[str, Any]) -> Any:
         except (ValueError, RecursionError):
             continue
         if fits(value, schema):
-            return value
-    raise JudgeError(f"no JSON in the answer fits {json.dumps(schema)}: {text[-QUOTE:]!r}")
+            found.append(value)
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} answers at once fit" if found else "no JSON in the answer fits"
+    raise JudgeError(f"{what} {json.dumps(schema)}: {text[-QUOTE:]!r}")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; ValueError if a name stands in it twice."""
+    if len(value := dict(pairs)) < len(pairs):
+        raise ValueError("a name stands twice")
+    return value
 
 
 def answer_form(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -372,9 +422,18 @@ def _part(part: str | np.ndarray) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-def _masked(text: str, key: str) -> str:
-    """A server's words without the key, which a server may repeat."""
-    return text.replace(key, "***") if key else text
+def _masked(text: str, key: str, run: int) -> str:
+    """A server's words without what stands in the key, `run` characters in a row or more."""
+    parts = {re.escape(key[i : i + run]) for i in range(len(key) - run + 1)}
+    return re.sub(rf"(?:(?={'|'.join(parts)}).)+.{{{run - 1}}}", "***", text, flags=re.DOTALL) if parts else text
+
+
+@functools.cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """Where this process waits for servers: one thread for any number of questions; a fork needs its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
+    return loop
 
 
 def _seconds(retry_after: str) -> float:
@@ -384,7 +443,7 @@ def _seconds(retry_after: str) -> float:
     try:
         moment = email.utils.parsedate_to_datetime(retry_after)
         return max((moment - datetime.datetime.now(datetime.UTC)).total_seconds(), 0.0)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0
 
 
@@ -401,18 +460,25 @@ class ModelJudge(Endpoint, Judge):
         self.chat, self.breaker = Chat(self), Breaker(self.pause, self.failures)
         self.store = AnswerStore(self.answers, words=KEPT)
 
-    def ask_kept(self, questions: Mapping[str, T], ask: Callable[[T], str]) -> dict[str, str | JudgeError]:
-        """Answers to questions by their keys: kept ones, and those that `ask` returns, which are kept; or why not."""
+    def ask_kept(
+        self, questions: Mapping[str, T], ask: Callable[[T], str], read: Callable[[str], R]
+    ) -> tuple[dict[str, R], dict[str, R | JudgeError]]:
+        """What `read` makes of answers to questions by their keys: of kept ones; of those that `ask` returns now, which
+        are kept, or why there is none. A kept one that `read` refuses, as the file is shared, is asked for again.
+        """
 
-        def answer(key: str) -> str:
+        def answer(key: str) -> R:
             words = ask(questions[key])
-            self.store.put(self.identity, [Label(key, raw=words)])
-            return words
+            self.store.put(self.identity, [Label(key, raw=words)], instead=key in found)
+            return read(words)
 
-        kept = self.store.words_of(self.identity, list(questions))
+        found = {str(key): words for key, words in self.store.words_of(self.identity, list(questions)).items()}
+        kept: dict[str, R] = {}
+        for key, words in found.items():
+            with suppress(KeyError, ValueError, TypeError, AttributeError, RecursionError):
+                kept[key] = read(words)
         new = [key for key in questions if key not in kept]
-        asked = in_parallel(answer, new, self.concurrency, self.breaker) if new else []
-        return {**{str(key): words for key, words in kept.items()}, **dict(zip(new, asked))}
+        return kept, dict(zip(new, in_parallel(answer, new, self.concurrency, self.breaker) if new else []))
 
     def close(self) -> None:
         self.chat.close()

@@ -8,9 +8,12 @@ Failures are never stored. Of two answers to one question the first stays. `crea
 `latency` in seconds. `export`, transcripts and files written by people hold the same columns as JSON lines, which
 `read_rows` reads, too.
 
-A broken file is moved to FILE.bad and started afresh. A full disk or a read-only file is reported once, and the run
-continues without what could not be kept. When it fails: SQLite's write-ahead log needs a file system of this machine;
-runs on several machines that share a network folder need a file each, merged by `export` and `import_`.
+A file is shared, so what stands in it is checked when it is read: a row whose value is no number in [0, 1], or whose
+words are no text, is no answer, and the next one replaces it. A file that is removed while it is open is written anew
+from what this process still holds open. A broken file is moved to FILE.bad and started afresh. A full disk or a
+read-only file is reported once, and the run continues without what could not be kept. When it fails: SQLite's
+write-ahead log needs a file system of this machine; runs on several machines that share a network folder need a file
+each, merged by `export` and `import_`.
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better
 T = TypeVar("T")
 
 CHUNK = 500  # rows of one query; SQLite's older limit of variables is 999
+MOST = 2.0**53  # tokens or seconds; what is more is none
 WORDS = 2000  # characters of a judge's reasons that are kept
 TABLE = """CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, text TEXT NOT NULL, other TEXT, value REAL,
 judge TEXT NOT NULL, raw TEXT NOT NULL, created REAL NOT NULL, latency REAL NOT NULL, tokens INTEGER NOT NULL)"""
+SOUND = "(labels.value IS NULL OR labels.value BETWEEN 0 AND 1) AND typeof(labels.raw) = 'text'"
 COLUMNS = ("text", "other", "value", "judge", "raw", "created", "latency", "tokens")
 
 
@@ -70,6 +75,7 @@ class AnswerStore:
         self._warned = False
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None  # which one is open
         try:
             self._open()
         except (sqlite3.Error, OSError) as error:
@@ -84,10 +90,10 @@ class AnswerStore:
         """The same for answers in words."""
         return self._safely(self._get, judge, items, "raw") or {}
 
-    def put(self, judge: str, labels: Sequence[Label]) -> None:
-        """Keep what a judge answered."""
+    def put(self, judge: str, labels: Sequence[Label], instead: bool = False) -> None:
+        """Keep what a judge answered, `instead` of an answer that is there but makes no sense to the judge."""
         now = time.time()
-        self._safely(self._put, [self._row(judge, label, now) for label in labels])
+        self._safely(self._put, [self._row(judge, label, now) for label in labels], instead)
 
     def export(self, path: str | Path) -> int:
         """Write every answer as one JSON object a line, oldest first, and count them; ValueError without a store."""
@@ -102,9 +108,11 @@ class AnswerStore:
         """Take in what `export` wrote, or the like; ValueError for a line that is no label, and nothing is kept."""
 
         def parse(row: Mapping[str, Any]) -> tuple[Any, ...]:
-            cost = float(row.get("latency", 0)), int(row.get("tokens", 0))
-            label = Label(*label_in(row), str(row.get("raw", "")), *cost)
-            return self._row(str(row.get("judge", "")), label, float(row.get("created", 0)))
+            seconds, tokens, created = (float(row.get(name, 0)) for name in ("latency", "tokens", "created"))
+            if not all(0 <= number <= MOST for number in (seconds, tokens, created)):
+                raise ValueError("no time or cost")
+            label = Label(*label_in(row), str(row.get("raw", "")), seconds, int(tokens))
+            return self._row(str(row.get("judge", "")), label, created)
 
         rows = list(read_rows(path, parse, "no label (text, value); repair or delete the line", torn=False))
         self._put(self._connected(), rows)
@@ -116,6 +124,10 @@ class AnswerStore:
 
     def close(self) -> None:
         """Leave one file behind; without this there may be a write-ahead log beside it, which is as safe."""
+        self._safely(lambda connection: None)  # the file may have been removed since the last answer
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
@@ -139,14 +151,18 @@ class AnswerStore:
         asked = list(keys)
         for begin in range(0, len(asked), CHUNK):
             chunk = asked[begin : begin + CHUNK]
-            query = f"SELECT key, {column} FROM labels WHERE key IN ({','.join('?' * len(chunk))})"
+            query = f"SELECT key, {column} FROM labels WHERE key IN ({','.join('?' * len(chunk))}) AND {SOUND}"
             found.update((keys[key], value) for key, value in connection.execute(query, chunk))
         return found
 
     @staticmethod
-    def _put(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+    def _put(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]], instead: bool = False) -> None:
         with connection:
-            connection.executemany(f"INSERT OR IGNORE INTO labels VALUES ({','.join('?' * 9)})", rows)
+            connection.executemany(
+                f"INSERT INTO labels VALUES ({','.join('?' * 9)}) ON CONFLICT (key) DO UPDATE SET "
+                f"value = excluded.value, raw = excluded.raw WHERE {int(instead)} OR NOT ({SOUND})",
+                rows,
+            )
 
     def _safely(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """What `work` returns, or None if the file is broken; a torn file is replaced, and the work tried once more."""
@@ -155,17 +171,33 @@ class AnswerStore:
                 return None
             try:
                 with self._lock:
+                    self._stay()
                     return work(self._connection, *arguments)
-            except sqlite3.OperationalError as error:  # busy, full, read-only: the file itself is intact
+            except (sqlite3.OperationalError, OSError) as error:  # busy, full, read-only: the file itself is intact
                 self._warn(error)
                 return None
             except (sqlite3.DatabaseError, ValueError, TypeError):  # a torn file can also hold rows that make no sense
-                self.close()
+                self._disconnect()
                 try:
                     self._open(suspect=True)
                 except (sqlite3.Error, OSError) as error:
                     self._warn(error)
         return None
+
+    def _stay(self) -> None:
+        """See that the file at the path is the one that is open: SQLite writes to a removed one without a word."""
+        if self._connection is None or self._file == _identity(self.path):
+            return
+        held: list[Any] = []
+        with suppress(sqlite3.Error):  # it may be the one that another process moved because it was broken
+            held = self._connection.execute("SELECT * FROM labels").fetchall()
+        self._disconnect()
+        self._open()
+        self._put(self._connected(), held)
+        self._say(
+            f"the file of answers {self.path} was removed or replaced while it was in use; the {len(held):,} answers "
+            "that it held were written to the new one"
+        )
 
     def _open(self, suspect: bool = False) -> None:
         if not self.path:
@@ -173,6 +205,8 @@ class AnswerStore:
             return
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock", timeout=60):  # so that one process alone moves a broken file
+            if not Path(self.path).exists():  # what a removed file left behind belongs to no other
+                self._remove_logs()
             try:
                 self._connection = self._connect(suspect)
             except sqlite3.OperationalError:
@@ -180,15 +214,20 @@ class AnswerStore:
             except sqlite3.DatabaseError as error:
                 bad = f"{self.path}.bad"
                 os.replace(self.path, bad)
-                for rest in ("-wal", "-shm"):
-                    Path(f"{self.path}{rest}").unlink(missing_ok=True)
+                self._remove_logs()
                 self._say(
                     f"the file of answers {self.path} is broken ({error}); it was moved to {bad} and started afresh"
                 )
                 self._connection = self._connect(False)
+            self._file = _identity(self.path)
+
+    def _remove_logs(self) -> None:
+        for rest in ("-wal", "-shm"):
+            Path(f"{self.path}{rest}").unlink(missing_ok=True)
 
     def _connect(self, suspect: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path or ":memory:", timeout=self.wait, check_same_thread=False)
+        connection.text_factory = _readable
         try:
             if suspect:
                 found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -213,6 +252,15 @@ class AnswerStore:
         if not self._warned:
             self._warned = True
             self._say(f"the file of answers {self.path} cannot be used ({error}); the run continues without it")
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file stands at a path; None for none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def key_of(judge: str, item: Item) -> str:
@@ -241,7 +289,7 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
             continue
         try:
             found = parse(json.loads(row) if isinstance(row, str) else row)
-        except (KeyError, ValueError, TypeError, AttributeError):
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
             if torn and isinstance(row, str) and not row.endswith("\n"):  # its writer was stopped in the middle
                 return
             raise ValueError(f"{path}, line {number}: {str(row).strip()[:80]!r} is {wrong}") from None
@@ -270,8 +318,14 @@ def _lines(path: Path) -> list[str]:
 
 def _stored(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.text_factory = _readable
         found = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, rowid").fetchall()
     return [dict(zip(COLUMNS, row)) for row in found]
+
+
+def _readable(text: bytes) -> str:
+    """A text of a file that anybody may have written."""
+    return text.decode("utf-8", "replace")
 
 
 def _valid(text: str) -> str:

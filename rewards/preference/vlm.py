@@ -27,7 +27,7 @@ import numpy as np
 from envs.settings import setting
 from envs.state import Stateful
 from envs.transitions import Transitions
-from rewards.llm.client import JudgeError, ModelJudge, PausedError
+from rewards.llm.client import JudgeError, ModelJudge, PausedError, fits
 from rewards.llm.judges.base import SegmentJudge
 
 VERSION = 1  # of the questions below; answers to others are not read
@@ -82,18 +82,17 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
         pairs = [_Pair(self, a, b) for a, b in zip(first.frame[-1], second.frame[-1])]
         before = set(self._known)
         asked = {pair.key: pair for pair in pairs if not pair.same and pair.key not in before}
-        kept = self.store.words_of(self.identity, list(asked))
-        for key, answer in self.ask_kept(asked, self._ask).items():
+        kept, new = self.ask_kept(asked, self._ask, _answer)
+        self._known.update(kept)
+        before |= kept.keys()
+        for key, answer in new.items():
             if isinstance(answer, JudgeError):
                 paused = isinstance(answer, PausedError)
                 self.counts["paused" if paused else "failed"] += 1
                 self._last_error = self._last_error if paused else str(answer)
-                continue
-            self._known[key] = int(json.loads(answer)["answer"])
-            if key in kept:
-                before.add(key)
             else:
-                self.counts["unsure" if self._known[key] == -1 else "answered"] += 1
+                self._known[key] = answer
+                self.counts["unsure" if answer == -1 else "answered"] += 1
         self.counts["same"] += sum(pair.same for pair in pairs)
         self.counts["known"] += sum(pair.key in before for pair in pairs if not pair.same)
         return np.array([pair.preference(self._known.get(pair.key)) for pair in pairs], np.float32)
@@ -112,6 +111,14 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
         said = self.chat.ask(["Image 1:", one, "Image 2:", two, LOOK.format(goal=self.goal)])
         answer = self.chat.ask([DECIDE.format(goal=self.goal, said=said)], SCHEMA)["answer"]
         return json.dumps({"answer": answer, "said": said})
+
+
+def _answer(words: str) -> int:
+    """The answer among what is kept of a pair; ValueError for none."""
+    found = json.loads(words)
+    if not fits(found, SCHEMA):
+        raise ValueError("no answer")
+    return int(found["answer"])
 
 
 class _Pair:

@@ -29,6 +29,11 @@ LITERAL = {  # what the model says, word for word; none of it is an answer
     "list": '[{"reason": "good"}, "helpful", "second"]',
     "no reason": '{"label": "helpful", "better": "second"}',
     "cut off": '{"reason": "a fight was won, so this is helpful", "label": "help',
+    "contradiction": '{"reason": "", "label": "helpful", "better": "first"} {"reason": "", "label": "neutral", '
+    '"better": "second"}',
+    "repetition": '{"reason": "", "label": "helpful", "better": "second"}' * 3,
+    "name twice": '{"reason": "", "label": "neutral", "label": "helpful", "better": "first", "better": "second"}',
+    "half characters": '{"reason": "\ud800", "label": "\udfff", "better": "\udfff"}',
     "deep": "[" * 30_000 + '{"a":' * 30_000,
     "schema": '{"type": "object", "properties": {"label": {"enum": ["helpful"]}}, "required": ["label"]}',
 }
@@ -139,6 +144,24 @@ def _drip(handler: Handler, text: str) -> None:
         time.sleep(0.05)
 
 
+def _drip_headers(handler: Handler, text: str) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    for _ in range(600):
+        handler.wfile.write(b"x")
+        time.sleep(0.05)
+
+
+def _bill(handler: Handler, tokens: float) -> None:
+    """No usable answer, and an absurd cost."""
+    said = {"choices": [{"message": {"content": "so"}}], "usage": {"total_tokens": tokens}}
+    handler.send(200, json.dumps(said).encode())
+
+
+def _choices(handler: Handler, text: str) -> None:
+    words = ('{"reason": "", "label": "helpful", "better": "second"}', LITERAL["prose"])
+    handler.send(200, json.dumps({"choices": [{"message": {"content": one}} for one in words]}).encode())
+
+
 def _drop(handler: Handler, text: str) -> None:
     handler.close_connection = True
 
@@ -154,9 +177,15 @@ FAULTS: dict[str, Callable[[Handler, str], None]] = {
     "503": lambda handler, text: handler.send(503, b"loading", Retry_After="soon"),
     "400": lambda handler, text: handler.send(400, b"no such model"),
     "401": lambda handler, text: handler.send(401, b"x" * 170 + b" wrong key " + _key(handler)),
+    "403": lambda handler, text: handler.send(403, b"wrong key " + _key(handler)[7:16] + b"***" + _key(handler)[-4:]),
+    "header": lambda handler, text: handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + _key(handler) + b"\r\n\r\n"),
     "302": lambda handler, text: handler.send(302, b"", Location="http://127.0.0.1:9/v1"),
     "hang": lambda handler, text: time.sleep(600),
     "drip": _drip,
+    "drip headers": _drip_headers,
+    "bill": lambda handler, text: _bill(handler, 10**30),
+    "endless bill": lambda handler, text: _bill(handler, float("inf")),
+    "choices": _choices,
     "drop": _drop,
     "truncated": lambda handler, text: handler.send(200, b'{"choices": [{"message": {"content": "{', 5000),
     "html": lambda handler, text: handler.send(200, b'<html>{"reason": "", "label": "helpful", "better": "second"}'),

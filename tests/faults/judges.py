@@ -16,7 +16,7 @@ JUDGE = "rules 0123456789abcdef"
 
 
 def misbehaving(folder: Path, quick: bool) -> Found:
-    """Thirty ways to answer badly, and captions that give orders; see `tests.faults.judge_faults`."""
+    """Forty ways to answer badly, and captions that give orders; see `tests.faults.judge_faults`."""
     from tests.faults.judge_faults import run
 
     found = run(folder)

@@ -2,7 +2,9 @@
 
 import json
 import math
+import shutil
 
+import numpy as np
 import pytest
 
 from rewards.llm.annotation.annotator import Annotator
@@ -225,6 +227,30 @@ def test_the_transcript_of_an_earlier_run_is_kept(tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[1] == (
         f"annotator: the transcript of an earlier run was moved to {file}.2"
     )
+
+
+def test_a_transcript_that_is_removed_while_it_is_written_is_written_anew(tmp_path, capsys):
+    path = tmp_path / "deep" / "transcript.jsonl"
+    annotator = by_steps(transcript=str(path))
+    for now, text in enumerate(("a", "b", "c")):
+        annotator.offer([text], now)
+        annotator.take(now)
+        if text == "b":
+            shutil.rmtree(path.parent)
+    annotator.close()
+    assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == ["a", "b", "c"]
+    assert "was removed while it was in use; it was written anew" in capsys.readouterr().err
+
+
+def test_a_value_that_is_none_is_no_label_and_an_absurd_cost_no_crash(monkeypatch):
+    def label(self, texts):
+        return Answers(np.array([1e9, -1, np.inf, 0.5], np.float32), np.zeros(4, bool), tokens=10**400)
+
+    monkeypatch.setattr(Letters, "label", label)
+    annotator = by_steps()
+    annotator.offer(["a", "b", "c", "d"], 0)
+    assert [value for _, value in annotator.take(0)] == [0.5]
+    assert (annotator.metrics()["failed"], annotator.metrics()["answered"]) == (3, 1)
 
 
 def test_a_transcript_that_cannot_be_written_is_reported_once_and_labels_continue(tmp_path, capsys):

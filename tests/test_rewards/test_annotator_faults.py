@@ -187,6 +187,36 @@ def test_the_transcript_of_a_run_with_a_server_is_replayed_without(server, ask, 
     assert len(identities) == 1 and identities.pop().startswith("openai tiny")
 
 
+def test_nothing_that_a_server_says_stops_the_labels(server, ask, tmp_path):
+    def absurd(tokens, content='{"reason": "\\ud800", "label": "helpful"}', **headers):
+        said = {"choices": [{"message": {"content": content}}], "usage": {"total_tokens": tokens}}
+        return lambda handler: handler.send(200, json.dumps(said), **headers)
+
+    twice = '{"reason": "", "label": "helpful"} {"reason": "", "label": "harmful"}'
+    server.plan = [absurd(10**30), absurd(-5), absurd(float("inf")), absurd(1, twice)]
+    server.plan += [status(429, "later", Retry_After="Mon, 22 Nov 9999999999999999999 17:00:00 GMT")]
+    annotator = ask(server.url, concurrency=1, cache=str(tmp_path / "labels.sqlite"))
+    annotator.offer([f"good {i}" for i in range(9)], 0)
+    assert set(collect(annotator, 9).values()) == {1.0}
+    metrics = annotator.metrics()
+    assert (metrics["failed"], metrics["tokens"], metrics["restarts"]) == (2, 1, 0)
+
+
+def test_a_cache_that_is_deleted_while_the_run_continues_loses_no_label(server, ask, tmp_path, capfd):
+    cache = tmp_path / "labels.sqlite"
+    annotator = ask(server.url, cache=str(cache))
+    annotator.offer(texts(9), 0)
+    collect(annotator, 9)
+    cache.unlink()
+    annotator.offer(texts(9, 100), 0)
+    collect(annotator, 9)
+    annotator.close()
+    assert f"the file of answers {cache} was removed or replaced while it was in use" in capfd.readouterr().err
+    again = ask(server.url, cache=str(cache))
+    again.offer(texts(9) + texts(9, 100), 0)
+    assert right(collect(again, 18)) and again.metrics()["cached"] == 18
+
+
 def test_the_key_reaches_the_server_and_nothing_else(server, ask, tmp_path, monkeypatch, capfd):
     key = "sk-very-secret-0123456789"
     monkeypatch.setenv("OPENAI_API_KEY", key)

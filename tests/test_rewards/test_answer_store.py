@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -144,6 +145,53 @@ def test_a_full_disk_is_reported_once_and_what_was_kept_is_still_read(file):
     assert "continues without it" in sentence
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["with its log", "alone"])
+def test_a_file_that_is_removed_while_it_is_open_is_written_anew_with_all_it_held(file, whole, capsys):
+    first, second = AnswerStore(file), AnswerStore(file)  # two runs share it
+    first.put("a", [Label("early", 1.0)])
+    for path in file.parent.glob("labels.sqlite*") if whole else [file]:
+        path.unlink()
+    first.put("a", [Label("late", 0.0)])
+    second.put("a", [Label("later", 0.5)])
+    found = {"early": 1.0, "late": 0.0, "later": 0.5}
+    for store in (first, second, AnswerStore(file)):
+        assert store.get("a", list(found)) == found
+        store.close()
+    assert all("was removed or replaced while it was in use" in line for line in said(capsys))
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_file_that_is_removed_after_the_last_answer_is_there_again_in_the_end(file, capsys):
+    store = AnswerStore(file)
+    store.put("a", [Label("early", 1.0)])
+    shutil.rmtree(file.parent)
+    store.close()
+    assert AnswerStore(file).get("a", ["early"]) == {"early": 1.0} and len(said(capsys)) == 1
+
+
+@pytest.mark.parametrize("value", [1e9, float("inf"), -1.0, "good", b"\xff"])
+def test_a_shared_row_that_is_no_label_is_none_and_the_next_answer_replaces_it(file, value):
+    store = AnswerStore(file)
+    store.put("a", [Label("text", 1.0, "so"), Label("other", 0.0, "so"), Label("third", 0.5)])
+    with sqlite3.connect(file) as other:
+        other.execute("UPDATE labels SET value = ? WHERE text = 'text'", (value,))
+        other.execute("UPDATE labels SET raw = ? WHERE text = 'other'", (b"\xff",))
+        other.execute("UPDATE labels SET raw = CAST(X'ff20' AS TEXT) WHERE text = 'third'")
+    assert store.get("a", ["text", "other", "third"]) == {"third": 0.5}
+    assert store.words_of("a", ["text", "other", "third"]) == {"third": "\ufffd "}
+    store.put("a", [Label("text", 0.0, "no"), Label("other", 0.5, "no"), Label("third", 1.0)])
+    assert store.get("a", ["text", "other", "third"]) == {"text": 0.0, "other": 0.5, "third": 0.5}
+    assert store.words_of("a", ["text", "other"]) == {"text": "no", "other": "no"}
+
+
+@pytest.mark.parametrize("cost", ['"tokens": 1e30', f'"tokens": {10**30}', '"created": NaN', '"latency": Infinity'])
+def test_a_line_with_an_absurd_cost_is_no_label(file, tmp_path, cost):
+    (tmp_path / "lines.jsonl").write_text(f'{{"text": "a", "value": 1, {cost}}}\n')
+    with pytest.raises(ValueError, match=r"line 1: .* is no label"):
+        AnswerStore(file).import_(tmp_path / "lines.jsonl")
 
 
 def test_what_is_exported_can_be_imported(file, tmp_path):

@@ -204,9 +204,9 @@ def test_a_caption_cannot_break_out_of_its_quotation(server, reworded):
 
 def test_no_fault_of_a_server_and_no_text_of_a_caption_makes_a_label(tmp_path):
     figures = judge_faults.run(tmp_path)
-    assert figures == {"mislabels": 0, "injection_flips": 0, "leaked_keys": 0, "faults": 31, "injections": 141}
+    assert figures == {"mislabels": 0, "injection_flips": 0, "leaked_keys": 0, "faults": 41, "injections": 141}
     table = (tmp_path / "judge-faults.csv").read_text()
-    assert table.count("\n") == 33 and "wrong key Bearer ***" in table  # the key did reach the server
+    assert table.count("\n") == 43 and "wrong key Bearer ***" in table  # the key did reach the server
 
 
 def test_values_out_of_range_are_refused(server):

@@ -1,6 +1,7 @@
 """The judge over HTTP, asked about bright and dark pictures, by a server that really looks at them."""
 
 import json
+import sqlite3
 import threading
 import time
 
@@ -92,6 +93,18 @@ def test_answers_are_read_from_the_file_by_the_next_run_unless_something_else_is
     assert said.startswith("Image 1 has brightness")
 
 
+@pytest.mark.parametrize("words", ["", "[1]", '{"answer": 7}', '{"answer": true}', "[" * 50_000])
+def test_a_kept_answer_that_makes_no_sense_is_asked_for_again_and_replaced(server, tmp_path, words):
+    path = str(tmp_path / "vlm.sqlite")
+    expected = judge(server, answers=path).compare(FIRST, SECOND)
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE labels SET raw = ?", (words,))
+    for known in (0, 3):
+        again = judge(server, answers=path)
+        np.testing.assert_array_equal(again.compare(FIRST, SECOND), expected)
+        assert again.counts["known"] == known
+
+
 def test_answers_travel_in_the_state(server):
     asking, fresh = judge(server), judge(server)
     expected = asking.compare(FIRST, SECOND)
@@ -122,7 +135,7 @@ def test_no_more_questions_are_in_flight_than_concurrency_allows(monkeypatch):
     [
         (status(500), r"answered 500"),
         (status(200, "<html>"), r"web page"),
-        (breaks_off, r"cannot be reached"),
+        (breaks_off, r"broke off: RemoteProtocolError"),
         (hangs(0.5), r"did not answer in time"),
         (says(""), None),  # the second stage hears nothing, and its answer does not fit
     ],

@@ -227,8 +227,9 @@ class Transcript:
         {"now": 2048, "text": "You kill the newt!", "other": null, "value": 1.0, "judge": "rules nethack 1"}
 
     `now` is the environment step at which the run got it. What stands there from another run is moved to `path.1`,
-    `path.2` ...; a file that cannot be written is reported, and the run continues without it. To resume, set `lines`,
-    how many belong to this run, before the first one: what was written after that is cut off.
+    `path.2` ...; a file that cannot be written is reported, and the run continues without it; one that is removed
+    meanwhile is written anew. To resume, set `lines`, how many belong to this run, before the first one: what was
+    written after that is cut off.
     """
 
     def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:
@@ -244,6 +245,8 @@ class Transcript:
         try:
             if self._file is None:
                 self._file = self._open()
+            elif not self._is_there(self._file):
+                self._file = self._rescue(self._file)
             for item, value in delivered:
                 text, other = (item, None) if isinstance(item, str) else item
                 line = {"now": int(now), "text": text, "other": other, "value": None if value != value else value}
@@ -267,7 +270,21 @@ class Transcript:
             asides = (Path(f"{self.path}.{number}") for number in itertools.count(1))
             os.rename(self.path, aside := next(path for path in asides if not path.exists()))
             self._say(f"the transcript of an earlier run was moved to {aside}")
-        return open(self.path, "a", encoding="ascii")
+        return open(self.path, "a+", encoding="ascii")
+
+    def _is_there(self, file: IO[str]) -> bool:
+        return self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
+
+    def _rescue(self, file: IO[str]) -> IO[str]:
+        """A new file with the lines of the one that was removed, which lives until it is closed."""
+        with file:
+            file.seek(0)
+            lines = file.read()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "w", encoding="ascii") as fresh:
+            fresh.write(lines)
+        self._say(f"the transcript {self.path} was removed while it was in use; it was written anew")
+        return open(self.path, "a+", encoding="ascii")
 
     def _cut(self) -> None:
         """Leave only the lines before the checkpoint."""

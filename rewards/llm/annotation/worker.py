@@ -27,14 +27,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from rewards.llm.judges.base import JUDGES, Answers, TextJudge, make_judge
-from rewards.llm.store import Item
+from rewards.llm.store import MOST, Item
 
 
 def put(judge: TextJudge, items: Sequence[Item]) -> Answers:
-    """A judge's answers about texts, or about pairs of them."""
+    """A judge's answers about texts, or about pairs of them; a value outside [0, 1] is no answer."""
     texts: Any = items
-    return judge.label(texts) if isinstance(items[0], str) else judge.compare(*zip(*texts))
+    answers = judge.label(texts) if isinstance(items[0], str) else judge.compare(*zip(*texts))
+    wrong = (answers.value < 0) | (answers.value > 1)
+    if wrong.any():
+        answers.value, answers.failed = np.where(wrong, np.float32(np.nan), answers.value), answers.failed | wrong
+        answers.failure = answers.failure or "the judge gave a value outside [0, 1]"
+    answers.tokens = int(min(max(answers.tokens, 0), MOST))
+    return answers
 
 
 class JudgeProcess:
@@ -132,7 +140,7 @@ def _reply(judge: TextJudge, question: dict[str, Any], write: Callable[[dict[str
             raise ValueError(f"{answers.value.shape} answers to {len(items)} questions")
         value = [None if one != one else one for one in answers.value.tolist()]
         reply |= {"value": value, "failed": answers.failed.tolist(), "failure": answers.failure}
-        reply |= {"tokens": int(answers.tokens), "raw": list(answers.raw)}
+        reply |= {"tokens": int(answers.tokens), "raw": list(map(str, answers.raw))}
     except Exception as error:  # no judge should raise, but third parties write some
         failure = f"the judge raised {type(error).__name__}: {error}"
         nothing = {"value": [None] * len(items), "failed": [True] * len(items), "raw": [failure] * len(items)}
