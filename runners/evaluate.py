@@ -40,6 +40,7 @@ class Scores:
     goal_steps: list[int] = field(default_factory=list)  # steps in which the goal was true; empty without a goal
     goal: str = ""
     metrics: dict[str, float] = field(default_factory=dict)  # name with unit -> mean, in the family's own terms
+    cut: int = 0  # episodes that had not ended after so many steps as all may have together
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers: per-episode lists, their means, IQM and 95 % interval of the return."""
@@ -54,6 +55,7 @@ class Scores:
             "goal": self.goal or None,
             "goal_steps": float(np.mean(self.goal_steps)) if self.goal_steps else None,
             "metrics": self.metrics,
+            "cut": self.cut,
             "returns": self.returns,
         }
 
@@ -75,7 +77,7 @@ def play(
     Args:
         act: the policy; None acts at random.
         seed: episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy.
-        max_steps: no further episode begins after this many steps.
+        max_steps: no further episode begins after this many steps, and none is longer.
         goal: whose ground truth is checked after every step.
         options: of the environment.
         mix: the policy's rewards, some of which add to its observations.
@@ -97,18 +99,19 @@ def play(
             if index > 0 and sum(scores.lengths) >= max_steps:
                 break
             obs, info = env.reset(seed=first + index)
-            ended, begins, met = False, True, 0
+            ended, length, total, met = False, 0, 0.0, 0
             if metrics is not None:
                 metrics.begin(family.sense(env))
-            while not ended:
-                action = env.action_space.sample() if act is None else act(obs, begins)
-                obs, _, terminated, truncated, info = env.step(action)
-                ended, begins = terminated or truncated, False
+            while not ended and length < max_steps:
+                action = env.action_space.sample() if act is None else act(obs, length == 0)
+                obs, reward, terminated, truncated, info = env.step(action)
+                ended, length, total = terminated or truncated, length + 1, total + float(reward)
                 met += goal is not None and bool(goal.truth(env))
                 if metrics is not None:
                     metrics.step(family.sense(env))
-            scores.returns.append(float(info["episode"]["r"]))
-            scores.lengths.append(int(info["episode"]["l"]))
+            scores.returns.append(float(info["episode"]["r"]) if ended else total)
+            scores.lengths.append(int(info["episode"]["l"]) if ended else length)
+            scores.cut += not ended
             if "is_success" in info:
                 scores.successes.append(bool(info["is_success"]))
             if goal is not None:
@@ -178,11 +181,20 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
     for words, values in listed:
         if any(value is not None for value in values):
             lines.append([words, *map(_number, values)])
+    cut = [
+        f"{column['cut']} of {column['episodes']} of {name}" for name, column in columns.items() if column.get("cut")
+    ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
+    text = [
         "  " + line[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))
         for line in lines
-    )
+    ]
+    if cut:
+        text.append(
+            f"episodes that had not ended after eval_steps, where they were cut: {', '.join(cut)}; "
+            "max_episode_steps=1000, say, gives the environment a time limit"
+        )
+    return "\n".join(text)
 
 
 def _number(value: Any) -> str:

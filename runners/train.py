@@ -200,7 +200,7 @@ class Work:
             if isinstance(error, Stopped):
                 self.end("stopped", error.code)
                 print(f"stopped at step {self.step:,}; the same command continues from the last checkpoint")
-            elif isinstance(error, Exception):
+            elif isinstance(error, Exception | SystemExit):
                 code, sentence = explain(error, self.phase, self.step)
                 sentence += save_kept(error, self.folder.path)
                 self.end("failed", code, sentence or masked(str(error)))

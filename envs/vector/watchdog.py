@@ -234,8 +234,8 @@ class Budget:
 def guard(crash_file: Path | None, orphans: bool) -> None:
     """A worker's first act: leave signals to the parent, log crashes, and (`orphans`) die with its creator."""
     # Signals to the whole process group are for the parent, which may still want to save its state.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     file = None
     if crash_file is not None:
         with suppress(OSError):

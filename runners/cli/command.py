@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from envs.settings import declarations, described
+from runners.cli.output import lasting_output
 from runners.cli.value import cast, parse, read, split
 from runners.run.config import UsageError, unknown
 from runners.run.packages import name_collision
@@ -49,6 +50,10 @@ class Command:
 
     def __call__(self, argv: list[str] | None = None) -> int:
         """Run a command line; returns the exit code."""
+        with lasting_output():
+            return self._call(argv)
+
+    def _call(self, argv: list[str] | None) -> int:
         argv = sys.argv[1:] if argv is None else argv
         if collision := name_collision():
             return failed(2, collision)
@@ -64,7 +69,7 @@ class Command:
         except BaseException as error:
             from runners.run.exits import Failed, Stopped, explain
 
-            if not isinstance(error, Exception | Stopped):
+            if not isinstance(error, Exception | SystemExit | Stopped):
                 raise
             if not isinstance(error, Stopped):
                 code, sentence = explain(error)

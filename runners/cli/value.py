@@ -99,6 +99,15 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_float(text: str) -> bool:
+    """Whether a text reads as a number, NaN and infinity among them."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def literal(value: Any) -> str:
     """A value as `read` reads it back."""
     if value is None or isinstance(value, bool):

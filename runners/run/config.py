@@ -73,7 +73,9 @@ class TrainConfig(Settings):
     checkpoint_every: int = setting(20_000, "environment steps between two checkpoints; 0 saves only at the end", low=0)
     log_every: int = setting(0, "environment steps between two rows of the log; 0 leaves it to the agent", low=0)
     eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", low=0)
-    eval_steps: int = setting(20_000, "no further evaluation episode begins after so many environment steps", low=0)
+    eval_steps: int = setting(
+        20_000, "no further evaluation episode begins after so many environment steps, and none is longer", low=1
+    )
     video: bool = setting(True, "record one episode at the end, learned reward drawn over it")
     on_nan: str = setting(
         "stop",
@@ -193,7 +195,7 @@ def load(path: Path) -> TrainConfig:
 
     try:
         values = yaml.safe_load(read_text(path))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read ({error}); is it a run's folder?") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no configuration; is it a run's folder?")

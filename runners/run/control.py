@@ -15,6 +15,7 @@ from typing import Any
 
 from envs.files import read_text
 from runners.run.config import TrainConfig
+from runners.run.folder import LOG
 
 LIMIT = 200_000  # environment steps up to which `control=auto` starts a second run
 
@@ -25,17 +26,18 @@ class Control:
     def __init__(self, config: TrainConfig, argv: list[str], folder: Path) -> None:
         changes = changes_of(config)
         self.label = "control: " + ", ".join(f"{key.split('.', 1)[1]}={value}" for key, value in changes.items())
-        self.run, self.log = folder / "control" / "run", folder / "control" / "log.txt"
-        self.log.parent.mkdir(exist_ok=True)
+        self.run = folder / "control" / "run"
+        self.log = self.run / LOG
+        self.run.mkdir(parents=True, exist_ok=True)
         extra = [f"{key}={value}" for key, value in changes.items()]
         extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "runners.train", *argv, *extra],
+                # ends with this process, and waits for the control that an earlier one of this run may have left
+                [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run), *argv, *extra],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "LODESTAR_PARENT": str(os.getpid())},
                 start_new_session=True,  # Ctrl-C reaches it through us, not through the terminal
             )
 
@@ -46,7 +48,7 @@ class Control:
                 return json.loads(read_text(self.run / "result.json"))["this run"]
         except subprocess.TimeoutExpired:
             self.stop()
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError):
             pass
         return None
 

@@ -18,6 +18,12 @@ from runners.run.trust import masked
 
 OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD, HELD = 0, 1, 2, 3, 4, 5, 6, 7, 8
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
+# Every signal that asks a process to end: Ctrl-C, a closed terminal, what batch systems send before they kill.
+STOPPING = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
+    if hasattr(signal, name)
+)
 
 
 class Stopped(BaseException):
@@ -29,10 +35,11 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """Ctrl-C and SIGTERM: at once where nothing can be lost, at the next safe point while `deferred`.
+    """Signals in `STOPPING`: at once where nothing can be lost, at the next safe point while `deferred`.
 
     The handler itself only sets a flag or raises: writing files inside a handler could meet a write in progress.
-    A second Ctrl-C while the first is waiting exits at once.
+    A second Ctrl-C while the first is waiting exits at once. Ctrl-C and SIGTERM are always ours; of the others those
+    that would have ended the process, not what is ignored (nohup) or somebody else's (an alarm of the environment).
     """
 
     def __init__(self, deferred: bool = False) -> None:
@@ -41,7 +48,9 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        always = (signal.SIGINT, signal.SIGTERM)
+        ours = [number for number in STOPPING if number in always or _ends(signal.getsignal(number))]
+        self._before = {number: signal.signal(number, self._handle) for number in ours}
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -66,6 +75,11 @@ class Signals:
             return
         with suppress(OSError):  # not through sys.stderr, in the middle of whose own writing this may be
             os.write(2, b"\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
+
+
+def _ends(handler: Any) -> bool:
+    """Whether a signal would end the process, or the command that this one is part of."""
+    return handler == signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), Signals)
 
 
 class Failed(Exception):
@@ -112,6 +126,9 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
         return code, f"{words} failed after {step:,} steps: {type(error).__name__}: {sentence} ({place})"
     if isinstance(error, OSError):
         return STORAGE, sentence
+    if isinstance(error, SystemExit):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return FAILED, f"{frame.filename}:{frame.lineno} called exit({sentence}) before the command was finished"
     return FAILED, ""
 
 

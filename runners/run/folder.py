@@ -24,6 +24,7 @@ from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
 LOG = "log.txt"  # what a run prints, where a sweep started it
+FORM = {"state": str, "key": str, "step": int, "total": int, "exit_code": int, "error": str, "pid": int, "host": str}
 BEGUN = {".lock", LOG, "config.yaml", "versions.json", "command.txt", STATUS}  # there before there is a status
 
 
@@ -49,6 +50,8 @@ class RunFolder:
         if self.new:
             save(config, self.path / "config.yaml")
             write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
+        elif read_status(self.path) is None:
+            print(f"{self.path / STATUS} cannot be read; it is written anew, the run continues from its checkpoints")
         with appended(self.path / "command.txt") as file:
             file.write(f"{command}\n".encode())
         self.write_status(state="running", key=config.key(), total=config.total_timesteps, error=None, exit_code=None)
@@ -100,7 +103,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
 
 
 def _open_named(config: TrainConfig, path: Path) -> RunFolder:
-    status = read_status(path)
+    status = _status(path)
     if status is None:
         if path.is_dir() and not _untouched(path):
             raise UsageError(f"run_dir={path} is not empty and holds no run; give a new folder")
@@ -143,18 +146,31 @@ def _differences(config: TrainConfig, path: Path) -> str:
 
 def _unfinished(config: TrainConfig) -> list[Path]:
     """Runs of the same configuration that can be continued, newest first."""
-    found = {path: read_status(path) or {} for path in sorted(config.folder().glob("*/"), reverse=True)}
+    found = {path: _status(path) or {} for path in sorted(config.folder().glob("*/"), reverse=True)}
     mine = {path: status for path, status in found.items() if status.get("key") == config.key()}
     return [path for path, s in mine.items() if s.get("state") != "finished" and s.get("exit_code") != NUMERICAL]
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
-    """status.json of a run's folder, or None where there is none that can be read."""
+    """status.json of a run's folder without what has another form, or None where there is none that can be read."""
     try:
         status = json.loads(read_text(path / STATUS))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return status if isinstance(status, dict) else None
+    found = status.items() if isinstance(status, dict) else ()
+    formed = {key: value for key, value in found if isinstance(value, FORM.get(key, object))}
+    return formed if "state" in formed else None
+
+
+def _status(path: Path) -> dict[str, Any] | None:
+    """`read_status`; of a run that lost it, what its configuration says, so that its checkpoints can be reached."""
+    status = read_status(path)
+    if (status and "key" in status) or not path.is_dir() or _untouched(path):
+        return status
+    try:
+        return {"state": "stopped", "key": load(path / "config.yaml").key()}
+    except UsageError:
+        return status
 
 
 def _lock(path: Path, new: bool) -> RunFolder | None:

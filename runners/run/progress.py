@@ -11,9 +11,9 @@ a run: a writer that meets a full disk is switched off with one warning, and tra
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_ke
 from agents.sb3 import agent as sb3
 from envs.files import opened_text
 from envs.transitions import NotFinite, is_finite
-from runners.cli.value import clock
+from runners.cli.value import clock, is_float
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, flatten
 from runners.run.exits import Signals, Stopped
@@ -94,7 +94,6 @@ class Saver(BaseCallback):
         self._started = time.monotonic_ns()
         self._began = float("-inf")  # how long a rollout takes is not yet known: hold the first one
         self._held: tuple[Any, int] | None = None  # packed state of the running rollout's start
-        self._parent = int(os.environ.get("LODESTAR_PARENT", "0"))  # the run that this one is the control of
 
     def _init_callback(self) -> None:
         workers: Any = self.training_env.unwrapped
@@ -146,8 +145,6 @@ class Saver(BaseCallback):
         step = self.num_timesteps = self.model.num_timesteps
         if step - self._logged >= self.log_every:
             self.dump()
-        if self._parent and os.getppid() != self._parent:  # a control run ends with the run that it belongs to
-            raise Stopped(signal.SIGTERM)
         if self.signals.received is not None:
             self.save()
             raise Stopped(self.signals.received)
@@ -263,6 +260,12 @@ def set_random_state(state: dict[str, Any]) -> None:
 def make_logger(folder: Path, live: Live, *, step: int = 0, warn: Callable[[str], None] = print) -> Logger:
     """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped."""
     path = folder / "metrics.csv"
+    with suppress(OSError):
+        with opened_text(path) as file:
+            first = file.readline()
+        if step > 0 and first and not first.startswith("step"):
+            broken = path.rename(path.with_name(f"broken_{path.name}"))
+            warn(f"{path} is no log any more; it is kept as {broken.name}, and the log begins at step {step:,}")
     writers: list[KVWriter] = [
         Alarm(TASK_RETURN, LEARNED_RETURN, live.say, read_csv(path, step)),  # first: the others write what it adds
         Guarded("metrics.csv", lambda: CSVLog(path, step), warn),
@@ -326,12 +329,17 @@ class CSVLog(KVWriter):
 
 
 def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
-    """Rows of a metrics.csv, up to the step `last`, at 0 none; a last line that a kill cut short is left out."""
+    """Rows of a metrics.csv, up to the step `last`, at 0 none.
+
+    What is no row of numbers is left out: a last line that a kill cut short, and whatever a broken disk makes of it.
+    """
     if last is not None and (last == 0 or not path.exists()):
         return []
     with opened_text(path) as file:
-        header, *rows = list(csv.reader(file)) or [[]]
-    whole = [dict(zip(header, row)) for row in rows if len(row) == len(header) and row[0].isdigit()]
+        header, *rows = [line.rstrip("\r\n").split(",") for line in file] or [[""]]
+    rows = rows if header[0] == "step" else []
+    good = (len(row) == len(header) and row[0].isdecimal() and all(map(is_float, filter(None, row))) for row in rows)
+    whole = [dict(zip(header, row)) for row in itertools.compress(rows, good)]
     return whole if last is None else [row for row in whole if int(row["step"]) <= last]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from envs.files import LARGE, opened, read_text
-from runners.cli.value import clock
+from runners.cli.value import clock, is_float
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, STATES, Entry, Job, cells
@@ -61,9 +61,10 @@ def _last_row(path: Path) -> dict[str, str]:
             lines = file.read().split(b"\r\n")[:-1]  # what follows the last end of line is no row yet
     except OSError:
         return {}
-    names = header.decode().strip().split(",")
-    row = lines[-1].decode().split(",") if lines else []
-    return dict(zip(names, row)) if len(row) == len(names) and row[0].isdigit() else {}
+    names = header.decode(errors="replace").strip().split(",")
+    row = lines[-1].decode(errors="replace").split(",") if lines else []
+    whole = len(row) == len(names) and row[0].isdecimal() and all(map(is_float, filter(None, row)))
+    return dict(zip(names, row)) if whole else {}
 
 
 def score(folder: Path) -> float | None:

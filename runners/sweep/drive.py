@@ -19,13 +19,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from envs.files import LARGE, read_text
-from runners.run.exits import HELD, INTERRUPTED, MISSING, NUMERICAL, OK, TERMINATED, USAGE, Signals, Stopped
+from runners.run.exits import HELD, MISSING, NUMERICAL, OK, STOPPING, USAGE, Signals, Stopped
 from runners.run.folder import read_status
 from runners.sweep.job import LOG, Entry, Job, JobLog, Launcher, Outcome
 
 RESUME = ("unfinished", "errored", "never")
 FINAL = (USAGE, MISSING, NUMERICAL)  # would fail in the same way again
-ASKED = (INTERRUPTED, TERMINATED, -signal.SIGINT, -signal.SIGTERM)  # this one job was asked to exit
+ASKED = {code for number in STOPPING for code in (128 + number, -number)}  # this one job was asked to exit
 LOSSES = 10  # how often a job's machine may be lost in a sweep's life; a job that brings its machine down must end
 SEEN_S = 5.0  # how long a status may take to reach us over a network filesystem
 TICK_S = 0.5  # how long a signal may wait; jobs that end are noticed at once
@@ -67,7 +67,7 @@ def drive(
             folders that another process holds are not counted.
 
     Raises:
-        Stopped: if SIGINT or SIGTERM came; the jobs have saved and are logged as stopped.
+        Stopped: if a signal came that asks to end; the jobs have saved and are logged as stopped.
     """
     loop = _Loop(log, launcher, resume, attempts, watcher or Watcher())
     signals = Signals(deferred=True)

@@ -163,7 +163,7 @@ def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path
     """The job, if its folder has no other run in it."""
     place = folder.absolute() / JOBS / name
     status = read_status(place)
-    if status and status.get("key") != config.key():
+    if status and status.get("key", config.key()) != config.key():
         raise UsageError(f"{place} holds a run with another configuration; give another name=")
     plain = re.fullmatch(r"[\w./=,+-]+", str(place))
     arguments = {"control": "none", **given, "run_dir": str(place) if plain else literal(str(place))}

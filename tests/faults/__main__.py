@@ -31,8 +31,17 @@ from runners.report import results
 from runners.run.config import UsageError, unknown
 from tests.faults import Fault, Found
 
-HEADLINES = ("kills_lost", "deaths_hung", "malicious_executed", "resume_max_diff", "secrets_leaked")
-GROUPS = ("workers", "processes", "storage", "resume", "numbers", "security", "judges")
+HEADLINES = (
+    "phases_tried",
+    "phases_resumed",
+    "sweep_false_finished",
+    "kills_lost",
+    "deaths_hung",
+    "malicious_executed",
+    "resume_max_diff",
+    "secrets_leaked",
+)
+GROUPS = ("workers", "processes", "phases", "storage", "resume", "numbers", "security", "judges")
 
 
 def faults() -> dict[str, Fault]:

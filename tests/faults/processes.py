@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pty
 import signal
 import sys
 import time
@@ -51,6 +52,26 @@ class Raiser(Sleeper):
         return super().step(action)
 
 
+class Exiter(Sleeper):
+    """Calls `exit(0)` in its 100th step."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.total == 99:
+            sys.exit(0)
+        return super().step(action)
+
+
+class Vanisher(Sleeper):
+    """Ends the process in its 100th step, as if all were well."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.total == 99:
+            os._exit(0)
+        return super().step(action)
+
+
+gym.register("Exiter-v0", f"{__name__}:Exiter")
+gym.register("Vanisher-v0", f"{__name__}:Vanisher")
 gym.register("Sleeper-v0", f"{__name__}:Sleeper")
 gym.register("Raiser-v0", f"{__name__}:Raiser")
 
@@ -294,6 +315,58 @@ def sweep_killed(folder: Path, quick: bool) -> Found:
     return Found(1, int(not (kept and tried <= {2, 3})), {"ran_again": again, "jobs": len(states)}, words)
 
 
+def silent_death(folder: Path, quick: bool) -> Found:
+    """A sweep of two environments that end their process with exit code 0 in the middle of training, and of a whole."""
+    warm()
+    from runners.sweep.__main__ import main
+    from runners.sweep.job import replay
+
+    seeds = 1 if quick else 5
+    worlds = ",".join([*(SLEEPER.replace("Sleeper", name) for name in ("Exiter", "Vanisher")), "CartPole-v1"])
+    options = {
+        **TINY,
+        "env": worlds,
+        "seed": f"range({seeds})",
+        "total_timesteps": 640,
+        "root": folder,
+        "name": "night",
+    }
+    argv = [f"{key}={value}" for key, value in {**options, "attempts": 1, "slots": 1, "report": "false"}.items()]
+    code, _ = run(lambda: main(argv), folder / "out.txt", 600)
+    entries = replay(folder / "sweeps" / "night")
+    dead = {name: entry for name, entry in entries.items() if not name.startswith("CartPole")}
+    false = sum(entry.state == "finished" for entry in dead.values())
+    whole = sum(entry.state == "finished" for entry in entries.values()) - false
+    told = sum("exit" in entry.error.lower() for entry in dead.values())
+    kept = (code, len(dead), false, whole, told) == (1, 2 * seeds, 0, seeds, 2 * seeds)
+    words = (
+        f"{len(dead)} jobs that died with exit code 0: {false} count as finished, {told} are named; {whole} others did"
+    )
+    return Found(len(dead), false or int(not kept), {"sweep_false_finished": false}, words)
+
+
+def hung_up(folder: Path, quick: bool) -> Found:
+    """The terminal of a run is closed in the middle of training."""
+    warm()
+    trials, failed, steps = 2 if quick else 20, 0, []
+    for trial in range(trials):
+        place = folder / str(trial)
+        pid, terminal = pty.fork()
+        if not pid:
+            sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+            os._exit(train(run_dir=place, total_timesteps=1e7, reward="rnd", checkpoint_every=1e6))
+        until(lambda place=place: (place / "metrics.csv").exists())  # type: ignore[misc]
+        os.read(terminal, 4096)
+        time.sleep(0.05 * trial)
+        os.close(terminal)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _, step, said = loaded(place / "checkpoints")
+        steps.append(step)
+        failed += code != 129 or bool(said) or step <= 0 or status(place).get("state") != "stopped"
+    words = f"{trials - failed} of {trials} saved, after {min(steps)} to {max(steps)} steps without another checkpoint"
+    return Found(trials, failed, {}, words)
+
+
 def soak(folder: Path, quick: bool) -> Found:
     """CartPole with RND for five minutes (20 s when quick), memory and open files looked at every second."""
     warm()
@@ -338,5 +411,12 @@ FAULTS = [
         "The rest goes on; no finished job runs again.",
         sweep_killed,
     ),
+    Fault(
+        "silent-death",
+        "jobs of a sweep end with exit code 0 in the middle (SystemExit, os._exit)",
+        "None counts as finished; the reason is named.",
+        silent_death,
+    ),
+    Fault("hung-up", "the terminal is closed", "Saved, code 129.", hung_up),
     Fault("soak", "a long run", "Memory grows by less than 1 MiB a minute, open files stay.", soak),
 ]

@@ -1,5 +1,6 @@
 """Worlds that go wrong in one way each, registered as a user's own would be: env=faulty_worlds:Name-v0."""
 
+import os
 import time
 
 import gymnasium as gym
@@ -51,6 +52,16 @@ class Sleeps(Plain):
         return 1.0
 
 
+class Exits(Plain):
+    def spoil(self):
+        raise SystemExit(0)
+
+
+class Vanishes(Plain):
+    def spoil(self):
+        os._exit(0)
+
+
 class Level(Plain):
     """Pays `level` a step."""
 
@@ -63,6 +74,6 @@ class Level(Plain):
         return obs, self.level * reward, *rest
 
 
-for name in ("Plain", "NotANumber", "Raises", "Sleeps", "Level"):
+for name in ("Plain", "NotANumber", "Raises", "Sleeps", "Exits", "Vanishes", "Level"):
     gym.register(f"{name}-v0", f"{__name__}:{name}")
 gym.register("Any-v0", lambda level=1, **words: Level(level))

@@ -52,10 +52,19 @@ def test_every_policy_meets_the_same_episodes():
     assert SEED >= 2**16  # far from the seeds that people train with
 
 
-def test_no_episode_begins_after_the_step_limit_and_none_is_cut():
+def test_no_episode_begins_after_the_step_limit_and_none_that_ends_before_it_is_cut():
     scores = play("lodestar/CartPoleUpright-v0", None, 20, max_steps=500)
-    assert scores.lengths == [200, 200, 200]
+    assert scores.lengths == [200, 200, 200] and scores.cut == 0
     assert play("CartPole-v1", lambda obs, begins: 0, 2, max_episode_steps=5).lengths == [5, 5]
+
+
+def test_an_episode_without_an_end_is_cut_at_the_step_limit_and_the_table_says_so():
+    up = play("CliffWalking-v1", lambda obs, begins: 0, 20, max_steps=300)  # into the wall; the world has no time limit
+    assert (up.lengths, up.returns, up.cut) == ([300], [-300.0], 1)
+    last = table({"this run": up.to_dict(), "random": Scores([-9.0], [9]).to_dict()}).splitlines()[-1]
+    assert "after eval_steps" in last and "1 of 1 of this run; max_episode_steps=1000" in last
+    limited = play("CliffWalking-v1", lambda obs, begins: 0, 2, max_steps=300, max_episode_steps=200)
+    assert (limited.lengths, limited.cut) == ([200, 200], 0)
 
 
 def test_the_goal_is_asked_for_after_every_step():

@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners.run import checkpoint, progress
+from runners.run import checkpoint
+from runners.run import progress as running
 from runners.run.progress import read_csv
+from runners.sweep.display import progress
 from runners.train import main
 
 ROOT = Path(__file__).parents[2]
@@ -54,9 +58,28 @@ def whole(tmp_path_factory):
     return run
 
 
+STOPPED = [*PPO, "reward=task", "total_timesteps=768", "checkpoint_every=256", "log_every=256"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that was stopped after 512 of 768 steps."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    _kill_after(STOPPED, folder, 512)
+    for later in (folder / "checkpoints").glob("*768"):
+        shutil.rmtree(later)
+    (folder / "checkpoints" / "LATEST").write_text("step_000000000512\n")
+    return folder
+
+
 def _kill_after(arguments, folder, step, number=signal.SIGKILL):
     """Start the run in a process of its own and kill it once a checkpoint at or after `step` is there."""
-    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(_run(arguments, folder)))
+
+    def work():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it is pytest-timeout's
+        os._exit(_run(arguments, folder))
+
+    process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     deadline = time.monotonic() + 120
     latest = folder / "checkpoints" / "LATEST"
@@ -152,17 +175,80 @@ def test_a_run_that_is_killed_after_its_last_step_is_only_reported(tmp_path, arg
     assert read_csv(tmp_path / "run" / "metrics.csv") == rows
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("rollouts", ["short", "long"])
-def test_a_signal_saves_and_the_run_goes_on_to_the_same_weights(whole, tmp_path, number, code, rollouts, monkeypatch):
+ASKED = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIGUSR1: 138, signal.SIGALRM: 142}
+
+
+@pytest.mark.parametrize(
+    ("number", "rollouts"),
+    [*((number, "short") for number in ASKED), (signal.SIGTERM, "long"), (signal.SIGINT, "long")],
+)
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_weights(whole, tmp_path, number, rollouts, monkeypatch):
+    code = ASKED[number]
     if rollouts == "long":  # they are cut short, and the state of their beginning is what is saved
-        monkeypatch.setattr(progress, "SLOW_ROLLOUT_S", 0.0)
+        monkeypatch.setattr(running, "SLOW_ROLLOUT_S", 0.0)
     arguments = [*PPO, "reward=task"]
     assert _kill_after(arguments, tmp_path / "stopped", 900, number) == code
     status = json.loads((tmp_path / "stopped" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("stopped", code)
     assert _run(arguments, tmp_path / "stopped") == 0
     _assert_same_run(whole(arguments), tmp_path / "stopped")
+
+
+def test_a_closed_terminal_saves(tmp_path):
+    pid, terminal = pty.fork()
+    if not pid:
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+        os._exit(_run([*PPO, "reward=task", "total_timesteps=1e7"], tmp_path / "run"))
+    while not (tmp_path / "run" / "checkpoints" / "LATEST").exists():
+        os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("stopped", 129)
+    assert checkpoint.load(tmp_path / "run" / "checkpoints")[1] == status["step"] > 0
+
+
+def test_what_ignores_a_hang_up_goes_on(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert _kill_after([*PPO, "reward=task", "total_timesteps=1500"], tmp_path / "run", 500, signal.SIGHUP) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("how", ["run_dir", "root"])
+@pytest.mark.parametrize("status", ["", '{"state": "runn', "[1, 2]", '{"state": [], "key": 3}', None])
+def test_a_status_that_cannot_be_read_hides_no_checkpoint(stopped, tmp_path, status, how, capsys):
+    run = tmp_path / "CartPole-v1" / "ppo-task" / "20260101-000000-s0"
+    shutil.copytree(stopped, run)
+    if status is None:
+        (run / "status.json").unlink()
+    else:
+        (run / "status.json").write_text(status)
+    assert main([*STOPPED, f"run_dir={run}" if how == "run_dir" else f"root={tmp_path}"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{run / 'status.json'} cannot be read; it is written anew" in printed
+    assert f"folder: {run}, continues at step 512" in printed
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("finished", 768)
+
+
+@pytest.mark.parametrize(
+    "log", [os.urandom(5000), b"step,rollout/ep_rew_mean\r\n256,20\r\n\xff\xfe\x00,\r\n\xc2\xb2,1\r\n"]
+)
+def test_a_log_that_cannot_be_read_costs_rows_and_not_the_run(stopped, tmp_path, log, capsys):
+    shutil.copytree(stopped, tmp_path / "run")
+    (tmp_path / "run" / "metrics.csv").write_bytes(log)
+    assert progress(tmp_path / "run").task_return is None
+    assert main([*STOPPED, f"run_dir={tmp_path / 'run'}"]) == 0
+    printed = capsys.readouterr().out
+    steps = [row["step"] for row in read_csv(tmp_path / "run" / "metrics.csv")]
+    if log.startswith(b"step"):
+        assert steps == ["256", "768"]
+    else:
+        assert steps == ["768"] and f"{tmp_path / 'run' / 'metrics.csv'} is no log any more; it is kept as" in printed
+        assert (tmp_path / "run" / "broken_metrics.csv").read_bytes() == log
+    assert "curve.png" in printed
 
 
 def test_a_broken_newest_checkpoint_costs_some_steps_and_no_numbers(whole, tmp_path, capsys):

@@ -183,6 +183,35 @@ def test_an_environment_that_raises_is_named_with_its_line(tmp_path, capsys):
     assert "faulty_worlds.py:" in error and "Traceback" not in error
 
 
+def test_an_environment_that_calls_exit_fails_the_run(tmp_path, capsys):
+    assert main([*PLAIN, "env=faulty_worlds:Exits-v0", f"run_dir={tmp_path / 'run'}"]) == 6
+    assert "error: the environment failed after " in (error := capsys.readouterr().err) and "SystemExit: 0" in error
+    assert (_status(tmp_path / "run")["state"], _status(tmp_path / "run")["exit_code"]) == ("failed", 6)
+
+
+def test_an_environment_without_a_time_limit_ends_in_a_sentence(tmp_path, capsys):
+    world = ["env=CliffWalking-v1", "eval_episodes=3", "eval_steps=200"]
+    assert main([*PLAIN, *world, f"run_dir={tmp_path / 'run'}"]) == 0
+    assert "max_episode_steps=1000, say, gives the environment a time limit" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["random"]["cut"] == 1
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(tmp_path):
+    read, write = os.pipe()
+
+    def action():
+        os.close(read)
+        os.dup2(write, 1)
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        return main([*PLAIN, f"run_dir={tmp_path / 'run'}"])
+
+    process = _fork(action)
+    os.close(write)
+    os.close(read)
+    process.join(120)
+    assert process.exitcode == 0 and _status(tmp_path / "run")["state"] == "finished"
+
+
 def test_debugging_shows_the_traceback_too(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("LODESTAR_DEBUG", "1")
     assert main([*PLAIN, "env=faulty_worlds:Raises-v0", f"run_dir={tmp_path / 'run'}"]) == 6
@@ -320,8 +349,8 @@ def test_the_control_runs_beside_and_its_crash_costs_a_sentence(tmp_path, monkey
     assert main([*PLAIN, "reward=paid", f"run_dir={tmp_path / 'run'}"]) == 0
     printed = capsys.readouterr().out
     assert "control: paid.weight=0.0, beside this run (control=none switches it off)" in printed
-    assert f"the control run failed; its output is in {tmp_path / 'run' / 'control' / 'log.txt'}" in printed
-    assert "reward=paid is unknown" in (tmp_path / "run" / "control" / "log.txt").read_text()
+    assert f"the control run failed; its output is in {tmp_path / 'run' / 'control' / 'run' / 'log.txt'}" in printed
+    assert "reward=paid is unknown" in (tmp_path / "run" / "control" / "run" / "log.txt").read_text()
     assert _status(tmp_path / "run")["state"] == "finished"
 
 
@@ -339,16 +368,10 @@ def test_a_third_partys_reward_trains_beside_its_control(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.splitlines()[0] == "reward: paid"
     scores = json.loads((tmp_path / "run" / "result.json").read_text())
     assert list(scores) == ["this run", "random", "control: paid.weight=0.0"], (
-        tmp_path / "run" / "control" / "log.txt"
+        tmp_path / "run" / "control" / "run" / "log.txt"
     ).read_text()
     assert scores["control: paid.weight=0.0"]["task_return"] == 3 * 40  # in the world of the run itself
     assert _status(tmp_path / "run" / "control" / "run")["state"] == "finished"
-
-
-def test_a_control_ends_when_the_run_it_belongs_to_is_gone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LODESTAR_PARENT", "1")  # not the parent of this process
-    assert main([*PLAIN, f"run_dir={tmp_path / 'run'}"]) == 143
-    assert _status(tmp_path / "run")["state"] == "stopped"
 
 
 def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch):

@@ -109,8 +109,8 @@ def _writer() -> Callable[[dict[str, Any]], None]:
 def main() -> None:
     """Be the judge until standard input ends."""
     # Signals to the whole process group are meant for the parent, which may still want to save its state.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     write = _writer()
     if not (first := sys.stdin.buffer.readline()):
         return

@@ -1,0 +1,46 @@
+"""Standard output that outlives what reads it: nothing that a command prints is worth the command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any
+
+
+class Lasting:
+    """A text stream whose reader may go away, with a closed terminal or pipe, or on a full disk: it falls silent."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, if that is still possible."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._fall_silent()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that is still possible."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        """What is buffered goes nowhere, too; else Python would fail over it again when it ends."""
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Standard output and error as `Lasting` streams."""
+    with redirect_stdout(Lasting(sys.stdout)), redirect_stderr(Lasting(sys.stderr)):  # type: ignore[type-var]
+        yield
