@@ -107,6 +107,13 @@ def empty_batch(
     """
     if nested and isinstance(space, spaces.Dict):
         return {key: empty_batch(part, shape, new) for key, part in space.spaces.items()}
-    if space.shape is None or space.dtype is None:
+    if not fits(space, nested=False):
         raise ValueError(f'{space} does not fit into an array; adapt the environment, or use backend="sync"')
     return new((*shape, *space.shape), space.dtype)
+
+
+def fits(space: spaces.Space, nested: bool = True) -> bool:
+    """Whether the values of a space are arrays of numbers, or dicts of these if `nested`."""
+    if nested and isinstance(space, spaces.Dict):
+        return all(fits(part) for part in space.spaces.values())
+    return space.shape is not None and space.dtype is not None and np.dtype(space.dtype).kind in "biuf"

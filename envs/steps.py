@@ -52,7 +52,7 @@ class Cursor:
         """The batch (N,) of one step, whose successors, with their `modalities`, become current."""
         batch = Transitions(
             obs=obs,
-            action=np.asarray(action),
+            action=None if action is None else np.asarray(action),
             reward=np.asarray(reward, np.float32),
             next_obs=next_obs,
             terminated=terminated,
@@ -95,7 +95,7 @@ def from_gym_step(
 ) -> Transitions:
     """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
     obs, next_obs = (map_obs(lambda x: np.asarray(x)[None], part) for part in (obs, next_obs))
-    action, one = np.asarray(action)[None], np.ones(1, bool)
+    action, one = None if action is None else np.asarray(action)[None], np.ones(1, bool)
     return cursor.move(obs, action, [reward], next_obs, one & terminated, one & truncated, one, modalities_of_one(info))
 
 
@@ -125,7 +125,8 @@ def from_vector_step(
     if mode == AutoresetMode.SAME_STEP and ended.any():
         rows = np.flatnonzero(ended)
         successor = map_obs(np.copy, next_obs)
-        put(successor, rows, final_rows(infos["final_obs"], rows))
+        if successor is not None:
+            put(successor, rows, final_rows(infos["final_obs"], rows))
         final = infos.get("final_info", {})
         modalities = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
     truncated = truncated & ~cursor.resetting

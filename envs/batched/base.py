@@ -91,6 +91,7 @@ class BatchedEnv(VectorEnv):
         signals: whether to write `infos["signals"]`, float32 (N, K), as `SIGNALS` names them.
     """
 
+    autoreset_mode = AutoresetMode.SAME_STEP
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     SIGNALS: tuple[str, ...] = ()
     world: Any  # `original` without wrappers, closed; only its constants are read

@@ -263,7 +263,8 @@ class BufferedVectorEnv(VectorEnv):
         self.num_envs = n
         self.groups = groups
         self.spec = env.spec
-        self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.autoreset_mode = AutoresetMode.SAME_STEP
+        self.metadata = {**env.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = env.render_mode
         self.single_observation_space = env.observation_space
         self.single_action_space = env.action_space

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium import spaces
 
+from envs.observations import fits
 from envs.state import Stateful
 from envs.steps import Chunk, Cursor
 from envs.transitions import Transitions
@@ -47,6 +49,23 @@ class EpisodeTracker(Stateful):
                         f'the reward {name!r} reads {field}, but info["{field}"] is missing; make the environment with '
                         f"envs.make.make(..., {option})"
                     )
+
+
+def legible(mix: Mix, observation_space: spaces.Space, action_space: spaces.Space) -> tuple[bool, bool]:
+    """Whether observations and actions fit into arrays, which those of Text, Tuple, Graph, Sequence and OneOf do not.
+
+    Raises:
+        ValueError: if some do not, and a reward reads them.
+    """
+    fit = fits(observation_space), fits(action_space, nested=False)
+    for name, space, good in zip(("obs", "action"), (observation_space, action_space), fit):
+        readers = [stream for stream, source in mix.streams.items() if {name, f"next_{name}"} & source.requires]
+        if readers and not good:
+            raise ValueError(
+                f"the reward {readers[0]!r} reads {name}, but the values of {space} fit into no array; flatten them "
+                "(gymnasium.wrappers.FlattenObservation), or leave that reward out"
+            )
+    return fit
 
 
 class Driver(EpisodeTracker):

@@ -27,6 +27,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
@@ -108,10 +109,11 @@ class _GuideTracker(EpisodeTracker):
         return np.concatenate([reward.guide(self.memory[name]) for name, reward in self.sources.items()], axis=1)  # type: ignore[union-attr]
 
 
-class GuidedEnv(gym.Wrapper):
+class GuidedEnv(gym.Wrapper, RecordConstructorArgs):
     """One environment with guide vectors appended to its observations; its snapshots include the guides' memories."""
 
     def __init__(self, env: gym.Env, mix: Mix) -> None:
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix)
         super().__init__(env)
         self.observation_space = guided_space(env.observation_space, mix)
         self.tracker = _GuideTracker(mix, 1)
@@ -154,7 +156,7 @@ class Guided(VectorWrapper):
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(f'{env} declares metadata["autoreset_mode"]={mode!r}; guides need SAME_STEP or NEXT_STEP')
         super().__init__(env)
-        self.mode = mode
+        self.autoreset_mode = mode
         self.single_observation_space = guided_space(env.single_observation_space, mix)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
         self.tracker = _GuideTracker(mix, env.num_envs)
@@ -170,10 +172,10 @@ class Guided(VectorWrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         tracker = self.tracker
-        resetting = None if self.mode == AutoresetMode.SAME_STEP else tracker.cursor.resetting.copy()
+        resetting = None if self.autoreset_mode == AutoresetMode.SAME_STEP else tracker.cursor.resetting.copy()
         # for obs: guides do not read it, and the one before may be overwritten by now
         step = (next_obs, actions, rewards, next_obs, terminations, truncations, infos)
-        batch = from_vector_step(tracker.cursor, self.mode, *step)
+        batch = from_vector_step(tracker.cursor, self.autoreset_mode, *step)
         tracker.observe(batch)
         begun = batch.ended if resetting is None else resetting
         if begun.any():

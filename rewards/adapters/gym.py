@@ -5,7 +5,8 @@
 
 `step` returns the mix instead of the task's reward; `info["reward/task"]` and `info["reward/<name>"]` keep the
 parts. Rewards that look at frames or texts need an environment that puts them into its info: `make(...,
-frame_size=mix.frame_size, text=True)`.
+frame_size=mix.frame_size, text=True)`. Observations and actions that fit into no array (Tuple, Text, Graph, Sequence,
+OneOf) pass through; a reward that reads them is refused.
 """
 
 from __future__ import annotations
@@ -15,37 +16,43 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
-from rewards.adapters.driver import Driver
+from rewards.adapters.driver import Driver, legible
 from rewards.mix.mix import Mix
 
 
-class RewardWrapper(gym.Wrapper):
+class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
     """The mix around any Gymnasium environment: what every other way of running a reward is compared with.
 
-    Put episode statistics inside of this wrapper, so that they count the task; `update_every` is in transitions.
+    Put episode statistics inside of this wrapper, so that they count the task; `update_every` is in transitions. What
+    `gymnasium.make(env.spec)` builds shares the mix.
     """
 
     def __init__(self, env: gym.Env, mix: Mix, update_every: int = 256) -> None:
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(env)
         self.driver = Driver(mix, 1, update_every)
+        self._reads_obs, self._reads_action = legible(mix, env.observation_space, env.action_space)
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         self.driver.begin(modalities_of_one(info))
-        self._obs = copy.deepcopy(obs)
+        self._obs = copy.deepcopy(obs) if self._reads_obs else None
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         next_obs, reward, terminated, truncated, info = self.env.step(action)
-        step = (self._obs, action, float(reward), next_obs, terminated, truncated, info)
+        after = copy.deepcopy(next_obs) if self._reads_obs else None
+        action = action if self._reads_action else None
+        step = (self._obs, action, float(reward), after, terminated, truncated, info)
         total = self.driver(from_gym_step(self.driver.cursor, *step))
         info["reward/task"] = float(reward)
         info.update({f"reward/{name}": float(raw[0]) for name, raw in self.driver.raw.items()})
-        self._obs = copy.deepcopy(next_obs)
+        self._obs = after
         return next_obs, float(total[0]), terminated, truncated, info
 
 
@@ -64,22 +71,25 @@ class VectorRewardWrapper(VectorWrapper):
                 "because the transitions at the end of an episode look different in each"
             )
         super().__init__(env)
-        self.mode = mode
+        self.autoreset_mode = mode
         self.driver = Driver(mix, env.num_envs, update_every)
+        self._reads_obs, self._reads_action = legible(mix, env.single_observation_space, env.single_action_space)
         self._obs: Any = None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
         self.driver.begin(modalities_of(infos), mask)
-        self._obs = copy.deepcopy(obs)
+        self._obs = copy.deepcopy(obs) if self._reads_obs else None
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
-        step = (self._obs, actions, rewards, next_obs, terminations, truncations, infos)
-        total = self.driver(from_vector_step(self.driver.cursor, self.mode, *step))
+        after = copy.deepcopy(next_obs) if self._reads_obs else None
+        actions = actions if self._reads_action else None
+        step = (self._obs, actions, rewards, after, terminations, truncations, infos)
+        total = self.driver(from_vector_step(self.driver.cursor, self.autoreset_mode, *step))
         infos["reward/task"] = np.asarray(rewards, np.float32)
         infos.update({f"reward/{name}": raw for name, raw in self.driver.raw.items()})
-        self._obs = copy.deepcopy(next_obs)
+        self._obs = after
         return next_obs, total, terminations, truncations, infos

@@ -1,9 +1,13 @@
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted import ScriptedWorld, script
 
 import rewards
+from envs.make import make_vec
 from rewards.adapters.driver import Driver
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 
@@ -74,3 +78,80 @@ def test_a_saved_driver_continues_with_the_same_memory_and_waiting_rows():
     before = {k: v.copy() for k, v in copy.memory["count"].items()}
     for key, value in env.driver.memory["count"].items():
         np.testing.assert_array_equal(value, before[key])
+
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+ODD = {
+    "Tuple": spaces.Tuple([BOX, spaces.Discrete(3)]),
+    "Text": spaces.Text(5),
+    "Graph": spaces.Graph(BOX, spaces.Discrete(2)),
+    "Sequence": spaces.Sequence(spaces.Discrete(3)),
+    "OneOf": spaces.OneOf([spaces.Discrete(3), BOX]),
+    "Dict": spaces.Dict({"x": BOX, "words": spaces.Text(5)}),
+}
+
+
+class Odd(gym.Env):
+    """Episodes of three steps, whose observations or actions fit into no array."""
+
+    def __init__(self, observation_space=BOX, action_space=BOX):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self.age += 1
+        return self.observation_space.sample(), 1.0, False, self.age == 3, {}
+
+
+@pytest.mark.parametrize("field", ["observation_space", "action_space"])
+@pytest.mark.parametrize("space", ODD.values(), ids=ODD)
+def test_what_fits_into_no_array_passes_through(field, space):
+    env = Odd(**{field: space})
+    one = RewardWrapper(env, rewards.make(["task"], env.observation_space, env.action_space), update_every=2)
+    one.reset()
+    assert [one.step(one.action_space.sample())[1] for _ in range(3)] == [1.0] * 3
+    for mode, total in ((AutoresetMode.SAME_STEP, 12.0), (AutoresetMode.NEXT_STEP, 10.0)):
+        vec = SyncVectorEnv([lambda: Odd(**{field: space})] * 2, autoreset_mode=mode)
+        mix = rewards.make(["task"], env.observation_space, env.action_space)
+        vec = VectorRewardWrapper(vec, mix, update_every=4)
+        vec.reset()
+        assert sum(vec.step(vec.action_space.sample())[1].sum() for _ in range(6)) == total
+
+
+@pytest.mark.parametrize("field", ["obs", "action"])
+def test_a_reward_that_reads_what_fits_into_no_array_is_refused(field):
+    from rewards.mix.mix import Mix, Stream
+
+    class Reads(rewards.get("task")):
+        requires = frozenset({field})
+
+    mix = Mix([Stream("reads", Reads(Reads.Config(), BOX, BOX), gamma=0.9)])
+    env = Odd(ODD["Text"], ODD["Text"])
+    words = rf"the reward 'reads' reads {field}, but the values of Text\(.* fit into no array; flatten them"
+    with pytest.raises(ValueError, match=words):
+        RewardWrapper(env, mix)
+    with pytest.raises(ValueError, match=words):
+        VectorRewardWrapper(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.SAME_STEP), mix)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that it is wrapped
+def test_gymnasium_checks_a_wrapped_environment_and_makes_it_again_from_its_spec():
+    one = gym.make("CartPole-v1")
+    env = RewardWrapper(one, rewards.make(["task", "count"], one.observation_space, one.action_space))
+    check_env(env)
+    again = gym.make(env.spec)
+    assert isinstance(again, RewardWrapper) and again.driver.mix is env.driver.mix
+    again.reset(seed=3)
+    assert again.step(1)[4]["reward/task"] == 1
+
+
+@pytest.mark.parametrize("backend", ["gym", "sync", "batched"])
+def test_every_vector_shows_its_autoreset_mode(backend):
+    vec = make_vec("CartPole-v1", 1, backend=backend)
+    env = VectorRewardWrapper(vec, rewards.make(["task"], vec.single_observation_space, vec.single_action_space))
+    assert env.autoreset_mode == vec.autoreset_mode == env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
