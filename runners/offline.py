@@ -26,7 +26,7 @@ from runners.cli.command import Command
 from runners.evaluate import play, policy, table
 from runners.record import whole_episodes
 from runners.run.config import UsageError
-from runners.run.trust import require
+from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
     from envs.transitions import Transitions
@@ -70,7 +70,8 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     if batch is None:
         batch, meta = load(config.data)
     env_id = config.env or meta["env"]
-    require(config.trust, f"data={','.join(config.data)}", "" if config.env else env_id, meta.get("env_options"))
+    named = {"env": "" if config.env else env_id, "env_options": meta.get("env_options")}
+    require(config.trust, f"data={','.join(config.data)}", saved_keys(named))
     if config.judge == "heron" and meta.get("signals"):
         config.judge_options.setdefault("names", meta["signals"])
     options = meta.get("env_options", {})

@@ -43,6 +43,7 @@ from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from runners.cli.command import Command
 from runners.run.config import UsageError
+from runners.run.trust import require, saved_keys
 
 Item = str | tuple[str, str]
 EVERY = 5.0  # seconds between two lines of progress
@@ -73,6 +74,7 @@ class AnnotateConfig(Settings):
     against: str = setting("", "audit: another judge to compare with")
     against_options: dict[str, Any] = setting({}, "options of that judge, as in against.path=labels.jsonl")
     seed: int = setting(0, "of what is drawn", low=0)
+    trust: bool = setting(False, "whether the recording may name an environment's code, as in module:Id")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,7 +96,7 @@ class Texts(NamedTuple):
     family: str
 
 
-def read(path: str) -> Texts:
+def read(path: str, trust: bool = False) -> Texts:
     """The different texts of a recording or of a file of labels; a ValueError if the file is neither."""
     if not Path(path).is_file():
         raise UsageError(f"{path} is no file; give a recording (runners.record text=true) or a file of labels")
@@ -112,6 +114,7 @@ def read(path: str) -> Texts:
             raise UsageError(f"{path} holds no texts; record it again with text=true")
         found = [text for text in batch.text.tolist() if text]
         if meta.get("env"):
+            require(trust, f"{path}", saved_keys(meta))
             spec = spec_of(meta["env"])
             goal, family = family_of(spec).aim(spec), family_of(spec).name
     if not found:
@@ -137,7 +140,7 @@ def labels(path: str) -> list[dict[str, Any]]:
 
 def annotate(config: AnnotateConfig) -> dict[str, Any]:
     """Label a recording; returns the counters."""
-    known = read(config.record)
+    known = read(config.record, config.trust)
     options = config.options(known)
     with closing(make_judge(config.judge, **options)) as judge:
         identity = judge.identity
@@ -281,7 +284,7 @@ def summary(config: AnnotateConfig, counts: dict[str, float], written: int, begu
 
 def audit(config: AnnotateConfig) -> dict[str, Any]:
     """Try a judge on texts and pairs; writes the findings to `config.out` and returns them."""
-    known = read(config.audit)
+    known = read(config.audit, config.trust)
     options = config.options(known)
     rng = np.random.default_rng(config.seed)
     chosen = np.sort(rng.choice(len(known.texts), min(config.n, len(known.texts)), replace=False))

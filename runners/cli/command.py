@@ -30,7 +30,7 @@ from runners.cli.output import lasting_output
 from runners.cli.value import cast, parse, read, split
 from runners.run.config import UsageError, unknown
 from runners.run.packages import name_collision
-from runners.run.trust import masked, refuse
+from runners.run.trust import admit, masked, refuse
 
 OPTIONS = "_options"  # ends the name of a field that collects <name>.<key>
 REST = "rest"  # the field that collects every other argument
@@ -55,6 +55,8 @@ class Command:
 
     def _call(self, argv: list[str] | None) -> int:
         argv = sys.argv[1:] if argv is None else argv
+        if not {"", os.getcwd()} & {*sys.path}:
+            os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that it starts do not search there either
         if collision := name_collision():
             return failed(2, collision)
         if {"-h", "--help"} & set(argv) or not (argv or self.bare):
@@ -83,6 +85,7 @@ class Command:
         """The Config that the arguments describe, else a UsageError; a ValueError if it refuses a value."""
         assert self.config is not None
         refuse(argv)
+        admit(argv)
         hints = typing.get_type_hints(self.config)
         fields = {field.name: field for field in dataclasses.fields(self.config) if field.init}
         groups = {name.removesuffix(OPTIONS): name for name in fields if name.endswith(OPTIONS)}

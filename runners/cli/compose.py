@@ -16,7 +16,7 @@ import rewards
 from runners.cli import presets
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
-from runners.run.trust import refuse
+from runners.run.trust import admit, refuse, require
 
 OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
 HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
@@ -29,8 +29,12 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     The first thing that is wrong is a UsageError, one sentence with the nearest name.
     """
     refuse(argv)
+    admit(argv)
     given, chosen = _given(argv)
     applied = presets.applied({**given, **chosen})
+    trusted = parse("trust", given.get("trust", "false"), bool)
+    for name, part in presets.from_elsewhere(applied):
+        require(trusted, f"preset={name}", part)
     values = {**presets.values(applied, {**given, **chosen}), **given, **chosen}
     agent, names = _names(values)
     values = {**values, **presets.values_for(applied, agent, names), **given, **chosen}

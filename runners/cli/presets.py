@@ -13,10 +13,12 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.run.config import UsageError, unknown
+from envs.files import read_text
+from runners.run.config import UsageError, read, unknown
 
 FOLDER = Path(__file__).parent / "preset"
 
@@ -28,8 +30,8 @@ def every() -> dict[str, dict[str, Any]]:
 
 def named(name: str) -> dict[str, Any]:
     """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them; else a UsageError."""
-    path = Path(name)
-    if path.suffix == ".yaml" and path.is_file():
+    if _is_file(name):
+        path = Path(name).resolve()
         return _parsed(path, path.stat().st_mtime_ns)
     found = every()
     if name not in found:
@@ -37,22 +39,30 @@ def named(name: str) -> dict[str, Any]:
     return found[name]
 
 
+def from_elsewhere(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of the presets that are files and did not come with this package: the name, and settings for any run or some."""
+    for name in filter(_is_file, names):
+        preset = named(name)
+        for part in (preset["values"], *preset["agents"].values(), *preset["rewards"].values()):
+            yield name, part or {}
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix == ".yaml" and Path(name).is_file()
+
+
 @functools.lru_cache
 def _parsed(path: Path, changed: int) -> dict[str, Any]:
     """The file as it was when it was last `changed`; a sweep asks for every job."""
-    import yaml
-
-    text = path.read_text()
+    text = read_text(path)
     if "${" in text or "_target_" in text:
         raise UsageError(f"the preset {path} is refused: configurations are data, without _target_ and ${{...}}")
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"the preset {path} cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"the preset {path} holds no key: value")
+    data = read(path)
     about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
     own = {name: data.pop(name, None) or {} for name in ("applies", "on_top", "agents", "rewards")}
+    for name in ("agents", "rewards"):
+        if not isinstance(own[name], dict) or not all(isinstance(part or {}, dict) for part in own[name].values()):
+            raise UsageError(f"{name}: in the preset {path} holds no settings by the name of one; see those that ship")
     return {"about": about, "values": data, **own}
 
 

@@ -30,14 +30,13 @@ from typing import Any
 import numpy as np
 
 from envs.files import opened_text, read_text
-from runners.run.config import UsageError, flatten
+from runners.run.config import UsageError, flatten, read
 from runners.run.folder import read_status
 from runners.sweep.job import Entry, replay
 
 TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # as runners.run.progress, without torch
 ALARM, ELAPSED = "reward/alarm", "time/time_elapsed"
 MOST_BYTES = 256_000  # of a config.yaml or another small file
-DEPTH = 12  # of its nesting
 
 STEPS = ("global_step", "step", "steps", "timesteps", "total_timesteps", "env_steps", "time/total_timesteps", "frame")
 RETURNS: tuple[str, ...] = ("charts/episodic_return", "episodic_return", "rollout/ep_rew_mean", "eval/mean_reward")
@@ -171,7 +170,7 @@ def read_run(folder: Path, name: str) -> Run:
         Exception: of many kinds, if its config.yaml does not name what was run.
     """
     text = _text(folder / "config.yaml")
-    config = _yaml(text)
+    config = read(folder / "config.yaml")
     rewards, agent = config.get("reward"), config.get("agent")
     if not isinstance(rewards, dict) or not isinstance(agent, dict) or not config.get("env"):
         raise ValueError("config.yaml does not name the env, reward and agent that were run")
@@ -184,33 +183,16 @@ def read_run(folder: Path, name: str) -> Run:
     run.text = text.replace(place, name)
     run.control = folder.parent.name == "control"
     run.status = read_status(folder) or {}
-    for part, read in (("metrics.csv", _metrics), ("result.json", _result), ("versions.json", _versions)):
+    for part, take in (("metrics.csv", _metrics), ("result.json", _result), ("versions.json", _versions)):
         if not (folder / part).exists():
             continue
         try:
-            read(run, folder / part)
+            take(run, folder / part)
         except Exception as error:
             run.notes.append(f"{part} cannot be read: {_sentence(error)}")
     if (folder / "command.txt").exists():
         run.commands = _text(folder / "command.txt").replace(place, name).splitlines()
     return run
-
-
-def _yaml(text: str) -> dict[str, Any]:
-    """Plain YAML; references, which can unfold to gigabytes, and deep nesting are refused before anything is built."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        opens = isinstance(event, yaml.CollectionStartEvent)
-        depth += opens - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEPTH or isinstance(event, yaml.AliasEvent):
-            raise ValueError("config.yaml is nested too deeply, or has references; runners.train writes neither")
-    values = yaml.load(text, Loader=loader)  # a safe loader: plain data only
-    if not isinstance(values, dict):
-        raise ValueError("config.yaml holds no configuration")
-    return values
 
 
 def _metrics(run: Run, path: Path) -> None:

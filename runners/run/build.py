@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runners.run import checkpoint
-from runners.run.config import TrainConfig, UsageError, load, to_dict
-from runners.run.trust import require
+from runners.run.config import TrainConfig, UsageError, from_dict, read
+from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -138,8 +138,9 @@ def load_run(run: Path, trust: bool = False, step: int | None = None) -> Trained
 
     if not (run / "config.yaml").exists():
         raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
-    config = load(run / "config.yaml")
-    require(trust, f"run={run}", config.env, config.env_options, to_dict(config)["reward"])
+    saved = read(run / "config.yaml")
+    require(trust, f"run={run}", saved_keys(saved))
+    config = from_dict(saved)
     folders = {int(path.name.split("_")[1]): path for path in sorted((run / "checkpoints").glob("step_*"))}
     if step is None:
         found = checkpoint.load(run / "checkpoints", lambda sentence: print(sentence, file=sys.stderr))

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from envs.files import read_text
 from envs.settings import Settings, setting
 
+DEPTH = 12  # of nesting in a YAML file that is read
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
 
 
@@ -86,6 +87,8 @@ class TrainConfig(Settings):
         "auto", "auto (run the reward's own control beside it, up to 200,000 steps) or none", choices=("auto", "none")
     )
 
+    trust: bool = setting(False, "whether a preset's file may name code, servers and files, as in env=module:Id")
+
     def __post_init__(self) -> None:
         if not self.env:
             raise UsageError("env= is missing, as in env=CartPole-v1; `python -m runners.list` names the environments")
@@ -140,6 +143,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     """Plain data: what config.yaml holds."""
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
+    del values["trust"]  # which is never read from a file
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
     if not config.env_options:  # as in the runs before there were any, which can be continued
         del values["env_options"]
@@ -168,10 +172,10 @@ def from_dict(values: dict[str, Any]) -> TrainConfig:
         made = {
             key: rewards.get(key).Config(**_renamed(f"reward.{key}.", value)) for key, value in values["reward"].items()
         }
-        rest = {key: value for key, value in _renamed("", values).items() if key not in ("agent", "reward")}
+        rest = {key: value for key, value in _renamed("", values).items() if key not in ("agent", "reward", "trust")}
         agent = agents.get(name).Config(**_renamed("agent.", options))
         return TrainConfig(agent_name=name, agent=agent, reward=made, **rest)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the saved configuration does not fit this version of lodestar-rl ({error})") from None
 
 
@@ -191,15 +195,27 @@ def save(config: TrainConfig, path: Path) -> None:
 
 def load(path: Path) -> TrainConfig:
     """Read a config.yaml."""
+    return from_dict(read(path))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The plain data in a YAML file, a mapping without references, which can unfold to gigabytes; else a UsageError."""
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        values = yaml.safe_load(read_text(path))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); is it a run's folder?") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} holds no configuration; is it a run's folder?")
-    return from_dict(values)
+        text, depth = read_text(path), 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH or isinstance(event, yaml.AliasEvent):
+                raise yaml.YAMLError("it is nested too deeply, or has references; write it plainly")
+        values = yaml.load(text, Loader=loader)  # a safe loader: plain data only
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"{path} cannot be read ({words})") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UsageError(f"{path} holds no key: value")
+    return values
 
 
 def unknown(what: str, given: Any, names: Iterable[str]) -> str:

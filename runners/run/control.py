@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_text
+from envs.files import appended, read_text
 from runners.run.config import TrainConfig
 from runners.run.folder import LOG
 
@@ -31,7 +31,7 @@ class Control:
         self.run.mkdir(parents=True, exist_ok=True)
         extra = [f"{key}={value}" for key, value in changes.items()]
         extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
-        with self.log.open("a") as log:
+        with appended(self.log) as log:
             self.process = subprocess.Popen(
                 # ends with this process, and waits for the control that an earlier one of this run may have left
                 [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run), *argv, *extra],

@@ -59,6 +59,7 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
         one.spines["top"].set_visible(False)
     figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     path = folder / "curve.png"
+    path.unlink(missing_ok=True)  # as in `runners.run.video.write`
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return path

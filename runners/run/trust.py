@@ -1,9 +1,10 @@
-"""What a run's folder may name, and what it may hold.
+"""What a file from elsewhere may name: a run's configuration, a preset, a recording.
 
-Checkpoints, recordings and configurations are data, and reading them executes nothing. But a configuration may name an
-environment as `module:Id`, which imports the module, a judge on a server, which is sent texts and a key, and files in
-which answers are kept. On a command line that is intended; in a file that came from elsewhere it may be a trap.
-So commands that load a saved run refuse it without `trust=true`.
+Reading them executes nothing. But what they name may: an environment as `module:Id` imports the module, and so may an
+option of an environment; a judge on a server is sent texts and a key; files are read and written. So what is named
+there is compared with what is known, `require`, by every command that reads one: built-in names and those of installed
+entry points, declared choices and defaults, numbers, sentences where a sentence is meant, words that are the name of
+nothing here. All else is refused without `trust=true`. On a command line it is intended (`admit`).
 
 Keys and passwords are kept out of what is printed and written, and refused where they would be written down. A key
 belongs into an environment variable, which a configuration names (`key: OPENAI_API_KEY`). Secrets are recognized by the
@@ -15,49 +16,148 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata, util
 from typing import Any
-from urllib.parse import urlsplit
 
-from runners.run.config import UsageError
+from runners.run.config import UsageError, flatten
 
-HERE = ("localhost", "127.0.0.1", "::1")
-WRITTEN = ("cache", "transcript", "answers")  # options of rewards that name a file of theirs
-CODE = re.compile(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+")  # a dotted name, which an environment may import
+HERE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[\w/-]*)?")
+KEY = "OPENAI_API_KEY"  # the variable that a judge reads unless another is named
+PLACES = ("root", "run_dir")  # where a run is written to
+SENTENCES = ("goal", "baseline", "negative", "describe")  # options that are words for a model, not names
+WRITTEN = re.compile(r"cache|cached|transcript|answers|\w*dir")  # options that name what is written
+READ = re.compile(r"model|weights|demos|data|code|rulebook|\w*file|\w*path")  # and what is read, where it exists
+DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+JOINTS = re.compile(r"[.:/\\\0]")  # what joins the parts of a module's name, of a path, of an address
+SCHEDULE = re.compile(r"[a-z]+(:[\d.eE+-]+)+")  # linear:1:0:200000
 NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 LOGIN = re.compile(r"(\w://)[^/\s@'\"]+@")  # https://user:password@host
 SHORTEST = 8  # characters; what is shorter may be a word of its own
 
 
-def require(trusted: bool, where: str, env: str, env_options: Any = None, rewards: Any = None) -> None:
-    """A UsageError unless the user trusts what a saved configuration, which `where` names, would reach."""
-    wants = [] if trusted else sorted({*_reach(env, env_options or {}, rewards or {})})
+def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
+    """A UsageError unless the user trusts what a file, which `where` names, would reach.
+
+    `values` are its settings by their keys on a command line (`saved_keys` makes them of what is saved).
+    """
+    settings = {key: value for key, value in values.items() if key.startswith("env.")}  # whole: keys are texts, too
+    settings |= flatten({key: value for key, value in values.items() if key not in settings})
+    wants = dict.fromkeys(phrase for key, value in settings.items() for phrase in _reach(key, value, settings))
+    if wants and not trusted:
+        words = ", ".join([*wants][:4]) + (f" and {len(wants) - 4} more" if len(wants) > 4 else "")
+        raise UsageError(f"{where} names {words}; add trust=true if it is yours, or from a source you trust")
     if wants:
-        raise UsageError(
-            f"{where} was saved with {', '.join(wants)}; add trust=true if the run is yours, or from a source you trust"
-        )
+        _search_here()
 
 
-def _reach(env: str, env_options: Any, rewards: Any) -> Iterator[str]:
-    module = env.rpartition(":")[0]
-    if module and module not in sys.modules:  # an import that is over executes nothing
-        yield f"env={env}, which imports the module {module}"
-    for value in filter(CODE.fullmatch, _texts(env_options)):
-        yield f"the name {value}, which an environment may import"
-    for options in rewards.values():
-        for file in filter(None, map(options.get, WRITTEN)):
-            yield f"the file {file}, which would be written to"
-    for value in _texts(rewards):
-        host = urlsplit(value).hostname if re.match(r"\w+://", value) else None
-        if host and host not in HERE:
-            yield f"a server at {host}, which would be sent what is seen and a key of yours"
+def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What a saved configuration, or the metadata of a recording, sets that could reach out."""
+    parts = {"env": saved.get("env_options"), "reward": saved.get("reward"), "agent": saved.get("agent")}
+    for name, options in parts.items():
+        if not isinstance(options or {}, Mapping):
+            raise UsageError(f"{name} is saved as {options!r:.80} instead of options by their names; is it a run's?")
+    below = {f"{part}.{name}": value for part, options in parts.items() for name, value in (options or {}).items()}
+    return {"env": saved.get("env", ""), "reward": [*(parts["reward"] or {})], **below}
+
+
+def admit(arguments: Iterable[str]) -> None:
+    """Let what a command line names, as in `env=my_file:Id`, be found in the working directory, behind all else."""
+    for key, _, text in (argument.partition("=") for argument in arguments):
+        if key.split(".")[0] in ("env", "reward", "agent") and JOINTS.search(text) and not _is_number(text):
+            _search_here()
+
+
+def _search_here() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
+    """A phrase for everything that a setting would import, send, read or write."""
+    part, _, rest = key.partition(".")
+    option = key.rpartition(".")[2]
+    texts = [text for text in _texts(value) if text and not _is_number(text)]
+    if key == "env":
+        module = str(value).rpartition(":")[0]
+        if module and not _is_known(module):
+            yield f"env={value}, which imports the module {module}"
+    elif key in ("reward", "agent"):
+        yield from (f"{key}={text}, which is no name in a table" for text in texts if JOINTS.search(text))
+    elif key in PLACES:
+        yield f"{key}={value}, where it would write"
+    elif key == "trust":
+        yield "trust=, which belongs on a command line"
+    elif key == "env.mission" or (part == "reward" and (option in SENTENCES or value in _declared(rest))):
+        return
+    elif WRITTEN.fullmatch(option):
+        yield from (f"the file {text}, which would be written to" for text in texts)
+    elif READ.fullmatch(option) and any(map(os.path.lexists, texts)):
+        yield f"the file {value}, which would be read"
+    elif part == "env":
+        yield from (f"the name {text}, which an environment may import" for text in texts if _is_code(text))
+    elif option == "key":
+        if value != KEY and os.environ.get(str(value)):
+            yield f"the variable {value}, which would be sent to a server"
+    elif option == "url":
+        sent = settings.get(f"{key.removesuffix('url')}key", KEY)
+        if not HERE.fullmatch(str(value)) or os.environ.get(str(sent)):
+            yield f"a server at {value}, which would be sent what is seen and a key of yours"
+    else:
+        for text in texts:
+            joined = JOINTS.search(text.replace(".", "") if option == "model" else text)
+            if joined and not SCHEDULE.fullmatch(text):
+                yield f"{key}={text}, which may be a file or a server"
+
+
+def _is_code(text: str) -> bool:
+    """Whether `import_module` might find something under a text, or under the first part of it; any text is a name."""
+    if JOINTS.search(text):
+        return not (DOTTED.fullmatch(text) and _is_known(text))
+    if text in sys.modules or text in sys.stdlib_module_names:
+        return False
+    try:
+        return util.find_spec(text) is not None
+    except (ImportError, ValueError):
+        return True
+
+
+def _is_known(module: str) -> bool:
+    """Whether a module was imported before, or is of a package that brings environments of ours or by entry points."""
+    from envs.family import families
+
+    if not DOTTED.fullmatch(module):
+        return False
+    brought = [family.module for family in families().values() if family.module]
+    brought += [entry.value for entry in metadata.entry_points(group="gymnasium.envs")]
+    return module in sys.modules or module.split(".")[0] in {re.split("[.:]", name)[0] for name in brought}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _declared(path: str) -> tuple[Any, ...]:
+    """Of a reward's option, as in `rnd.scale`: its default and its choices; none for any other key."""
+    import rewards
+    from envs.settings import described
+
+    reward, _, option = path.partition(".")
+    if reward not in rewards.names():
+        return ()
+    found = {name: (default, *declared.choices) for name, default, declared in described(rewards.get(reward).Config)}
+    return found.get(option, ())
 
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list, tuple)):
-        for item in value.values() if isinstance(value, dict) else value:
+        for item in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
             yield from _texts(item)
 
 

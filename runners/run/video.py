@@ -62,6 +62,7 @@ def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     moving: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 16}
     if path.suffix == ".gif":
         moving = {"duration": 1000 / fps, "loop": 0}
+    path.unlink(missing_ok=True)  # where there is a link, what it leads to stays
     count, writer = 0, cast(Any, imageio.get_writer(path, **moving))
     with writer:
         for frame in (draw(one, t) for one in episodes for t in range(len(one.images))):

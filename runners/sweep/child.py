@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from envs.files import appended
 from runners.run.exits import TERMINATED
 from runners.sweep.job import LOG, Outcome, work
 
@@ -42,7 +43,7 @@ class Child:
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
         options: dict[str, Any] = {"cwd": home if home.is_dir() else None, "start_new_session": True}
-        with (self.folder / LOG).open("ab") as log:
+        with appended(self.folder / LOG) as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)
         self.where = f"{socket.gethostname()}:{self._process.pid}"
 

@@ -108,12 +108,11 @@ def cells(jobs: Iterable[Job]) -> dict[str, list[Job]]:
 def work(argv: Sequence[str], folder: Path) -> int:
     """Run a job in this process, which is its own: what it prints goes to log.txt of its folder; returns the code."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    with appended(folder / LOG) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     from runners.train import main
 
     return main(list(argv))

@@ -27,7 +27,7 @@ from runners.cli.value import is_number, literal, value_of
 from runners.report.results import append_rows
 from runners.report.statistics import aggregate
 from runners.run.checkpoint import versions, write_atomically
-from runners.run.config import UsageError
+from runners.run.config import UsageError, read, to_dict
 from runners.run.exits import Signals
 from runners.sweep.config import JobsConfig, begin
 from runners.sweep.drive import drive
@@ -134,19 +134,20 @@ class SourcePolicies:
                 error = entries[job.name].error or entries[job.name].state
                 raise RuntimeError(f"{job.name} did not finish ({error}); the same command continues it")
         for source in new:
-            self.rows[source] = np.array([returns(self.config, self.config.run(source, seed).folder) for seed in seeds])
+            self.rows[source] = np.array([returns(self.config, self.config.run(source, seed)) for seed in seeds])
         return {source: self.rows[source].mean(axis=0) for source in sources}
 
 
-def returns(config: TransferConfig, run: Path) -> list[float]:
+def returns(config: TransferConfig, job: Job) -> list[float]:
     """Return of a run's policy on every task, without further training: mean over episodes, (N,)."""
-    path, asked = run / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
+    path, asked = job.folder / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
     known: dict[str, Any] = json.loads(read_text(path)) if path.exists() else {}
     if {key: known.get(key) for key in asked} != asked:
         from runners.evaluate import play, policy
         from runners.run.build import load_run
 
-        trained, model, mix, _ = load_run(run, trust=True)  # trained by this command, a moment ago
+        typed = json.loads(json.dumps(to_dict(compose(list(job.argv))[0])))
+        trained, model, mix, _ = load_run(job.folder, trust=read(job.folder / "config.yaml") == typed)
         found = []
         for task in range(len(config.tasks)):
             scores = play(

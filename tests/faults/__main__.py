@@ -38,6 +38,8 @@ HEADLINES = (
     "kills_lost",
     "deaths_hung",
     "malicious_executed",
+    "untrusted_executed",
+    "untrusted_tried",
     "resume_max_diff",
     "secrets_leaked",
 )

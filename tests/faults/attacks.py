@@ -1,4 +1,4 @@
-"""Runs, policies, recordings, presets and command lines made to execute code that came with them; none must.
+"""Runs, policies, recordings, presets, command lines and folders made to act, or never to end; none must.
 
 Each attack writes what it needs into a folder of its own and says which command a victim would type there.
 """
@@ -10,8 +10,11 @@ import os
 import pickle
 import shutil
 import sqlite3
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from runners.run import checkpoint
 from tests.faults.child import TINY
 
 MARK = "import os; os.mkdir({marker!r})\n"
+SECRET = "what only the victim may read"
 
 
 class Payload:
@@ -50,6 +54,7 @@ class Attack:
         (self.step,) = sorted((self.run / "checkpoints").glob("step_*"))[-1:]
         self.pickled = pickle.dumps(Payload(self.marker))
         self.code = MARK.format(marker=str(self.marker))
+        self.elsewhere = False  # whether the victim stands in the run, and starts a process of its own there
         self.tag = f"!!python/object/apply:os.mkdir [{json.dumps(str(self.marker))}]"
 
     def write(self, name: str, content: str | bytes) -> Path:
@@ -58,6 +63,23 @@ class Attack:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
+
+    def server(self) -> str:
+        """The address of a server that counts as executed when it is asked anything."""
+        marker = self.marker
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                marker.mkdir(exist_ok=True)
+
+        server = HTTPServer(("127.0.0.2", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.2:{server.server_port}/v1"
+
+    def status(self, **changes: Any) -> None:
+        """Change status.json."""
+        path = self.run / "status.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
     def seal(self) -> None:
         """Give the doctored checkpoint a manifest that is right."""
@@ -253,11 +275,210 @@ def _written_factors(attack: Attack) -> Command:
     return _train(*options, f"run_dir={attack.folder / 'new'}")
 
 
-ATTACKS: tuple[Callable[[Attack], Command], ...] = (
+def _option_with_hyphen(attack: Attack) -> Command:
+    attack.write("run/evil-world.py", attack.code)
+    attack.config(
+        "env: CartPole-v1", "env: highway-fast-v0\nenv_options:\n  config: {other_vehicles_type: run.evil-world.Car}"
+    )
+    return _evaluate(attack)
+
+
+def _option_deep_down(attack: Attack) -> Command:
+    attack.write("evil world.py", attack.code)
+    attack.config(
+        "env: CartPole-v1", "env: lodestar/Carla-v0\nenv_options:\n  world: 'evil world:make'\n  wiring: {a: [1, x]}"
+    )
+    return _evaluate(attack)
+
+
+def _module_with_hyphen(attack: Attack) -> Command:
+    attack.write("run/evil-world.py", attack.code)
+    attack.config("env: CartPole-v1", "env: run.evil-world:CartPole-v1")
+    return _evaluate(attack)
+
+
+def _module_with_colon(attack: Attack) -> Command:
+    attack.write("evil:world.py", attack.code)
+    attack.config("env: CartPole-v1", "env: evil:world:CartPole-v1")
+    return _evaluate(attack)
+
+
+def _judge_in_config(attack: Attack) -> Command:
+    options = f"{{judge: openai, judge_options: {{model: m, url: '{attack.server()}', key: HOME}}}}"
+    attack.config("env: CartPole-v1", "env: MiniGrid-Empty-5x5-v0\nenv_options: {captions: full}")
+    attack.config("  task:", f"  oni: {options}\n  task:")
+    return _evaluate(attack)
+
+
+def _preset(attack: Attack, text: str, *arguments: str) -> Command:
+    path = attack.write("preset.yaml", f"# Fast.\n{text}\n")
+    return _train(f"preset={path}", f"run_dir={attack.folder / 'new'}", "control=none", *arguments)
+
+
+def _module_in_preset(attack: Attack) -> Command:
+    attack.write("evil_world.py", attack.code)
+    command = _preset(attack, "env: evil_world:CartPole-v1")
+    return "train", [argument for argument in command[1] if not argument.startswith("env=")]
+
+
+def _option_in_preset(attack: Attack) -> Command:
+    attack.write("evil-world.py", attack.code)
+    return _preset(attack, "env.config: {other_vehicles_type: evil-world.Car}", "env=highway-fast-v0")
+
+
+def _judge_in_preset(attack: Attack) -> Command:
+    options = f"{{judge: openai, judge_options: {{model: m, url: '{attack.server()}'}}}}"
+    text = f"rewards: {{oni: {{reward.oni.judge: openai, reward.oni.judge_options: {options}}}}}\non_top: true"
+    return _preset(attack, text, "env=MiniGrid-Empty-5x5-v0", "env.captions=full", "reward=oni", "agent.batch_size=64")
+
+
+def _trust_in_preset(attack: Attack) -> Command:
+    attack.write("evil_world.py", attack.code)
+    return _preset(attack, f"trust: true\nroot: {attack.marker}")
+
+
+def _folder_in_preset(attack: Attack) -> Command:
+    path = attack.write("preset.yaml", f"# Fast.\nrun_dir: {attack.marker}\n")
+    return _train(f"preset={path}")
+
+
+def _bomb_in_preset(attack: Attack) -> Command:
+    lines = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(12)]
+    return _preset(attack, "\n".join(lines))
+
+
+def _recording(attack: Attack, **meta: Any) -> Path:
+    from envs.make import make
+    from envs.recording import record, save
+
+    env = make("MiniGrid-Empty-5x5-v0", captions="full", text=True)
+    path = attack.folder / "data.safetensors"
+    save(path, record(env, None, 60), meta)
+    env.close()
+    return path
+
+
+def _recording_annotated(attack: Attack) -> Command:
+    attack.write("evil-world.py", attack.code)
+    return "annotate", [f"record={_recording(attack, env='evil-world:X-v0')}", f"out={attack.folder / 'out.jsonl'}"]
+
+
+def _recording_with_option(attack: Attack) -> Command:
+    attack.write("evil-world.py", attack.code)
+    options = {"config": {"other_vehicles_type": "evil-world.Car"}}
+    path = _recording(attack, env="highway-fast-v0", env_options=options)
+    return "offline", [f"data={path}", "steps=1", "episodes=1", "arms=cloning"]
+
+
+# A run in which something else than a file of ours stands, read by each command that reads it ----------------------
+
+
+def _not_a_file(path: Path, kind: str, victim: Path) -> None:
+    path.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "link":
+            victim.write_text(SECRET)
+            path.symlink_to(victim)
+        case "endless":
+            with path.open("wb") as file:
+                file.truncate(2**41)  # sparse: no block of it is on the disk
+
+
+def _strange_file(name: str, kind: str, command: str, attack: Attack) -> Command:
+    attack.status(state="stopped")
+    _not_a_file((attack.step if name in FILES_OF_A_STEP else attack.run) / name, kind, attack.folder / "secret")
+    match command:
+        case "report":
+            return "report", [str(attack.run), f"out={attack.folder / 'page'}"]
+        case "train":
+            return _train(f"run_dir={attack.run}")
+    return _evaluate(attack)
+
+
+FILES_OF_A_STEP = (checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST)
+READERS = {
+    "config.yaml": ("evaluate", "report"),
+    **dict.fromkeys(FILES_OF_A_STEP, ("evaluate",)),
+    "checkpoints/LATEST": ("evaluate",),
+    **dict.fromkeys(("status.json", "metrics.csv", "command.txt"), ("report", "train")),
+    **dict.fromkeys(("result.json", "versions.json"), ("report",)),
+}
+
+
+def _strange_files() -> Iterator[Callable[[Attack], Command]]:
+    for name, commands in READERS.items():
+        for command in commands:
+            for kind in ("pipe", "device", "link", "endless"):
+                made = partial(_strange_file, name, kind, command)
+                made.__name__ = f"{kind}_as_{Path(name).name}_in_{command}"  # type: ignore[attr-defined]
+                yield made
+
+
+# A folder full of modules, a stranger's run at that, as the working directory --------------------------------------
+
+SHADOWED = ("envs", "agents", "rewards", "torch", "numpy", "gymnasium", "yaml", "safetensors", "hydra", "wandb", "ray")
+SHADOWED += (
+    "json",
+    "tomllib",
+    "csv",
+    "sqlite3",
+    "multiprocessing",
+    "selectors",
+    "random",
+    "evil_plugin",
+    "highway_env",
+)
+PLUGINS = "".join(
+    f"[{group}]\n{name} = evil_plugin:load\n"
+    for group, name in (("gymnasium.envs", "__root__"), ("lodestar_rl.rewards", "evil"), ("torch.backends", "evil"))
+)
+VISITS: dict[str, tuple[str, ...]] = {
+    "train": ("env=CartPole-v1", "total_timesteps=64", "backend=workers", "eval_episodes=1", "video=false", "root=new"),
+    "evaluate": ("run=.", "episodes=1", "video=false"),
+    "watch": ("run=.", "out=video.gif", "episodes=1", "steps=5"),
+    "export": ("run=.", "format=safetensors"),
+    "report": (".", "out=page"),
+    "sweep": ("env=CartPole-v1", "total_timesteps=64", "eval_episodes=0", "video=false", "seed=0,1", "root=new"),
+    "tune": ("env=CartPole-v1", "total_timesteps=64", "trials=1", "root=new", "agent.n_steps=32"),
+    "record": ("policy=.", "out=data.safetensors", "steps=10"),
+    "offline": ("data=none.safetensors",),
+    "annotate": ("record=none.safetensors", "out=labels.jsonl"),
+    "compare": ("env=CartPole-v1", "reward=rnd", "root=new", "rows=64"),
+    "list": ("rnd",),
+    "doctor": ("only=cores,packages",),
+}
+
+
+def _visit(command: str, attack: Attack) -> Command:
+    for name in SHADOWED:
+        attack.write(f"run/{name}.py", attack.code)
+    attack.write("run/evil-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    attack.write("run/evil-1.0.dist-info/entry_points.txt", PLUGINS)
+    attack.elsewhere = True
+    return command, [*VISITS[command]]
+
+
+def _visits() -> Iterator[Callable[[Attack], Command]]:
+    for command in VISITS:
+        made = partial(_visit, command)
+        made.__name__ = f"{command}_in_a_folder_of_modules"  # type: ignore[attr-defined]
+        yield made
+
+
+NAMES = (
     _sb3_zip, _pickled_policy, _pickled_arrays, _strange_state, _deep_state, _latest_elsewhere, _endless_link,
     _tagged_config, _target_in_config, _class_in_config, _module_beside, _module_recorded, _module_watched,
     _module_exported, _option_in_config, _target_typed, _interpolated, _hydra_keys, _module_as_agent, _path_upwards,
     _name_upwards, _tagged_preset, _pickled_recording, _recording_names_module, _pickled_clip, _pickled_cache,
-    _written_factors,
+    _written_factors, _option_with_hyphen, _option_deep_down, _module_with_hyphen, _module_with_colon, _judge_in_config,
+    _module_in_preset, _option_in_preset, _judge_in_preset, _trust_in_preset, _folder_in_preset, _bomb_in_preset,
+    _recording_annotated, _recording_with_option,
 )  # fmt: skip
-HARMLESS = (_latest_elsewhere, _pickled_cache)  # what is false in them is passed over, and the command succeeds
+VISITING, READING = (*_visits(),), (*_strange_files(),)
+ATTACKS: tuple[Callable[[Attack], Command], ...] = (*NAMES, *READING, *VISITING)
+# What is false in them is passed over, and the command may succeed.
+HARMLESS = (_latest_elsewhere, _pickled_cache, *READING, *VISITING)

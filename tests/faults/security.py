@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,46 +18,62 @@ from typing import Any
 import numpy as np
 
 from runners.run import checkpoint
+from runners.run.packages import HOME
 from tests.faults import Fault, Found
-from tests.faults.attacks import ATTACKS, HARMLESS, Attack
+from tests.faults.attacks import ATTACKS, HARMLESS, NAMES, READING, SECRET, VISITING, Attack
 from tests.faults.child import TINY, Child, run, train, until, warm
 
 CANARY = "sk-CANARY-0123456789abcdef"
 
 
 def strangers(folder: Path, quick: bool) -> Found:
-    """Every attack; none may execute its code, hang, or get through without a sentence."""
+    """Every attack; none may execute its code, read what is not its own, hang, or get through without a sentence."""
     warm()
     good = folder / "good"
     run(lambda: train(run_dir=good, total_timesteps=64), folder / "out.txt")
-    executed, failed, odd = 0, 0, []
-    attacks = ATTACKS[::3] if quick else ATTACKS
+    executed, hung, odd = 0, 0, []
+    attacks = (*NAMES[::3], *READING[::8], *VISITING[::6]) if quick else ATTACKS
     for make in attacks:
         name = make.__name__.strip("_")
         attack = Attack(name, folder / name, good)
         module, arguments = make(attack)
-
-        def action(attack: Attack = attack, module: str = module, arguments: list[str] = arguments) -> int:
-            import sys
-
-            os.chdir(attack.folder)
-            sys.path.insert(0, str(attack.folder))  # as `python -m` does with the folder it is called in
-            name = f"runners.{module}" + (".__main__" if module in ("sweep", "export", "annotate", "compare") else "")
-            return import_module(name).main(arguments)
-
-        code, printed = run(action, folder / "out.txt", 120)
-        outside = list(folder.parent.glob("executed"))
-        executed += attack.marker.exists() or bool(outside)
-        told = code == 0 if make in HARMLESS else code not in (0, None) and "Traceback" not in printed
-        if not told or attack.marker.exists() or outside:
-            failed += 1
+        action = partial(_elsewhere if attack.elsewhere else _here, attack, module, arguments)
+        with _environment(OPENAI_API_KEY=CANARY):
+            code, printed = run(action, folder / "out.txt", 180)
+        outside = attack.marker.exists() or any(folder.parent.glob("executed"))
+        taken = [path for path in attack.folder.rglob("*") if _holds(path, SECRET) and path.name != "secret"]
+        acted = outside or bool(taken) or SECRET in printed
+        executed += acted
+        hung += code is None
+        if acted or code is None or "Traceback" in printed or (code == 0 and make not in HARMLESS):
             last = (printed.strip().splitlines() or ["nothing"])[-1]
             odd.append(f"{attack.name.replace('_', ' ')}: code {code}, {last[:150]}")
         shutil.rmtree(attack.folder)
-    words = f"{executed} of {len(attacks)} executed; " + (
-        "; ".join(odd) or "each refused in a sentence, or passed over"
+    figures = {"malicious_executed": executed, "attacks": len(attacks)}
+    figures |= {"untrusted_executed": executed, "untrusted_tried": len(attacks), "untrusted_hung": hung}
+    told = "; ".join(odd) or "each refused in a sentence, or passed over"
+    return Found(len(attacks), len(odd), figures, f"{executed} of {len(attacks)} executed; {told}")
+
+
+def _here(attack: Attack, module: str, arguments: list[str]) -> int:
+    """A command in this process, with the attack's folder first on the path, which is worse than it can be."""
+    os.chdir(attack.folder)
+    sys.path.insert(0, str(attack.folder))
+    name = f"runners.{module}" + (".__main__" if module in ("sweep", "export", "annotate", "compare", "report") else "")
+    return import_module(name).main(arguments)
+
+
+def _elsewhere(attack: Attack, module: str, arguments: list[str]) -> int:
+    """A command as it is typed, in the run's folder."""
+    command = [sys.executable, "-m", f"runners.{module}", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(HOME)}
+    return subprocess.run(command, cwd=attack.run, env=env, stdin=subprocess.DEVNULL).returncode
+
+
+def _holds(path: Path, text: str) -> bool:
+    return (
+        path.is_file() and not path.is_symlink() and path.stat().st_size < 10**7 and text.encode() in path.read_bytes()
     )
-    return Found(len(attacks), failed, {"malicious_executed": executed, "attacks": len(attacks)}, words)
 
 
 @contextmanager
@@ -191,7 +210,12 @@ def page(folder: Path, quick: bool) -> Found:
 
 
 FAULTS = [
-    Fault("strangers", "files that want to run code", "Nothing is executed; each is refused in a sentence.", strangers),
+    Fault(
+        "strangers",
+        "files that want to run code, or never to end",
+        "Nothing is executed; each is refused in a sentence.",
+        strangers,
+    ),
     Fault("leaks", "keys in reach of every command", "No file and nothing printed holds one.", leaks),
     Fault("listens", "somebody else on the network", "A run opens no port.", listens),
     Fault("page", "HTML in a run's names and words", "The report shows it as text.", page),

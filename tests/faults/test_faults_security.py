@@ -8,7 +8,6 @@ import pytest
 from envs.recording import save as save_recording
 from envs.transitions import Transitions
 from runners.evaluate import main as evaluate
-from runners.run import trust
 from runners.run.build import load_run
 from runners.run.config import UsageError
 from runners.run.exits import Signals, Stopped, explain
@@ -41,31 +40,6 @@ def test_a_key_on_a_command_line_is_refused_before_it_is_written_down(keys):
     with pytest.raises(UsageError, match=r"reward\.oni\.judge_options holds a web address with a login"):
         refuse(['reward.oni.judge_options={url: "http://me:word@localhost:1/v1"}'])
     refuse(["reward.clip.goal=me@example.com: a pole, upright", 'reward.oni.judge_options={url: "http://host:1/v1"}'])
-
-
-@pytest.mark.parametrize(
-    ("configuration", "words"),
-    [
-        (("stranger.world:X-v0",), r"env=stranger\.world:X-v0, which imports the module stranger\.world"),
-        (
-            ("highway-v0", {"config": {"type": "stranger.Car"}}),
-            r"the name stranger\.Car, which an environment may import",
-        ),
-        (("lodestar/Carla-v0", {"world": "stranger:make"}), r"the name stranger:make"),
-        (("A-v0", {}, {"oni": {"judge_options": {"url": "https://example.com/v1"}}}), r"a server at example\.com"),
-        (("A-v0", {}, {"oni": {"cache": "thesis.txt"}}), r"the file thesis\.txt, which would be written to"),
-    ],
-)
-def test_a_saved_configuration_that_reaches_out_needs_trust(configuration, words):
-    with pytest.raises(UsageError, match=rf"run=x was saved with .*{words}.*; add trust=true if the run is yours"):
-        trust.require(False, "run=x", *configuration)
-    trust.require(True, "run=x", *configuration)
-
-
-def test_what_stays_here_needs_no_trust():
-    local = {"judge_options": {"url": "http://localhost:8000/v1"}, "cache": "", "goal": "the pole stands. Upright"}
-    trust.require(False, "run=x", "CartPole-v1", {"sticky": 0.25, "size": "small"}, {"oni": local})
-    trust.require(False, "run=x", "json:CartPole-v1")  # imported long ago
 
 
 def test_a_module_beside_a_foreign_run_is_not_imported(tmp_path, monkeypatch, capsys):
@@ -104,7 +78,7 @@ def test_a_preset_with_a_python_tag_is_refused_and_executes_nothing(tmp_path):
 
     preset = tmp_path / "evil.yaml"
     preset.write_text(f"seed: !!python/object/apply:os.mkdir [{json.dumps(str(tmp_path / 'executed'))}]\n")
-    with pytest.raises(UsageError, match=r"the preset .*evil\.yaml cannot be read"):
+    with pytest.raises(UsageError, match=r"evil\.yaml cannot be read"):
         compose(["env=CartPole-v1", f"preset={preset}"])
     assert not (tmp_path / "executed").exists()
 
