@@ -14,7 +14,9 @@ Differences:
   - a situation, the latest distinct captions of an episode, is asked about once, and answers are kept by it; equal
     situations get equal goals, so a run can be replayed from the file of `answers` without a server;
   - `rules` need no model: Crafter's achievements in an order written by hand, the first one without a caption so far;
-  - MiniLM embeds; c is 0 before the first caption, and starts at 0 again with a new goal.
+  - MiniLM embeds; c is 0 before the first caption, and starts at 0 again with a new goal;
+  - c is the bare cosine, with captions; the authors' code squashes it, 1 / (1 + exp(-10 (c - 0.1))), and reads
+    the names of the last 100 actions.
 When it fails: without captions there is nothing to ask about. Comprehension is similarity of words, no success: a
 sentence that repeats a frequent caption scores high. The written goals cover one environment, Crafter. A slow model
 answers about situations that are long over; captions are quoted, but may still talk a model into a strange goal.

@@ -5,7 +5,7 @@ import pytest
 from originals import load
 
 from envs.batched.highway.env import Traffic, closest_lane, overlap
-from envs.batched.highway.view import RoadPainter
+from envs.batched.highway.view import RoadPainter, _Blocks
 from envs.driving.vehicle import read
 from envs.make import make, make_batched, make_vec
 from envs.steps import Cursor, from_vector_step
@@ -204,3 +204,9 @@ def test_what_is_not_heeded_is_refused_in_a_sentence():
 def test_auto_takes_the_array_program_for_frames_and_signals_but_not_for_words():
     assert not isinstance(make_vec(FAST, 2, backend="auto", frame_size=32, signals=True, vehicles_count=3), InProcess)
     assert isinstance(make_vec(FAST, 2, backend="auto", text=True), InProcess)
+
+
+def test_pixels_beyond_the_picture_cover_nothing():
+    blocks, shares = _Blocks(4, 2).cover(np.array([[-1, 0, 1], [2, 3, 4]]))  # two blocks of two pixels
+    assert blocks.tolist() == [[0], [1]]
+    assert shares.tolist() == [[[0, 0.5, 0.5]], [[0.5, 0.5, 0]]]

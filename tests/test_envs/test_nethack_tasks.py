@@ -7,7 +7,7 @@ from nle import nethack
 
 from envs.make import make, make_vec, spec_of
 from envs.nethack.family import FAMILY
-from envs.nethack.tasks import ACTIONS, Oracle, oracle_glyph, score
+from envs.nethack.tasks import ACTIONS, Oracle, answer, oracle_glyph, score
 from envs.nethack.view import CONDITION, DEPTH, HUNGER, SCORE, TIME, Games, X, Y
 
 Command = nethack.Command
@@ -168,6 +168,16 @@ def test_picking_up_takes_all_that_lies_there():
         key(env, f"d{item}\r\r  ")
     text = play(env, Command.PICKUP)
     assert "d - " in text and "e - " in text
+
+
+def test_a_question_that_no_task_has_is_declined():
+    env = make("lodestar/NetHackScore-v0")
+    env.reset(seed=1)
+    games = env.unwrapped.games
+    key(env, "d")
+    assert games.text_of(0).startswith(b"What do you want to drop?")
+    answer(games, 0, ord("d"))
+    assert not games.internal[0, 1:4].any()  # it waits for nothing but the next move
 
 
 def test_prayers_are_the_agents_to_confirm():

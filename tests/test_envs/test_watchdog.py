@@ -15,7 +15,7 @@ from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.update import advantages
 from envs.make import make, make_vec
 from envs.steps import Cursor, from_vector_step
-from envs.vector.watchdog import Budget, WorkerError
+from envs.vector.watchdog import Budget, Gone, WorkerError
 from envs.vector.workers import Workers
 from tests.faults.workers import ENV, lose, runs, vector
 
@@ -181,6 +181,18 @@ def test_a_stopped_worker_has_its_time_and_is_killed() -> None:
     _kill(envs, 1, signal.SIGSTOP)
     assert envs.step(np.zeros(4, int))[4]["lost"].tolist() == [False, True, False, True]
     assert "environments 1, 3, gave no answer for 1 s" in said[0]
+    envs.close()
+
+
+@pytest.mark.timeout(60)
+def test_what_is_sent_to_a_stopped_worker_does_not_hold_the_parent() -> None:
+    envs = _cartpoles()
+    worker = envs._workers[1]
+    _kill(envs, 1, signal.SIGSTOP)
+    worker.limit = 0.3
+    with pytest.raises(Gone, match=r"gave no answer for 0.3 s"):
+        worker.post(b"?", bytes(1 << 20))  # more than its pipe holds
+    worker.process.kill()
     envs.close()
 
 

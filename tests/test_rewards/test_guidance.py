@@ -115,6 +115,21 @@ def test_comprehension_is_the_cosine_of_the_goal_with_the_captions_since_and_its
     assert float(np.linalg.norm(goal)) == pytest.approx(1, abs=1e-5) and not meaning("").any()
 
 
+def test_comprehension_by_hand_in_two_dimensions(tmp_path, monkeypatch):
+    plane = {"east": (1, 0), "north": (0, 1), "walks north-east": (0.6, 0.8), "walks east": (1, 0), "": (0, 0)}
+    monkeypatch.setattr(guidance, "meaning", lambda text: np.pad(np.float32(plane[text]), (0, 382)))
+    rows = ((), "east"), (("walks north-east", "walks east"), "north")
+    reward = built(goals="recorded", answers=lines(tmp_path / "a.jsonl", *rows), every=3, features=384)
+    batch = rollout("walks north-east", "walks north-east; walks east", "", "walks north-east")
+    scores, goals, memory = walk(reward, batch)
+    # (0.6, 0.8) on east; (2.2, 1.6), 0.8087 of whose length lies east; nothing new, and a new goal; (0.6, 0.8) on north
+    two = 2.2 / np.hypot(2.2, 1.6)
+    np.testing.assert_allclose(scores[:, 0], [0.6, two - 0.6, 0, 0.8], atol=1e-6)
+    assert goals == [["east"], ["east"], ["north"], ["north"]]
+    assert reward.guide(memory)[0, :3].tolist() == [0, 1, 0]  # features=384 is the embedding itself
+    assert GuidanceConfig().every == 100  # steps between two goals, as in the source
+
+
 def test_a_new_goal_starts_comprehension_anew():
     reward = built()
     scores, _, memory = walk(reward, rollout("collected wood", "drank water"))

@@ -117,6 +117,12 @@ def test_torchs_and_numpys_global_generators_are_neither_read_nor_moved():
     assert np.array_equal(rnd.score(data.flatten()), again.score(data.flatten()))
 
 
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (3, 40, 40), np.float32), spaces.Box(0, 255, (40, 40), np.uint8)])
+def test_only_bytes_in_three_dimensions_are_an_image(space):
+    layout = make(space).layout
+    assert (layout.images, layout.vector) == ({}, int(np.prod(space.shape)))
+
+
 def test_with_channels_only_the_last_frames_of_a_stack_matter():
     rnd, data = make(GREY, channels=1), random_rollout(GREY, ACTIONS).flatten()
     assert rnd.layout.images == {"": (1, 40, 40)}

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 import rewards
-from envs.transitions import Transitions
+from envs.transitions import OnNan, Transitions
 from envs.types import Scorer
 from rewards.base import Reward, RewardConfig, Scored, merge_memory
 from rewards.mix.mix import Mix, Schedule, Stream
@@ -239,6 +239,15 @@ def test_a_reward_that_is_not_finite_is_named_with_its_place():
     batch = rollout([[1.0, 1.0], [1.0, np.nan]])
     with pytest.raises(FloatingPointError, match="'height' gave nan for environment 1 at step 1 of its episode"):
         mix().score(batch)
+
+
+def test_replaced_rewards_are_counted_where_they_are_replaced():
+    batch, lenient, strict = rollout([[1.0, np.nan]]), mix(), mix()
+    lenient.on_nan = OnNan("zero")
+    raw, _ = lenient.score(batch)
+    assert raw["height"].tolist() == [[1, 0]]
+    assert lenient.update(batch, raw)["reward/nan"] == 1
+    assert "reward/nan" not in strict.update(batch, raw)
 
 
 def test_rows_without_an_answer_give_no_reward():

@@ -9,9 +9,11 @@ from gymnasium import spaces
 from model_server import ModelServer, says, status
 from rollouts import blank
 
+import rewards
 from envs.make import make
 from envs.minigrid.family import HEAD
 from envs.transitions import stack
+from rewards.adapters.gym import RewardWrapper
 from rewards.check import check_reward
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
 from rewards.language.teacher import (
@@ -95,12 +97,27 @@ def test_a_subgoal_gives_less_the_longer_it_took_and_only_once():
     np.testing.assert_allclose(rewarded, [0, 0.98, 0, 0.98, 0, 0.98, 0], rtol=1e-6)
 
 
+def test_a_goal_five_steps_away_gives_what_the_source_adds_to_the_task():
+    env = make("MiniGrid-Empty-5x5-v0", signals=True)  # 100 steps at most; the task itself gives 1 - 0.9 * 5 / 100
+    env = RewardWrapper(env, rewards.make(["task", "subgoals"], env.observation_space, env.action_space))
+    env.reset(seed=0)
+    given = [env.step(action)[1] for action in (2, 2, 1, 2, 2)]  # from (1, 1) to the goal in (3, 3)
+    env.close()
+    assert given == pytest.approx([0, 0, 0, 0, 0.955 + 0.2 * (1 - 5 / 100)])
+
+
 def test_subgoals_count_in_their_order_only():
     door_first = (drawn(), drawn(changes=[OPENED]), drawn(changes=[OPENED, TAKEN]), drawn(changes=[OPENED, TAKEN]))
     rewarded, observed = walk(reward(form="object"), *door_first)
     np.testing.assert_allclose(rewarded, [0, 0.98, 0], rtol=1e-6)
     np.testing.assert_allclose(observed[0], observed[1])  # still the key
     np.testing.assert_allclose(observed[2], observed[3])  # the door, which is open and will not change by itself
+
+
+def test_a_plan_that_is_cut_ends_with_its_last_subgoal():
+    rewarded, observed = walk(reward(most=1), *EPISODE)  # the key alone; the agent leaves (1, 1) later
+    np.testing.assert_allclose(rewarded, [0, 0.98, 0, 0, 0, 0, 0], rtol=1e-6)
+    assert not observed[2:].any()
 
 
 def test_a_position_is_observed_relative_to_the_agent_in_sides_of_the_grid():

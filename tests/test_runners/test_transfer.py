@@ -41,6 +41,34 @@ def test_the_acquisition_of_three_tasks_by_hand():
     assert gain == pytest.approx([0.5 / 3, 0.5 / 3, 3.0 / 3])
 
 
+def test_the_process_between_two_sources_by_hand():
+    # k(d) = exp(-d^2 / 0.18) / 4, of noise 0.01: the returns 0.3 and 0.7 pull by +-0.2 / (0.26 - k(0.6)), and cancel
+    x, k = np.array([[0.2], [0.5], [0.8]]), lambda d: np.exp(-(d**2) / 0.18) / 4
+    mean, deviation = mbtl.predict(x, [0, 2], np.array([0.3, 0.7]))
+    pull = 0.2 * (0.25 - k(0.6)) / (0.26 - k(0.6))
+    assert mean == pytest.approx([0.5 - pull, 0.5, 0.5 + pull])
+    assert deviation[1] == pytest.approx(np.sqrt(0.25 - 2 * k(0.3) ** 2 / (0.26 + k(0.6))))
+
+
+def test_the_second_source_by_hand(monkeypatch):
+    x, asked = np.linspace(0, 1, 5)[:, None], {}
+    real = mbtl.acquisition
+    monkeypatch.setattr(
+        mbtl, "acquisition", lambda *values: asked.setdefault("gain", real(*asked.setdefault("of", values)))
+    )
+    # The middle earns 300 at home and 0, 150, 225, 150 elsewhere: of the spread 1 and 0, 0.5, 0.75, 0.5.
+    assert mbtl.choose(x, {2: np.array([0.0, 150.0, 300.0, 225.0, 150.0])}) == 0
+    home, theta, _, best = asked["of"]
+    assert theta == pytest.approx(
+        [(0.5 * 1 + 0.25 * 0.5 + 0.25 * 0.25 + 0.5 * 0.5) / (2 * 0.5**2 + 2 * 0.25**2)]
+    )  # 1.5
+    assert best.tolist() == [0, 0.5, 1, 0.75, 0.5]
+    doubt = np.sqrt(0.25 - np.exp(-(np.array([0.5, 0.25, 0, 0.25, 0.5]) ** 2) / 0.09) / 16 / 0.26)
+    assert home == pytest.approx(1 + np.sqrt(np.log(2)) * doubt)
+    # Source 0 would earn home[0] on task 0 and 1.5 / 4 less on task 1, where 0 and 0.5 are earned; nothing beyond.
+    assert asked["gain"][0] == pytest.approx((home[0] + home[0] - 0.375 - 0.5) / 5) == asked["gain"].max()
+
+
 def test_the_slope_is_what_was_lost_for_each_unit_of_distance_and_never_negative():
     x, matrix = world(0, theta=0.7)
     assert mbtl.slope(x, [3], matrix[[3]]) == pytest.approx([0.7])
@@ -48,6 +76,13 @@ def test_the_slope_is_what_was_lost_for_each_unit_of_distance_and_never_negative
     two = np.array([[a, b] for a in (0, 0.5, 1) for b in (0, 0.5, 1)])
     lost = np.abs(two - two[4]) @ [1.0, 3.0]
     assert mbtl.slope(two, [4], -lost[None]) == pytest.approx([1.0, 3.0])
+
+
+def test_a_third_source_has_to_beat_the_better_of_two_on_each_task(monkeypatch):
+    best = []
+    monkeypatch.setattr(mbtl, "acquisition", lambda *values: best.append(values[-1].tolist()) or np.zeros(3))
+    assert mbtl.choose(LINE, {1: np.array([0.0, 4.0, 1.0]), 0: np.array([3.0, 2.0, 0.0])}) == 2
+    assert best == [[0.75, 1.0, 0.25]]
 
 
 def test_the_first_source_is_the_middle_and_none_comes_twice():
