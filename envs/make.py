@@ -25,6 +25,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from envs import render
 from envs.batched import PROGRAMS
 from envs.family import Goal, families, family_of
+from envs.mujoco.sparse import warn_if_sparse
 from envs.transitions import Ends
 from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
@@ -92,6 +93,7 @@ def make(
             raise
         raise ValueError(f"{env_id} cannot be made with the arguments {sorted(arguments)}: {error}") from None
     try:
+        warn_if_sparse(env)
         env = family.repair(env)
         if adapt:
             env = family.adapt(env, **options)

@@ -17,6 +17,7 @@ import math
 import operator
 import pkgutil
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,6 +211,14 @@ class SB3Agent:
             arguments["action_noise"] = VectorizedActionNoise(noise, venv.num_envs) if venv.num_envs > 1 else noise
         if config.net_arch:
             arguments["policy_kwargs"] = {"net_arch": list(config.net_arch)}
+        if isinstance(config, OffPolicyConfig) and config.gradient_steps > 0 and venv.num_envs > 1:
+            rows, steps = config.train_freq * venv.num_envs, config.gradient_steps
+            warnings.warn(
+                f"agent.gradient_steps={steps} is one update for {rows / steps:g} transitions with {venv.num_envs} "
+                f"environments, {config.train_freq / steps:g} with one; agent.gradient_steps={steps * venv.num_envs} "
+                "keeps that, -1 is one for each",
+                stacklevel=2,
+            )
         if buffer is not None:
             arguments["replay_buffer_class"], arguments["replay_buffer_kwargs"] = buffer
         if isinstance(config, OnPolicyConfig):

@@ -85,6 +85,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         "imports": partial(checks.imports, core, 3 * timeout),
         "pygame": alone("pygame", "pygames"),
         "pin": alone("nle's pin", "pin", required=False),
+        "solver": alone("mujoco's solver", "solver", required=False),
         "torch": alone("torch", "torch", fix="pip install 'torch>=2.10'"),
         "cores": alone("cores", "cores", required=False),
         "disk": alone("disk", "disk", config.root, fix="root=<a folder that you may write to>"),

@@ -261,6 +261,17 @@ def pin() -> Iterator[Finding]:
         yield Finding.of("nle's pin", found, f"if NetHack misbehaves: pip install 'gymnasium{wish}'")
 
 
+def solver() -> Iterator[Finding]:
+    """One version of MuJoCo solves models with sparse Jacobians wrongly."""
+    from envs.mujoco.sparse import WRONG
+
+    if have := version("mujoco"):
+        bad = have == WRONG
+        words = f"mujoco {have}" + ", whose Hessian is wrong for models with sparse Jacobians" * bad
+        fix = "built-in robots are dense; for yours, pip install 'mujoco>=4.0.1' or <option jacobian=\"dense\"/>"
+        yield Finding.of("mujoco's solver", words, fix if bad else "", required=False)
+
+
 def launchers() -> Iterator[Finding]:
     """What `runners.sweep` can hand its jobs to, beside this machine."""
     import shutil

@@ -114,3 +114,11 @@ def test_policies_fit_the_observation():
     assert policy_name("auto", spaces.Dict({"x": spaces.Box(-1, 1, (4,))})) == "MultiInputPolicy"
     assert policy_name("auto", spaces.Box(-1, 1, (4,)), lstm=True) == "MlpLstmPolicy"
     assert policy_name("CnnPolicy", spaces.Box(-1, 1, (4,))) == "CnnPolicy"
+
+
+@pytest.mark.parametrize(("n", "given", "said"), [(4, {}, 1), (1, {}, 0), (4, {"gradient_steps": -1}, 0)])
+def test_updates_that_several_environments_dilute_are_spoken_of(n, given, said, recwarn):
+    cls = agents.get("dqn")
+    cls.build(cls.Config(**OFF, **given), venv("CartPole-v1", n), seed=0, device="cpu")
+    words = "agent.gradient_steps=1 is one update for 16 transitions with 4 environments, 4 with one"
+    assert sum(words in str(warning.message) for warning in recwarn) == said

@@ -1,6 +1,7 @@
 """MuJoCo, MiniGrid, NetHack and driving: shapes, captions, goals, seeds and limits."""
 
 import json
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -382,3 +383,27 @@ def test_infos_of_the_last_step_are_plain_enough_for_json() -> None:
     env.reset()
     *_, info = env.step(0)
     assert json.loads(json.dumps(info))["episode"]["l"] == 1
+
+
+def test_a_sparse_model_is_warned_of_once_on_the_version_that_solves_it_wrongly(tmp_path, monkeypatch, recwarn) -> None:
+    import mujoco
+    from gymnasium.envs import mujoco as robots
+
+    from envs.mujoco import sparse
+
+    model = (Path(robots.__file__).parent / "assets" / "inverted_pendulum.xml").read_text()
+    (tmp_path / "sparse.xml").write_text(model.replace("<option ", '<option jacobian="sparse" '))
+    sparse._warn.cache_clear()
+
+    def warned(**given) -> list[str]:
+        recwarn.clear()
+        make("InvertedPendulum-v5", **given).close()
+        return [str(one.message) for one in recwarn if "Hessian" in str(one.message)]
+
+    monkeypatch.setattr(mujoco, "__version__", "4.0.1")
+    assert warned(xml_file=str(tmp_path / "sparse.xml")) == []
+    monkeypatch.setattr(mujoco, "__version__", "4.0.0")
+    assert warned() == []
+    (words,) = warned(xml_file=str(tmp_path / "sparse.xml"))
+    assert words.startswith("MuJoCo 4.0.0 computes a wrong Hessian for InvertedPendulum-v5, whose Jacobians are sparse")
+    assert warned(xml_file=str(tmp_path / "sparse.xml")) == []

@@ -150,3 +150,20 @@ def test_the_memory_saving_buffer_is_refused():
         relabelling(ReplayBuffer)(
             10, *SPACES, mix=one(Level), optimize_memory_usage=True, handle_timeout_termination=False
         )
+
+
+def test_n_steps_that_would_be_ignored_are_refused_and_those_of_the_buffer_are_taken():
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")])
+    mix = one(Level, env.observation_space, env.action_space)
+
+    def learn(buffer_class, **given):
+        buffer = {"replay_buffer_class": relabelling(buffer_class), "replay_buffer_kwargs": {"mix": mix, **given}}
+        model = DQN("MlpPolicy", env, n_steps=3, gamma=0.5, learning_starts=8, batch_size=8, buffer_size=50, **buffer)
+        return model.learn(30, callback=RelabelCallback())
+
+    with pytest.warns(UserWarning, match="n_steps=3"):  # SB3's own, before ours
+        for buffer_class, given in ((ReplayBuffer, {}), (NStepReplayBuffer, {"n_steps": 3, "gamma": 0.9})):
+            with pytest.raises(ValueError, match=r"n_steps=3 of DQN does not reach.*NStepReplayBuffer.*\"gamma\": 0.5"):
+                learn(buffer_class, **given)
+        buffer = learn(NStepReplayBuffer, n_steps=3, gamma=0.5).replay_buffer
+    assert set(buffer.sample(64).rewards.unique().tolist()) <= {1.0, 1.5, 1.75}

@@ -206,3 +206,10 @@ def test_two_frames_go_through_the_encoder_and_back() -> None:
 def test_a_world_is_stepped_and_drawn() -> None:
     (found,) = checks.environment("classic control", "CartPole-v1", None)
     assert found.state == "ok" and found.found.endswith("with a frame of 64 x 64")
+
+
+def test_the_version_of_mujoco_is_named_with_what_it_solves_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, state in (("4.0.0", "warning"), ("4.0.1", "ok")):
+        monkeypatch.setattr(checks, "version", lambda name, version=version: version)
+        (line,) = checks.solver()
+        assert line.found.startswith(f"mujoco {version}") and line.state == state
