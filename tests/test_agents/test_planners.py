@@ -177,6 +177,9 @@ def test_upmpc_counts_nothing_after_the_end_and_a_value_where_there_is_none():
         reward_function=task,
         ends=lambda obs, action, next_obs: action[:, 0] > 0,
     )
+    alone = UPMPC(candidates=1, horizon=1)
+    alone.plan(rollout, lambda obs, t: (torch.eye(3)[:1], None), obs)
+    assert alone.square == 9
     planner = UPMPC(candidates=3, horizon=2, alpha=0.0, gamma=0.5)
     assert planner.plan(rollout, proposals, obs).argmax() == 0  # 3 and over against 2 + 1
     assert planner.square == pytest.approx((9 + 4 + 4) / 5)  # over the alive transitions

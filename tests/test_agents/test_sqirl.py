@@ -149,13 +149,17 @@ def test_a_backup_is_the_reward_and_the_best_value_of_what_follows():
     targets = []
     model._fit = lambda depth, x, action, target: targets.append(target.tolist()) or 0.0
     ended, zeros = np.array([False, True, False, True]), np.zeros(4, np.float32)
-    obs = np.zeros((4, 2), np.float32)
+    obs = np.array([[0, 5], [4, 5], [0, 5], [4, 5]], np.float32)
     # the task's rewards are 0; those that the scorer made of them are handed in
     rows = Transitions(obs, zeros.astype(int), zeros, obs, ended, zeros > 0, zeros == 0, np.array([0, 1, 0, 1]))
+    assert model.policy.ready == 0
     model._look_ahead(rows, np.array([3.0, 7.0, 1.0, 9.0]), np.array([6.0, 2.0, 6.0, 2.0]))
     assert targets[0] == [1.0, -1.0, 1.0, -1.0]  # of mean 4 and deviation 2
     follows = 0.5 * 2 + 4  # the best action's value, in the returns' unit
     backup = np.array([3 + 0.5 * follows, 7, 1 + 0.5 * follows, 9])  # nothing follows an end
+    half = math.log(2) / 2  # of log(1 + step), at steps 0 and 1
+    assert model.policy.mean.tolist() == pytest.approx([2, 5, half])
+    assert model.policy.std.tolist() == pytest.approx([2, 0.01, half])  # what never changes keeps a small deviation
     assert targets[1] == pytest.approx((backup - backup.mean()) / backup.std())
 
 

@@ -65,6 +65,20 @@ def test_what_lies_behind_the_end_of_an_episode_is_not_predicted(preset):
     assert loss(seq) != pytest.approx(before)
 
 
+def test_the_losses_of_reward_and_end_are_weighted_means_times_their_weights():
+    made = learner("mrq", reward_weight=0.5, continue_weight=0.25)
+    world, last = made.world, made.world.end_net[-1]
+    with torch.no_grad():
+        last.weight.zero_(), last.bias.fill_(np.log(3))  # every step continues with probability 3/4
+    z, action = torch.zeros(2, 2, 16), torch.zeros(2, 2, 2)
+    torch.testing.assert_close(world.continues(z, action), torch.full((2, 2), 0.75))
+    ended, weight = torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.5], [0.5, 0.0]])
+    losses = world._heads(z, action, torch.randn(2, 2, generator=random()), ended, weight)
+    assert losses["continue"].item() == pytest.approx(-0.25 * (1.5 * np.log(3 / 4) + 0.5 * np.log(1 / 4)) / 2)
+    bins = world.head.outputs  # at first all are equally likely, whatever the reward
+    assert losses["reward"].item() == pytest.approx(0.5 * np.log(bins), rel=1e-5)
+
+
 def test_steps_that_only_reset_teach_a_memory_nothing():
     made = learner("dreamer")
     seq = sequences()
@@ -147,7 +161,8 @@ def test_targets_of_td3_are_the_slow_networks_in_the_slow_unit_of_rewards():
 def test_continuous_targets_of_td3_take_the_slow_policys_action_with_noise_that_is_cut():
     made = learner("mrq")
     behaviour, cell = made.behaviour, made.world.slow["cell"]
-    made.flats["slow_actor"].value.add_(0.3 * torch.randn(made.flats["slow_actor"].value.shape, generator=random()))
+    for name in ("slow", "slow_actor"):
+        made.flats[name].value.add_(0.3 * torch.randn(made.flats[name].value.shape, generator=random()))
     drawn = torch.tensor([[0.5, 9.0], [-9.0, 0.0]])
     behaviour._normal = lambda like: drawn
     z = torch.rand(2, 16, generator=random())
