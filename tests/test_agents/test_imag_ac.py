@@ -8,6 +8,7 @@ from gymnasium import spaces
 from torch import nn
 
 from agents.networks.actor_critic import SpaceEncoding
+from agents.networks.heads import Mse
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import (
     STD,
@@ -204,6 +205,8 @@ def test_the_losses_of_actor_and_critic_are_the_hand_computed_ones():
     behaviour.value = lambda features: features[..., 0]
     behaviour._value_loss = lambda features, returns: returns
     behaviour.scale.update = lambda returns: behaviour.scale.high.fill_(2.0)
+    behaviour.config.replay_value, behaviour._replay_loss = 0.5, lambda replayed: torch.tensor(4.0)
+    behaviour._flats["critic"].value.fill_(1.0), behaviour._flats["slow"].value.zero_()
     told = {}
     behaviour.descend = lambda loss, *names: told.update(loss=loss.item(), names=names)
     metrics = behaviour.update(Corridor(), None, replayed(Corridor()))
@@ -217,7 +220,31 @@ def test_the_losses_of_actor_and_critic_are_the_hand_computed_ones():
     error = sum(w * r for w, r in zip(weight, returns))
     assert metrics["actor_loss"].item() == pytest.approx(-gain / 6)
     assert metrics["critic_loss"].item() == pytest.approx(error / 6)
-    assert told["loss"] == pytest.approx(-gain / 6 + error / 6) and told["names"] == ("actor", "critic")
+    assert told["loss"] == pytest.approx(-gain / 6 + error / 6 + 0.5 * 4) and told["names"] == ("actor", "critic")
+    torch.testing.assert_close(behaviour._flats["slow"].value, torch.full_like(behaviour._flats["slow"].value, 0.02))
+
+
+class Column(nn.Module):
+    """Says one of the features."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def forward(self, features):
+        return features[..., self.place : self.place + 1]
+
+
+def test_the_critic_regresses_the_returns_and_what_its_slow_copy_says():
+    behaviour = behaviour_of(lambda_=0.5)
+    behaviour.critic, behaviour.slow, behaviour.head = Column(0), Column(1), Mse()
+    features = torch.tensor([[[3.0, 5.0]], [[2.0, 4.0]], [[1.0, 8.0]]])  # what the critic and its copy say
+    zero, no = torch.zeros(3, 1), torch.zeros(3, 1, dtype=torch.bool)
+    data = Replayed({}, features, torch.zeros(3, 1, 2), column(1.0, 2.0, 9.0), zero, no, ~no)
+    second = 2 + 0.9 * 8  # values are the copy's
+    first = 1 + 0.9 * (0.5 * 4 + 0.5 * second)
+    squares = [(3 - first) ** 2 + (3 - 5) ** 2, (2 - second) ** 2 + (2 - 4) ** 2]
+    assert behaviour._replay_loss(data).item() == pytest.approx(sum(squares) / 2 / 2)
 
 
 def test_the_actor_prefers_what_returned_more_than_the_critic_expected():

@@ -98,6 +98,19 @@ def test_returns_by_hand():
     assert found.tolist() == [1.0, 1 + 1 + 0.75 + 80 / 8]
 
 
+def test_new_plans_are_near_the_elites_by_hand():
+    mean, std = torch.zeros(1, 1, 1), torch.full((1, 1, 1), 2.0)
+    best, score = torch.tensor([1.0, 3.0]).view(1, 2, 1, 1), torch.tensor([[0.0, 2 * np.log(3)]])
+    found = CEM(CODEC, momentum=0.1)._refit(mean, std, best, score)
+    assert [x.item() for x in found[:2]] == pytest.approx([0.9 * 2, (0.9 * 1 + 0.1 * 4) ** 0.5])
+    assert found[2].tolist() == [[1, 1]]
+    planner = MPPI(CODEC, temperature=0.5)  # the second elite counts three times as much
+    mean, spread, weight = planner._refit(mean, std, best, score)
+    assert weight[0].tolist() == pytest.approx([1 / 4, 3 / 4])
+    assert mean.item() == pytest.approx(2.5) and spread.item() == pytest.approx((1.5**2 / 4 + 0.5**2 * 3 / 4) ** 0.5)
+    assert planner._refit(mean, std, best[:, 1:], score[:, 1:])[1].item() == pytest.approx(planner.lowest)
+
+
 def test_plans_go_on_where_the_last_ones_ended_and_forget_ended_episodes():
     planner = CEM(CODEC, horizon=3, samples=10, iterations=1, elites=2)
     planner.plan(DREAM, STARTS)

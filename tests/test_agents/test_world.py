@@ -127,7 +127,10 @@ def test_plans_are_evaluated_by_the_models_own_heads():
 def test_rewards_are_divided_by_their_root_mean_square_one_burst_late_for_the_slow_value():
     made = learner("mrq")
     behaviour = made.behaviour
+    made.flats["critic"].value.add_(1.0), made.flats["actor"].value.add_(2.0)
     behaviour.begin_burst(made.world, torch.tensor([0.0, 3.0, 0.0, 4.0]))
+    for slow, fast in (("slow", "critic"), ("slow_actor", "actor")):
+        assert torch.equal(made.flats[slow].value, made.flats[fast].value)
     assert behaviour.scale.item() == pytest.approx(2.5) and behaviour.slow_scale.item() == 1.0
     behaviour.begin_burst(made.world, torch.zeros(4))
     assert behaviour.scale.item() == behaviour.slow_scale.item() == pytest.approx(2.5)
@@ -171,6 +174,20 @@ def test_continuous_targets_of_td3_take_the_slow_policys_action_with_noise_that_
         action = (torch.tanh(behaviour.slow_policy(z)) + noise).clamp(-1, 1)
         expected = behaviour.slow_q(joint(cell, z, action))[..., 0].min(0).values
         torch.testing.assert_close(behaviour._next_value(cell, z), expected)
+
+
+def test_the_policy_of_td3_ascends_the_mean_of_its_critics():
+    made = learner("mrq", burst=10)
+    world, behaviour, seq = made.world, made.behaviour, sequences()
+    for name in ("critic", "actor"):
+        made.flats[name].value.add_(0.3 * torch.randn(made.flats[name].value.shape, generator=random()))
+    with torch.no_grad():
+        z = world.encode(seq.vector[0], {})["z"]
+        raw = behaviour.policy(z)
+        value = behaviour.q(joint(world.cell, z, torch.tanh(raw)))[..., 0].mean(0)
+        loss = (1e-5 * raw.square().mean(-1) - value).mean()
+    behaviour.descend = lambda loss, *names: None
+    torch.testing.assert_close(behaviour.update(world, seq)["actor_loss"].detach(), loss)
 
 
 def two_critics(behaviour, values):
