@@ -144,16 +144,17 @@ def test_rollouts_have_the_length_of_the_schedule():
     torch.testing.assert_close(model.means.sums["rollout_length"], torch.tensor(3.0))
 
 
+class Unsure:
+    """Members that disagree by 1 + the action; nothing moves."""
+
+    members, differentiable = 2, False
+
+    def step(self, obs, action, *, sample=True, member_predictions=False):
+        half = (1 + action).expand_as(obs)
+        return Predicted(obs, torch.zeros(len(obs)), None, torch.stack([obs - half, obs + half]))
+
+
 def test_coplanner_is_curious_in_the_environment_and_careful_in_its_imagination():
-    class Unsure:
-        """Members that disagree by 1 + the action; nothing moves."""
-
-        members, differentiable = 2, False
-
-        def step(self, obs, action, *, sample=True, member_predictions=False):
-            half = (1 + action).expand_as(obs)
-            return Predicted(obs, torch.zeros(len(obs)), None, torch.stack([obs - half, obs + half]))
-
     imagination = agent(preset="coplanner", **CHEAPER["coplanner"]).imagination
     imagination.model, imagination.reward_source = Unsure(), lambda obs, action, next_obs, task, *rest: task
     proposed = torch.tensor([-0.5, 0.5])  # by the policy, for each of three states
@@ -161,6 +162,31 @@ def test_coplanner_is_curious_in_the_environment_and_careful_in_its_imagination(
     obs = torch.zeros(3, 3)
     assert imagination.plan(obs, None).flatten().tolist() == [0.5] * 3
     assert imagination._act(obs, 0)[0].flatten().tolist() == [-0.5] * 3
+
+
+def test_imagined_rewards_lose_the_penalty_times_its_weight():
+    imagination = agent(preset="single", members=2, uncertainty="ens_var", penalty_weight=4.0).imagination
+    imagination.model, imagination._sample = Unsure(), lambda obs, t: (torch.ones(2, 1), None)
+    imagined = imagination._imagine(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), 1)
+    assert imagined.penalty.tolist() == [[4.0 * 3 * 2**2] * 2]  # three numbers, 2 from their mean in either member
+    assert imagined.reward.tolist() == [[-48.0] * 2]
+
+
+def test_plans_are_continued_within_an_episode_and_forgotten_where_one_begins():
+    imagination, told = agent(preset="pets", **CHEAPER["pets"]).imagination, []
+    planner = imagination.planner
+    planner.reset = lambda rows: told.append(rows.tolist())
+    planner.plan = lambda rollout, obs, warm: told.append(warm) or setattr(planner, "mean", obs)
+    kept = planner.mean = torch.full((2, 1), 7.0)
+    imagination.plan(torch.zeros(2, 1), None)  # for unrelated states: the plans stay
+    assert told == [False] and planner.mean is kept
+    imagination.plan(torch.ones(2, 1), np.array([0, 3]))
+    assert told == [False, [True, False], True] and planner.mean is not kept
+
+
+def test_the_threshold_of_the_filter_is_the_given_one():
+    model = agent(preset="morec", filter_threshold=0.25, **CHEAPER["morec"])
+    assert float(model.imagination.discriminator.threshold) == 0.25
 
 
 @pytest.mark.parametrize("relabel", [True, False])

@@ -12,7 +12,7 @@ import rewards
 from agents.base import TaskScorer
 from agents.dynamics.rollout import RewardHead, RewardSource, spread
 from agents.networks.actor_critic import SpaceEncoding
-from agents.replay.replay import Replay
+from agents.replay.replay import Replay, Rows
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream
@@ -174,6 +174,30 @@ def test_a_head_learns_a_reward_and_tells_when_it_has_changed():
     scored = reward_source(rows.obs, rows.action, rows.next_obs, rows.reward * 0, rows.discount == 0, rows.step)
     assert (scored - rows.reward).square().mean().sqrt() / spread(rows.reward) < 0.3
     assert replay.rows(rows.index).reward.mean() > 0  # costs, the other way round
+
+
+def test_a_gap_is_answered_by_more_steps_where_it_jumps_beyond_three_times_the_usual():
+    encoding, steps = SpaceEncoding(PENDULUM.observation_space, PENDULUM.action_space), []
+    source = RewardSource(mix_of(PENDULUM, "rnd"), encoding, differentiable=True)
+    source.head.predict = lambda x: torch.zeros(len(x))
+    source.head.fit = lambda x, y, count: steps.append(count) or torch.zeros(())
+
+    def rows(reward):
+        zeros = [torch.zeros(len(reward), k) for k in (3, 1)]
+        return Rows(*zeros, torch.tensor(reward), zeros[0], zeros[1][:, 0], zeros[1][:, 0], zeros[1][:, 0])
+
+    class Told(list):
+        added = 0
+        sample = staticmethod(lambda count: rows([4.0, 8.0]))  # of deviation 2
+
+    gaps = []
+    for newest in (4.0, 2.0, 6.4, 6.4, 0.8):
+        replay = Told()
+        replay.newest = lambda count, newest=newest: rows([newest, -newest])
+        gaps.append(float(source.fit(replay, 10)["head_gap"]))
+    assert gaps == pytest.approx([2.0, 1.0, 3.2, 3.2, 0.4])  # the usual: 2, 1, 0.9 + 0.32 = 1.22, 1.418, 0.4
+    assert steps == [210, 10, 210, 10, 10]
+    assert source._usual == pytest.approx(0.4)
 
 
 def test_a_head_has_the_gradient_of_the_reward():

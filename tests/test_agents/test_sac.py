@@ -68,6 +68,7 @@ def test_log_densities_equal_those_of_a_gaussian_behind_a_tanh():
 
 def test_targets_by_hand():
     learner, batch = SoftActorCritic(3, 2, small(entropy=0.3)), rows()
+    learner.target_flat.mul_(0.5)  # the targets are elsewhere than the critics
     state = learner.generator.get_state()
     with torch.no_grad():
         value = learner.next_value(batch.next_obs)

@@ -72,12 +72,16 @@ def test_entropy_counts_from_the_second_action_on_and_only_where_it_was_taken():
     assert got.tolist() == [-2.0 * 3.0 / 2, 0.0]
 
 
-def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it():
+def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it_the_actor_ascends_the_critics():
     agent, told = learner(), {}
     agent.target_flat.mul_(0.5)  # the targets are elsewhere than the critics
     step = agent.critic_step
     agent.critic_step = lambda obs, action, target, reward: (
         told.update(target=target, action=action) or step(obs, action, target, reward)
+    )
+    climb = agent.actor_step
+    agent.actor_step = lambda objective, log_prob: (
+        told.update(objective=objective.detach()) or climb(objective, log_prob)
     )
     reference = copy.deepcopy(agent.state_dict())
     start = torch.linspace(-1, 1, 5)[:, None]
@@ -86,14 +90,15 @@ def test_the_critic_regresses_the_models_return_and_the_targets_value_after_it()
     other = learner()
     other.load_state_dict(reference)
     with torch.no_grad():  # the same noise, one action after the other
-        a0, _ = other.sample(start)
+        a0, log0 = other.sample(start)
         s1 = start + a0
         a1, log1 = other.sample(s1)
         s2 = s1 + a1
         a2, log2 = other.sample(s2)
-        rest = other.q(s2, a2, target=True).amin(0) - 0.01 * log2
-        expected = -(s1[:, 0] ** 2) + GAMMA * (-(s2[:, 0] ** 2) - 0.01 * log1) + GAMMA**2 * rest
-    torch.testing.assert_close(told["target"], expected)
+        two_steps = -(s1[:, 0] ** 2) + GAMMA * (-(s2[:, 0] ** 2) - 0.01 * log1)
+        slow, fast = (other.q(s2, a2, target=target).amin(0) - 0.01 * log2 for target in (True, False))
+    torch.testing.assert_close(told["target"], two_steps + GAMMA**2 * slow)
+    torch.testing.assert_close(told["objective"], two_steps + GAMMA**2 * fast - 0.01 * log0)
     torch.testing.assert_close(told["action"], a0)
 
 

@@ -79,6 +79,20 @@ def test_the_losses_of_reward_and_end_are_weighted_means_times_their_weights():
     assert losses["reward"].item() == pytest.approx(0.5 * np.log(bins), rel=1e-5)
 
 
+def test_empowerment_is_raised_where_the_successor_is_known_and_divergences_have_weights_of_their_own():
+    class Told(torch.nn.Module):
+        def log_prob(self, features, next_features, action):
+            return -torch.arange(1.0, 6)[:, None].expand(5, 5)  # of the steps 0 to 4
+
+    made, seq = learner("dreamer", empowerment=0.1, kl_dyn=0.5, kl_rep=0.25, free_nats=1.0), sequences()
+    seq.first[2] = True  # so the successor of step 1 belongs to another episode
+    made.world.empowerment = Told()
+    made.world.cell.kl = lambda stats: (torch.full((6, 5), 3.0), torch.full((6, 5), 0.2))
+    made.world.loss(seq)
+    assert made.world.metrics["empowerment"].item() == pytest.approx(0.1 * (1 + 3 + 4 + 5) / 4)
+    assert made.world.metrics["kl"].item() == pytest.approx(0.5 * 3 + 0.25 * 1)
+
+
 def test_steps_that_only_reset_teach_a_memory_nothing():
     made = learner("dreamer")
     seq = sequences()
@@ -188,6 +202,21 @@ def test_the_policy_of_td3_ascends_the_mean_of_its_critics():
         loss = (1e-5 * raw.square().mean(-1) - value).mean()
     behaviour.descend = lambda loss, *names: None
     torch.testing.assert_close(behaviour.update(world, seq)["actor_loss"].detach(), loss)
+
+
+def test_td3_acts_at_random_in_half_of_the_noise_and_adds_it_to_continuous_actions():
+    made = learner("mrq", spaces.Discrete(3), exploration=0.4)
+    made.flats["critic"].value.add_(0.3 * torch.randn(made.flats["critic"].value.shape, generator=random()))
+    z = torch.rand(6000, 16, generator=random(1))
+    with torch.no_grad():
+        (best, _), (taken, _) = (made.behaviour.act(made.world, {"z": z}, {}, quiet) for quiet in (True, False))
+    assert (best * taken).sum(-1).mean().item() == pytest.approx(1 - 0.2 * 2 / 3, abs=0.015)
+
+    made = learner("mrq", exploration=0.4)
+    made.behaviour._normal = lambda like: torch.tensor([[0.5, 9.0]])
+    with torch.no_grad():
+        (mode, _), (taken, _) = (made.behaviour.act(made.world, {"z": z[:1]}, {}, quiet) for quiet in (True, False))
+    torch.testing.assert_close(taken, torch.stack([mode[:, 0] + 0.2, torch.ones(1)], -1))
 
 
 def two_critics(behaviour, values):
