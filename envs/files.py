@@ -14,10 +14,11 @@ A path that the user typed may be a link; its `resolve()` is none.
 from __future__ import annotations
 
 import io
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 SMALL = 4_000_000  # bytes of a configuration, a status, results
 LARGE = 1_000_000_000  # of a log, a table, the tree of a state
@@ -60,6 +61,15 @@ def read_bytes(path: str | Path, most: int = SMALL) -> bytes:
 def read_text(path: str | Path, most: int = SMALL, errors: str = "replace") -> str:
     """All of a file in UTF-8, ends of lines as they are; raises as `opened` does."""
     return read_bytes(path, most).decode("utf-8", errors)
+
+
+def read_json(path: str | Path, most: int = SMALL) -> dict[str, Any]:
+    """The object in a JSON file of what can be made anew; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads(read_text(path, most))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def regular(path: str | Path, most: int = HUGE) -> Path:

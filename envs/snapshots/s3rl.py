@@ -41,6 +41,7 @@ from envs.snapshots.snapshots import State, from_json, get_state, set_state, sup
 from envs.types import EnvReset, EnvStep
 from envs.wrappers import Observer
 
+LONGEST = 100_000  # steps of an episode that is recorded
 ROUNDS = 100  # of Lloyd's algorithm at most
 
 
@@ -85,7 +86,11 @@ class Snapshots:
 def record(
     env: gym.Env, policy: Callable[[Any], Any], episodes: int, every: int = 1, seed: int | None = None
 ) -> Snapshots:
-    """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included."""
+    """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included.
+
+    Raises:
+        ValueError: if a number is out of range, or an episode does not end within `LONGEST` steps.
+    """
     for name, value in (("episodes", episodes), ("every", every)):
         if value < 1:
             raise ValueError(f"{name}={value} is out of range; give at least 1")
@@ -101,6 +106,8 @@ def record(
             obs, _, terminated, truncated, _ = env.step(policy(obs))
             ended = terminated or truncated
             age += 1
+            if age >= LONGEST and not ended:
+                raise ValueError(f"an episode has not ended after {LONGEST:,} steps; give max_episode_steps= to make")
     return Snapshots(states, np.stack(seen))
 
 

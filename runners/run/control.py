@@ -6,14 +6,13 @@ control does as well, the reward did not help. A control that fails does not sto
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from envs.files import appended, read_text
+from envs.files import appended, read_json
 from runners.run.config import TrainConfig
 from runners.run.folder import LOG
 
@@ -45,11 +44,9 @@ class Control:
         """Wait for the control's evaluation; None if it failed or took too long."""
         try:
             if self.process.wait(patience_s) == 0:
-                return json.loads(read_text(self.run / "result.json"))["this run"]
+                return read_json(self.run / "result.json").get("this run")
         except subprocess.TimeoutExpired:
             self.stop()
-        except (OSError, ValueError, LookupError, TypeError):
-            pass
         return None
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from envs.files import appended, read_text
+from envs.files import appended, read_json
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
@@ -153,12 +153,8 @@ def _unfinished(config: TrainConfig) -> list[Path]:
 
 def read_status(path: Path) -> dict[str, Any] | None:
     """status.json of a run's folder without what has another form, or None where there is none that can be read."""
-    try:
-        status = json.loads(read_text(path / STATUS))
-    except (OSError, ValueError, RecursionError):
-        return None
-    found = status.items() if isinstance(status, dict) else ()
-    formed = {key: value for key, value in found if isinstance(value, FORM.get(key, object))}
+    status = read_json(path / STATUS)
+    formed = {key: value for key, value in status.items() if isinstance(value, FORM.get(key, object))}
     return formed if "state" in formed else None
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_text
+from envs.files import read_json
 from envs.settings import Settings, declarations, described, setting
 from runners.cli.command import OPTIONS, REST, written
 from runners.cli.value import cast, literal
@@ -74,7 +74,7 @@ class JobsConfig(Settings):
 def begin(folder: Path, settings: dict[str, Any]) -> None:
     """Write down the settings of a command that must not change; a UsageError if an earlier start had others."""
     path, settings = folder / "plan.json", json.loads(json.dumps(settings))
-    known = json.loads(read_text(path)) if path.exists() else settings
+    known = read_json(path) or settings
     if known != settings:
         keys = ", ".join(key for key in settings if settings[key] != known.get(key))
         raise UsageError(f"{folder} was begun by another command (it differs in {keys}); give name= for a new one")

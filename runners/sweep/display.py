@@ -5,7 +5,6 @@ The progress of a job is read from the last line of its metrics.csv; nothing is 
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from envs.files import LARGE, opened, read_text
+from envs.files import LARGE, opened, read_json
 from runners.cli.value import clock, is_float
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
@@ -70,8 +69,8 @@ def _last_row(path: Path) -> dict[str, str]:
 def score(folder: Path) -> float | None:
     """The task's return in a run's final evaluation; None if it has none."""
     try:
-        return float(json.loads(read_text(folder / "result.json"))["this run"]["task_return"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(read_json(folder / "result.json")["this run"]["task_return"])
+    except (ValueError, LookupError, TypeError):
         return None
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_text
+from envs.files import read_json
 from envs.settings import setting
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
@@ -152,9 +152,7 @@ class Slurm(Launcher):
 
     def _ids(self) -> dict[str, str]:
         assert self._folder is not None
-        with suppress(OSError, ValueError):
-            return dict(json.loads(read_text(self._folder / IDS)))
-        return {}
+        return read_json(self._folder / IDS)
 
 
 class _BatchJob:

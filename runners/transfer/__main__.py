@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import read_text
+from envs.files import read_json
 from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
@@ -141,7 +141,7 @@ class SourcePolicies:
 def returns(config: TransferConfig, job: Job) -> list[float]:
     """Return of a run's policy on every task, without further training: mean over episodes, (N,)."""
     path, asked = job.folder / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
-    known: dict[str, Any] = json.loads(read_text(path)) if path.exists() else {}
+    known: dict[str, Any] = read_json(path)
     if {key: known.get(key) for key in asked} != asked:
         from runners.evaluate import play, policy
         from runners.run.build import load_run

@@ -19,7 +19,7 @@ from typing import Any
 
 from runners.train import main
 from tests.faults import Fault, Found
-from tests.faults.child import run, warm
+from tests.faults.child import run, until, warm
 from tests.faults.resume import AGENTS, difference
 
 # phase -> the function that is struck at the start of its n-th call, and n
@@ -58,6 +58,8 @@ def struck(phase: str, number: int, argv: list[str]) -> int:
     def striking(original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             if next(calls) == nth:
+                if phase == "control":  # it is in the middle of its own run
+                    until((arguments[0].run / "status.json").exists)
                 os.kill(os.getpid(), number)
             return original(*arguments, **options)
 

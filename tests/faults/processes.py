@@ -348,6 +348,8 @@ def silent_death(folder: Path, quick: bool) -> Found:
 def hung_up(folder: Path, quick: bool) -> Found:
     """The terminal of a run is closed in the middle of training."""
     warm()
+    from runners.run.progress import read_csv
+
     trials, failed, steps = 2 if quick else 20, 0, []
     for trial in range(trials):
         place = folder / str(trial)
@@ -355,8 +357,8 @@ def hung_up(folder: Path, quick: bool) -> Found:
         if not pid:
             sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
             os._exit(train(run_dir=place, total_timesteps=1e7, reward="rnd", checkpoint_every=1e6))
-        until(lambda place=place: (place / "metrics.csv").exists())  # type: ignore[misc]
-        os.read(terminal, 4096)
+        log = place / "metrics.csv"
+        until(lambda log=log: log.exists() and len(read_csv(log)) > 1)  # type: ignore[misc]
         time.sleep(0.05 * trial)
         os.close(terminal)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

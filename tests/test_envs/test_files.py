@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from envs.files import NoRegularFile, appended, opened_text, read_bytes, read_text, regular
+from envs.files import NoRegularFile, appended, opened_text, read_bytes, read_json, read_text, regular
 
 
 @pytest.fixture
@@ -48,3 +48,12 @@ def test_bytes_that_are_no_utf8_are_read_as_question_marks_and_a_missing_file_is
         assert file.read() == '{"a": "\ufffd"}'
     with pytest.raises(FileNotFoundError):
         read_text(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("text", [None, "", '{"a": 1', "[1]", "\xff", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
+def test_json_that_cannot_be_read_is_an_empty_object(tmp_path, text):
+    if text is not None:
+        (tmp_path / "a.json").write_text(text, encoding="latin-1")
+    assert read_json(tmp_path / "a.json") == {}
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    assert read_json(tmp_path / "a.json") == {"a": 1}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from envs.make import make
+from envs.snapshots import s3rl
 from envs.snapshots.s3rl import SnapshotReset, Snapshots, kmeans, record
 from envs.snapshots.snapshots import get_state, to_json
 from envs.vector.in_process import InProcess
@@ -20,6 +21,13 @@ def _push(obs):
 @pytest.fixture(scope="module")
 def snapshots() -> Snapshots:
     return record(make("CartPole-v1"), _push, episodes=3, seed=0)
+
+
+def test_an_episode_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3rl, "LONGEST", 50)
+    with pytest.raises(ValueError, match="an episode has not ended after 50 steps; give max_episode_steps= to make"):
+        record(make("CliffWalking-v1"), lambda obs: 0, episodes=1, every=50)
+    assert len(record(make("CliffWalking-v1", max_episode_steps=50), lambda obs: 0, episodes=1, every=25).states) == 2
 
 
 def test_a_record_holds_every_state_that_the_policy_acted_in() -> None:
