@@ -47,8 +47,13 @@ class RunFolder:
 
     def begin(self, config: TrainConfig, command: str) -> None:
         """Write down what is about to run."""
-        if self.new:
+        try:
+            known = None if self.new else load(self.path / "config.yaml")
+        except UsageError:  # a broken disk took it; the key in the status says that it was this one
+            known = None
+        if known is None:
             save(config, self.path / "config.yaml")
+        if self.new:
             write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
         elif read_status(self.path) is None:
             print(f"{self.path / STATUS} cannot be read; it is written anew, the run continues from its checkpoints")

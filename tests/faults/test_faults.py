@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runners.report import results
-from tests.faults import Fault, Found, storage
+from tests.faults import Fault, Found, phases, storage
 from tests.faults import __main__ as command
 from tests.faults.child import Child, run
 
@@ -33,6 +33,28 @@ def test_a_kill_that_loses_a_checkpoint_would_be_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save", in_place)
     found = _found("killed-in-save").run(tmp_path, True)
     assert found.failed >= 9 and found.figures["kills_lost"] == found.failed
+
+
+@pytest.mark.nightly
+def test_a_run_that_is_killed_in_any_phase_is_continued_to_the_same_end(tmp_path):
+    found = phases.FAULTS[0].run(tmp_path, True)
+    assert found.failed == 0, found.words
+    assert found.figures == {"phases_tried": 16, "phases_resumed": 16}
+
+
+def test_a_kill_after_which_numbers_differ_would_be_noticed(tmp_path, monkeypatch):
+    def first_run_only(phase, number, argv):
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(phases, "struck", first_run_only)
+    monkeypatch.setattr(phases, "main", lambda argv: 1)
+    whole = tmp_path / "whole"
+    assert phases.trial("ppo", "save", "SIGKILL", whole, tmp_path / "trial").startswith(
+        "the second command ended with code 1"
+    )
+    assert phases.trial("ppo", "save", "SIGTERM", whole, tmp_path / "trial").startswith(
+        "it ended with code -15 instead of 143"
+    )
 
 
 def test_every_fault_has_a_name_of_its_own_and_says_what_is_promised():

@@ -16,6 +16,7 @@ import pytest
 
 from runners.run import checkpoint
 from runners.run import progress as running
+from runners.run.config import load
 from runners.run.progress import read_csv
 from runners.sweep.display import progress
 from runners.train import main
@@ -249,6 +250,14 @@ def test_a_log_that_cannot_be_read_costs_rows_and_not_the_run(stopped, tmp_path,
         assert steps == ["768"] and f"{tmp_path / 'run' / 'metrics.csv'} is no log any more; it is kept as" in printed
         assert (tmp_path / "run" / "broken_metrics.csv").read_bytes() == log
     assert "curve.png" in printed
+
+
+def test_a_configuration_that_cannot_be_read_is_written_anew(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    whole = load(tmp_path / "run" / "config.yaml")
+    (tmp_path / "run" / "config.yaml").write_bytes(b"env: CartPole-v1\nagent: {na\xff")
+    assert main([*STOPPED, f"run_dir={tmp_path / 'run'}"]) == 0
+    assert load(tmp_path / "run" / "config.yaml").key() == whole.key()
 
 
 def test_a_broken_newest_checkpoint_costs_some_steps_and_no_numbers(whole, tmp_path, capsys):

@@ -189,6 +189,14 @@ def test_an_environment_that_calls_exit_fails_the_run(tmp_path, capsys):
     assert (_status(tmp_path / "run")["state"], _status(tmp_path / "run")["exit_code"]) == ("failed", 6)
 
 
+def test_an_evaluation_that_failed_is_repeated_without_training(tmp_path, capsys):
+    run = [*PLAIN, "env=faulty_worlds:Raises-v0", "total_timesteps=128", f"run_dir={tmp_path / 'run'}"]
+    assert main([*run, "eval_episodes=3"]) == 6  # its hundredth step is in the third episode
+    assert _status(tmp_path / "run")["step"] == 128 and "failed after 128 steps" in capsys.readouterr().err
+    assert main([*run, "eval_episodes=2"]) == 0
+    assert "continues at step 128" in capsys.readouterr().out and _status(tmp_path / "run")["state"] == "finished"
+
+
 def test_an_environment_without_a_time_limit_ends_in_a_sentence(tmp_path, capsys):
     world = ["env=CliffWalking-v1", "eval_episodes=3", "eval_steps=200"]
     assert main([*PLAIN, *world, f"run_dir={tmp_path / 'run'}"]) == 0
