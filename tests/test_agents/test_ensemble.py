@@ -151,6 +151,14 @@ def test_each_member_trains_on_a_bootstrap_of_its_own(members):
         assert len(mine & own[k - 1]) / 900 == pytest.approx((1 - np.exp(-1)) ** 2, abs=0.04)
 
 
+def test_weights_decay_by_their_share_of_the_learning_rate():
+    model = ensemble(members=2, kind="det", learning_rate=0.5, weight_decay=0.1)
+    model.net.losses = lambda batch: 0 * sum(p.sum() for p in model.net.parameters()) * torch.ones(2)
+    before = model._flat.value.clone()
+    model._update(torch.zeros(2, 4, 7))
+    torch.testing.assert_close(model._flat.value, 0.95 * before)
+
+
 def test_scalers_stay_until_the_data_has_doubled():
     model = ensemble(members=1)
     seen = []

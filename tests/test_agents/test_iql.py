@@ -57,6 +57,25 @@ def test_an_action_is_imitated_as_the_exponential_of_its_advantage_says_up_to_a_
     assert imitation_weights(torch.tensor([5.0, -5.0]), 0.0, 100.0).tolist() == [1, 1]
 
 
+def test_a_step_regresses_the_slow_q_and_the_value_of_what_follows():
+    config = IQLConfig(expectile=0.9, gamma=GAMMA, tau=0.2, net_arch=[], normalize_reward=False)
+    model = IQL(config, STATES, TWO, CORRIDOR)
+    model._target = [(torch.zeros_like(weight), bias + 2) for weight, bias in model._target]  # elsewhere than Q
+    slow, fast = model._target[0][1].clone(), model.net.layers(slice(2))[0][1].detach().clone()
+    model._flat.step = lambda *_: None
+    with torch.no_grad():
+        outputs = _run(model.net.layers(), model.net.inputs(model._rows[:, :3], torch.zeros(6, 2)))
+        after = _run(model.net.layers(), model.net.inputs(model._rows[:, 3:6], torch.zeros(6, 2)))[2, :, 0]
+    metrics = model._step(model._rows)
+    chosen = [0, 1] * 3  # the recorded actions
+    gap = torch.minimum(*slow[:, 0, chosen]) - outputs[2, :, 0]
+    torch.testing.assert_close(metrics["value_loss"], (torch.where(gap > 0, 0.9, 0.1) * gap.square()).mean())
+    target = torch.tensor([0, 0.5, 0, 0, 0, 1]) + GAMMA * torch.tensor([1, 0, 0, 1, 0, 0]) * after
+    error = (outputs[:2, torch.arange(6), chosen] - target).square().mean(1)
+    torch.testing.assert_close(metrics["q_loss"], error.sum())
+    torch.testing.assert_close(model._target[0][1], slow + 0.2 * (fast - slow))
+
+
 def test_values_of_a_corridor_are_the_expectiles_of_its_returns():
     # The 0.9-expectile of {0, x} is 0.9 x: V(2) = 0.9, V(1) = 0.9 * 0.9 * V(2) = 0.729, Q(0, on) = 0.9 * V(1) = 0.6561,
     # and V(0), between 0.6561 and 0.5, solves 0.9 (0.6561 - v) = 0.1 (v - 0.5).

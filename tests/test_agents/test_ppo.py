@@ -104,6 +104,17 @@ def test_a_stream_that_pays_nothing_does_not_disturb_one_that_pays():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
+def test_the_learning_rate_falls_to_zero_over_training_and_weights_are_those_of_each_step():
+    model, rates, moments = agent(anneal=True, learning_rate=1e-3), [], []
+    end, weights_at = model.end_rollout, model.scorer.weights
+    model.end_rollout = lambda: rates.append(model.learner.learning_rate) or end()
+    model.scorer.weights = lambda timesteps: moments.append(timesteps) or weights_at(timesteps)
+    model.learn(4 * 16 * 4)
+    assert rates == pytest.approx([0.75e-3, 0.5e-3, 0.25e-3, 0.0])
+    rows = next(x for x in moments if np.ndim(x) and x[0, 0] == 64)  # the second rollout's
+    assert rows[:, 0].tolist() == list(range(64, 128, 4))
+
+
 def test_streams_have_values_of_their_own():
     """Value 1 a step until the end of the episode, and the same forever: two heads on one network."""
     made = vector(*[lambda: Toy(spaces.Box(0, 0, (1,), np.float32), spaces.Discrete(1), reward=1.0, length=1)] * 8)

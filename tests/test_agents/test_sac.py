@@ -80,6 +80,20 @@ def test_targets_by_hand():
     torch.testing.assert_close(learner.aggregate(q), (q[0] + q[1]) / 2)
 
 
+def test_targets_of_crossq_come_from_the_second_half_of_the_same_batch():
+    learner, batch, told = SoftActorCritic(3, 2, small(norm="batch", entropy=0.3)), rows(), {}
+    out = torch.arange(128.0).view(2, 64, 1, 1)  # of two critics, for 32 states and their 32 successors
+    learner._outputs = lambda x, **options: out
+    learner.regress = lambda x, now, target, pick, reward: told.update(now=now, target=target)
+    state = learner.generator.get_state()
+    learner._joint_step(batch)
+    learner.generator.set_state(state)
+    log_prob = learner.sample(batch.next_obs)[1]
+    assert torch.equal(told["now"], out[:, :32])
+    follows = torch.arange(32.0, 64) - 0.3 * log_prob  # the smaller critic's
+    torch.testing.assert_close(told["target"], batch.reward + batch.discount * follows)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_one_step_is_that_of_three_losses_written_down_separately(fused):
     batch = rows()

@@ -163,6 +163,27 @@ def test_a_backup_is_the_reward_and_the_best_value_of_what_follows():
     assert targets[1] == pytest.approx((backup - backup.mean()) / backup.std())
 
 
+def test_it_is_greedy_before_its_stage_and_random_from_there_on():
+    model = SQIRL(forks(1, 400), SQIRLConfig(episodes=400, net_arch=[4]), seed=0)
+    model.begin_rollout()
+    with torch.no_grad():
+        model.nets[-1].weights()[-1][0, 0] = torch.tensor([9.0, -9.0])
+    model.policy.put(0, list(model.nets[-1].parameters()))
+    model.stage, model.steps.step_index[200:] = 1, 1
+    right = model._act()[:, 1]
+    assert right[:200].sum() == 0 and 70 < right[200:].sum() < 130
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+def test_every_pass_plays_twice_the_episodes_of_the_last(passes):
+    model = SQIRL(forks(1), SQIRLConfig(episodes=8, net_arch=[4]), seed=0)
+    model.begin_rollout()
+    model.passes = passes
+    assert model.collect(lambda reward, ended: True)
+    played = model._played
+    assert (played.ended & played.valid).sum(0).tolist() == [2 * 2**passes] * 4
+
+
 def play(model, env, episodes=20):
     returns = []
     for seed in range(episodes):
