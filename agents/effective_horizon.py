@@ -37,9 +37,9 @@ MAX_SEQUENCES = 20_000  # A ** k
 class EffectiveHorizon:
     """Result of `effective_horizon`."""
 
-    k: int | None  # the smallest look-ahead that solved the task; None if none did
-    m: int | None  # the smallest number of tries with that k
-    value: float  # H = min over the k that solved it of k + log_A(m); infinite if none did
+    k: int | None  # the look-ahead of the value; None if none solved the task
+    m: int | None  # its number of tries
+    value: float  # H = k + log_A(m), the least of all that solved it; infinite if none did
     steps: int  # simulator steps that the search took
     solved: dict[int, int]  # k -> m for every k that was tried and solved it
 
@@ -118,7 +118,7 @@ def effective_horizon(
     max_steps: int | None = None,
     budget: int = 2_000_000,
 ) -> EffectiveHorizon:
-    """The smallest k, and m for each k, with which GORP solves the task on every seed.
+    """The k and m with which GORP solves the task on every seed, and of these the ones with the least k + log_A(m).
 
     Args:
         clones, scorer, max_steps: as for `gorp`.
@@ -146,8 +146,8 @@ def effective_horizon(
                 found[k], value = m, k + math.log(m, n_actions)
                 break
             m *= step
-    k_best = min(found, default=None)
-    return EffectiveHorizon(k_best, found.get(k_best or 0), value, steps, found)
+    best = max(found, default=None)  # a larger k is kept only if it lowered the value
+    return EffectiveHorizon(best, found.get(best or 0), value, steps, found)
 
 
 def _solves(played: Played, solved: float | None, clones: Clones) -> bool:

@@ -14,8 +14,8 @@ Differences from it:
     - Clusters are of observations scaled to unit variance, found once, with a fixed seed; k-means++ and Lloyd's rounds.
     - `probability` mixes ordinary resets into the phase; the source has none, and neither has the default.
 
-When it fails: a teacher that never found the reward does not help. States from late in an episode keep the
-time that has passed, so the time limit may end them before `truncate` does.
+When it fails: a teacher that never found the reward does not help. An environment that counts time itself (MiniGrid)
+keeps what has passed, so it may end a state from late in an episode before `truncate` does.
 
     teacher = make("Pendulum-v1", seed=0)
     snapshots = record(teacher, policy, episodes=10)
@@ -34,6 +34,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 from envs.files import regular
 from envs.snapshots import snapshots as simulator
@@ -163,7 +164,11 @@ class SnapshotReset(gym.Wrapper):
         if not self._borrowed:
             return obs, info
         members = self._clusters[self.np_random.integers(len(self._clusters))]
-        return set_state(self.env, self._states[members[self.np_random.integers(len(members))]]), {}
+        obs = set_state(self.env, self._states[members[self.np_random.integers(len(members))]])
+        for wrapper in simulator.layers(self.env):
+            if isinstance(wrapper, TimeLimit):  # the student's time begins now
+                wrapper._elapsed_steps = 0
+        return obs, {}
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)

@@ -112,14 +112,14 @@ class Count(Episodic):
 
 
 class Hash:
-    """Observations (N, ...) -> uint64 (N,), never 0, without a loop over rows.
+    """Observations (N, ...) -> uint64 (N,), never 0, without a loop over rows; FloatingPointError if one has a NaN.
 
     Each 64-bit word of an observation is folded, multiplied by a number of its position, and folded again; the key is
     the sum.
     """
 
     def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any, reward: str = "count") -> None:
-        self.parts = parts(space, keys, reward)
+        self.reward, self.parts = reward, parts(space, keys, reward)
         floats = {key: box for key, box in self.parts.items() if np.issubdtype(box.dtype, np.floating)}
         self.bins = {key: _bins(bin, int(np.prod(box.shape or ())), key, reward) for key, box in floats.items()}
         self.multipliers: dict[str, np.ndarray] = {}
@@ -140,6 +140,12 @@ class Hash:
     def _words(self, values: np.ndarray, key: str) -> np.ndarray:
         if key in self.bins:
             cells = np.rint(values / self.bins[key])
+            if np.isnan(cells.min(initial=0)):  # it has no cell; infinity lies in the outermost
+                row, column = np.argwhere(np.isnan(cells))[0]
+                raise FloatingPointError(
+                    f"reward {self.reward} was given an observation with nan at place {column} (row {row} of the "
+                    "batch); nothing has been learnt from it, fix the environment"
+                )
             return np.clip(cells, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
         width = values.shape[1] * values.itemsize
         rows = np.zeros((len(values), -(-width // 8) * 8), np.uint8)

@@ -9,6 +9,7 @@ Differences:
     the critic is a product u(x, a) . v(z) of two networks, so that one matrix product compares every pair;
     its negatives are the minibatch's while it learns, and a bank of the newest z when it scores: a row's reward does
     not depend on the rows beside it;
+    the generator's noise is 0 when it scores, the paper's is drawn: a transition has one score;
     the critic takes `critic_steps` steps of its own before each of the generator's;
     the bonus is on the scale of its first transitions (`freeze`): divided by a deviation that shrinks with it, what is
     left of the noise would be amplified again.

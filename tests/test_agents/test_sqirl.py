@@ -29,8 +29,8 @@ class Fork(gym.Env):
     metadata = {"render_modes": []}
     STATE = ("place",)
 
-    def __init__(self, depth=1, slip=0.0):
-        self.depth, self.slip = depth, slip
+    def __init__(self, depth=1, slip=0.0, mistake=-4.0):
+        self.depth, self.slip, self.mistake = depth, slip, mistake
         self.observation_space = spaces.Box(0, 1, (depth + 1,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.place = 0
@@ -49,7 +49,7 @@ class Fork(gym.Env):
         if self.place == 0 and action == 0:
             return self._obs(), LAST, True, False, {}
         if self.place and action == 0:
-            return self._obs(), -4.0, True, False, {}
+            return self._obs(), self.mistake, True, False, {}
         self.place += 1
         ended = self.place > self.depth
         return self._obs(), 4.0 if ended else 0.0, ended, False, {}
@@ -60,7 +60,7 @@ def fork():
     """depth -> the simulator in many places at once; and the id of the world."""
     for depth in (1, 2):
         gym.register(f"Fork{depth}-v0", Fork, kwargs={"depth": depth}, max_episode_steps=10)
-    yield lambda depth: Clones(f"Fork{depth}-v0")
+    yield lambda depth, **options: Clones(f"Fork{depth}-v0", **options)
     for depth in (1, 2):
         del gym.registry[f"Fork{depth}-v0"]
 
@@ -78,6 +78,12 @@ def test_the_effective_horizon_is_as_long_as_the_world_asks_for(fork, depth):
     assert found.k == depth + 1
     assert depth not in found.solved
     assert found.value <= found.k + math.log2(found.m)
+
+
+def test_the_least_horizon_is_that_of_its_own_k_and_m(fork):
+    found = effective_horizon(fork(1, mistake=-1.0), solved=4.0)  # random play to the right is worth 1.5 on average
+    assert found.solved[1] > 2 and found.solved[2] == 1  # looking one step ahead takes tries, two steps none
+    assert (found.k, found.m, found.value) == (2, 1, 2.0)
 
 
 def test_gorp_one_step_short_takes_the_safe_way(fork):

@@ -116,20 +116,23 @@ def test_an_episode_from_a_snapshot_is_cut_and_counts_only_the_students_part() -
     teacher = make("Pendulum-v1", seed=0)
     taken = record(teacher, lambda obs: np.zeros(1, np.float32), episodes=1, every=50)
     env = SnapshotReset(make("Pendulum-v1"), taken, clusters=1, truncate=60)
-    lengths = set()
+    begun = set()
     for seed in range(12):
         obs, info = env.reset(seed=seed)
-        begun = 50 * int((taken.observations == obs).all(axis=1).argmax())
+        begun.add(50 * int((taken.observations == obs).all(axis=1).argmax()))
         assert info == {}
         rewards, truncated = [], False
         while not truncated:
             _, reward, terminated, truncated, info = env.step(np.zeros(1, np.float32))
             assert not terminated and ("episode" in info) == truncated
             rewards.append(reward)
-        assert info["episode"]["l"] == len(rewards) == min(60, 200 - begun)  # the time limit still holds
+        assert info["episode"]["l"] == len(rewards) == 60
         assert info["episode"]["r"] == pytest.approx(sum(rewards))
-        lengths.add(len(rewards))
-    assert lengths == {60, 50}
+    assert 150 in begun  # 50 steps before the limit of 200, which is extended
+    env = SnapshotReset(make("Pendulum-v1"), taken, clusters=1, truncate=300)
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(1, np.float32))[3] for _ in range(200)]
+    assert ends == [False] * 199 + [True]  # the student's own steps are limited as every episode's
 
 
 def test_a_fall_at_the_limit_is_a_fall(snapshots: Snapshots) -> None:

@@ -112,6 +112,18 @@ def test_infinite_observations_have_a_cell():
     assert len(set(make(box).hash(np.float32([[np.inf], [-np.inf], [0]])).tolist())) == 3
 
 
+@pytest.mark.parametrize("memory", ["episode", "lifetime"])
+def test_an_observation_with_nan_is_no_cell_and_is_refused(memory):
+    box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    count = make(box, memory=memory)
+    for case in (count.score, count.update) if memory == "lifetime" else (count.score,):
+        given = (visits(np.float32([[0, 0], [1, np.nan]])),)
+        given += (count.initial_memory(2),) if case == count.score else ()
+        with pytest.raises(FloatingPointError, match=r"reward count was given an observation with nan at place 1 \(row 1"):
+            case(*given)
+    assert len(count.table.keys) == 0
+
+
 def test_images_that_differ_in_any_two_bytes_have_different_keys():
     x = np.zeros((256 * 256, 3, 8, 8), np.uint8)
     x[:, 0, 0, 7], x[:, 2, 7, 7] = np.divmod(np.arange(256 * 256), 256)  # the last bytes of two 64-bit words
