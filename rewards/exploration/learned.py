@@ -164,12 +164,7 @@ class Learned(Reward):
     def rows(self, obs: Obs) -> np.ndarray:
         """Observations (N, ...) -> float32 (N, size), as they are; raises FloatingPointError if one is not finite."""
         x = self.layout.flatten(obs)
-        if not math.isfinite(x.sum()) and not np.isfinite(x).all():
-            row, column = np.argwhere(~np.isfinite(x))[0]
-            raise FloatingPointError(
-                f"reward {self.config.name} was given an observation with {x[row, column]} at place {column} "
-                f"(row {row} of the batch); nothing has been learnt from it, fix the environment"
-            )
+        refuse_rows(x, self.config.name)
         return x
 
     def inputs(self, obs: Obs) -> torch.Tensor:
@@ -388,6 +383,16 @@ def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.S
 def part(obs: Obs, key: str) -> Array:
     """One part of a batch of observations."""
     return obs if key == PLAIN else obs[key]
+
+
+def refuse_rows(x: np.ndarray, reward: str) -> None:
+    """Raise FloatingPointError, naming the reward, if an observation among rows (N, D) is not finite."""
+    if not math.isfinite(x.sum()) and not np.isfinite(x).all():
+        row, column = np.argwhere(~np.isfinite(x))[0]
+        raise FloatingPointError(
+            f"reward {reward} was given an observation with {x[row, column]} at place {column} "
+            f"(row {row} of the batch); nothing has been learnt from it, fix the environment"
+        )
 
 
 class Layout:

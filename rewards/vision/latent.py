@@ -9,7 +9,7 @@ import numpy as np
 from envs.settings import setting
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
-from rewards.exploration.learned import Layout
+from rewards.exploration.learned import Layout, refuse_rows
 from rewards.vision.encoder import LODESTAR, ClipEncoder, shared
 
 EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
@@ -49,6 +49,7 @@ class Latent(Reward):
         flat = batch.flatten()
         rows = self.layout.flatten(flat.next_obs) if self.layout else flat.extras.get(str(self.embedding))
         rows = self.embed(flat) if rows is None else rows
+        refuse_rows(rows, self.config.name)
         if rows.shape[1:] != (self.size,):
             name = self.config.name
             raise ValueError(f"reward {name} was given states of {rows.shape[1:]} numbers, not ({self.size},)")

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scripted import demonstrations
 
 import rewards
-from rewards.check import check_reward
+from rewards.check import check_reward, random_rollout
 
 BOX, GREY = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Box(0, 255, (2, 36, 36), np.uint8)
 MANY = spaces.Dict(pose=spaces.Box(-1, 1, (2,), np.float32), key=spaces.Discrete(3), bits=spaces.MultiBinary(2))
@@ -45,3 +46,15 @@ def test_every_bonus_keeps_the_contract(name):
 def test_variants_keep_the_contract(name, options):
     reward = build(name, MANY, ACTIONS, options)
     check_reward(reward, seeds_differ=draws(reward))
+
+
+@pytest.mark.parametrize("name", [*BONUSES, "self_reference", "progress"])
+def test_no_reward_learns_from_an_observation_that_is_nan(name):
+    options = {"progress": {"demos": demonstrations(), "steps": 1, "of": "obs"}, "self_reference": {"threshold": -9.0}}
+    reward = build(name, BOX, ACTIONS, options.get(name))
+    batch, memory = random_rollout(BOX, ACTIONS), reward.initial_memory(4)
+    batch.next_obs[2, 1, 3] = np.nan
+    with pytest.raises(FloatingPointError, match=f"reward {name} was given an observation with nan at place 3"):
+        if memory is not None:
+            reward.scan(batch, memory)
+        reward.update(batch)
