@@ -119,7 +119,9 @@ def test_an_observation_with_nan_is_no_cell_and_is_refused(memory):
     for case in (count.score, count.update) if memory == "lifetime" else (count.score,):
         given = (visits(np.float32([[0, 0], [1, np.nan]])),)
         given += (count.initial_memory(2),) if case == count.score else ()
-        with pytest.raises(FloatingPointError, match=r"reward count was given an observation with nan at place 1 \(row 1"):
+        with pytest.raises(
+            FloatingPointError, match=r"reward count was given an observation with nan at place 1 \(row 1"
+        ):
             case(*given)
     assert len(count.table.keys) == 0
 
