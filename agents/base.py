@@ -12,7 +12,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from envs.files import regular
+from envs.settings import check_config
 from envs.state import Stateful, get_state, set_state
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse
@@ -88,6 +89,22 @@ class TaskScorer:
         pass
 
 
+def _leaves(observation: Any, space: gym.Space) -> Iterator[tuple[Any, gym.Space]]:
+    """Arrays and their spaces; a ValueError for another nesting than the space's."""
+    if isinstance(space, gym.spaces.Dict) != isinstance(observation, Mapping) or (
+        isinstance(space, gym.spaces.Dict) and not {*space} <= {*observation}
+    ):
+        given = (
+            f"a dict of {', '.join(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
+        )
+        raise ValueError(f"an observation that is {given} does not fit {space}")
+    if isinstance(space, gym.spaces.Dict):
+        for key, part in space.items():
+            yield from _leaves(observation[key], part)
+    else:
+        yield observation, space
+
+
 class Predictor(ABC):
     """An agent that has learned: it predicts, and is written to and read from a file.
 
@@ -106,17 +123,24 @@ class Predictor(ABC):
 
         `episode_start`, bool (B,), empties that state.
         """
-        first, space = observation, self.observation_space
-        while isinstance(first, dict):
-            key = next(iter(first))
-            first, space = first[key], space[key]  # type: ignore[index]
-        single = np.ndim(first) == len(space.shape or ())
+        single = self._is_single(observation)
         rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
         n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
         with torch.no_grad():
             actions, state = self._predict(rows, state, starts, deterministic)
         return (actions[0] if single else actions), state
+
+    def _is_single(self, observation: Obs) -> bool:
+        """Whether it is one observation, not a batch; a ValueError if it is neither."""
+        leaves = list(_leaves(observation, self.observation_space))
+        single = np.ndim(leaves[0][0]) == len(leaves[0][1].shape or ())
+        for value, space in leaves:
+            shape, own = np.shape(value), space.shape or ()
+            if shape != own if single else shape[1:] != own or len(shape) != len(own) + 1:
+                both = f"{own} or (B, {', '.join(map(str, own))})"
+                raise ValueError(f"an observation of shape {shape} does not fit {space}; give one of shape {both}")
+        return single
 
     @abstractmethod
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
@@ -189,6 +213,9 @@ class BaseAgent(Predictor):
         device: str = "cpu",
     ) -> None:
         self.config = config = self.Config() if config is None else config
+        check_config(config, self.Config)
+        if not hasattr(envs, "single_observation_space"):
+            raise ValueError(f"envs={envs} is no vector; give gymnasium.make_vec(id, 8), or envs.make.make_vec(id, 8)")
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.check(self.observation_space, self.action_space)

@@ -14,6 +14,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,8 +25,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envs import render
 from envs.batched import PROGRAMS
-from envs.family import Goal, families, family_of
+from envs.family import Goal, entry, families, family_of
 from envs.mujoco.sparse import warn_if_sparse
+from envs.observations import plain_actions
 from envs.transitions import Ends
 from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
@@ -61,7 +63,7 @@ def make(
         signals: whether to write `info["signals"]`, where the family has some.
         seed: the first reset without a seed of its own acts as `reset(seed=seed)`; also seeds the action space.
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
-        adapt: whether observations are adapted to Stable-Baselines3.
+        adapt: whether observations are adapted to Stable-Baselines3, and discrete actions count from 0.
         sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.wrappers`.
         noisy_tv: "always" or "on_demand", noise in the observation; see `envs.wrappers`.
         episodic_reward: whether an episode's reward comes in one sum at its end; see `envs.wrappers`.
@@ -88,15 +90,15 @@ def make(
     try:
         env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
     except (TypeError, AssertionError) as error:
-        # An argument is unexpected, or the environment fills it in itself; any other error is the environment's own.
-        if not kwargs or (isinstance(error, TypeError) and "keyword argument" not in str(error)):
+        # A constructor asserts, or an argument is unexpected; any other error is the environment's own.
+        if isinstance(error, TypeError) and "keyword argument" not in str(error):
             raise
-        raise ValueError(f"{env_id} cannot be made with the arguments {sorted(arguments)}: {error}") from None
+        raise ValueError(_cannot_be_made(env_id, arguments, error)) from error
     try:
         warn_if_sparse(env)
         env = family.repair(env)
         if adapt:
-            env = family.adapt(env, **options)
+            env = plain_actions(family.adapt(env, **options))
         env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
         env = Journal(EpisodeStatistics(env))
         if frame_size is not None or text or signals:
@@ -108,6 +110,20 @@ def make(
         env.unwrapped.np_random = seeding.np_random(seed)[0]
         env.action_space.seed(seed)
     return env
+
+
+def _cannot_be_made(env_id: str, arguments: dict[str, Any], error: Exception) -> str:
+    """The sentence about a constructor that asserts, or does not take an argument."""
+    if "'render_mode'" in str(error):
+        return (
+            f"{env_id} cannot draw itself: its constructor has no argument render_mode, which Gymnasium asks for; add "
+            "it, with render(), or leave out what needs frames (video=false, a reward that reads captions or states)"
+        )
+    given = f" with the arguments {sorted(arguments)}" if arguments else ""
+    if isinstance(error, TypeError):
+        return f"{env_id} cannot be made{given}: {error}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{env_id} cannot be made{given}: {str(error) or last.line} ({last.filename}:{last.lineno})"
 
 
 def make_vec(
@@ -268,30 +284,49 @@ def spec_of(env_id: str) -> EnvSpec:
     if module:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except Exception as error:  # what importing executes may raise anything
             raise ValueError(
                 f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the "
                 "name"
             ) from None
-    elif name not in registry:
-        # The family whose ids begin alike first: importing all of them takes seconds.
-        begin = name.lower()[:5]
-        for family in sorted(families().values(), key=lambda f: not any(i.lower().startswith(begin) for i in f.ids)):
-            if family.module is not None:
-                try:
-                    importlib.import_module(family.module)
-                except ImportError as error:  # a missing package is passed over unless it brings this id
-                    if name.partition("-")[0] in {i.partition("-")[0] for i in family.ids}:
-                        package = family.module.partition(".")[0].replace("_", "-")
-                        wanted = f"environment {name!r} needs the package {package} ({error}); pip install {package}"
-                        raise ImportError(wanted) from None
-            if name in registry:
-                break
+    elif name.startswith("ALE/") and name not in registry:
+        raise ValueError(
+            f"unknown environment {env_id!r}; did you mean {f'ale_py:{name}'!r}, after pip install ale_py?"
+        )
+    elif "/" not in name and not any(_stem(name) == _stem(known) for known in registry):
+        _import_family_of(name)  # else no package would help: only ours has a namespace
     if name in registry:
         return registry[name]
-    lowered = {i.lower(): i for i in registry}
+    theirs = [known for known, spec in registry.items() if module and _is_of(spec, module)]
+    lowered = {known.lower(): f"{module}:{known}" for known in theirs} or {known.lower(): known for known in registry}
     near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.0)
     raise ValueError(f"unknown environment {env_id!r}; did you mean {lowered[near[0]]!r}?")
+
+
+def _import_family_of(name: str) -> None:
+    """Import packages until one of them brings the id; those with ids that begin alike first, as all take seconds."""
+    begin = name.lower()[:5]
+    for family in sorted(families().values(), key=lambda f: not any(i.lower().startswith(begin) for i in f.ids)):
+        if family.module is not None:
+            try:
+                importlib.import_module(family.module)
+            except ImportError as error:  # a missing package is passed over unless it brings this id
+                if name.partition("-")[0] in {i.partition("-")[0] for i in family.ids}:
+                    package = family.module.partition(".")[0].replace("_", "-")
+                    wanted = f"environment {name!r} needs the package {package} ({error}); pip install {package}"
+                    raise ImportError(wanted) from None
+        if name in registry:
+            return
+
+
+def _stem(env_id: str) -> str:
+    """An id without its version, in lower case."""
+    return env_id.lower().rpartition("-v")[0] or env_id.lower()
+
+
+def _is_of(spec: EnvSpec, module: str) -> bool:
+    """Whether a package registered the environment, by where its class is."""
+    return entry(spec).partition(".")[0].partition(":")[0] == module.partition(".")[0]
 
 
 def options(env_id: str) -> dict[str, inspect.Parameter]:

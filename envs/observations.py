@@ -28,7 +28,7 @@ class PlainObservation(Recorded, gym.ObservationWrapper):
     """Observations that Stable-Baselines3 takes as they are.
 
     uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
-    entry, a Tuple is flattened into one Box; Discrete, MultiDiscrete and MultiBinary stay.
+    entry, a Tuple is flattened into one Box; Discrete and MultiDiscrete count from 0; MultiBinary stays.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -37,6 +37,32 @@ class PlainObservation(Recorded, gym.ObservationWrapper):
 
     def observation(self, observation: Any) -> Any:
         return plain(self.env.observation_space, observation)
+
+
+class ActionsFromZero(Recorded, gym.ActionWrapper):
+    """Actions that count from 0, as Stable-Baselines3 counts them whatever the `start` of their space."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.action_space = from_zero(env.action_space)
+
+    def action(self, action: Any) -> Any:
+        return action + self.env.action_space.start  # type: ignore[attr-defined]
+
+
+def plain_actions(env: gym.Env) -> gym.Env:
+    """The environment in an `ActionsFromZero`, if its actions do not count from 0."""
+    return env if from_zero(env.action_space) is env.action_space else ActionsFromZero(env)
+
+
+def from_zero(space: spaces.Space) -> spaces.Space:
+    """A Discrete or MultiDiscrete space without its `start`; any other, and one that starts at 0, as it is."""
+    if not np.any(getattr(space, "start", 0)):
+        return space
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(space.n)
+    assert isinstance(space, spaces.MultiDiscrete)
+    return spaces.MultiDiscrete(space.nvec, dtype=space.dtype)
 
 
 def plain_observation(env: gym.Env) -> gym.Env:
@@ -56,7 +82,7 @@ def plain_space(space: spaces.Space) -> spaces.Space:
         return spaces.Box(low, high, dtype=low.dtype)
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: plain_space(part) for key, part in space.spaces.items()})
-    return plain_space(spaces.flatten_space(space)) if isinstance(space, spaces.Tuple) else space
+    return plain_space(spaces.flatten_space(space)) if isinstance(space, spaces.Tuple) else from_zero(space)
 
 
 def plain(space: spaces.Space, value: Any) -> Any:
@@ -67,7 +93,9 @@ def plain(space: spaces.Space, value: Any) -> Any:
         return np.asarray(value, dtype=np.float32).ravel()
     if isinstance(space, spaces.Dict):
         return {key: plain(part, value[key]) for key, part in space.spaces.items()}
-    return np.asarray(spaces.flatten(space, value), dtype=np.float32) if isinstance(space, spaces.Tuple) else value
+    if isinstance(space, spaces.Tuple):
+        return np.asarray(spaces.flatten(space, value), dtype=np.float32)
+    return value if from_zero(space) is space else value - space.start  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)

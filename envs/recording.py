@@ -118,6 +118,8 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder; give the recordings in it, as in {path}/random.safetensors")
     try:
         with safe_open(regular(Path(path).resolve()), "np") as file:
             about = file.metadata() or {}

@@ -125,6 +125,14 @@ class Settings:
             raise ValueError(sentence.format(**vars(self)))
 
 
+def check_config(config: object, kind: type) -> None:
+    """Refuse, with a ValueError, options that are no `kind`, such as a dict."""
+    if not isinstance(config, kind):
+        options = ", ".join(f"{key}={value!r}" for key, value in config.items()) if isinstance(config, dict) else "..."
+        given = repr(config) if isinstance(config, dict | type) else f"of type {type(config).__name__}"
+        raise ValueError(f"the options {given} are no {kind.__name__}; give {kind.__name__}({options})")
+
+
 def declarations(config: type) -> dict[str, Setting]:
     """Field -> its declaration, in order, with what its own leaves open taken from the classes above."""
     found = {field.name: Setting() for field in dataclasses.fields(config)}

@@ -61,7 +61,12 @@ class EpisodeStatistics(Recorded):
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self._return += float(reward)
+        try:
+            self._return += float(reward)
+        except TypeError:
+            raise TypeError(
+                f"the environment's reward is {reward!r}; return one number, as in float(reward), not an array or None"
+            ) from None
         self._length += 1
         if terminated or truncated:
             elapsed = round(time.perf_counter() - self._start, 6)

@@ -109,7 +109,9 @@ def make(
     """
     from rewards.mix.mix import Mix, Stream
 
-    if isinstance(rewards, list):
+    if isinstance(rewards, str):
+        raise ValueError(f"rewards={rewards!r} is a text; give a list: ['task', {rewards!r}] adds it to the task's own")
+    if isinstance(rewards, list | tuple):
         rewards = dict.fromkeys(rewards)
     if not rewards:
         raise ValueError("a mix of no rewards teaches nothing; name at least one, as in ['task']")

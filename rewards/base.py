@@ -40,7 +40,7 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from envs.settings import Settings, setting
+from envs.settings import Settings, check_config, setting
 from envs.state import Stateful, restore, state_of
 from envs.transitions import Transitions
 from envs.types import Memory
@@ -119,6 +119,7 @@ class Reward(ABC):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
+        check_config(config, self.Config)
         self.config: Any = config  # of the class's own Config
         self.observation_space = observation_space
         self.action_space = action_space

@@ -60,15 +60,15 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
 
     Returns `arms`, name -> `Scores.to_dict`, `labels`, metrics of the learned reward, and `notes`, sentences.
     """
+    meta: dict[str, Any] = {"env": config.env}
+    if batch is None:
+        batch, meta = load(config.data)  # before the imports, which take seconds
     import torch
 
     from agents.iql import IQL, IQLConfig
     from envs.make import make
 
     torch.set_num_threads(1)
-    meta: dict[str, Any] = {"env": config.env}
-    if batch is None:
-        batch, meta = load(config.data)
     env_id = config.env or meta["env"]
     named = {"env": "" if config.env else env_id, "env_options": meta.get("env_options")}
     require(config.trust, f"data={','.join(config.data)}", saved_keys(named))

@@ -67,11 +67,12 @@ def has_screen() -> bool:
 def watch(config: WatchConfig) -> str:
     """Play, and show or write; returns a sentence about it."""
     from runners.run.build import load_run
-    from runners.run.video import write
 
     run = Path(config.run)
     real = has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
     trained = load_run(run, config.trust, config.checkpoint)
+    from runners.run.video import write  # it imports torch
+
     played = f"step {trained.step:,}" if config.policy == "trained" else "a random policy"
     label = f"{trained.config.env_label}, {played}"
     episodes = play_all(config, trained)

@@ -8,6 +8,7 @@ alone (the score of a reward with a memory; frames, texts, signals) is kept as c
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
+from envs.memory import refuse_beyond
 from envs.state import Stateful
 from envs.steps import Chunk
 from envs.transitions import Transitions
@@ -98,9 +100,12 @@ class Replay(Stateful):
         # Where images are scored, the last row waits for its successor.
         self.length = int(capacity) // n_envs + scores_images
         self.size = size = self.length * n_envs
-        self.images = Images(encoding.images, self.length, n_envs, self.device, scores_images)
         d, a = encoding.obs_size, encoding.action_size
         self._widths, self._width = [d, a, d, 5], 2 * d + a + 5  # obs, action, next_obs, five numbers
+        if self.device.type == "cpu":
+            row = 4 * self._width + sum(map(math.prod, encoding.images.values()))
+            refuse_beyond(size * row, f"a replay of {capacity:,} transitions, {row:,} bytes each,")
+        self.images = Images(encoding.images, self.length, n_envs, self.device, scores_images)
         self._obs, self._action, self._next = slice(0, d), slice(d, d + a), slice(d + a, 2 * d + a)
         self._task, self._terminated, self._truncated, self._valid, self._step = range(2 * d + a, self._width)
         self.table = torch.empty((size, self._width), device=self.device)  # all columns of a row

@@ -31,7 +31,9 @@ from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNo
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from envs.settings import Settings, setting
+from envs.memory import refuse_beyond
+from envs.observations import from_zero
+from envs.settings import Settings, check_config, setting
 from envs.state import restore, state_of
 from envs.transitions import map_obs, put
 from envs.types import MODALITIES
@@ -191,7 +193,12 @@ class SB3Agent:
                 able = "ppo or a2c"
             raise ValueError(f"{name} cannot choose actions from {action_space}; use agent={able}")
         parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-        for space in parts:
+        for space in (*parts, action_space):
+            if from_zero(space) is not space:
+                raise ValueError(
+                    f"{name} counts from 0, but {space} does not; make the environment with envs.make.make, or wrap it "
+                    "(envs.observations.ActionsFromZero, PlainObservation)"
+                )
             if not isinstance(space, ARRAYS):
                 raise ValueError(
                     f"{name} cannot read observations from {space}; wrap the environment so that it gives numbers "
@@ -203,6 +210,7 @@ class SB3Agent:
         cls, config: SB3Config, venv: VecEnv, *, seed: int, device: str = "auto", buffer: Any = None, verbose: int = 0
     ) -> Any:
         """The SB3 model; `buffer` is (replay buffer class, its arguments), for a reward computed at sampling."""
+        check_config(config, cls.Config)
         cls.check(venv.observation_space, venv.action_space)
         arguments = config.arguments()
         if isinstance(config, TD3Config):
@@ -227,8 +235,18 @@ class SB3Agent:
                 raise ValueError(f"agent.n_steps={config.n_steps} with one environment is no rollout; take 2 or more")
             if "batch_size" in arguments and rollout % arguments["batch_size"]:
                 arguments["batch_size"] = math.gcd(rollout, arguments["batch_size"])  # no truncated minibatch
+        if isinstance(config, OffPolicyConfig):
+            row = 2 * flat_bytes(venv.observation_space) + flat_bytes(venv.action_space) + 12  # and three floats
+            refuse_beyond(config.buffer_size * row, f"agent.buffer_size={config.buffer_size:,}, {row:,} bytes each,")
         policy = policy_name(config.policy, venv.observation_space, cls.lstm)
         return pkgutil.resolve_name(cls.algorithm)(policy, venv, seed=seed, device=device, verbose=verbose, **arguments)
+
+
+def flat_bytes(space: spaces.Space) -> int:
+    """Bytes of one value of a space in SB3's buffers."""
+    if isinstance(space, spaces.Dict):
+        return sum(map(flat_bytes, space.spaces.values()))
+    return math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize
 
 
 def policy_name(policy: str, observation_space: gym.Space, lstm: bool = False) -> str:

@@ -296,6 +296,7 @@ class Stream(Stateful):
         self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
         self.compares = config.shape in ("potential", "delta")  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
+        self._fits = isinstance(reward, Task)  # whether observations were compared with the reward's space
         self.on_nan = OnNan()
         self.updates = GuardedUpdates(reward)
         self.keeps_score = self.compares and self.has_memory  # of the step before, beside the reward's own memory
@@ -323,6 +324,8 @@ class Stream(Stateful):
 
         `again`: the rows come from a replay, in any order.
         """
+        if not self._fits:
+            self._check_fits(batch)
         if self.has_memory and len(batch.shape) == 1:  # one step of a rollout
             raw, memory = self.score(batch.map(lambda x: x[None]), memory, again)
             return raw[0], memory
@@ -353,6 +356,17 @@ class Stream(Stateful):
         if not batch.valid.all():
             raw = np.where(batch.valid, raw, np.float32(0))
         return raw, memory
+
+    def _check_fits(self, batch: Transitions) -> None:
+        """Refuse observations that are not the space's, once: the reward may have been made for a whole vector."""
+        own = getattr(self.reward.observation_space, "shape", None)
+        given = np.shape(batch.obs)[len(batch.shape) :]
+        if isinstance(batch.obs, np.ndarray) and own not in (None, given):
+            raise ValueError(
+                f"the reward {self.name!r} was made for observations of shape {own} and is given {given}; make it with "
+                "the spaces of one environment: single_observation_space and single_action_space of a vector"
+            )
+        self._fits = True
 
     def _refuse(self, raw: np.ndarray, batch: Transitions, again: bool) -> None:
         """Raise `NotFinite` for the first bad score; of rows from a replay the environment is unknown."""

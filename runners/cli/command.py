@@ -27,7 +27,7 @@ from typing import Any
 
 from envs.settings import declarations, described
 from runners.cli.output import lasting_output
-from runners.cli.value import cast, parse, read, split
+from runners.cli.value import cast, parse, read, refuse_twice, split
 from runners.run.config import UsageError, unknown
 from runners.run.packages import name_collision
 from runners.run.trust import admit, masked, refuse
@@ -63,6 +63,7 @@ class Command:
             print(self.text())
             return 0 if argv else 2
         try:
+            refuse_twice(argv)
             return self.run(argv if self.config is None else self.parse(argv)) or 0
         except UsageError as error:  # known without the imports below
             return failed(error.exit_code, masked(str(error)), error)

@@ -5,10 +5,12 @@ Every mistake is one sentence with the nearest name, before anything starts.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
+import re
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import agents
@@ -20,13 +22,15 @@ from runners.run.trust import admit, refuse, require
 
 OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
 HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
+CLOSE = 0.8  # similarity, in [0, 1], at which no nearer key is looked for among the options
 ENV = "env."  # begins the options of the environment
 
 
 def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     """The configuration that `argv` asks for, and the preset that was applied, or two names where one lies on top.
 
-    The first thing that is wrong is a UsageError, one sentence with the nearest name.
+    The first thing that is wrong is a UsageError, one sentence with the nearest name. What can be refused without torch
+    comes first: names, then the run's own keys and the environment's, then the options of agent and rewards.
     """
     refuse(argv)
     admit(argv)
@@ -37,25 +41,29 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         require(trusted, f"preset={name}", part)
     values = {**presets.values(applied, {**given, **chosen}), **given, **chosen}
     agent, names = _names(values)
-    values = {**values, **presets.values_for(applied, agent, names), **given, **chosen}
-    kinds = _keys(agent, names)
-    if not kinds.keys() >= values.keys() - set(OWN_NAMES) and values.get("env"):
-        kinds |= _env_keys(str(values["env"]), values)
-    parts: dict[str, dict[str, Any]] = {"": {}, "env": {}, "agent": {}, **{f"reward.{name}": {} for name in names}}
-    for key, value in values.items():
-        if key not in kinds and key not in OWN_NAMES:
-            raise UsageError(_unknown_key(key, value, kinds, names))
-        if key in kinds:
+    env = _environment(values.pop("env", None))
+    values = {**values, **presets.values_for(applied, agent, names), **given, **chosen, "env": env}
+    kinds = _own_keys() | (_env_keys(env, values) if any(key.startswith(ENV) for key in values) else {})
+    _check_begins(values, kinds, names)
+    parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
+
+    def take(keys: Iterable[str], kinds: dict[str, Any]) -> None:
+        for key in keys:
             prefix, _, name = key.rpartition(".")
-            parts[prefix][name] = (parse if key in given else cast)(key, value, kinds[key])
+            parts[prefix][name] = (parse if key in given else cast)(key, values[key], kinds[key])
+
     try:
-        config = TrainConfig(
-            reward={name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names},
-            agent=agents.get(agent).Config(**parts["agent"]),
-            agent_name=agent,
-            env_options=parts["env"],
-            **parts[""],
-        )
+        take([key for key in values if key in kinds], kinds)
+        config = TrainConfig(agent_name=agent, env_options=parts["env"], **parts[""])
+        names = _with_task(names, values)
+        options = _option_keys(agent, names)
+        strange = [key for key in values if key not in {*kinds, *options, *OWN_NAMES}]
+        if strange:
+            meant = {**kinds, **_env_keys(env, values), **options}
+            raise UsageError(_unknown_key(strange[0], values[strange[0]], meant, names))
+        take([key for key in values if key in options], options)
+        config.agent = agents.get(agent).Config(**parts["agent"])
+        config.reward = {name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names}
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
     fill_goals(config, values)
@@ -66,7 +74,9 @@ def chosen(argv: list[str]) -> tuple[str, list[str]]:
     """The agent and the rewards that `argv` chooses, by itself or by its preset."""
     given, chosen = _given(argv)
     given |= chosen
-    return _names({**presets.values(presets.applied(given), given), **given})
+    values = {**presets.values(presets.applied(given), given), **given}
+    agent, names = _names(values)
+    return agent, _with_task(names, values)
 
 
 def _given(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -80,16 +90,21 @@ def _given(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
-    """The agent's name, and those of the rewards: a bonus that stands alone is added to the task."""
-    agent = str(values.get("agent", "ppo"))
+    """The agent's name, and those of the rewards as given; loads no agent and no reward where they are right."""
+    agent = values.get("agent", "ppo")
+    if isinstance(agent, list | dict):
+        raise UsageError(
+            f"agent={short(agent)} is no name; a run has one agent, runners.sweep takes several (agent=A,B)"
+        )
+    agent = str(agent)
     if agent not in agents.names():
-        for name in ("dyna", "world_model"):
-            if agent in agents.get(name).Config.presets:
-                raise UsageError(f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}")
+        if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), CLOSE):
+            for name in ("dyna", "world_model"):
+                if agent in agents.get(name).Config.presets:
+                    raise UsageError(f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}")
         raise UsageError(unknown("agent", agent, agents.names()))
     wanted = values.get("reward", "task")
-    explicit = isinstance(wanted, list)
-    names = [str(name) for name in wanted] if explicit else [str(wanted)]
+    names = [str(name) for name in wanted] if isinstance(wanted, list) else [str(wanted)]
     if not names:
         raise UsageError("reward=[] teaches nothing; name at least one reward, as in reward=task")
     for name in names:
@@ -97,22 +112,57 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
             raise UsageError(unknown("reward", name, rewards.names()))
     if len(set(names)) < len(names):
         raise UsageError(f"reward=[{','.join(names)}] names a reward twice; raise its weight instead")
-    if not explicit and rewards.get(names[0]).role == "bonus":
-        names = ["task", *names]
     return agent, names
 
 
-def _keys(agent: str, names: list[str]) -> dict[str, Any]:
-    """Every key this run has -> its type."""
+def _with_task(names: list[str], values: dict[str, Any]) -> list[str]:
+    """The rewards of a run: a bonus that stands alone is added to the task."""
+    alone = not isinstance(values.get("reward"), list)
+    return ["task", *names] if alone and rewards.get(names[0]).role == "bonus" else names
+
+
+def _environment(env: Any) -> str:
+    """The environment's id, if there is one of this name."""
+    from envs.make import spec_of
+
+    if isinstance(env, list | dict):
+        raise UsageError(f"env={short(env)} is no id; a run has one environment, runners.sweep takes several (env=A,B)")
+    if env in (None, ""):
+        raise UsageError("env= is missing, as in env=CartPole-v1; `python -m runners.list` names the environments")
+    try:
+        spec_of(str(env))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return str(env)
+
+
+def _own_keys() -> dict[str, Any]:
+    """The keys that every run has -> their types."""
+    hints = typing.get_type_hints(TrainConfig)
+    fields = [f.name for f in dataclasses.fields(TrainConfig) if f.name not in ("reward", "agent", *HIDDEN)]
+    return {name: hints[name] for name in fields}
+
+
+def _option_keys(agent: str, names: list[str]) -> dict[str, Any]:
+    """The options of the agent and the rewards -> their types."""
     keys: dict[str, Any] = {}
-    configs = {"": TrainConfig, "agent.": agents.get(agent).Config}
-    configs |= {f"reward.{name}.": rewards.get(name).Config for name in names}
+    configs = {"agent.": agents.get(agent).Config, **{f"reward.{name}.": rewards.get(name).Config for name in names}}
     for prefix, cls in configs.items():
         hints = typing.get_type_hints(cls)
-        keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name not in HIDDEN})
-    del keys["reward"], keys["agent"]
-    keys["env"] = keys["preset"] = str
+        keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls)})
     return keys
+
+
+def _check_begins(values: dict[str, Any], kinds: dict[str, Any], names: list[str]) -> None:
+    """Refuse keys that show by how they begin that they are unknown, and are near to one of `kinds` if to any."""
+    tops, known = [*kinds, *OWN_NAMES], rewards.names()
+    for key, value in values.items():
+        begin, *rest = key.split(".")
+        options = (begin == "agent" and len(rest) == 1) or (begin == "reward" and len(rest) == 2 and rest[0] in known)
+        if key in tops or options:
+            continue
+        if rest or key in RENAMED or nearest(key, tops, CLOSE):
+            raise UsageError(_unknown_key(key, value, tops, names))
 
 
 def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +185,7 @@ def _kind(parameter: inspect.Parameter) -> Any:
     return kind if set(typing.get_args(kind) or (kind,)) <= {bool, int, float, str, type(None)} else Any
 
 
-def _unknown_key(key: str, value: Any, kinds: dict[str, Any], names: list[str]) -> str:
+def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str]) -> str:
     parts = key.split(".")
     if key in RENAMED:
         return f"{key} is now called {RENAMED[key]}"

@@ -35,6 +35,21 @@ def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
     return key, text
 
 
+def refuse_twice(arguments: Iterable[str]) -> None:
+    """A UsageError for a key that is given twice, of which only one could count."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, _ = argument.partition("=")
+        if equals and key in given:
+            raise UsageError(f"{key}= is given twice, as {short(given[key])} and as {short(argument)}; give it once")
+        given[key] = argument
+
+
+def replaced(arguments: Iterable[str], changes: Iterable[str]) -> list[str]:
+    """Arguments of which `changes` replace those with the same key."""
+    return list({argument.partition("=")[0]: argument for argument in (*arguments, *changes)}.values())
+
+
 def override(text: str) -> Any:
     """What Hydra makes of a text; None if it cannot read it."""
     try:

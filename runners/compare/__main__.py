@@ -55,6 +55,7 @@ class CompareConfig(Settings):
 
 def compare(config: CompareConfig) -> int:
     """Score with every reward that is named, print the cards, and write the page."""
+    configs = compose(config)  # before the imports, which take seconds
     import torch
 
     from runners.compare import page
@@ -63,7 +64,6 @@ def compare(config: CompareConfig) -> int:
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    configs = compose(config)
     found = [(candidate, card(candidate, goal)) for candidate, goal in candidates(config, configs)]
     chosen, cards = [candidate for candidate, _ in found], [made for _, made in found]
     if config.horizon:

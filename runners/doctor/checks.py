@@ -16,6 +16,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from envs.memory import memory
 from runners.doctor import Finding, ask
 from runners.run.packages import DISTRIBUTION, HOME, PACKAGES, distribution, install, module_of, name_collision, version
 
@@ -100,7 +101,7 @@ def cores() -> Iterator[Finding]:
         words += f", a quota of {limit / period:.1f}"
         fix = "" if limit / period >= usable else f"give slots={max(limit // period, 1)} to sweeps"
     yield Finding.of("cores", words, fix)
-    free, total = _memory()
+    free, total = memory()
     fix = "" if free > 2 * GB or not total else "fewer environments or jobs at once; a job takes 0.5 to 1.5 GB"
     yield Finding.of("memory", f"{free / GB:.1f} of {total / GB:.1f} GB free", fix)
     if sys.platform == "win32":
@@ -110,22 +111,6 @@ def cores() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     fix = "" if soft == resource.RLIM_INFINITY or soft >= 1024 else "ulimit -n 4096"
     yield Finding.of("open files", f"up to {soft:,} (could be {hard:,})", fix)
-
-
-def _memory() -> tuple[float, float]:
-    """Bytes free and in all, of the container if it has a limit; zeros if unknown."""
-    free = total = 0.0
-    with suppress(OSError, ValueError):
-        table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        total, free = (int(table[key].split()[0]) * 1024.0 for key in ("MemTotal", "MemAvailable"))
-    with suppress(OSError, ValueError):
-        limit = float(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = float(Path("/sys/fs/cgroup/memory.current").read_text())
-        free, total = min(free, limit - used), min(total, limit)
-    if not total and hasattr(os, "sysconf"):
-        with suppress(ValueError, OSError):
-            total = free = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return free, total
 
 
 def disk(root: str) -> Iterator[Finding]:

@@ -75,16 +75,16 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
 
     A UsageError if the policy does not fit the format asked for, or what was written acts otherwise.
     """
-    from runners.export.card import card
-    from runners.export.convert import NoForm, convert
-    from runners.export.policy import save
-
     lacking = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if config.format != "safetensors" and lacking:
         words = f"format=onnx needs {', '.join(lacking)}: pip install 'lodestar-rl[onnx]'"
         raise ImportError(f"{words}, or give format=safetensors")
     run = Path(config.run)
     subject = file_subject(config) if run.is_file() else run_subject(run, config.trust)
+    from runners.export.card import card  # these import torch
+    from runners.export.convert import NoForm, convert
+    from runners.export.policy import save
+
     out = Path(config.out) if config.out else (run.parent if run.is_file() else run) / "export"
     out.mkdir(parents=True, exist_ok=True)
     policy, why = None, ""
@@ -116,11 +116,12 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
 
 def run_subject(run: Path, trust: bool = False) -> Subject:
     """The agent of a run at its newest checkpoint."""
-    from envs.make import make
-    from rewards.adapters.guided import guide_modalities, guided
     from runners.run.build import load_run
 
     trained = load_run(run, trust)
+    from envs.make import make
+    from rewards.adapters.guided import guide_modalities, guided
+
     config, mix = trained.config, trained.mix
     options = {**config.env_options, **guide_modalities(mix)}
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
+import math
 import sys
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from envs.memory import memory, refuse_beyond
 from runners.run import checkpoint
 from runners.run.config import TrainConfig, UsageError, from_dict, read
 from runners.run.trust import require, saved_keys
@@ -62,12 +65,38 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
     with closing(make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as one:
         spaces = one.observation_space, one.action_space
     agent.check(*spaces)
-    mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
-    mix.on_nan = OnNan(config.on_nan)
-    venv = make_envs(config, agent.driver, n_envs, mix, crashes)
-    driver, given = make_driver(agent.driver, mix, spaces[0])
-    model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
+    with networks_that_fit():
+        mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
+        mix.on_nan = OnNan(config.on_nan)
+        venv = make_envs(config, agent.driver, n_envs, mix, crashes)
+        driver, given = make_driver(agent.driver, mix, spaces[0])
+        model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
     return Parts(venv, mix, model, driver, n_envs, device)
+
+
+@contextmanager
+def networks_that_fit() -> Iterator[None]:
+    """Refuse networks, made inside, that training would fill the memory with; before their weights are written.
+
+    While it learns, a weight has a gradient and two moments beside it.
+    """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+    from torch.nn.parameter import Parameter
+
+    free = memory()[0] or math.inf
+    made: list[Parameter] = []
+
+    def count(module: object, name: str, parameter: Parameter) -> None:
+        if parameter is not None and parameter.device.type == "cpu":
+            made.append(parameter)
+            refuse_beyond(sum(each.nbytes for each in made), "the networks of this run", free)
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+    refuse_beyond(sum(each.nbytes * (4 if each.requires_grad else 1) for each in made), "learning", free)
 
 
 def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> VectorEnv | VecEnv:

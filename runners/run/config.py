@@ -50,9 +50,11 @@ class TrainConfig(Settings):
     agent_name: str = "ppo"
     preset: str = setting("auto", "a name, auto (the one made for this env and reward, if any) or none")
     seed: int = setting(0, "of environments, agent and rewards", low=0, below=2**31)
-    total_timesteps: int = setting(100_000, "environment steps, summed over environments; 1e6 is fine", low=1)
+    total_timesteps: int = setting(
+        100_000, "environment steps, summed over environments; 1e6 is fine", low=1, high=1e15
+    )
     max_episode_steps: int | None = setting(None, "truncate episodes here; null keeps the environment's limit", low=1)
-    n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", low=0)
+    n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", low=0, high=65_536)
     backend: str = setting(
         "auto",
         "what steps them: batched (array programs of ours), gym (this process), workers, auto",
@@ -65,7 +67,7 @@ class TrainConfig(Settings):
         "stop", "what follows when an environment raises (backend=workers)", choices=("stop", "restart")
     )
     device: str = setting("auto", "as torch writes it; auto takes a GPU if there is one")
-    num_threads: int = setting(1, "of torch; small networks get slower with more", low=1)
+    num_threads: int = setting(1, "of torch; small networks get slower with more", low=1, high=1024)
     root: str = setting("runs", "folder that runs are written to")
     run_dir: str = setting("", "exactly this folder instead of root/env/agent-reward/time-seed")
     resume: str = setting(
@@ -225,8 +227,8 @@ def unknown(what: str, given: Any, names: Iterable[str]) -> str:
     return f"{what}={given} is unknown; {hint}"
 
 
-def nearest(given: str, names: Iterable[str]) -> str | None:
-    """The name that `given` may have meant: by letters, by last part, or by initials (lr)."""
+def nearest(given: str, names: Iterable[str], least: float = 0.6) -> str | None:
+    """The name that `given` may have meant: by letters, by last part, or by initials (lr); `least` is in [0, 1]."""
     word = given.lower()
 
     def score(name: str) -> float:
@@ -239,4 +241,4 @@ def nearest(given: str, names: Iterable[str]) -> str | None:
         return max(whole, 0.98 * difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last.lower()).ratio())
 
     best = max(names, key=score, default="")
-    return best if score(best) > 0.6 else None
+    return best if score(best) > least else None

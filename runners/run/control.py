@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.files import appended, read_json
+from runners.cli.value import replaced
 from runners.run.config import TrainConfig
 from runners.run.folder import LOG
 
@@ -33,7 +34,7 @@ class Control:
         with appended(self.log) as log:
             self.process = subprocess.Popen(
                 # ends with this process, and waits for the control that an earlier one of this run may have left
-                [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run), *argv, *extra],
+                [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run), *replaced(argv, extra)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

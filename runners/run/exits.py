@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from envs.memory import GIB, memory
 from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
@@ -39,7 +42,8 @@ class Signals:
 
     The handler itself only sets a flag or raises: writing files inside a handler could meet a write in progress.
     A second Ctrl-C while the first is waiting exits at once. Ctrl-C and SIGTERM are always ours; of the others those
-    that would have ended the process, not what is ignored (nohup) or somebody else's (an alarm of the environment).
+    that would have ended the process, not what is ignored (nohup) or somebody else's (an alarm of the environment). In another
+    thread than the main one, where Python takes no handlers, signals do what they did before.
     """
 
     def __init__(self, deferred: bool = False) -> None:
@@ -50,7 +54,8 @@ class Signals:
     def __enter__(self) -> Signals:
         always = (signal.SIGINT, signal.SIGTERM)
         ours = [number for number in STOPPING if number in always or _ends(signal.getsignal(number))]
-        self._before = {number: signal.signal(number, self._handle) for number in ours}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in ours}
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -108,6 +113,11 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
             f"the policy's outputs stopped being finite at step {step:,}: training diverged; lower agent.learning_rate "
             "or scale the reward (reward.<name>.scale=return)"
         )
+    if (found := _ALLOCATION.search(sentence)) and isinstance(error, MemoryError | RuntimeError):
+        return FAILED, (
+            f"an array of {found[1]} does not fit into memory ({memory()[0] / GIB:,.1f} GiB are free); make networks "
+            "(hidden, net_arch), buffers (buffer_size), rollouts (n_steps) or n_envs smaller"
+        )
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code, sentence
@@ -144,8 +154,9 @@ def save_kept(error: BaseException, folder: Path) -> str:
     return ""
 
 
+_ALLOCATION = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTPE]iB))")  # NumPy's and torch's errors say it so
 _CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE}
-_STEPS = ("step", "reset", "render", "frame", "send", "recv")
+_STEPS = ("make", "step", "reset", "render", "frame", "send", "recv")
 
 
 def _owner(error: BaseException) -> tuple[int, str] | None:

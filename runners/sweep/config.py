@@ -16,7 +16,7 @@ from typing import Any
 from envs.files import read_json
 from envs.settings import Settings, declarations, described, setting
 from runners.cli.command import OPTIONS, REST, written
-from runners.cli.value import cast, literal
+from runners.cli.value import cast, literal, replaced
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError, unknown
 from runners.sweep.job import Job, Launcher
@@ -61,7 +61,7 @@ class JobsConfig(Settings):
         """A run with some changes; `name` is its folder in that of the command, too."""
         place = (folder / name).absolute()
         given = [f"{key}={literal(value)}" for key, value in {**changes, "run_dir": str(place)}.items()]
-        return Job(name, (*argv, *given), place, self.gpus)
+        return Job(name, tuple(replaced(argv, given)), place, self.gpus)
 
     def refuse(self, *keys: str) -> None:
         """A UsageError if keys of runners.train were given that belong to the command itself."""

@@ -45,8 +45,8 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
     if math.prod(map(len, choices.values())) > MAX_JOBS:
         raise UsageError(f"the grid has more than {MAX_JOBS:,} jobs; take some alternatives away")
     seeds = choices.pop("seed", [])
-    cells = _cells(choices, next(iter(seeds), "0"))
     numbers = list(dict.fromkeys(parse("seed", text, int) for text in seeds or ["0"]))
+    cells = _cells(choices, next(iter(seeds), "0"))
     jobs = []
     for number, (name, (given, config)) in itertools.product(numbers, cells.items()):
         config = dataclasses.replace(config, seed=number)
@@ -70,7 +70,10 @@ def alternatives(argument: str) -> tuple[str, list[str]]:
             "as in 'range(5)' (runners.tune searches intervals)"
         )
     values = itertools.islice(_flat(found), MAX_JOBS + 1)
-    return key, list(dict.fromkeys(map(_text, values)))
+    texts = list(dict.fromkeys(map(_text, values)))
+    if not texts:
+        raise UsageError(f"{argument} is an empty range; give one with a number in it, as in 'range(5)'")
+    return key, texts
 
 
 def _flat(override: Any) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from envs.files import read_json
 from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
-from runners.cli.value import is_number, literal, value_of
+from runners.cli.value import is_number, literal, replaced, value_of
 from runners.report.results import append_rows
 from runners.report.statistics import aggregate
 from runners.run.checkpoint import versions, write_atomically
@@ -67,7 +67,7 @@ class TransferConfig(JobsConfig):
         if self.budget > len(self.tasks):
             raise UsageError(f"budget={self.budget} is out of range; there are {len(self.tasks)} tasks")
         self.train, _ = compose([*rest, *(f"{key}={literal(value)}" for key, value in zip(grids, self.tasks[0]))])
-        self.argv = ("control=none", "video=false", *rest)
+        self.argv = tuple(replaced(("control=none", "video=false"), rest))
         run = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}-{'-'.join(grids)}"
         self.folder = Path(self.root) / "transfer" / safe(self.name or run)
 

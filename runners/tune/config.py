@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.settings import declarations, setting
 from runners.cli.compose import compose
-from runners.cli.value import is_number
+from runners.cli.value import is_number, replaced
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
@@ -72,7 +72,7 @@ class TuneConfig(JobsConfig):
         given = {argument.partition("=")[0] for argument in self.rest}
         log_every = min(LOG_EVERY, max(int(self.train.total_timesteps) // 20, 1))
         # No video is watched, and a control beside every run would double its cost.
-        self.argv = ("control=none", "video=false", f"log_every={log_every}", *self.rest)
+        self.argv = tuple(replaced(("control=none", "video=false", f"log_every={log_every}"), self.rest))
         self.spaces = spaces(self.train, self.tune, self.tune_options, given)
         self.default = values_of(self.train, self.spaces)
         name = self.name or f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"
