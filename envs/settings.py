@@ -126,8 +126,8 @@ class Settings:
 
 
 def check_config(config: object, kind: type) -> None:
-    """Refuse, with a ValueError, options that are no `kind`, such as a dict."""
-    if not isinstance(config, kind):
+    """Refuse, with a ValueError, options that lack what a `kind` has, such as a dict or another's Config."""
+    if not all(hasattr(config, field.name) for field in dataclasses.fields(kind)):
         options = ", ".join(f"{key}={value!r}" for key, value in config.items()) if isinstance(config, dict) else "..."
         given = repr(config) if isinstance(config, dict | type) else f"of type {type(config).__name__}"
         raise ValueError(f"the options {given} are no {kind.__name__}; give {kind.__name__}({options})")

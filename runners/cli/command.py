@@ -54,7 +54,7 @@ class Command:
             return self._call(argv)
 
     def _call(self, argv: list[str] | None) -> int:
-        argv = sys.argv[1:] if argv is None else argv
+        typed, argv = argv is None, sys.argv[1:] if argv is None else argv
         if not {"", os.getcwd()} & {*sys.path}:
             os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that it starts do not search there either
         if collision := name_collision():
@@ -63,7 +63,8 @@ class Command:
             print(self.text())
             return 0 if argv else 2
         try:
-            refuse_twice(argv)
+            if typed:  # in a program, what is appended replaces
+                refuse_twice(argv)
             return self.run(argv if self.config is None else self.parse(argv)) or 0
         except UsageError as error:  # known without the imports below
             return failed(error.exit_code, masked(str(error)), error)

@@ -34,14 +34,13 @@ def sections(file, n):
 
 def run(line):
     """Exit code or what was raised, stderr, stdout, and whether torch was loaded."""
-    name, *args = shlex.split(line)
+    name, *sys.argv[1:] = shlex.split(line)
     err, out = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
             module = importlib.import_module(f"runners.{name}")
-            code = (module if hasattr(module, "main") else importlib.import_module(f"runners.{name}.__main__")).main(
-                args
-            )
+            main = getattr(module, "main", None) or importlib.import_module(f"runners.{name}.__main__").main
+            code = main()
     except BaseException as error:
         code = f"{type(error).__name__}: {error}"
     return code, err.getvalue()[-3000:], out.getvalue()[-3000:], "torch" in sys.modules
