@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runners.cli.value import replaced
 from runners.run import checkpoint
 from runners.run import progress as running
 from runners.run.config import load
@@ -272,7 +273,7 @@ def test_a_broken_newest_checkpoint_costs_some_steps_and_no_numbers(whole, tmp_p
 
 
 def test_the_same_command_finds_its_unfinished_run_and_leaves_finished_ones_alone(tmp_path):
-    short = [*PPO, "reward=task", f"root={tmp_path}", "total_timesteps=1500"]
+    short = replaced(PPO, ["reward=task", f"root={tmp_path}", "total_timesteps=1500"])
     command = [sys.executable, "-m", "runners.train", *short]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     while not list(tmp_path.glob("CartPole-v1/ppo-task/*/checkpoints/step_*")):
