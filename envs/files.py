@@ -18,7 +18,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 SMALL = 4_000_000  # bytes of a configuration, a status, results
 LARGE = 1_000_000_000  # of a log, a table, the tree of a state
@@ -32,7 +32,7 @@ class NoRegularFile(OSError):
     """A pipe, a device, a link, a folder, or a file larger than anything that belongs there."""
 
 
-def opened(path: str | Path, most: int = SMALL) -> BinaryIO:
+def opened(path: str | Path, most: int = SMALL) -> io.BufferedReader:
     """A regular file of at most `most` bytes, opened for reading.
 
     Raises:
@@ -42,12 +42,12 @@ def opened(path: str | Path, most: int = SMALL) -> BinaryIO:
     return os.fdopen(_descriptor(Path(path), _READ, most), "rb")
 
 
-def appended(path: str | Path) -> BinaryIO:
+def appended(path: str | Path) -> io.BufferedWriter:
     """A regular file, new or not, opened to write behind its end; raises as `opened` does."""
     return os.fdopen(_descriptor(Path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, None), "ab")
 
 
-def opened_text(path: str | Path, most: int = LARGE) -> TextIO:
+def opened_text(path: str | Path, most: int = LARGE) -> io.TextIOWrapper:
     """As `opened`, for `csv`: text with its ends of lines, bytes that are no UTF-8 as question marks."""
     return io.TextIOWrapper(opened(path, most), encoding="utf-8-sig", errors="replace", newline="")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -152,7 +153,8 @@ class Slurm(Launcher):
 
     def _ids(self) -> dict[str, str]:
         assert self._folder is not None
-        return read_json(self._folder / IDS)
+        ids = read_json(self._folder / IDS)
+        return {name: id for name, id in ids.items() if re.fullmatch(r"[1-9]\d*(_\d+)?", str(id))}  # no -1: all
 
 
 class _BatchJob:
