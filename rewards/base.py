@@ -180,6 +180,10 @@ class Reward(ABC):
         """Sentences a user should read before training: what supervised this reward, which prompt looks unknown."""
         return []
 
+    def preflight(self) -> str:
+        """What a run needs that is not there, such as a server, in a sentence with its fix; "" for nothing."""
+        return ""
+
     def close(self) -> None:  # noqa: B027 - most rewards hold nothing open
         """Release what the reward holds besides: processes, connections, files."""
 

@@ -40,6 +40,7 @@ def train(argv: list[str]) -> int:
             print(f"{work.folder.path} is finished already; nothing to do")
             return 0
         parts = build(config, work.folder.path / "crashes")
+        require(parts, work.folder.new)
         saver = work.begin(parts, signals)
         announce(config, preset, parts, work)
         work.control = control.start(config, argv, work.folder.path)
@@ -58,6 +59,14 @@ def train(argv: list[str]) -> int:
         if saver.storage_error:
             print(f"error: the last checkpoint could not be written: {saver.storage_error}", file=sys.stderr)
         return code
+
+
+def require(parts: Parts, fresh: bool) -> None:
+    """Refuse to begin a run without what its rewards need; one that continues waits for it."""
+    for missing in parts.mix.preflight():
+        if fresh:
+            raise ValueError(missing)
+        print(f"note: {missing}; the run continues without it until it is there")
 
 
 def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) -> None:

@@ -7,7 +7,8 @@ installed, are `minihack:MiniHack-Room-5x5-v0` and so on.
 `info["text"]` is the game's message, "" when there is none; with the adapter's option `status=True` the status line
 follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence repeated in a row appears once, with "(x2)".
 What players have written, on the floor or as a name, reads "(written)": an agent that writes "You find the Oracle"
-could otherwise manipulate its judge.
+could otherwise manipulate its judge. So does what it types when the game asks for a line, and any line of
+`WRITTEN` characters or more in the rest of the episode, as a pet's name stands in messages like any other word.
 
 Signals are depth in levels below the surface, 1 at the start; the in-game score; experience level; gold; hit points. An
 episode's metrics are the largest of each, so that dying takes nothing away.
@@ -38,8 +39,11 @@ from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
 from envs.observations import Recorded
 from envs.types import EnvReset
 
+WRITTEN = 4  # characters
 CAP = 5000  # NLE's own episode length
 SIGNALS = ("depth", "score", "experience level", "gold", "hit points")
+# What the game asks before it reads a line: `What do you want to write in the dust here?`, `Call a red gem:`, `#`.
+_ASKED = re.compile(r"(# ?|.*?[?:](?: \[[^\]]*\])?) ?(.*)", re.DOTALL)
 _NUMBERS = [DEPTH, SCORE, LEVEL, GOLD, HP]
 _AIMS = {
     "Score": "Make the score grow: go down deeper, fight and kill monsters, gain experience levels and find gold.",
@@ -129,9 +133,25 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     inner = simulator(env)
-    text = caption(bytes(inner.last_observation[inner._message_index]).split(b"\0", 1)[0])
+    message = bytes(inner.last_observation[inner._message_index]).split(b"\0", 1)[0]
+    text = _without_typed(message, bool(inner.last_observation[inner._internal_index][2]), memory)
     status = env.has_wrapper_attr("status") and env.get_wrapper_attr("status")
     return with_status(text, inner.last_observation[inner._blstats_index]) if status else text
+
+
+def _without_typed(message: bytes, reads_line: bool, memory: dict[str, Any]) -> str:
+    """The caption of a message without what the agent has typed in this episode; `reads_line`: it is typing now."""
+    if reads_line:
+        asked = _ASKED.fullmatch(message.decode("latin-1"))
+        question, typed = asked.groups() if asked else (message.decode("latin-1"), "")
+        memory["typing"] = " ".join(typed.split())
+        return caption(question.encode("latin-1")) + (" (written)" if typed else "")
+    if len(typed := memory.pop("typing", "")) >= WRITTEN:
+        memory["typed"] = sorted({*memory.get("typed", ()), typed}, key=len, reverse=True)
+    text = caption(message)
+    for line in memory.get("typed", ()):
+        text = re.sub(re.escape(line), "(written)", text, flags=re.IGNORECASE)
+    return text
 
 
 def _aim(spec: EnvSpec) -> str:

@@ -234,6 +234,9 @@ class Guidance(Reward):
             notes.append(f"{failed:,.0f} questions got no goal; the last error: {self._annotator.failure}")
         return notes + self._annotator.notes()
 
+    def preflight(self) -> str:
+        return "" if self._annotator is None or len(self._keys) else self._annotator.preflight()
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "goals": list(self._goals),

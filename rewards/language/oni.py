@@ -29,6 +29,7 @@ models reward captions that only look like good ones; an agent then seeks those.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ class ONIConfig(CaptionedConfig):
         "which captions are asked about first: `frequency` the most met, `novelty` the newest, `uncertainty` where the "
         "model is least sure [novelty]",
         choices=("frequency", "novelty", "uncertainty"),
+    )
+    absent: str = setting(
+        "stop",
+        "what to do if the judge's server is not there when a run begins: `stop`, `wait` for it while training, or "
+        "take the labels from the family's `rules`",
+        choices=("stop", "wait", "rules"),
     )
     clock: str = setting(
         "auto",
@@ -165,6 +172,20 @@ class ONI(Captioned):
         if self.annotator is None:
             return ["no judge labels the captions, so the reward is 0: give reward.oni.goal or reward.oni.judge"]
         return self.annotator.notes()
+
+    def preflight(self) -> str:
+        if self.annotator is None or not (missing := self.annotator.preflight()):
+            return ""
+        if self.config.absent == "stop":
+            return f"{missing}; or give reward.oni.absent=wait, or absent=rules"
+        if self.config.absent == "wait":
+            self.annotator.events.append(f"{missing}; the run waits for it")
+            return ""
+        self.annotator.close()
+        self.annotator = _annotator(dataclasses.replace(self.config, judge="rules", judge_options={}), self.seed)
+        assert self.annotator is not None
+        self.annotator.events.append(f"{missing}; the labels of this run are those of rules")
+        return ""
 
     def close(self) -> None:
         """End the judge."""

@@ -144,6 +144,9 @@ class Subgoals(Reward):
     def notes(self) -> list[str]:
         return self.teacher.notes()
 
+    def preflight(self) -> str:
+        return str(self.teacher.reach())
+
 
 @functools.cache
 def _sentences() -> np.ndarray:

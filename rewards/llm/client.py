@@ -175,15 +175,16 @@ class Chat:
         self._structured = False  # only now is it known that the schema was refused
         return answer
 
-    def reach(self) -> None:
-        """Raise JudgeError if nobody listens at the address, within LOOK seconds; a slow or a busy server is there."""
+    def reach(self) -> str:
+        """A sentence if nobody listens at the address, within LOOK seconds; a slow or a busy server is there."""
         look = self._send("GET", f"{self.endpoint.url}/models", LOOK, timeout=httpx2.Timeout(None, connect=LOOK / 2))
         try:
             asyncio.run_coroutine_threadsafe(look, self._loop).result()
-        except _AbsentError:
-            raise
+        except _AbsentError as error:
+            return f"{error}; start the server, or correct url"
         except JudgeError:
-            return
+            pass
+        return ""
 
     def close(self) -> None:
         """Close the connections."""
@@ -479,6 +480,9 @@ class ModelJudge(Endpoint, Judge):
                 kept[key] = read(words)
         new = [key for key in questions if key not in kept]
         return kept, dict(zip(new, in_parallel(answer, new, self.concurrency, self.breaker) if new else []))
+
+    def reach(self) -> str:
+        return "" if len(self.store) else self.chat.reach()  # what is kept may be all that is needed
 
     def close(self) -> None:
         self.chat.close()

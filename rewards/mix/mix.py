@@ -82,6 +82,11 @@ class Mix:
         """What a user should know before training, stream by stream."""
         return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.reward.notes()]
 
+    def preflight(self) -> list[str]:
+        """What is missing for a run to begin, sentences with their fix."""
+        found = {name: stream.reward.preflight() for name, stream in self.streams.items()}
+        return [f"{name}: {sentence}" for name, sentence in found.items() if sentence]
+
     def initial_memory(self, n: int) -> Memory:
         """Memories of the streams that have one, for `n` fresh episodes."""
         return {name: s.initial_memory(n) for name, s in self.streams.items() if s.has_memory}

@@ -297,6 +297,9 @@ class BradleyTerry(Learned):
         embedded = self.embed(batch) if found is None else found
         return np.asarray(embedded, np.float32), np.zeros((len(embedded), 0), np.float32)
 
+    def preflight(self) -> str:
+        return self.judge.reach()
+
     def notes(self) -> list[str]:
         return [*self.judge.notes(), *([self.failure] if self.failure else [])]
 

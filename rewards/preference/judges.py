@@ -222,6 +222,9 @@ class RecordedPreferences(SegmentJudge):
     def embed(self, batch: Transitions) -> np.ndarray:
         return super().embed(batch) if self.judge is None else self.judge.embed(batch)
 
+    def reach(self) -> str:
+        return "" if self.judge is None else self.judge.reach()
+
     def notes(self) -> list[str]:
         if self.judge is None:
             return [f"{len(self.labels)} labels are read from {self.path}"]

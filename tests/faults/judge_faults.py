@@ -1,6 +1,6 @@
 """What a language model's server can do to a judge's labels: nothing, whatever it answers and whatever it is shown.
 
-A real server in a process of its own misbehaves in forty-one ways; each time three texts and a pair are to be judged, and
+A real server in a process of its own misbehaves in forty ways; each time three texts and a pair are to be judged, and
 any label, or an abstention, is a mislabel. Then captions with prompt injections go to a server that labels the quoted
 text by the rulebook: alone they must get the label 0, and behind a caption they must not change its label. That server
 follows no instruction, so this measures the quotation, not a model's gullibility.

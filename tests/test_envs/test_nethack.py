@@ -27,6 +27,21 @@ def test_captions_are_the_message_without_what_players_wrote(message, told):
     assert caption(message) == told
 
 
+def test_what_the_agent_types_is_in_no_caption_not_even_as_the_name_of_its_pet():
+    from nle.nethack import ACTIONS
+
+    env = make("NetHackScore-v0", text=True, actions=tuple(ACTIONS), allow_all_yn_questions=True, allow_all_modes=True)
+    actions = [int(action) for action in env.unwrapped.actions]
+    told = [env.reset(seed=1)[1]["text"]]
+    keys = "E-   You kill the newt!\r:: Cmm,You slay newts\rjkl"
+    told += [env.step(actions.index(ord(key)))[4]["text"] for key in keys]
+    assert "What do you want to write in the dust here? (written)" in told
+    assert "What do you want to call the kitten? (written)" in told
+    assert 'You read: "(written)".' in told
+    assert "(written) picks up a gold piece." in told
+    assert not [text for text in told if "newt" in text or "slay" in text]
+
+
 def test_the_status_line_follows_the_message_if_asked():
     env = make("NetHackScore-v0", text=True, status=True)
     _, info = env.reset(seed=1)

@@ -1,6 +1,7 @@
 """ONI: labels that one can follow by hand, three models and a control, tables that stay small, relabelled replay."""
 
 import json
+import re
 import time
 from copy import deepcopy
 from dataclasses import replace
@@ -8,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gymnasium import spaces
+from model_server import ModelServer
 from rollouts import BAD, GOOD, rewards_of, rollout
 from stable_baselines3.common.buffers import ReplayBuffer
 
@@ -320,3 +322,22 @@ def test_the_notes_name_the_judge(make):
 def test_a_setting_out_of_range_gets_a_sentence(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         ONI(ONIConfig(**options), *SPACES)
+
+
+def test_a_run_without_the_judges_server_stops_waits_or_takes_rules_as_it_is_told():
+    def oni(absent, url="http://127.0.0.1:9/v1"):
+        options = {"model": "tiny", "url": url}
+        config = ONIConfig(judge="openai", judge_options=options, family="minigrid", goal="g", absent=absent)
+        return ONI(config, *SPACES)
+
+    began = time.monotonic()
+    missing = r"http://127.0.0.1:9/v1 cannot be reached: .*; start the server, or correct url"
+    stops, waits, rules = oni("stop"), oni("wait"), oni("rules")
+    assert re.fullmatch(rf"{missing}; or give reward.oni.absent=wait, or absent=rules", stops.preflight())
+    assert waits.preflight() == rules.preflight() == "" and time.monotonic() - began < 3
+    assert re.fullmatch(rf"{missing}; the run waits for it", waits.notes()[-1])
+    assert re.fullmatch(rf"{missing}; the labels of this run are those of rules", rules.notes()[-1])
+    rules.annotator.offer(["picked up the yellow key", "bumped into a wall"], 0)
+    assert dict(rules.annotator.take(0)) == {"picked up the yellow key": 1.0, "bumped into a wall": 0.0}
+    with ModelServer(lambda text, images: "") as server:
+        assert oni("stop", server.url).preflight() == ""

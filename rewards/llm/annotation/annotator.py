@@ -27,6 +27,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -147,6 +148,13 @@ class Annotator(Settings):
             metrics = self._queue.metrics()
         breaker, restarts = (False, 0) if self._asker is None else (self._asker.breaker.open, self._asker.restarts)
         return {**metrics, "breaker": float(breaker), "restarts": float(restarts)}
+
+    def preflight(self) -> str:
+        """Why nothing could be asked now; see `Judge.reach`."""
+        if self.clock != "wall":
+            return ""
+        with closing(make_judge(self.judge, self.kind, **self._job["options"])) as judge:
+            return str(judge.reach())
 
     @property
     def failure(self) -> str:

@@ -79,6 +79,10 @@ class Judge(Settings, ABC):
         """Sentences a user should read: where the answers come from, what they cost, what went wrong so far."""
         return []
 
+    def reach(self) -> str:
+        """Why nothing could be asked now, a sentence within a few seconds; "" if there is no reason."""
+        return ""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that moves: generators, statistics, counts."""
         return {}

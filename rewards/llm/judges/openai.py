@@ -56,6 +56,9 @@ class _Model(Endpoint, TextJudge):
         super().__post_init__()
         self.chat = Chat(self)
 
+    def reach(self) -> str:
+        return self.chat.reach()
+
     def close(self) -> None:
         self.chat.close()
 
