@@ -169,18 +169,24 @@ def hanging(folder: Path, quick: bool) -> Found:
             "openai", model="m", url=server.url, goal="g", timeout=limit, attempts=1, concurrency=16, key=""
         )
         judge.label(["the first starts a thread"])
-        before = {thread for thread in threading.enumerate() if "process_request" not in thread.name}
+        before = _threads()
         for plan in (hangs(5), drips(5), drips_headers(5)):
             server.plan = [plan] * count
             began = time.monotonic()
             answered += int((~judge.label([f"text {i}" for i in range(count)]).failed).sum())
             slowest = max(slowest, (time.monotonic() - began) / (count / 16))
         judge.close()
-        ours = {thread for thread in threading.enumerate() if "process_request" not in thread.name}
-        left = len(ours - before)
+        end = time.monotonic() + 5  # the last ones of a pool need a moment to end
+        while (left := len(_threads() - before)) and time.monotonic() < end:
+            time.sleep(0.05)
     failed = left + answered + (slowest > 2.0)
     words = f"{left} threads are left of {3 * count} questions; each was given up after {slowest:.2f} s of {limit:g}"
     return Found(3 * count, failed, {"slowest_s": slowest}, words)
+
+
+def _threads() -> set[threading.Thread]:
+    """Those of this process but the server's."""
+    return {thread for thread in threading.enumerate() if "process_request" not in thread.name}
 
 
 def flooded(folder: Path, quick: bool) -> Found:
