@@ -4,10 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+COMMA := ,
 export SDL_VIDEODRIVER ?= dummy
 export SDL_AUDIODRIVER ?= dummy
 
-.PHONY: train test lint type check nightly newcomer clean
+# Virtual environments beside ours, of what does not go together with it.
+APART := $(or $(TMPDIR),/tmp)/lodestar-apart
+apart = $(VENV)/bin/uv venv --quiet --clear --python $(PY) $(APART)/$@ && echo '$(1)' > $(APART)/$@/override.txt \
+  && $(VENV)/bin/uv pip install --quiet --python $(APART)/$@/bin/python --override $(APART)/$@/override.txt --editable '.[dev]' $(2)
+
+.PHONY: train test lint type check nightly newcomer newest interop clean
 
 train: $(STAMP)
 	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip $(ARGS)
@@ -32,6 +38,16 @@ nightly: $(STAMP)
 newcomer:
 	bash tests/newcomer.sh
 
+# The fast tests on the newest Gymnasium, which nle's pin keeps away; TESTS= for some of them.
+newest: $(STAMP)
+	$(call apart,gymnasium[mujoco]>=1.3$(COMMA)<2)
+	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+
+# Other libraries' checkers, wrappers and collectors around our environments.
+interop: $(STAMP)
+	$(call apart,,torchrl tianshou)
+	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop $(TESTS)
+
 # uv installs in under a minute; plain pip is the fallback.
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,4 +57,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(APART) build *.egg-info

@@ -1,4 +1,4 @@
-"""MuJoCo 4.0.0 computes a wrong Hessian where Jacobians are sparse, repaired in 4.0.1; Gymnasium's robots have dense ones."""
+"""MuJoCo 4.0.0 computes a wrong Hessian where Jacobians are sparse, repaired in 4.0.1; built-in robots are dense."""
 
 from __future__ import annotations
 

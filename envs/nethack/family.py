@@ -86,7 +86,7 @@ class RealSeeds(Recorded):
         if seed is not None:
             inner.np_random = seeding.np_random(seed)[0]
         draw_game(inner)
-        return self.env.reset(options=options)
+        return self.env.reset(options=options or None)  # NLE fails on options without its own keys
 
 
 def draw_game(inner: Any) -> None:

@@ -387,7 +387,8 @@ class BufferedVectorEnv(VectorEnv):
         counted = mask
         if slots.lost.any():
             infos["lost"], counted = slots.lost, mask & ~slots.lost
-        final["episode"], final["_episode"] = {"r": slots.episode_return, "l": slots.episode_length}, counted
+        account = {"r": slots.episode_return, "l": slots.episode_length, "_r": counted, "_l": counted}
+        final["episode"], final["_episode"] = account, counted
         if slots.success.any():
             final["is_success"], final["_is_success"] = slots.success == 2, counted & (slots.success > 0)
         infos["final_obs"], infos["_final_obs"] = slots.final_obs, mask

@@ -75,6 +75,7 @@ class VectorRewardWrapper(VectorWrapper):
         self.driver = Driver(mix, env.num_envs, update_every)
         self._reads_obs, self._reads_action = legible(mix, env.single_observation_space, env.single_action_space)
         self._obs: Any = None
+        self._everywhere = np.ones(env.num_envs, bool)  # the mask that Gymnasium puts beside what infos hold
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
@@ -89,7 +90,7 @@ class VectorRewardWrapper(VectorWrapper):
         actions = actions if self._reads_action else None
         step = (self._obs, actions, rewards, after, terminations, truncations, infos)
         total = self.driver(from_vector_step(self.driver.cursor, self.autoreset_mode, *step))
-        infos["reward/task"] = np.asarray(rewards, np.float32)
-        infos.update({f"reward/{name}": raw for name, raw in self.driver.raw.items()})
+        for name, raw in {"task": np.asarray(rewards, np.float32), **self.driver.raw}.items():
+            infos[f"reward/{name}"], infos[f"_reward/{name}"] = raw, self._everywhere
         self._obs = after
         return next_obs, total, terminations, truncations, infos

@@ -433,10 +433,12 @@ class RelabelCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.buffer = self.model.replay_buffer if self.buffer is None else self.buffer  # type: ignore[attr-defined]
-        wanted, gamma = getattr(self.model, "n_steps", 1), self.model.gamma  # type: ignore[attr-defined]
-        if wanted > 1 and (getattr(self.buffer, "n_steps", 1), getattr(self.buffer, "gamma", gamma)) != (wanted, gamma):
+        model: Any = self.model
+        wanted, gamma = getattr(model, "n_steps", 1), model.gamma
+        given = getattr(self.buffer, "n_steps", 1), getattr(self.buffer, "gamma", gamma)
+        if wanted > 1 and given != (wanted, gamma):
             raise ValueError(
-                f"n_steps={wanted} of {type(self.model).__name__} does not reach its {type(self.buffer).__name__}; give "
+                f"n_steps={wanted} of {type(model).__name__} does not reach its {type(self.buffer).__name__}; give "
                 "replay_buffer_class=relabelling(NStepReplayBuffer) and replay_buffer_kwargs="
                 f'{{"mix": mix, "n_steps": {wanted}, "gamma": {gamma}}}'
             )
