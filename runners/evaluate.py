@@ -217,10 +217,11 @@ class EvaluateConfig(Settings):
 def evaluate(config: EvaluateConfig) -> None:
     """Evaluate a run and print its scores."""
     from runners.run.build import load_run
-    from runners.run.video import record_video
 
     run = Path(config.run)
     trained, model, mix, _ = load_run(run, config.trust)
+    from runners.run.video import record_video  # it imports torch
+
     columns = evaluation(trained, model, mix, config.episodes, config.seed)
     episodes = columns["this run"]["episodes"]
     print(f"{trained.env_label}, agent {trained.agent_name}, reward {trained.rewards}, {episodes} episodes")
