@@ -35,6 +35,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "nethack-speed": ("benchmarks.speed.nethack:run", "language"),
     "language-speed": ("benchmarks.speed.language:run", "language"),
     "judge-faults": ("tests.faults.judge_faults:run", "language"),
+    "soak": ("tests.faults.soak:run", "repairs"),
     "outage": ("tests.faults.outage:run", "language"),
     "model_based": ("benchmarks.speed.model_based:run", "model_based"),
     "oracle": ("benchmarks.checks.oracle:run", "model_based"),

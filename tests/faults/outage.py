@@ -20,7 +20,7 @@ from runners.report import results
 
 AWAY, AFTER = 60.0, 30.0  # seconds without a server, and with it again
 ENV = ["env=MiniGrid-DoorKey-8x8-v0", "env.captions=full", "env.chatter=true"]
-RUN = ["reward=oni", "total_timesteps=1e8", "n_envs=16", "control=none", "video=false", "seed=0"]
+RUN = ["total_timesteps=1e8", "n_envs=16", "control=none", "video=false", "seed=0"]
 KEY = "sk-canary-9876543210"
 
 
@@ -36,22 +36,29 @@ def run(folder: Path, away: float = AWAY, after: float = AFTER) -> dict[str, flo
     rows: list[dict[str, Any]] = []
     with FaultyServer("minigrid", delay=0.05) as server:
         judge = f'{{url: "{server.url("rules")}", model: rules, attempts: 1, timeout: 5}}'
-        asked = ["reward.oni.judge=openai", f"reward.oni.judge_options={judge}", f"reward.oni.transcript={transcript}"]
-        with _train(first.parent, asked) as process:
-            _wait(process, lambda: _last(first).get("oni/labels", 0) >= 20)
+        asked = [
+            "reward=oni",
+            "reward.oni.judge=openai",
+            f"reward.oni.judge_options={judge}",
+            f"reward.oni.transcript={transcript}",
+        ]
+        with start(first.parent, asked) as process:
+            _wait(process, lambda: last(first).get("oni/labels", 0) >= 20)
             rows.append(_row("before", first))
             server.kill()
             _wait(process, lambda: False, away)
             rows.append(_row("without the server", first))
             server.start()
             labels = rows[-1]["labels"]
-            _wait(process, lambda: _last(first)["oni/labels"] > labels)
+            _wait(process, lambda: last(first)["oni/labels"] > labels)
             _wait(process, lambda: False, after)
             process.terminate()
     rows.append(_row("after", first))
     end = rows[-1]["step"]
-    with _train(second.parent, ["reward.oni.clock=transcript", f"reward.oni.transcript={transcript}"]) as process:
-        _wait(process, lambda: _last(second).get("step", 0) >= end, 1e9)
+    with start(
+        second.parent, ["reward=oni", "reward.oni.clock=transcript", f"reward.oni.transcript={transcript}"]
+    ) as process:
+        _wait(process, lambda: last(second).get("step", 0) >= end, 1e9)
         process.terminate()
     rows.append(_row("replayed without a server", second))
     path = folder / "outage.csv"
@@ -83,7 +90,8 @@ def difference(first: list[dict[str, str]], second: list[dict[str, str]]) -> flo
     return largest
 
 
-def _train(place: Path, options: list[str]) -> subprocess.Popen:
+def start(place: Path, options: list[str]) -> subprocess.Popen:
+    """Training on DoorKey in a process of its own, with a key in its environment."""
     command = [sys.executable, "-m", "runners.train", *ENV, *RUN, *options, f"run_dir={place}"]
     return subprocess.Popen(command, env={**os.environ, "OPENAI_API_KEY": KEY})
 
@@ -94,12 +102,18 @@ def _wait(process: subprocess.Popen, until: Any, seconds: float = 300.0) -> None
         time.sleep(1)
 
 
-def _last(log: Path) -> dict[str, float]:
+def last(log: Path) -> dict[str, float]:
+    """The newest row of a metrics.csv."""
     rows = results.read_rows(log)
     return {key: float(value) for key, value in rows[-1].items() if value} if rows else {}
 
 
 def _row(name: str, log: Path) -> dict[str, Any]:
-    last = _last(log)
-    kept = {key: last.get(f"oni/{key}", 0.0) for key in ("labels", "asked", "failed", "dropped", "queued", "breaker")}
-    return {"when": name, "step": int(last.get("step", 0)), **kept, "success": last.get("rollout/success_rate", 0.0)}
+    newest = last(log)
+    kept = {key: newest.get(f"oni/{key}", 0.0) for key in ("labels", "asked", "failed", "dropped", "queued", "breaker")}
+    return {
+        "when": name,
+        "step": int(newest.get("step", 0)),
+        **kept,
+        "success": newest.get("rollout/success_rate", 0.0),
+    }
