@@ -13,7 +13,9 @@ import fnmatch
 import json
 import logging
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -107,6 +109,7 @@ class ClipEncoder:
         plain = model in MODELS and not weights and precision == "fp32"
         untrained = [str(seed)] if weights == UNTRAINED else []
         self.name = "clip" if plain else " ".join(["clip", model, weights, precision, *untrained])
+        self._most = sys.maxsize  # frames at once that memory has room for
         self._cache = EmbeddingCache(self.image)
         self._texts: dict[str, np.ndarray] = {}
 
@@ -129,27 +132,37 @@ class ClipEncoder:
         return seen
 
     def image(self, frames: np.ndarray, batch_size: int) -> np.ndarray:
-        """Unit embeddings of frames, uint8 (N, H, W, 3) -> float16 (N, D)."""
+        """Unit embeddings of frames, uint8 (N, H, W, 3) -> float16 (N, D); fewer at once where memory runs out."""
+        parts, start = [], 0
+        while start < len(frames):
+            count = min(batch_size, self._most)
+            try:
+                parts.append(self._image(frames[start : start + count]))
+            except self.torch.OutOfMemoryError:
+                if count == 1:
+                    raise
+                self._most = count // 2
+                warnings.warn(f"no memory for {count} frames at once; from now on {self._most}", stacklevel=2)
+                continue
+            start += count
+        return np.concatenate(parts) if parts else np.zeros((0, self.width), np.float16)
+
+    def _image(self, frames: np.ndarray) -> np.ndarray:
         torch = self.torch
-        parts = []
         with torch.inference_mode(), self._autocast():
-            for start in range(0, len(frames), batch_size):
-                pixels = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
-                alone = len(pixels) == 1
-                if alone:  # as a vector it would be rounded differently, so its reward would depend on the batch
-                    pixels = pixels.repeat(2, 1, 1, 1)
-                if pixels.shape[1:3] != (self.size, self.size):  # bytes (N, H, W, 3) -> float32, in [0, 255]
-                    x, size = pixels.permute(0, 3, 1, 2).float(), (self.size, self.size)
-                    x = torch.nn.functional.interpolate(
-                        x, size, mode=self.resample, antialias=True, align_corners=False
-                    )
-                    pixels = x.clamp(0, 255).permute(0, 2, 3, 1)
-                x = pixels.flatten(1).float()
-                x = torch.addcmul(self._shift, x, self._factor, out=x)
-                x = x.view(-1, self.size, self.size, 3).permute(0, 3, 1, 2)  # the channels stay last in memory
-                encoded = self.model.encode_image(x, normalize=True)
-                parts.append((encoded[:1] if alone else encoded).float().cpu())
-        return torch.cat(parts).numpy().astype(np.float16) if parts else np.zeros((0, self.width), np.float16)
+            pixels = torch.from_numpy(np.ascontiguousarray(frames)).to(self.device)
+            alone = len(pixels) == 1
+            if alone:  # as a vector it would be rounded differently, so its reward would depend on the batch
+                pixels = pixels.repeat(2, 1, 1, 1)
+            if pixels.shape[1:3] != (self.size, self.size):  # bytes (N, H, W, 3) -> float32, in [0, 255]
+                x, size = pixels.permute(0, 3, 1, 2).float(), (self.size, self.size)
+                x = torch.nn.functional.interpolate(x, size, mode=self.resample, antialias=True, align_corners=False)
+                pixels = x.clamp(0, 255).permute(0, 2, 3, 1)
+            x = pixels.flatten(1).float()
+            x = torch.addcmul(self._shift, x, self._factor, out=x)
+            x = x.view(-1, self.size, self.size, 3).permute(0, 3, 1, 2)  # the channels stay last in memory
+            encoded = self.model.encode_image(x, normalize=True)
+            return (encoded[:1] if alone else encoded).float().cpu().numpy().astype(np.float16)
 
     def text(self, sentences: list[str]) -> np.ndarray:
         """Unit embeddings of sentences, float32 (N, D), at least one; each is read once."""

@@ -32,9 +32,11 @@ class Fault(NamedTuple):
         promise: what happens then, one sentence with its target.
         run: (an empty folder, whether to make it quick) -> Found. Quick: the fewest trials that still mean something,
             for the tests; otherwise the number that the promise names.
+        real: False if a part of this process is replaced to bring it about.
     """
 
     name: str
     fault: str
     promise: str
     run: Callable[[Path, bool], Found]
+    real: bool = True

@@ -43,7 +43,7 @@ HEADLINES = (
     "resume_max_diff",
     "secrets_leaked",
 )
-GROUPS = ("workers", "processes", "phases", "storage", "resume", "numbers", "security", "judges")
+GROUPS = ("workers", "processes", "phases", "storage", "resume", "numbers", "security", "judges", "interfaces")
 
 
 def faults() -> dict[str, Fault]:
@@ -129,11 +129,14 @@ def write(out: Path, table: dict[str, Fault], found: dict[str, Found], command: 
             "promise": table[name].promise,
             "trials": row.trials,
             "failed": row.failed,
+            "real": table[name].real,
             "words": row.words,
             "figures": " ".join(f"{key}={value:.6g}" for key, value in row.figures.items()),
         }
     path.unlink(missing_ok=True)
     results.append_rows(path, [rows[name] for name in table if name in rows])
+    if (out.parent.parent / "docs").is_dir():
+        (out.parent.parent / "docs" / "faults.md").write_text(page(table, list(rows.values())))
     totals = {
         "faults": len(rows),
         "faults_failed": sum(int(row["failed"]) > 0 for row in rows.values()),
@@ -143,6 +146,31 @@ def write(out: Path, table: dict[str, Fault], found: dict[str, Found], command: 
     results.write_figures(out / "faults.json", command, {**measured, **totals})
     headlines = {key: value for key, value in measured.items() if key in HEADLINES}
     results.write_figures(out / "experiments.json", command, headlines)
+
+
+def page(table: dict[str, Fault], rows: list[dict[str, Any]]) -> str:
+    """docs/faults.md: the rows of faults.csv in the order of the table."""
+    known = {row["name"]: row for row in rows}
+    total, broken = (sum(int(row[key]) for row in rows) for key in ("trials", "failed"))
+    lines = [
+        "# What goes wrong, and what happens then",
+        "",
+        f"Written by `python -m tests.faults`: {len(rows)} faults, brought about in {total:,} trials, {broken} of which",
+        "broke the promise beside them. *Real* ones kill processes, cut files, fill disks, answer from a server; for the",
+        "*replaced* ones a part of the process is exchanged, because the machine cannot be made to do it.",
+        "",
+        "| fault | promise | trials | broken | how | seen |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, fault in table.items():
+        if name in known:
+            row, how = known[name], "real" if fault.real else "replaced"
+            seen = " ".join(str(row["words"]).replace("|", "/").replace("<", "&lt;").split())
+            promise = f"{fault.promise[0].upper()}{fault.promise[1:].rstrip('.')}"
+            lines.append(
+                f"| `{name}`: {fault.fault} | {promise} | {row['trials']} | {row['failed']} | {how} | {seen} |"
+            )
+    return "\n".join(lines) + "\n"
 
 
 def parse(argv: list[str], names: list[str]) -> tuple[list[str], bool, Path | None, float]:

@@ -264,11 +264,13 @@ FAULTS = [
         "a bonus is 1e12 times as large from one rollout to the next",
         "the run goes on or ends in a sentence with code 4; every saved weight is a number",
         exploding,
+        real=False,
     ),
     Fault(
         "reward-model-nan",
         "the loss of a reward's model is no number, once and three times in a row",
         "the batch is left out, the third time the last sound weights come back, the run finishes",
         spoilt_model,
+        real=False,
     ),
 ]

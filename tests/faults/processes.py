@@ -404,9 +404,15 @@ FAULTS = [
         interrupted_twice,
     ),
     Fault("no-gpu", "CUDA is absent", "device=cuda is refused in a sentence; auto takes the CPU.", no_gpu),
-    Fault("no-renderer", "OpenGL is absent", "One sentence, code 3; without pictures the run goes.", no_renderer),
-    Fault("lacking-package", "a package is missing", "One line that installs it, code 3.", lacking),
-    Fault("clock-jump", "the clock jumps", "No time is negative, and the run can go on.", clock_jump),
+    Fault(
+        "no-renderer",
+        "OpenGL is absent",
+        "One sentence, code 3; without pictures the run goes.",
+        no_renderer,
+        real=False,
+    ),
+    Fault("lacking-package", "a package is missing", "One line that installs it, code 3.", lacking, real=False),
+    Fault("clock-jump", "the clock jumps", "No time is negative, and the run can go on.", clock_jump, real=False),
     Fault(
         "sweep-killed",
         "jobs fail, and the sweep is killed",

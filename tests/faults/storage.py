@@ -353,7 +353,13 @@ def two_runs(folder: Path, quick: bool) -> Found:
 FAULTS = [
     Fault("signal-in-save", "SIGTERM inside a save", "Code 143 and a whole checkpoint, 100 of 100.", signal_in_save),
     Fault("killed-in-save", "kill -9 during a save", "No checkpoint is lost in 200 kills.", kill_in_save),
-    Fault("flush-order", "a power cut", "Files are flushed before the rename, the folder after it.", flush_order),
+    Fault(
+        "flush-order",
+        "a power cut",
+        "Files are flushed before the rename, the folder after it.",
+        flush_order,
+        real=False,
+    ),
     Fault("cut-file", "a truncated checkpoint", "It is named, and the one before is used, always.", cut),
     Fault("flipped-bit", "one changed bit", "200 of 200 are noticed.", flipped),
     Fault("other-format", "a checkpoint of another format", "One sentence, code 2.", other_format),
@@ -368,6 +374,7 @@ FAULTS = [
         "a full disk in CSV, TensorBoard, film",
         "One warning each; what is learned does not change.",
         full_in_logs,
+        real=False,
     ),
     Fault("unwritable", "a folder that cannot be written", "One sentence within 2 s, before training.", unwritable),
     Fault("two-runs", "two runs, one folder", "The second is refused at once with the first one's pid.", two_runs),

@@ -11,6 +11,8 @@ from tests.faults import Fault, Found, phases, storage
 from tests.faults import __main__ as command
 from tests.faults.child import Child, run
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def _found(name):
     return next(row for row in storage.FAULTS if row.name == name)
@@ -63,6 +65,11 @@ def test_every_fault_has_a_name_of_its_own_and_says_what_is_promised():
     for name, row in table.items():
         assert name == row.name == name.lower() and " " not in name
         assert row.fault and row.promise, name
+
+
+def test_the_page_of_faults_is_made_of_their_results():
+    rows = results.read_rows(ROOT / "assets" / "results" / "faults.csv")
+    assert (ROOT / "docs" / "faults.md").read_text() == command.page(command.faults(), rows)
 
 
 def test_every_file_with_a_list_of_faults_is_a_group():

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from rollouts import blank
 
 import rewards
@@ -347,3 +348,24 @@ def test_a_public_architecture_loads_from_a_file_like_the_small_one(tmp_path, po
     assert reward.embed(batch_of(frames)) == pytest.approx(expected.detach().numpy(), abs=2e-3)
     with pytest.raises(ValueError, match="does not hold the weights of a CLIP of the kind 'ViT-B-16'"):
         build(model="ViT-B-16", weights=str(path))
+
+
+def test_where_memory_runs_out_fewer_frames_are_read_at_once_from_then_on(monkeypatch):
+    encoder = build().encoder
+    frames = np.random.default_rng(0).integers(0, 255, (8, SIZE, SIZE, 3), np.uint8)
+    expected = encoder.image(frames, 8)
+    seen, forward = [], encoder.model.encode_image
+
+    def small(x, **options):
+        seen.append(len(x))
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(x, **options)
+
+    monkeypatch.setattr(encoder.model, "encode_image", small)
+    monkeypatch.setattr(encoder, "_most", 8)
+    with pytest.warns(UserWarning, match="no memory for 8 frames at once; from now on 4"):
+        np.testing.assert_allclose(encoder.image(frames, 8), expected, atol=1e-3)
+    assert seen == [8, 4, 2, 2, 2, 2]
+    encoder.image(frames[:2], 8)
+    assert seen[6:] == [2]
