@@ -65,6 +65,14 @@ def test_beta_splits_the_losses_of_the_two_models():
     assert float(losses["inverse_loss"].detach()) == pytest.approx(0.7 * -np.log(chances).mean(), rel=1e-6)
 
 
+def test_the_forward_loss_moves_the_embedding_of_the_successor_too():
+    icm = by_hand()
+    loss = icm.loss(*icm.columns(transitions([[0, 0]], [1], [[3, 5]])))["forward_loss"]
+    # phi(s') = (3, 10), f = (1, 0): 0.3 / 2 |f - phi(s')|^2 pulls phi(s') by 0.3 (2, 10), its weights by s' times that
+    pull = torch.autograd.grad(loss, icm.encoder.dense.weight)[0]
+    np.testing.assert_allclose(pull, [[0.6 * 3, 0.6 * 5], [3 * 3, 3 * 5]], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("share", "still"), [(0.0, "forward_model"), (1.0, "prediction")])
 def test_at_its_ends_beta_leaves_one_model_out(share, still):
     icm = make(forward_share=share)

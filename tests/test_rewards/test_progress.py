@@ -199,6 +199,9 @@ def test_only_whole_episodes_above_the_threshold_are_learnt_from(tmp_path):
     save(tmp_path / "mixed", begun_earlier, {})
     reward = made(str(tmp_path / "mixed"), threshold=2.0, steps=1)
     assert reward.hops.mean.tolist() == [11]  # of 10, 11 and 12
+    no = np.zeros_like(batch.terminated)
+    save(tmp_path / "timed", begun_earlier.replace(truncated=batch.terminated, terminated=no), {})
+    assert made(str(tmp_path / "timed"), threshold=2.0, steps=1).hops.mean.tolist() == [11]  # an end is an end
     assert made(str(tmp_path / "mixed"), steps=1).hops.mean.item() == pytest.approx((10 + 11 + 12 + 20 + 21) / 5)
     with pytest.raises(ValueError, match=r"holds no whole episode with a return above 9.0"):
         made(str(tmp_path / "mixed"), threshold=9.0)

@@ -49,6 +49,13 @@ def test_the_mean_distance_is_that_of_each_state_to_its_neighbours_in_the_episod
     assert reward.distance.count == 4
 
 
+def test_rows_that_are_no_transitions_do_not_move_the_mean_distance():
+    reward, batch = by_hand(k=2, learning_rate=1e-9), path([0, 1, 3, 99], [5, 6])
+    valid = (np.arange(4) != 2)[:, None]  # the first episode was lost at 3
+    reward.update(batch.replace(valid=valid, truncated=~valid))
+    assert float(reward.distance.mean) == pytest.approx((1 + 4 + 9 + 1) / 4)
+
+
 def test_distances_are_in_units_of_their_mean():
     bonus = []
     for width in (1, 100):
