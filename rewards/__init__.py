@@ -79,10 +79,15 @@ def get(name: str) -> type[Reward]:
     """
     if name in _registered:
         return _registered[name]
+    plugins = _plugins()
+    if name in TABLE and name in plugins:
+        raise ValueError(
+            f"the reward {name!r} is built in, and {plugins[name].value} is installed under the same name; rename its entry "
+            "point, or uninstall it"
+        )
     if name in TABLE:
         module, _, attribute = TABLE[name].partition(":")
         return getattr(import_module(module), attribute)
-    plugins = _plugins()
     if name in plugins:
         try:
             return plugins[name].load()

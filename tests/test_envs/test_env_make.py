@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import envs
-from envs.make import families, goals, make, make_vec
+from envs.make import families, goals, make, make_vec, spec_of
 
 FAMILY_IDS = [
     "lodestar/CartPoleUpright-v0",
@@ -47,7 +47,6 @@ def test_our_ids_are_registered_with_gymnasium() -> None:
 @pytest.mark.parametrize("family", [f for f in families().values() if f.ids], ids=lambda f: f.name)
 def test_every_listed_id_exists_and_belongs_to_its_family(family) -> None:
     from envs.family import family_of
-    from envs.make import spec_of
 
     for env_id in family.ids:
         assert family_of(spec_of(env_id)) is family, env_id
@@ -71,6 +70,15 @@ def test_an_unknown_id_names_the_nearest(wrong: str, near: str) -> None:
     with pytest.raises(ValueError) as caught:
         make(wrong)
     assert str(caught.value) == f"unknown environment {wrong!r}; did you mean {near!r}?"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("ALE/Pong-v5", "ale_py:ALE/Pong-v5"), ("gymnasium:CartPole-v9", "gymnasium:CartPole-v1")],
+)
+def test_an_id_is_suggested_with_the_module_that_brings_it(wrong: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown environment '{wrong}'; did you mean '{near}'"):
+        spec_of(wrong)
 
 
 def test_a_module_prefix_imports_the_module_first(tmp_path, monkeypatch) -> None:
