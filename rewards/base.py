@@ -101,7 +101,7 @@ class Reward(ABC):
     Config: ClassVar[type[RewardConfig]] = RewardConfig
     requires: frozenset[str] = frozenset({"next_obs"})
     role: ClassVar[str] = "bonus"  # "bonus" is added to the task's reward, "goal" replaces it
-    relabelable: bool = True  # may it be recomputed on an old or an imagined transition?
+    relabelable: bool = True  # may it be recomputed on an old transition? with a memory only if it has `recalls`, too
     differentiable: ClassVar[bool] = False  # may an agent take gradients through it?
     frame_size: int | None = None  # height and width of the frames it wants, pixels
     embedding: str | None = None  # name of the extra that stands for the frame; equal names, equal models
@@ -157,9 +157,9 @@ class Reward(ABC):
         for t, (whole, ends) in enumerate(zip(valid.all(axis=1), ended.any(axis=1))):
             scored, after = self.score(batch[t], memory)
             raw[t] = values_of(scored)
-            if not whole:
+            if not whole and memory is not None:  # None: rows out of a replay, whose memory `recalls` stands for
                 after = merge_memory(after, memory, ~valid[t])
-            if ends:
+            if ends and memory is not None:
                 after = merge_memory(after, self.initial_memory(batch.shape[1]), ended[t])
             memory = after
         return raw, memory

@@ -5,7 +5,8 @@
     check_reward(Mine(config, obs_space, act_space))      # with your settings
     check_reward(Mine, obs_space, act_space, rollout)     # on real ones
 
-It returns silently, or raises `RewardCheckError` with one sentence that names the broken rule.
+It returns silently, or raises `RewardCheckError` with one sentence that names the broken rule. Of what differs between
+processes it sees `hash()` in the files of the reward's classes, and not the order of a set of texts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from envs.driving.vehicle import VEHICLE
 from envs.transitions import Transitions, concatenate, map_obs
@@ -29,8 +31,19 @@ from rewards.base import Reward, RewardConfig, Scored
 FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
 # what `requires` must name
 CONTENT = ("obs", "action", "reward", "next_obs", *(p + name for name in MODALITIES for p in ("", "obs_")))
+CONTENT += (FLAGS := ("terminated", "truncated", "step"))
+BEFORE = ("obs", *(f"obs_{name}" for name in MODALITIES))  # what was there before the action
 SENTENCES = ("you see a door", "a key lies here", "you hit the newt", "nothing happens")
 RTOL, ATOL = 1e-3, 1e-5  # matrix products round differently for batches of different size
+LONG = 100  # steps of an episode that a memory has to hold out
+TORCH = {  # what sets something for the whole process -> what tells it
+    "set_grad_enabled": "is_grad_enabled",
+    "set_default_dtype": "get_default_dtype",
+    "set_default_device": "get_default_device",
+    "set_num_threads": "get_num_threads",
+    "set_float32_matmul_precision": "get_float32_matmul_precision",
+    "use_deterministic_algorithms": "are_deterministic_algorithms_enabled",
+}
 
 
 class RewardCheckError(Exception):
@@ -84,12 +97,14 @@ class _Check:
         self.check_memory_form()
         self.check_output()
         self.check_update()
-        self.reward.update(self.rollout)  # what follows holds for a reward that has learnt, too
+        self.update(self.reward, self.rollout)  # what follows holds for a reward that has learnt, too
         self.check_output()
         self.check_purity()
         self.check_independence()
         self.check_requires()
         self.check_memory()
+        self.check_recall()
+        self.check_successor()
         self.check_seeds(seeds_differ)
         self.check_invalid_rows()
         self.check_state()
@@ -100,18 +115,48 @@ class _Check:
         raise RewardCheckError(f"{self.kind.__name__} breaks the contract: {sentence}")
 
     def build(self, *, seed: int, observation_space: gym.Space | None = None) -> Reward:
-        space = observation_space or self.observation_space
-        return self.kind(copy.deepcopy(self.config), space, self.action_space, seed=seed, device=self.device)
+        space, config = observation_space or self.observation_space, copy.deepcopy(self.config)
+        with self.guarded("building it"):
+            return self.kind(config, space, self.action_space, seed=seed, device=self.device)
+
+    @contextmanager
+    def guarded(self, what: str, batch: Transitions | None = None) -> Iterator[None]:
+        """Within it runs the reward's own code, which leaves the process and what it is handed as they are."""
+        settings, given = process_settings(), copy.deepcopy(batch)
+        try:
+            yield
+        finally:
+            changed = [name for name, value in process_settings().items() if value != settings[name]]
+            for name in changed:
+                _set(name, settings[name])
+        if changed:
+            self.fail(f"{what} changed {changed[0]}, which the whole process shares; leave it as it was")
+        if batch is not None and not equal(vars(given), vars(batch)):
+            self.fail(f"{what} wrote into the batch it was given; change a copy of its arrays instead")
+
+    def update(self, reward: Reward, batch: Transitions) -> dict[str, float]:
+        with self.guarded("update", batch):
+            return reward.update(batch)
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        with self.guarded("scan", batch):
+            return self.reward.scan(batch, memory)
+
+    def finite(self, score: np.ndarray, what: str) -> None:
+        """Every score is finite; `what` says of what these are."""
+        if not np.isfinite(score).all():
+            self.fail(f"score returned {score[~np.isfinite(score)][:1]} {what}; every score must be finite")
 
     def score(self, reward: Reward, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.score_and_memory(reward, batch, memory)[0]
 
     def score_and_memory(self, reward: Reward, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
         """The bare scores of a flat batch; a memory starts afresh unless one is given."""
-        if not self.has_memory:
-            scored: Any = reward.score(batch)
-        else:
-            answer = reward.score(batch, memory or reward.initial_memory(batch.shape[0]))
+        with self.guarded("score", batch):
+            given = (memory or reward.initial_memory(batch.shape[0]),) if self.has_memory else ()
+            scored: Any = reward.score(batch, *given)
+        if self.has_memory:
+            answer = scored
             if not (isinstance(answer, tuple) and len(answer) == 2 and not isinstance(answer, Scored)):
                 self.fail(
                     "initial_memory returns a memory, so score must return (scores, memory); "
@@ -169,17 +214,13 @@ class _Check:
 
     def check_output(self) -> None:
         for batch in (self.flat, self.flat[:1]):
-            given = copy.deepcopy(batch)
             score = self.score(self.reward, batch)
-            if not equal(vars(given), vars(batch)):
-                self.fail("score wrote into the batch it was given")
             if score.dtype != np.float32 or score.shape != batch.shape:
                 self.fail(
                     f"score returned {score.dtype} {score.shape} for {batch.shape[0]} transitions; it must be float32 "
                     f"{batch.shape}"
                 )
-            if not np.isfinite(score).all():
-                self.fail(f"score returned {score[~np.isfinite(score)][:1]}; every score must be finite")
+            self.finite(score, "for random transitions" if batch is self.flat else "for a single one")
 
     def check_purity(self) -> None:
         before = copy.deepcopy(self.reward.state_dict())
@@ -189,9 +230,15 @@ class _Check:
             self.fail("score drew from a global random generator; a score must not be random")
         second = self.score(self.reward, self.flat)
         if not np.array_equal(first, second):
-            self.fail(f"score is not pure: two calls with the same batch differ by {np.abs(first - second).max():.3g}")
+            self.fail(
+                f"score is not pure: two calls with the same batch differ by {np.abs(first - second).max():.3g}; what "
+                "it remembers of an episode belongs into initial_memory, what it learns into update"
+            )
         if not equal(before, self.reward.state_dict()):
-            self.fail("score changed state_dict(); only update may move weights and statistics")
+            self.fail(
+                "score changed state_dict(); only update may move weights and statistics, and what is remembered of an "
+                "episode belongs into initial_memory"
+            )
 
     def check_independence(self) -> None:
         whole = self.score(self.reward, self.flat)
@@ -212,6 +259,25 @@ class _Check:
             blank = self.flat.replace(**{field: blank})
             if not np.allclose(self.score(self.reward, blank), whole, RTOL, ATOL):
                 self.fail(f"score reads {field}, which requires does not name; drivers may leave it out")
+
+    def check_successor(self) -> None:
+        """Rule 4: if scores follow what was before the actions, they also follow the actions or what these led to."""
+        fields = {name: value for name, value in vars(self.rollout).items() if name in CONTENT[: -len(FLAGS)]}
+        extras, whole = self.rollout.extras, self.in_order(self.rollout)
+        moved = []
+        for before in (True, False):
+            own = {name: value for name, value in fields.items() if (name in BEFORE) == before}
+            kept = {name: value for name, value in extras.items() if name.startswith("obs_") == before}
+            other = self.rollout.replace(**_turned(own), extras=extras | _turned(kept))
+            moved.append(not np.allclose(self.in_order(other), whole, RTOL, ATOL))
+        if moved == [True, False]:
+            self.fail("score is about obs, not about what the action led to: next_obs, frame, text")
+
+    def in_order(self, rollout: Transitions) -> np.ndarray:
+        """The scores of a rollout (T, N), as (T, N), or (T * N,) without a memory."""
+        if not self.has_memory:
+            return self.score(self.reward, rollout.flatten())
+        return self.scan(rollout, self.reward.initial_memory(rollout.shape[1]))[0]
 
     def check_memory(self) -> None:
         if not self.has_memory:
@@ -238,7 +304,7 @@ class _Check:
             memory = after
         given = self.reward.initial_memory(envs)
         kept = copy.deepcopy(given)
-        whole, end = self.reward.scan(self.rollout, given)
+        whole, end = self.scan(self.rollout, given)
         if not equal(given, kept):
             self.fail("scan wrote into the memory it was given; return a changed copy instead")
         plain, plain_end = Reward.scan(self.reward, self.rollout, given)
@@ -248,10 +314,34 @@ class _Check:
             )
         if not all(np.allclose(end[key], plain_end[key], RTOL, ATOL) for key in plain_end):
             self.fail("scan leaves another memory behind than score step by step")
+        pieces, no = [self.rollout.map(np.copy)] * -(-LONG // len(self.rollout.step)), np.zeros((LONG, envs), bool)
+        long = concatenate(pieces)[:LONG].replace(terminated=no, truncated=no, step=no + np.arange(LONG)[:, None])
+        try:
+            scores = self.scan(long, self.reward.initial_memory(envs))[0]
+        except Exception as error:
+            self.fail(
+                f"an episode of {LONG} steps ended in {type(error).__name__}: {error}; its memory must hold an episode "
+                "of any length, by forgetting the oldest, say"
+            )
+        self.finite(scores, f"in an episode of {LONG} steps")
+
+    def check_recall(self) -> None:
+        """Rows from a replay are scored with what `recall` kept, as in time order with the memory itself."""
+        if not (self.has_memory and self.reward.recalls):
+            return
+        envs, key = self.rollout.shape[1], self.reward.recalls
+        if self.kind.recall is Reward.recall:
+            self.fail(f"recalls is {key!r}, but recall is not defined; define it, or leave recalls empty")
+        kept = self.reward.recall(self.rollout, self.reward.initial_memory(envs))[0]
+        row = self.rollout.replace(extras={**self.rollout.extras, key: kept}).flatten().map(lambda x: x[None])
+        if not np.allclose(self.reward.scan(row, None)[0][0], self.in_order(self.rollout).ravel(), RTOL, ATOL):
+            self.fail(
+                f"transitions from a replay, with the extra {key!r} of recall, score differently than in time order"
+            )
 
     def check_update(self) -> None:
         for batch in (self.rollout, self.flat, self.flat[:1]):
-            metrics = self.build(seed=0).update(batch)
+            metrics = self.update(self.build(seed=0), batch)
             if not (isinstance(metrics, dict) and all(_is_scalar(value) for value in metrics.values())):
                 self.fail(
                     f"update returned {metrics!r}; it must be a dict of finite numbers, empty if nothing is logged"
@@ -263,34 +353,40 @@ class _Check:
         one, two = self.build(seed=0), self.build(seed=0)
         other = self.rollout[np.r_[1 : len(valid), 0]]  # the same rows in another order, so that the last differs
         last = concatenate([self.rollout[:-1], other[:1]])
-        one.update(self.rollout.replace(valid=valid, truncated=self.rollout.truncated & valid))
-        two.update(last.replace(valid=valid, truncated=last.truncated & valid))
+        self.update(one, self.rollout.replace(valid=valid, truncated=self.rollout.truncated & valid))
+        self.update(two, last.replace(valid=valid, truncated=last.truncated & valid))
         if not equal(one.state_dict(), two.state_dict()):
             self.fail("update learns from rows with valid == False; they are no transitions")
         before = copy.deepcopy(one.state_dict())
         none = np.zeros_like(valid)
-        one.update(self.rollout.replace(valid=none, truncated=none))
+        self.update(one, self.rollout.replace(valid=none, truncated=none))
         if not equal(before, one.state_dict()):
             self.fail("update moves its state on a batch without a valid row")
 
     def check_state(self) -> None:
         learned, fresh = self.build(seed=0), self.build(seed=1)
-        learned.update(self.rollout)
+        self.update(learned, self.rollout)
         fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
         for when in ("", " after an update", " after two updates"):
             if not np.array_equal(self.score(learned, self.flat), self.score(fresh, self.flat)):
                 self.fail(
                     f"a fresh instance that loads state_dict() scores differently{when}; something is missing there"
                 )
-            learned.update(self.rollout)
-            fresh.update(self.rollout)
+            self.update(learned, self.rollout)
+            self.update(fresh, self.rollout)
+        with another_process(self.kind):
+            fresh = self.build(seed=0)
+            fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
+            elsewhere = self.score(fresh, self.flat)
+        if not np.array_equal(self.score(learned, self.flat), elsewhere):
+            self.fail("it scores differently in another process, where hash() of a text differs; use zlib.crc32")
 
     def check_seeds(self, differ: bool) -> None:
         scores, states = [], []
         for seed, noise in ((0, 1), (0, 2), (1, 1)):
             with seeded(noise):
                 reward = self.build(seed=seed)
-                reward.update(self.rollout)
+                self.update(reward, self.rollout)
                 states.append(generator_states())
             scores.append(self.score(reward, self.flat))
         if not np.array_equal(scores[0], scores[1]):
@@ -301,14 +397,21 @@ class _Check:
             self.fail("seeds 0 and 1 give the same scores; what is drawn at random must depend on `seed`")
 
     def check_constant_input(self) -> None:
-        """The same transition over and over, then a single row: variances are zero, nothing may become NaN."""
-        reward = self.build(seed=0)
-        for batch in (self.flat[np.zeros(len(self.flat.step), int)], self.flat[:1]):
-            reward.update(batch)
-            if not np.isfinite(self.score(reward, self.flat)).all():
-                self.fail(
-                    f"score is not finite after an update on {batch.shape[0]} equal transitions; guard its divisions"
-                )
+        """Nothing observed, nothing changed, one transition over and over: what is divided by is zero, nothing NaN."""
+        reward, extras = self.build(seed=0), self.flat.extras
+        still = {"obs": self.flat.next_obs, **{f"obs_{name}": getattr(self.flat, name) for name in MODALITIES}}
+        still["extras"] = extras | {name: extras[name[4:]] for name in extras if name.startswith("obs_")}
+        cases = {"transitions that change nothing": self.flat.replace(**still)}
+        zero = map_obs(np.zeros_like, self.flat.next_obs)
+        if self.observation_space.contains(map_obs(lambda x: x[0], zero)):
+            frames = {name: map_obs(np.zeros_like, getattr(self.flat, name)) for name in ("frame", "obs_frame")}
+            cases["observations of zeros"] = self.flat.replace(obs=zero, next_obs=zero, **frames)
+        cases["equal transitions"] = self.flat[np.zeros(len(self.flat.step), int)]
+        cases["a single transition"] = self.flat[:1]
+        for what, batch in cases.items():
+            self.finite(self.score(reward, batch), f"for {what}")
+            self.update(reward, batch)
+            self.finite(self.score(reward, self.flat), f"after an update on {what}")
 
     def check_space(self) -> None:
         """A space it cannot read is refused when built, not in the middle of training."""
@@ -350,12 +453,41 @@ def equal(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
+def process_settings() -> dict[str, Any]:
+    """What the whole process shares besides generators, by the function that sets it: NumPy's and torch's modes."""
+    return {"np.seterr": np.geterr(), **{f"torch.{name}": getattr(torch, tell)() for name, tell in TORCH.items()}}
+
+
+def _set(name: str, value: Any) -> None:
+    if name == "np.seterr":
+        np.seterr(**value)
+    else:
+        getattr(torch, name.removeprefix("torch."))(value)
+
+
+@contextmanager
+def another_process(kind: type[Reward]) -> Iterator[None]:
+    """Where `hash` of what holds a text differs, as it does in every process, in the files of the reward's classes."""
+
+    def elsewhere(value: Any) -> int:
+        if isinstance(value, (tuple, frozenset)):
+            return hash(type(value)(map(elsewhere, value)))
+        return hash(value) if isinstance(value, (int, float, complex, np.number)) else hash(("elsewhere", value))
+
+    files = [vars(sys.modules[name]) for name in {cls.__module__ for cls in kind.__mro__} - {"builtins"}]
+    files = [names for names in files if "hash" not in names]
+    for names in files:
+        names["hash"] = elsewhere
+    try:
+        yield
+    finally:
+        for names in files:
+            del names["hash"]
+
+
 def generator_states() -> list[Any]:
-    """The states of the generators that the whole process shares: Python's, NumPy's and, once imported, torch's."""
-    found: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
-    if "torch" in sys.modules:
-        found.append(sys.modules["torch"].get_rng_state())
-    return found
+    """The states of the generators that the whole process shares: Python's, NumPy's and torch's."""
+    return [random.getstate(), np.random.get_state(), torch.get_rng_state()]  # noqa: NPY002
 
 
 @contextmanager
@@ -364,15 +496,13 @@ def seeded(seed: int) -> Iterator[None]:
     before = generator_states()
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    if len(before) == 3:
-        sys.modules["torch"].manual_seed(seed)
+    torch.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
-        if len(before) == 3:
-            sys.modules["torch"].set_rng_state(before[2])
+        torch.set_rng_state(before[2])
 
 
 def random_rollout(
@@ -421,6 +551,11 @@ def _sample(space: gym.Space, steps: int, envs: int, seed: int) -> Any:
     many = gym.vector.utils.batch_space(space, steps * envs)
     many.seed(seed)
     return map_obs(lambda x: x.reshape(steps, envs, *x.shape[1:]), many.sample())
+
+
+def _turned(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields (T, N, ...) with their rows exchanged: everyone has its neighbour's of the step before."""
+    return {name: map_obs(lambda x: np.roll(x, (1, 1), (0, 1)), value) for name, value in fields.items()}
 
 
 def _where(mask: np.ndarray, one: Any, other: Any) -> Any:

@@ -61,7 +61,7 @@ class DEIR(Episodic, Learned):
     """r(s') = min over earlier i of |e(s') - e(s_i)|**2 / (|h - h_i| + 1e-6), h the trajectory before a state."""
 
     Config = DEIRConfig
-    requires = frozenset({"obs", "action", "next_obs"})
+    requires = frozenset({"obs", "action", "next_obs", "step"})
 
     def build(self) -> None:
         super().build()

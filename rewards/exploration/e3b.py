@@ -59,6 +59,7 @@ class E3B(Episodic, InverseDynamics):
     """r(s') = phi(s')' C^-1 phi(s'), C = ridge I + sum of phi phi' over the episode before s'."""
 
     Config = E3BConfig
+    requires = InverseDynamics.requires | {"step"}
 
     def build(self) -> None:
         super().build()

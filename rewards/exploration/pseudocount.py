@@ -54,6 +54,7 @@ class PseudoCount(Episodic, InverseDynamics):
     """r(s') = 1 / (sqrt(sum over k neighbours of K) + c), K = kernel / (max(d2/mean - cluster, 0) + kernel)."""
 
     Config = PseudoCountConfig
+    requires = InverseDynamics.requires | {"step"}
 
     def build(self) -> None:
         super().build()

@@ -45,7 +45,7 @@ class RE3(Episodic, Learned):
 
     Config = RE3Config
     learns = False
-    requires = frozenset({"obs", "next_obs"})
+    requires = frozenset({"obs", "next_obs", "step"})
 
     def build(self) -> None:
         super().build()

@@ -76,7 +76,7 @@ class Submodular(Episodic, Learned):
 
     Config = SubmodularConfig
     learns = False
-    requires = frozenset({"obs", "next_obs"})
+    requires = frozenset({"obs", "next_obs", "step"})
 
     def build(self) -> None:
         super().build()

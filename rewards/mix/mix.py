@@ -45,7 +45,7 @@ class Mix:
     def __init__(self, streams: list[Stream]) -> None:
         self.streams = {stream.name: stream for stream in streams}
         self.requires = frozenset().union(*(stream.requires for stream in streams))
-        self.relabelable = all(stream.reward.relabelable for stream in streams)
+        self.relabelable = all(stream.relabelable for stream in streams)
         self.differentiable = all(stream.reward.differentiable for stream in streams)
         sizes = {stream.reward.frame_size for stream in streams if "frame" in stream.requires}
         if len(sizes) > 1:
@@ -53,7 +53,7 @@ class Mix:
                 f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix can render only one size"
             )
         self.frame_size: int | None = next(iter(sizes), None)
-        self._lasting = [stream for stream in streams if stream.has_memory or not stream.reward.relabelable]
+        self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
         self._metrics = MixMetrics()
         self.on_nan = OnNan()
@@ -143,10 +143,10 @@ class Mix:
                 columns[name] = getattr(batch, name)
         memory = dict(memory)
         for stream in self._lasting:
-            if stream.reward.relabelable and stream.reward.recalls:
+            if stream.relabelable and stream.reward.recalls:
                 key = stream.reward.recalls
                 columns[key], memory[stream.name] = stream.reward.recall(batch, memory[stream.name])
-            elif not stream.reward.relabelable:
+            elif not stream.relabelable:
                 columns[f"score/{stream.name}"], after = stream.score(batch, memory.get(stream.name))
                 if stream.has_memory:
                     memory[stream.name] = after
@@ -160,7 +160,7 @@ class Mix:
         flat = batch.flatten()  # rows need not follow one another
         return {
             name: stream.score(flat, None, again=True)[0].reshape(batch.shape)
-            if stream.reward.relabelable
+            if stream.relabelable
             else batch.extras[f"score/{name}"]
             for name, stream in self.streams.items()
         }
@@ -302,6 +302,7 @@ class Stream(Stateful):
         self.compares = config.shape in ("potential", "delta")  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
         self._fits = isinstance(reward, Task)  # whether observations were compared with the reward's space
+        self.relabelable = reward.relabelable and (not self.has_memory or bool(reward.recalls))
         self.on_nan = OnNan()
         self.updates = GuardedUpdates(reward)
         self.keeps_score = self.compares and self.has_memory  # of the step before, beside the reward's own memory
