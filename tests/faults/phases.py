@@ -89,9 +89,8 @@ def trial(agent: str, phase: str, name: str, whole: Path, folder: Path) -> str:
     scores = [json.loads((place / "result.json").read_text()) for place in (whole, folder)]
     if scores[0] != scores[1]:
         return f"its scores of {', '.join(scores[1])} are not those of {', '.join(scores[0])}"
-    names = [
-        {path.name for path in (*place.iterdir(), *(place / "checkpoints").iterdir())} for place in (whole, folder)
-    ]
+    names = [{path.name for path in place.iterdir()} for place in (whole, folder)]
+    names[1] |= {path.name for path in (folder / "checkpoints").glob("tmp-*")}  # of a save that was cut short
     return f"files differ: {', '.join(names[0] ^ names[1])}" if names[0] != names[1] else ""
 
 
