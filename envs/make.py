@@ -186,8 +186,8 @@ def make_vec(
         return Workers(makers, processes, **(workers or {}))
     if backend == "async":
         return AsyncVectorEnv(makers, autoreset_mode=autoreset_mode)
-    with all_or_none(makers) as makers:
-        return SyncVectorEnv(makers, autoreset_mode=autoreset_mode)
+    with all_or_none(makers) as made:
+        return SyncVectorEnv(made, autoreset_mode=autoreset_mode)
 
 
 def make_batched(

@@ -62,7 +62,8 @@ def from_zero(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(space.n)
     assert isinstance(space, spaces.MultiDiscrete)
-    return spaces.MultiDiscrete(space.nvec, dtype=space.dtype)
+    kind: Any = space.dtype
+    return spaces.MultiDiscrete(space.nvec, dtype=kind)
 
 
 def plain_observation(env: gym.Env) -> gym.Env:
@@ -137,7 +138,7 @@ def empty_batch(
         return {key: empty_batch(part, shape, new) for key, part in space.spaces.items()}
     if not fits(space, nested=False):
         raise ValueError(f'{space} does not fit into an array; adapt the environment, or use backend="sync"')
-    return new((*shape, *space.shape), space.dtype)
+    return new((*shape, *(space.shape or ())), space.dtype)
 
 
 def fits(space: spaces.Space, nested: bool = True) -> bool:

@@ -82,8 +82,8 @@ def get(name: str) -> type[Reward]:
     plugins = _plugins()
     if name in TABLE and name in plugins:
         raise ValueError(
-            f"the reward {name!r} is built in, and {plugins[name].value} is installed under the same name; rename its entry "
-            "point, or uninstall it"
+            f"the reward {name!r} is built in, and {plugins[name].value} is installed under the same name; rename its "
+            "entry point, or uninstall it"
         )
     if name in TABLE:
         module, _, attribute = TABLE[name].partition(":")

@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -167,7 +167,7 @@ class SnapshotReset(gym.Wrapper):
         obs = set_state(self.env, self._states[members[self.np_random.integers(len(members))]])
         for wrapper in simulator.layers(self.env):
             if isinstance(wrapper, TimeLimit):  # the student's time begins now
-                wrapper._elapsed_steps = 0
+                cast(Any, wrapper)._elapsed_steps = 0
         return obs, {}
 
     def step(self, action: Any) -> EnvStep:

@@ -155,9 +155,9 @@ def page(table: dict[str, Fault], rows: list[dict[str, Any]]) -> str:
     lines = [
         "# What goes wrong, and what happens then",
         "",
-        f"Written by `python -m tests.faults`: {len(rows)} faults, brought about in {total:,} trials, {broken} of which",
-        "broke the promise beside them. *Real* ones kill processes, cut files, fill disks, answer from a server; for the",
-        "*replaced* ones a part of the process is exchanged, because the machine cannot be made to do it.",
+        f"Written by `python -m tests.faults`: {len(rows)} faults, brought about in {total:,} trials, {broken} of",
+        "which broke the promise beside them. *Real* ones kill processes, cut files, fill disks, answer from a server;",
+        "for the *replaced* ones a part of the process is exchanged, because the machine cannot be made to do it.",
         "",
         "| fault | promise | trials | broken | how | seen |",
         "|---|---|---|---|---|---|",

@@ -60,7 +60,8 @@ def test_rows_that_are_not_ready_are_allowed():
 
 def name_of(bug):
     """Of a test: what the broken reward replaces, and with what."""
-    return "-".join(f"{key}-{getattr(value, '__name__', value)}" for key, value in bug[1].items())
+    ordered = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in bug[1].items()}
+    return "-".join(f"{key}-{getattr(value, '__name__', value)}" for key, value in ordered.items())
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=name_of)
