@@ -35,6 +35,8 @@ def test_a_run_is_recorded_in_its_own_environment(tmp_path):
 
 
 class Constant:
+    action_space = spaces.Discrete(1000)
+
     def predict(self, obs, state, episode_start, deterministic):
         assert deterministic
         return np.zeros(len(obs), int), (0 if state is None else state + 1)
