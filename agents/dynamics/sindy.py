@@ -16,6 +16,7 @@ Differences from them:
     - a bootstrap draws from 64 random blocks of rows, so that Theta^T Theta is computed once for all members;
     - a removed term becomes a row of the identity, so that systems of different sparsity have one shape and
       are solved together, by Cholesky's method;
+    - of an even number of members the median is the lower of the two in the middle;
     - every member keeps the whole library unless `drop_terms` is set, because members also sample one by one;
     - members whose rollouts leave the data are replaced by others; predictions are cut at the data's bounds;
     - a reward that is no such polynomial (held-out R2 below 0.99) is predicted by a small network.

@@ -40,7 +40,7 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
     """
 
     Config = NovelDConfig
-    requires = frozenset({"obs", "next_obs"})
+    requires = frozenset({"obs", "next_obs", "step"})
 
     def build(self) -> None:
         super().build()

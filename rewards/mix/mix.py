@@ -367,7 +367,8 @@ class Stream(Stateful):
         """Refuse observations that are not the space's, once: the reward may have been made for a whole vector."""
         own = getattr(self.reward.observation_space, "shape", None)
         given = np.shape(batch.obs)[len(batch.shape) :]
-        if isinstance(batch.obs, np.ndarray) and own not in (None, given):
+        reads = bool({"obs", "next_obs"} & self.requires)  # a guide sees longer observations, and reads none
+        if reads and isinstance(batch.obs, np.ndarray) and own not in (None, given):
             raise ValueError(
                 f"the reward {self.name!r} was made for observations of shape {own} and is given {given}; make it with "
                 "the spaces of one environment: single_observation_space and single_action_space of a vector"

@@ -121,7 +121,7 @@ def figures(found: dict[str, Found]) -> dict[str, float]:
 def write(out: Path, table: dict[str, Fault], found: dict[str, Found], command: str) -> None:
     """faults.csv, with the rows of earlier runs that were not repeated now, and faults.json."""
     path = out / "faults.csv"
-    rows = {row["name"]: row for row in results.read_rows(path) if row["name"] in table}
+    rows: dict[str, dict[str, Any]] = {row["name"]: row for row in results.read_rows(path) if row["name"] in table}
     for name, row in found.items():
         rows[name] = {
             "name": name,
@@ -133,6 +133,8 @@ def write(out: Path, table: dict[str, Fault], found: dict[str, Found], command: 
             "words": row.words,
             "figures": " ".join(f"{key}={value:.6g}" for key, value in row.figures.items()),
         }
+    for name, kept in rows.items():
+        kept["real"] = table[name].real
     path.unlink(missing_ok=True)
     results.append_rows(path, [rows[name] for name in table if name in rows])
     if (out.parent.parent / "docs").is_dir():
