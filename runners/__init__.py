@@ -11,8 +11,9 @@ import sys
 
 if sys.argv[:1] == ["-m"]:  # a command, not an import
     _here, _home = os.getcwd(), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if sys.path[:1] == [_here] and not os.path.samefile(_here, _home):
-        del sys.path[0]
+    if not os.path.samefile(_here, _home):
+        if sys.path[:1] == [_here]:
+            del sys.path[0]
         if {"", "."} & {*os.environ.get("PYTHONPATH", "").split(os.pathsep)}:  # a slip, such as PYTHONPATH=:/folder
             sys.path[:] = [folder for folder in sys.path if folder != _here]
 

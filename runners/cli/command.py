@@ -55,7 +55,7 @@ class Command:
 
     def _call(self, argv: list[str] | None) -> int:
         typed, argv = argv is None, sys.argv[1:] if argv is None else argv
-        if not {"", os.getcwd()} & {*sys.path}:
+        if typed and not {"", os.getcwd()} & {*sys.path}:
             os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that it starts do not search there either
         if collision := name_collision():
             return failed(2, collision)
