@@ -55,8 +55,8 @@ def files(loop: str) -> list[str]:
 
 
 def measure() -> dict[str, int]:
-    """Loop -> how many files."""
-    return {loop: len(files(loop)) for loop in LOOPS}
+    """How many files of each loop."""
+    return {f"{loop}_loop_files": len(files(loop)) for loop in LOOPS}
 
 
 if __name__ == "__main__":
