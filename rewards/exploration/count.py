@@ -24,7 +24,7 @@ from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from rewards.base import RewardConfig
-from rewards.exploration.learned import part, parts
+from rewards.exploration.learned import part, parts, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
 
 CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
@@ -141,11 +141,7 @@ class Hash:
         if key in self.bins:
             cells = np.rint(values / self.bins[key])
             if np.isnan(cells.min(initial=0)):  # it has no cell; infinity lies in the outermost
-                row, column = np.argwhere(np.isnan(cells))[0]
-                raise FloatingPointError(
-                    f"reward {self.reward} was given an observation with nan at place {column} (row {row} of the "
-                    "batch); nothing has been learnt from it, fix the environment"
-                )
+                refuse_rows(np.where(np.isnan(cells), cells, 0), self.reward)
             return np.clip(cells, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
         width = values.shape[1] * values.itemsize
         rows = np.zeros((len(values), -(-width // 8) * 8), np.uint8)
