@@ -170,7 +170,7 @@ def _key(handler: Handler) -> bytes:
     return str(handler.headers["Authorization"]).encode()
 
 
-FAULTS: dict[str, Callable[[Handler, str], None]] = {
+FAULTS: dict[str, Callable[[Handler, str], object]] = {
     "rules": rules,
     "429": lambda handler, text: handler.send(429, b"slow down", Retry_After="1"),
     "500": lambda handler, text: handler.send(500, b"oops"),
