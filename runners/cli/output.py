@@ -1,4 +1,4 @@
-"""Standard output that outlives what reads it: nothing that a command prints is worth the command."""
+"""What commands print: on streams that outlive what reads them, as no line is worth the command; times as a clock."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def lasting_output() -> Iterator[None]:
     """Standard output and error as `Lasting` streams."""
     with redirect_stdout(Lasting(sys.stdout)), redirect_stderr(Lasting(sys.stderr)):  # type: ignore[type-var]
         yield
+
+
+def clock(seconds: float) -> str:
+    """As in 0:07, 12:30 or 3:05:00; ?:?? for infinity."""
+    if seconds == float("inf"):
+        return "?:??"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

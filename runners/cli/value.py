@@ -139,14 +139,6 @@ def literal(value: Any) -> str:
     return f'"{escaped}"'
 
 
-def clock(seconds: float) -> str:
-    """As in 0:07, 12:30 or 3:05:00; ?:?? for infinity."""
-    if seconds == float("inf"):
-        return "?:??"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
 def short(value: Any) -> str:
     """At most 60 characters of it."""
     text = str(value)

@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 
 from envs.files import read_bytes
-from runners.cli.value import clock
+from runners.cli.output import clock
 from runners.report import html, plots
 from runners.report.comparison import Band, Comparison, alarm, configurations
 from runners.report.numbers import ALL, CLEAR, Numbers, Row

@@ -29,7 +29,8 @@ from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_ke
 from agents.sb3 import agent as sb3
 from envs.files import opened_text
 from envs.transitions import NotFinite, is_finite
-from runners.cli.value import clock, is_float
+from runners.cli.output import clock
+from runners.cli.value import is_float
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, flatten
 from runners.run.exits import Signals, Stopped

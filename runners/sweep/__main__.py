@@ -23,7 +23,7 @@ from pathlib import Path
 from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import compose
-from runners.cli.value import clock
+from runners.cli.output import clock
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError
 from runners.run.folder import read_status

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from envs.files import LARGE, opened, read_json
-from runners.cli.value import clock, is_float
+from runners.cli.output import clock
+from runners.cli.value import is_float
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, STATES, Entry, Job, cells

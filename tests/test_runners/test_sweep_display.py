@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from runners.cli.value import clock
+from runners.cli.output import clock
 from runners.sweep.display import Display, RunProgress, progress, summary
 from runners.sweep.job import Entry, Job
 
