@@ -19,15 +19,13 @@ import json
 import os
 import platform
 import shutil
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from envs.files import HUGE, LARGE, NoRegularFile, opened, read_text, regular
+from envs.state import pack, unpack
 from runners.run.packages import version
 
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
@@ -153,82 +151,6 @@ def read(path: Path) -> tuple[Any, int]:
         raise CheckpointError(f"checkpoint file {path / ARRAYS} is not a safetensors file ({error})") from error
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({type(error).__name__}: {error})") from error
-
-
-def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Split a nested state into a JSON tree and named arrays; `unpack` is the inverse.
-
-    Arrays and tensors are copied, so the result stays as it is while the original is trained on.
-    """
-    arrays: dict[str, np.ndarray] = {}
-    return _pack(state, "", arrays), arrays
-
-
-def unpack(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Rebuild what `pack` was given; tensors come back on the CPU."""
-    if isinstance(tree, list):
-        return [unpack(item, arrays) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    kind, value = tree["_"], tree["v"]
-    if kind == "dict":
-        return {unpack(k, arrays): unpack(v, arrays) for k, v in value}
-    if kind == "array":
-        return arrays[value].copy()  # the reader's own buffers are read-only
-    if kind == "text":
-        return np.array([*tree["words"], ""], object)[arrays[value]]  # "": an array of no words has a dtype, too
-    if kind == "tensor":
-        import torch
-
-        return torch.from_numpy(arrays[value].copy())
-    if kind == "tuple":
-        return tuple(unpack(item, arrays) for item in value)
-    if kind == "deque":
-        return deque((unpack(item, arrays) for item in value), maxlen=tree["maxlen"])
-    if kind == "scalar":
-        return np.dtype(tree["dtype"]).type(value)
-    if kind == "bytes":
-        return bytes.fromhex(value)
-    raise CheckpointError(f"state.json holds a part of unknown kind {kind!r}")
-
-
-def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
-    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
-        return value
-    if isinstance(value, np.generic):
-        return {"_": "scalar", "dtype": value.dtype.str, "v": value.item()}
-    if isinstance(value, np.ndarray):
-        if value.dtype == object and all(isinstance(item, str) for item in value.flat):
-            words, index = np.unique(value, return_inverse=True)  # captions repeat
-            place = _store(index.reshape(value.shape).astype(np.int32), path, arrays)
-            return {"_": "text", "v": place, "words": words.tolist()}
-        if value.dtype.kind not in "biuf":
-            raise TypeError(f"the state at {path or '/'} is an array of {value.dtype}; only plain numbers can be saved")
-        return {"_": "array", "v": _store(np.array(value, order="C", copy=True), path, arrays)}
-    if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
-        copied = np.array(value.detach().cpu().numpy(), order="C", copy=True)
-        return {"_": "tensor", "v": _store(copied, path, arrays)}
-    if isinstance(value, Mapping):
-        # Pairs, not a JSON object: optimiser states have integer keys.
-        pairs = [[_pack(k, f"{path}/key", arrays), _pack(v, f"{path}/{k}", arrays)] for k, v in value.items()]
-        return {"_": "dict", "v": pairs}
-    if isinstance(value, (deque, list, tuple)):
-        items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
-        if isinstance(value, deque):
-            return {"_": "deque", "maxlen": value.maxlen, "v": items}
-        return items if isinstance(value, list) else {"_": "tuple", "v": items}
-    if isinstance(value, bytes):
-        return {"_": "bytes", "v": value.hex()}
-    raise TypeError(
-        f"the state at {path or '/'} is a {type(value).__name__}, which a checkpoint cannot hold without pickle"
-    )
-
-
-def _store(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
-    while path in arrays:  # the keys 1 and "1" of one dict print alike
-        path += "'"
-    arrays[path] = array
-    return path
 
 
 def versions() -> dict[str, str]:

@@ -28,6 +28,7 @@ from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_ke
 
 from agents.sb3 import agent as sb3
 from envs.files import opened_text
+from envs.state import pack, unpack
 from envs.transitions import NotFinite, is_finite
 from runners.cli.output import clock
 from runners.cli.value import is_float
@@ -153,7 +154,7 @@ class Saver(BaseCallback):
             self.save()
             self.due = False
         now = time.monotonic()
-        self._held = (checkpoint.pack(self.capture()), step) if now - self._began > SLOW_ROLLOUT_S else None
+        self._held = (pack(self.capture()), step) if now - self._began > SLOW_ROLLOUT_S else None
         self._began = now
 
     def _on_step(self) -> bool:
@@ -175,7 +176,7 @@ class Saver(BaseCallback):
         if self._held is not None:
             (tree, arrays), step = self._held
             if step > self._saved:
-                self._write(checkpoint.unpack(tree, arrays), step)
+                self._write(unpack(tree, arrays), step)
 
     def dump(self) -> None:
         """Write a row of the log."""

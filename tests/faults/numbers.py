@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from envs.state import pack
 from tests.faults import Fault, Found
 from tests.faults.child import run, sentence, warm
 from tests.faults.resume import AGENTS, SMALL
@@ -139,7 +140,7 @@ def sound(folder: Path) -> bool:
     from runners.run import checkpoint
 
     places = sorted((folder / "checkpoints").glob("step_*"))
-    modules = [checkpoint.pack(checkpoint.read(place)[0]["agent"]["modules"])[1] for place in places]
+    modules = [pack(checkpoint.read(place)[0]["agent"]["modules"])[1] for place in places]
     return bool(places) and all(is_finite(arrays) for arrays in modules)
 
 

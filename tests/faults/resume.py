@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import rewards
+from envs.state import pack
 from runners.train import main
 from tests.faults import Fault, Found
 from tests.faults.child import run, warm
@@ -275,10 +276,9 @@ def _same_seed(folder: Path, quick: bool) -> Found:
 
 def digest(folder: Path) -> str:
     """SHA-256 of the weights, of agent and rewards, in a run's last checkpoint."""
-    from runners.run import checkpoint
 
     state = _account(folder)["state"]
-    _, arrays = checkpoint.pack({"agent": state["agent"]["modules"], "mix": state["mix"]})
+    _, arrays = pack({"agent": state["agent"]["modules"], "mix": state["mix"]})
     parts = (part for key in sorted(arrays) for part in (key.encode(), arrays[key].tobytes()))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 

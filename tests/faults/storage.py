@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.state import pack
 from runners.run import checkpoint
 from tests.faults import Fault, Found
 from tests.faults.child import Child, full_disk, run, sentence, small_disk, train, until, warm
@@ -242,7 +243,7 @@ def full_in_save(folder: Path, quick: bool) -> Found:
                 with wrapped(RunFolder, "begin", begun):
                     code = train(run_dir=place, total_timesteps=640)
             found, step, said = loaded(place / "checkpoints")
-            finite = found is not None and all(np.isfinite(a).all() for a in checkpoint.pack(found)[1].values())
+            finite = found is not None and all(np.isfinite(a).all() for a in pack(found)[1].values())
             print(f"LOADED {step if finite and not said else -1}")
             return code
 
@@ -282,7 +283,7 @@ def full_in_logs(folder: Path, quick: bool) -> Found:
         return train(**{**options, "run_dir": folder / "full"})
 
     code, printed = run(action, folder / "full.txt")
-    arrays = [checkpoint.pack(loaded(folder / name / "checkpoints")[0])[1] for name in ("plain", "full")]
+    arrays = [pack(loaded(folder / name / "checkpoints")[0])[1] for name in ("plain", "full")]
     largest = max(
         (float(np.abs(a.astype(np.float64) - arrays[1][key]).max(initial=0.0)) for key, a in arrays[0].items()),
         default=float("inf"),

@@ -13,10 +13,10 @@ from agents.base import TaskScorer
 from agents.dynamics.rollout import RewardHead, RewardSource, spread
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay, Rows
+from envs.state import pack, unpack
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream
-from runners.run.checkpoint import pack, unpack
 
 PENDULUM = gym.make("Pendulum-v1")
 CARTPOLE = gym.make("CartPole-v1")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from envs.state import pack, unpack
 from rewards.check import generator_states
 from rewards.language.label_models import (
     BUCKETS,
@@ -20,7 +21,6 @@ from rewards.language.label_models import (
     buckets,
     characters,
 )
-from runners.run.checkpoint import pack, unpack
 
 GOOD = ["You pick up the yellow key.", "You open the yellow door.", "You reach the green goal."]
 BAD = ["You bump into the wall.", "The door is locked.", "You drop the yellow key.", "Nothing happens."]

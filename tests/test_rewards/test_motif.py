@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 from rollouts import BAD, GOOD, rewards_of, rollout
 
+from envs.state import pack
 from rewards.check import check_reward
 from rewards.language.motif import Motif, MotifConfig, _fitted
-from runners.run.checkpoint import pack
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
 NUMBERS = range(10)

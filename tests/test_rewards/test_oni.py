@@ -14,11 +14,11 @@ from rollouts import BAD, GOOD, rewards_of, rollout
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from agents.sb3.agent import _buffer_state, _load_buffer
+from envs.state import pack, unpack
 from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
 from rewards.language.oni import ONI, ONIConfig, chance
 from rewards.mix.mix import Mix, Stream
-from runners.run.checkpoint import pack, unpack
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
 BOOK = "version 1\ndefault -\n? perhaps\n- locked\n+ pick up\n+ open\n+ reach\n"

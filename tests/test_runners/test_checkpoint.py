@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from envs.state import pack, unpack
 from runners.run import checkpoint
-from runners.run.checkpoint import CheckpointError, VersionError, load, pack, read, save, unpack
+from runners.run.checkpoint import CheckpointError, VersionError, load, read, save
 
 ROOT = Path(__file__).parents[2]
 

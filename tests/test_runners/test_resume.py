@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envs.state import pack
 from runners.cli.value import replaced
 from runners.run import checkpoint
 from runners.run import progress as running
@@ -95,7 +96,7 @@ def _kill_after(arguments, folder, step, number=signal.SIGKILL):
 
 def _final(folder):
     state, step = checkpoint.load(folder / "checkpoints")
-    _, arrays = checkpoint.pack({key: state[key] for key in ("agent", "mix", "driver", "random")})
+    _, arrays = pack({key: state[key] for key in ("agent", "mix", "driver", "random")})
     return step, {key: value for key, value in arrays.items() if "ep_info_buffer" not in key}
 
 

@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 
 import rewards
+from envs.state import pack
 from rewards.base import Reward, RewardConfig
 from runners.run import checkpoint, control
 from runners.run.packages import name_collision
@@ -173,7 +174,7 @@ def test_not_a_number_stops_before_anything_is_learnt_from_it(tmp_path, capsys):
     assert (_status(tmp_path / "run")["state"], _status(tmp_path / "run")["exit_code"]) == ("failed", 4)
     (state, step) = checkpoint.load(tmp_path / "run" / "checkpoints")
     assert step == 192  # the 100th step of environment 0 lies in the fourth rollout of 2 x 32
-    assert all(np.isfinite(array).all() for array in checkpoint.pack(state["agent"])[1].values())
+    assert all(np.isfinite(array).all() for array in pack(state["agent"])[1].values())
 
 
 def test_an_environment_that_raises_is_named_with_its_line(tmp_path, capsys):
