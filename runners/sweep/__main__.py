@@ -54,6 +54,7 @@ class SweepConfig(JobsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.refuse("run_dir")
         if self.name and safe(self.name) != self.name:
             raise UsageError(f"name={self.name} is no name of a folder; give letters, digits, - and _")
         if not self.name:

@@ -26,11 +26,6 @@ from runners.sweep.job import Job
 JOBS = "jobs"  # the folder of the runs, in that of the sweep
 MAX_JOBS = 10_000
 MAX_NAME = 80  # characters of a folder's name; file systems take 255
-_REFUSED = {
-    "run_dir": "every job has a folder of its own; give name= or root=",
-    "root": "it is the sweep's; give it once",
-    "resume": "it is the sweep's; give it once",
-}
 
 
 def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
@@ -39,9 +34,6 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
     A UsageError if an argument or a job is wrong; the sentence names the job.
     """
     choices = dict(map(alternatives, argv))
-    for key in choices:
-        if key in _REFUSED:
-            raise UsageError(f"{key}= is no key of a job: {_REFUSED[key]}")
     if math.prod(map(len, choices.values())) > MAX_JOBS:
         raise UsageError(f"the grid has more than {MAX_JOBS:,} jobs; take some alternatives away")
     seeds = choices.pop("seed", [])

@@ -1,6 +1,7 @@
 """What a grid's command line means: which jobs, which arguments, which names."""
 
 import json
+from importlib import import_module
 
 import pytest
 
@@ -101,7 +102,6 @@ def test_presets_may_be_swept(tmp_path):
         ([CARTPOLE, "seed=interval(0,1)"], r"cannot be counted; give alternatives"),
         ([CARTPOLE, "seed=0,x"], r"seed=x is not a whole number"),
         ([CARTPOLE, "seed=-1,0"], r"seed=-1 is out of range"),
-        ([CARTPOLE, "run_dir=x"], r"every job has a folder of its own"),
         ([CARTPOLE, "agent.n_steps=${oc.env:HOME},1"], r"refused"),
         ([CARTPOLE, "reward._target_=os.system,b"], r"refused"),
         ([CARTPOLE, "+seed=1,2"], r"'\+seed' is no key"),
@@ -113,6 +113,14 @@ def test_a_mistake_is_one_sentence_before_anything_runs(tmp_path, argv, words):
     with pytest.raises(UsageError, match=words):
         expand(argv, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["sweep", "tune", "transfer"])
+def test_every_command_of_many_runs_refuses_a_folder_for_one_in_the_same_sentence(command, capsys):
+    own = {"tune": ["tune=agent.gamma=[0.9,0.99]"], "transfer": ["over=env.size=[3,5,3]"]}.get(command, [])
+    assert import_module(f"runners.{command}.__main__").main([CARTPOLE, *own, "run_dir=x"]) == 2
+    sentence = "run_dir= cannot be given here, as every run has a folder of its own; give name= or root="
+    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path):
