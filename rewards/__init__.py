@@ -79,16 +79,21 @@ def get(name: str) -> type[Reward]:
     """
     if name in _registered:
         return _registered[name]
-    plugins = _plugins()
-    if name in TABLE and name in plugins:
+    plugins = entry_points(group=GROUP, name=name)
+    if name in TABLE and plugins:
         raise ValueError(
             f"the reward {name!r} is built in, and {plugins[name].value} is installed under the same name; rename its "
             "entry point, or uninstall it"
         )
+    owners = sorted({plugin.dist.name for plugin in plugins if plugin.dist})
+    if len(owners) > 1:
+        raise ValueError(
+            f"the reward {name!r} is installed by {' and by '.join(owners)}; uninstall one, or rename its entry point"
+        )
     if name in TABLE:
         module, _, attribute = TABLE[name].partition(":")
         return getattr(import_module(module), attribute)
-    if name in plugins:
+    if plugins:
         try:
             return plugins[name].load()
         except Exception as error:

@@ -59,3 +59,16 @@ def test_one_named_like_a_built_in_is_refused_in_a_sentence(installed, tmp_path,
     assert main(["env=CartPole-v1", "reward=rnd", f"run_dir={tmp_path / 'run'}"]) != 0
     assert "the reward 'rnd' is built in, and nearby:Nearby is installed under the same name" in capsys.readouterr().err
     assert rewards.get("count").__name__ == "Count" and listing.main([]) == 0
+
+
+def test_two_packages_that_bring_one_name_are_both_named(installed, tmp_path, capsys):
+    about = tmp_path / "other_rewards-2.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: other-rewards\nVersion: 2\n")
+    (about / "entry_points.txt").write_text("[lodestar_rl.rewards]\nnearby = elsewhere:Nearby\n")
+    assert main(["env=CartPole-v1", "reward=nearby", f"run_dir={tmp_path / 'run'}"]) != 0
+    assert listing.main(["nearby"]) != 0
+    sentence = "error: the reward 'nearby' is installed by {} and by {}; uninstall one, or rename its entry point"
+    assert capsys.readouterr().err.splitlines() == [sentence.format("nearby", "other-rewards")] * 2
+    assert listing.main([]) == 0  # the others can be used
+    assert not (tmp_path / "run").exists()
