@@ -1,4 +1,4 @@
-"""A third party's reward that remembers its episode and says nothing about relabelling, in the agents that have a replay."""
+"""A reward that remembers its episode and says nothing about relabelling, in the agents that have a replay."""
 
 import csv
 
@@ -26,15 +26,15 @@ class Patience(Reward):
 @pytest.mark.parametrize(
     "agent",
     [
-        ["agent=sac", "agent.train_freq=8", "agent.gradient_steps=4"],
-        ["agent=dyna", "agent.updates_per_step=0.1", "agent.model_steps=10"],
+        ["agent=sac", "agent.train_freq=8"],
+        ["agent=dyna", "agent.updates_per_step=0.1", "agent.model_steps=1", "agent.model_hidden=[8]"],
     ],
     ids=lambda agent: agent[0],
 )
 def test_a_reward_with_a_memory_trains_beyond_its_first_updates(agent, tmp_path, monkeypatch):
     monkeypatch.setattr(rewards, "_registered", {"patience": Patience})
     plain = ["video=false", "control=none", "eval_episodes=1", "eval_steps=10", f"run_dir={tmp_path / 'run'}"]
-    steps = ["n_envs=4", "total_timesteps=1200", "log_every=400"]
+    steps = ["agent.net_arch=[8]", "agent.batch_size=8", "n_envs=4", "total_timesteps=1200", "log_every=400"]
     assert main(["env=Pendulum-v1", "reward=[patience]", *agent, *steps, *plain]) == 0
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
     assert float(rows[-1]["reward/patience"]) == pytest.approx(100.5 / 200, abs=0.2)
