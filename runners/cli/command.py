@@ -22,6 +22,7 @@ import traceback
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -115,10 +116,10 @@ class Command:
 
     def text(self) -> str:
         """What `--help` prints."""
-        if self.help is not None:
-            return self.help()
         keys = "" if self.config is None else "\n\nkeys\n" + options_text(self.config)
-        return (self.doc or "").rstrip() + keys
+        text = (self.doc or "").rstrip() + keys if self.help is None else self.help()
+        short = Path(sys.argv[0]).stem == "lodestar"  # the reader uses the short command
+        return text.replace("python -m runners.", "lodestar ") if short else text
 
 
 def _listed(text: str) -> Any:
