@@ -209,6 +209,7 @@ class EvaluateConfig(Settings):
 
     run: str = setting(help="a run's folder below runs/")
     episodes: int = setting(20, "how many", low=1)
+    checkpoint: str = setting("", "environment steps of the checkpoint to evaluate, or best; the newest")
     seed: int = setting(0, "of the first episode", low=0)
     video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
@@ -219,7 +220,7 @@ def evaluate(config: EvaluateConfig) -> None:
     from runners.run.build import load_run
 
     run = Path(config.run)
-    trained, model, mix, _ = load_run(run, config.trust)
+    trained, model, mix, _ = load_run(run, config.trust, config.checkpoint)
     from runners.run.video import record_video  # it imports torch
 
     columns = evaluation(trained, model, mix, config.episodes, config.seed)

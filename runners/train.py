@@ -8,6 +8,7 @@ command line -> config -> envs -> mix -> agent -> learn -> evaluate -> report
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -36,8 +37,9 @@ def train(argv: list[str]) -> int:
 
     config, preset = compose(argv)
     with Signals() as signals, Work(config, argv) as work:
-        if work.folder.status().get("state") == "finished":
-            print(f"{work.folder.path} is finished already; nothing to do")
+        before = work.folder.status()
+        if before.get("state") == "finished" and before.get("key") == config.key():
+            print(f"{work.folder.path} is finished already; nothing to do, but more total_timesteps extend it")
             return 0
         parts = build(config, work.folder.path / "crashes")
         require(parts, work.folder.new)
@@ -81,6 +83,10 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
         f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, seed {config.seed}, {parts.device}"
     )
     print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
+    size = parts.rollout_size
+    end = work.step + size * math.ceil((config.total_timesteps - work.step) / size)
+    if end > config.total_timesteps:
+        print(f"note: {end:,} steps will be trained, as they come in rollouts of {size:,}", flush=True)
 
 
 def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
@@ -189,7 +195,12 @@ class Work:
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
         parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
-        return Saver(config, self.folder, parts, signals, live, state)
+        evaluator = None
+        if config.eval_every or config.video_every:
+            from runners.run.evaluator import Evaluator
+
+            evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None)
+        return Saver(config, self.folder, parts, signals, live, state, evaluator)
 
     def end(self, state: str, code: int, error: str | None = None) -> None:
         """Write down how it ended; a folder in which nothing happened disappears."""

@@ -42,7 +42,7 @@ class WatchConfig(Settings):
     window: str = setting(
         "auto", "true or false; auto opens one if there is a screen and no out=", choices=("auto", "true", "false")
     )
-    checkpoint: int | None = setting(None, "environment steps of the checkpoint to watch; the newest", low=0)
+    checkpoint: str = setting("", "environment steps of the checkpoint to watch, or best; the newest")
     policy: str = setting("trained", "trained, or random for comparison", choices=("trained", "random"))
     seed: int = setting(0, "of the first episode; the episodes of runners.evaluate are others", low=0)
     steps: int = setting(1000, "at most so many of each episode", low=1)

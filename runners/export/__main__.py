@@ -48,6 +48,7 @@ class ExportConfig(Settings):
         "safetensors (for runners.export.load), onnx (for onnxruntime), or both",
         choices=("both", "safetensors", "onnx"),
     )
+    checkpoint: str = setting("", "environment steps of the checkpoint to export, or best; the newest")
     out: str = setting("", "folder; export, in the run's folder or beside the file")
     env: str = setting("", "for a file of runners.offline: the environment's id")
     env_options: dict[str, Any] = setting({}, "its options, as in env.sticky=0.25")
@@ -80,7 +81,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
         words = f"format=onnx needs {', '.join(lacking)}: pip install 'lodestar-rl[onnx]'"
         raise ImportError(f"{words}, or give format=safetensors")
     run = Path(config.run)
-    subject = file_subject(config) if run.is_file() else run_subject(run, config.trust)
+    subject = file_subject(config) if run.is_file() else run_subject(run, config.trust, config.checkpoint)
     from runners.export.card import card  # these import torch
     from runners.export.convert import NoForm, convert
     from runners.export.policy import save
@@ -114,11 +115,11 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     return out, checked
 
 
-def run_subject(run: Path, trust: bool = False) -> Subject:
-    """The agent of a run at its newest checkpoint."""
+def run_subject(run: Path, trust: bool = False, at: str = "") -> Subject:
+    """The agent of a run at its newest checkpoint, or at another; see `load_run`."""
     from runners.run.build import load_run
 
-    trained = load_run(run, trust)
+    trained = load_run(run, trust, at)
     from envs.make import make
     from rewards.adapters.guided import guide_modalities, guided
 

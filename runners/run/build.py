@@ -45,9 +45,20 @@ class Parts:
     n_envs: int
     device: str
 
+    @property
+    def rollout_size(self) -> int:
+        """Environment steps that are trained as one."""
+        model: Any = self.model
+        if hasattr(model, "collector"):
+            return self.n_envs * model.collector.rollout.length
+        return self.n_envs * (model.n_steps if hasattr(model, "rollout_buffer") else 1)
 
-def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
-    """Environments, mix and agent, and the driver the agent takes a reward through; workers crash into a folder."""
+
+def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = None) -> Parts:
+    """Environments, mix and agent, and the driver it takes a reward through.
+
+    Workers that crash write into the folder `crashes`; a `mix` that is given is used as it is.
+    """
     import torch
     from stable_baselines3.common.utils import set_random_seed
 
@@ -66,8 +77,9 @@ def build(config: TrainConfig, crashes: Path | None = None) -> Parts:
         spaces = one.observation_space, one.action_space
     agent.check(*spaces)
     with networks_that_fit():
-        mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
-        mix.on_nan = OnNan(config.on_nan)
+        if mix is None:
+            mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
+            mix.on_nan = OnNan(config.on_nan)
         venv = make_envs(config, agent.driver, n_envs, mix, crashes)
         driver, given = make_driver(agent.driver, mix, spaces[0])
         model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
@@ -158,38 +170,51 @@ class Trained(NamedTuple):
     step: int
 
 
-def load_run(run: Path, trust: bool = False, step: int | None = None) -> Trained:
-    """A trained run at its newest checkpoint, or at that of a step; its agent on the CPU with a single environment.
-
-    A UsageError if it is no run, has no such checkpoint, or names what is not trusted (`runners.run.trust`).
-    """
+def acting(config: TrainConfig, mix: Mix | None = None) -> Parts:
+    """A run's agent that only acts, on the CPU with a single environment; its mix, or the one given."""
     import agents
 
-    if not (run / "config.yaml").exists():
-        raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
-    saved = read(run / "config.yaml")
-    require(trust, f"run={run}", saved_keys(saved))
-    config = from_dict(saved)
-    folders = {int(path.name.split("_")[1]): path for path in sorted((run / "checkpoints").glob("step_*"))}
-    if step is None:
-        found = checkpoint.load(run / "checkpoints", lambda sentence: print(sentence, file=sys.stderr))
-    elif step in folders:
-        found = checkpoint.read(folders[step])
-    else:
-        known = ", ".join(map(str, sorted(folders)))
-        raise UsageError(f"checkpoint={step} is not in {run}; there are those of the steps {known}")
-    if found is None:
-        raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
     small, options = copy.copy(config), copy.copy(config.agent)
     small.agent, small.n_envs, small.backend, small.device = options, 1, "gym", "cpu"
     if agents.get(config.agent_name).driver == "relabel":
         options.buffer_size = 1  # nothing will be learnt
     if hasattr(options, "n_steps") and hasattr(options, "batch_size"):
         options.batch_size = options.n_steps
-    parts = build(small)
-    parts.model.policy.load_state_dict(found[0]["agent"]["modules"]["policy"])  # all that acting needs
-    parts.mix.load_state_dict(found[0]["mix"])
-    return Trained(config, parts.model, parts.mix, found[1])
+    return build(small, mix=mix)
+
+
+def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
+    """A trained run at its newest checkpoint, at that of a step, or at the "best"; see `acting`.
+
+    A UsageError if it is no run, has no such checkpoint, or names what is not trusted (`runners.run.trust`).
+    """
+    if not (run / "config.yaml").exists():
+        raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
+    saved = read(run / "config.yaml")
+    require(trust, f"run={run}", saved_keys(saved))
+    config = from_dict(saved)
+    state, step = load_checkpoint(run, str(at))
+    parts = acting(config)
+    parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])  # all that acting needs
+    parts.mix.load_state_dict(state["mix"])
+    return Trained(config, parts.model, parts.mix, step)
+
+
+def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
+    """State and step of a run's newest checkpoint, that of a step, or the "best"; else a UsageError."""
+    folders = {path.name.split("_")[1].lstrip("0"): path for path in sorted((run / "checkpoints").glob("step_*"))}
+    if at.isdecimal() and at.lstrip("0") in folders:
+        return checkpoint.read(folders[at.lstrip("0")])
+    if at not in ("", checkpoint.BEST):
+        known = ", ".join(map(str, sorted(map(int, folders))))
+        raise UsageError(f"checkpoint={at} is not in {run}; there are those of the steps {known}")
+    folder = run / (at or "checkpoints")
+    found = checkpoint.load(folder, lambda sentence: print(sentence, file=sys.stderr))
+    if found is None and at:
+        raise UsageError(f"run={run} has no best checkpoint; train with eval_every=, which keeps it")
+    if found is None:
+        raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
+    return found
 
 
 def keep_freed_memory() -> None:

@@ -29,6 +29,7 @@ from envs.state import pack, unpack
 from runners.run.packages import version
 
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
+BEST = "best"  # the folder of the checkpoint that evaluated best, beside that of the others
 ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
 
 

@@ -79,7 +79,11 @@ class TrainConfig(Settings):
     eval_steps: int = setting(
         20_000, "no further evaluation episode begins after so many environment steps, and none is longer", low=1
     )
+    eval_every: int = setting(
+        0, "environment steps between evaluations while training; the best policy's weights are kept; 0: none", low=0
+    )
     video: bool = setting(True, "record one episode at the end, learned reward drawn over it")
+    video_every: int = setting(0, "environment steps between videos while training; 0: none", low=0)
     on_nan: str = setting(
         "stop",
         "what a reward that is NaN or infinite does: stop (exit code 4), or zero (replaced by 0 and counted)",
@@ -95,7 +99,7 @@ class TrainConfig(Settings):
         if not self.env:
             raise UsageError("env= is missing, as in env=CartPole-v1; `python -m runners.list` names the environments")
         super().__post_init__()
-        for name in ("total_timesteps", "checkpoint_every", "log_every", "eval_steps"):
+        for name in ("total_timesteps", "checkpoint_every", "log_every", "eval_steps", "eval_every", "video_every"):
             value = getattr(self, name)
             if value != int(value):
                 raise UsageError(f"{name}={value:g} is no number of steps; give a whole number, such as 100000 or 1e5")
@@ -122,9 +126,10 @@ class TrainConfig(Settings):
         env = re.sub(r"[^\w.-]+", "-", self.env).strip("-.")
         return Path(self.root) / env / f"{self.agent_name}-{self.rewards}"
 
-    def key(self) -> str:
-        """Equal for two configurations whose runs would have the same numbers."""
+    def key(self, total_timesteps: int | None = None) -> str:
+        """Equal for two configurations whose runs would have the same numbers; of this one, or of another length."""
         values = {name: value for name, value in to_dict(self).items() if name not in _MANAGEMENT}
+        values["total_timesteps"] = self.total_timesteps if total_timesteps is None else total_timesteps
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -138,7 +143,7 @@ RENAMED = {
 
 # Where a run is kept and what it reports does not change what it learns.
 _MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
-_MANAGEMENT |= {"control", "preset", "step_timeout", "on_env_error"}
+_MANAGEMENT |= {"control", "preset", "step_timeout", "on_env_error", "eval_every", "video_every"}
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

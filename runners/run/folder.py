@@ -51,7 +51,7 @@ class RunFolder:
             known = None if self.new else load(self.path / "config.yaml")
         except UsageError:  # a broken disk took it; the key in the status says that it was this one
             known = None
-        if known is None:
+        if known is None or known.total_timesteps != config.total_timesteps:
             save(config, self.path / "config.yaml")
         if self.new:
             write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
@@ -73,9 +73,9 @@ class RunFolder:
 
 
 def open_folder(config: TrainConfig) -> RunFolder:
-    """The folder this command works in: an unfinished run of the same configuration, or a new one.
+    """The folder this command works in: an unfinished or shorter run of the same configuration, or a new one.
 
-    A run that failed numerically is not continued: it would fail at the same step.
+    A shorter run is extended, finished or not. One that failed numerically is not: it would fail at the same step.
 
     Raises:
         InUse: if another process is at work in `run_dir`.
@@ -85,7 +85,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
     if config.run_dir:
         return _open_named(config, Path(config.run_dir))
     if config.resume != "never":
-        for path in _unfinished(config):
+        for path in _continuable(config):
             folder = _lock(path, new=False)
             if folder is not None:
                 return folder
@@ -120,7 +120,7 @@ def _open_named(config: TrainConfig, path: Path) -> RunFolder:
         pid = (read_status(path) or {}).get("pid", "unknown")
         raise InUse(f"run_dir={path} is in use by process {pid}; wait for it, or give another run_dir")
     try:
-        if status is not None and status.get("key") != config.key():
+        if status is not None and status.get("key") != config.key() and not _extends(config, status):
             raise UsageError(
                 f"run_dir={path} holds another run (it differs in {_differences(config, path)}); give another run_dir"
             )
@@ -149,11 +149,18 @@ def _differences(config: TrainConfig, path: Path) -> str:
     return ", ".join(f"{key}={theirs.get(key)}" for key in keys[:4]) or "its version"
 
 
-def _unfinished(config: TrainConfig) -> list[Path]:
-    """Runs of the same configuration that can be continued, newest first."""
+def _continuable(config: TrainConfig) -> list[Path]:
+    """Runs of the same configuration that are unfinished or shorter; newest first, those of the same length first."""
     found = {path: _status(path) or {} for path in sorted(config.folder().glob("*/"), reverse=True)}
-    mine = {path: status for path, status in found.items() if status.get("key") == config.key()}
-    return [path for path, s in mine.items() if s.get("state") != "finished" and s.get("exit_code") != NUMERICAL]
+    fit = {path: status for path, status in found.items() if status.get("exit_code") != NUMERICAL}
+    same = [path for path, s in fit.items() if s.get("key") == config.key() and s.get("state") != "finished"]
+    return same + [path for path, status in fit.items() if _extends(config, status)]
+
+
+def _extends(config: TrainConfig, status: dict[str, Any]) -> bool:
+    """Whether this is the run of that status, for more steps."""
+    before = status.get("total", config.total_timesteps)
+    return before < config.total_timesteps and status.get("key") == config.key(before)
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
@@ -169,7 +176,8 @@ def _status(path: Path) -> dict[str, Any] | None:
     if (status and "key" in status) or not path.is_dir() or _untouched(path):
         return status
     try:
-        return {"state": "stopped", "key": load(path / "config.yaml").key()}
+        saved = load(path / "config.yaml")
+        return {"state": "stopped", "key": saved.key(), "total": saved.total_timesteps}
     except UsageError:
         return status
 

@@ -38,6 +38,7 @@ from runners.run.exits import Signals, Stopped
 
 if TYPE_CHECKING:
     from runners.run.build import Parts
+    from runners.run.evaluator import Evaluator
     from runners.run.folder import RunFolder
 
 SLOW_ROLLOUT_S = 1.0  # a rollout that takes longer may be cut short by a signal
@@ -54,6 +55,10 @@ TAGS: dict[str, str] = {
     LEARNED_RETURN: "return of an episode in the agent's own reward, mean of the last 100",
     "rollout/success_rate": "share of the last 100 episodes that met the task's goal, where the environment reports it",
     "rollout/exploration_rate": "share of random actions (DQN, QR-DQN)",
+    "eval/return": "mean task return of an evaluation while training (eval_every)",
+    "eval/length": "mean length of its episodes",
+    "eval/success": "share of its episodes that met the task's goal, where the environment reports it",
+    "eval/goal_steps": "mean number of steps in which the goal that a reward names was true, where it can be told",
     "reward/<name>": "mean score of a stream over the last batch, before weight and scale",
     "reward/<name>_share": "share of the stream in the mean absolute reward, 0 to 1",
     "reward/<name>_corr": "correlation of the stream with the task's reward over the batch, -1 to 1",
@@ -82,8 +87,10 @@ class Saver(BaseCallback):
         signals: Signals,
         live: Live,
         state: dict[str, Any] | None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         super().__init__()
+        self.evaluator = evaluator
         self.folder, self.signals, self.live = folder, signals, live
         self.mix, self.driver = parts.mix, cast(Any, parts.driver)
         self.every, self.log_every = config.checkpoint_every, config.log_every or LOG_EVERY
@@ -113,6 +120,7 @@ class Saver(BaseCallback):
             "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
             "random": random_state(),
             "log": {"rows": self._logged, "pending": scalars(self.logger.name_to_value)},
+            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
         }
 
     def restore(self, model: Any, training: bool = True) -> None:
@@ -140,12 +148,14 @@ class Saver(BaseCallback):
             self._saved, self._logged = model.num_timesteps, state["log"]["rows"]
             for tag, value in state["log"]["pending"].items():
                 self.logger.record(tag, value)
+        if self.evaluator is not None and state.get("evaluator"):
+            self.evaluator.load_state_dict(state["evaluator"])
         set_random_state(state["random"])
 
     def _on_rollout_start(self) -> None:
         self.restore(self.model)
         step = self.num_timesteps = self.model.num_timesteps
-        if step - self._logged >= self.log_every:
+        if self._evaluate() or step - self._logged >= self.log_every:
             self.dump()
         if self.signals.received is not None:
             self.save()
@@ -177,6 +187,13 @@ class Saver(BaseCallback):
             (tree, arrays), step = self._held
             if step > self._saved:
                 self._write(unpack(tree, arrays), step)
+
+    def _evaluate(self) -> bool:
+        """Whether there was an evaluation for the next row of the log."""
+        found = {} if self.evaluator is None else self.evaluator(self.model.num_timesteps, self.model)
+        for tag, value in found.items():
+            self.logger.record(tag, value)
+        return bool(found)
 
     def dump(self) -> None:
         """Write a row of the log."""
@@ -225,7 +242,7 @@ class Saver(BaseCallback):
 
     def finish(self) -> None:
         """The last row and the last checkpoint, after `learn` returned."""
-        if self._logged != self.model.num_timesteps:
+        if self._evaluate() or self._logged != self.model.num_timesteps:
             self.dump()
         self.live.update(self.model.num_timesteps, self.task_return, force=True)
         self._failed_at = -RETRY_S

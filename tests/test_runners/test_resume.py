@@ -16,8 +16,10 @@ import pytest
 
 from envs.state import pack
 from runners.cli.value import replaced
+from runners.evaluate import evaluation
 from runners.run import checkpoint
 from runners.run import progress as running
+from runners.run.build import load_run
 from runners.run.config import load
 from runners.run.progress import read_csv
 from runners.sweep.display import progress
@@ -290,3 +292,43 @@ def test_the_same_command_finds_its_unfinished_run_and_leaves_finished_ones_alon
     assert main(short) == 0  # the finished one is not touched
     assert len(list((tmp_path / "CartPole-v1" / "ppo-task").iterdir())) == 3
     assert len((run / "command.txt").read_text().splitlines()) == 2
+
+
+def test_a_run_that_is_extended_ends_as_the_longer_one_would_have(whole, tmp_path, capsys):
+    longer = [*PPO, "reward=rnd"]
+    shorter = replaced(longer, ["total_timesteps=1024", f"root={tmp_path}"])
+    assert main(shorter) == 0
+    (run,) = (tmp_path / "CartPole-v1" / "ppo-task+rnd").iterdir()
+    capsys.readouterr()
+    assert main(replaced(shorter, ["total_timesteps=3000"])) == 0
+    said = capsys.readouterr().out
+    assert f"folder: {run}, continues at step 1,024" in said
+    assert "note: 3,072 steps will be trained, as they come in rollouts of 256" in said
+    _assert_same_run(whole(longer), run)
+    assert load(run / "config.yaml").total_timesteps == 3000
+    assert main([*shorter, f"run_dir={run}"]) == 2
+    assert "holds another run (it differs in total_timesteps=3000)" in capsys.readouterr().err
+
+
+def test_evaluations_while_training_change_nothing_and_the_best_one_can_be_had_again(whole, tmp_path):
+    arguments = [*PPO, "reward=rnd"]
+    extra = ["eval_every=700", "eval_episodes=3", "eval_steps=300", "video_every=1500"]
+    assert _run(replaced(arguments, extra), tmp_path / "run") == 0
+    assert {path.name for path in (tmp_path / "run" / "videos").iterdir()} == {
+        "step_000000001536.mp4",
+        "step_000000003072.mp4",
+    }
+    evaluated = {int(row["step"]): float(row["eval/return"]) for row in _rows(tmp_path / "run") if row["eval/return"]}
+    assert [*evaluated] == [768, 1536, 2304, 2816]
+    trained = load_run(tmp_path / "run", at="best")
+    assert evaluated[trained.step] == max(evaluated.values())
+    again = evaluation(trained.config, trained.model, trained.mix, 3, trained.config.seed)["this run"]
+    assert again["task_return"] == pytest.approx(evaluated[trained.step], rel=1e-7)  # as the log rounds
+    step, expected = _final(whole(arguments))
+    assert step == 3072
+    for key, value in _final(tmp_path / "run")[1].items():
+        np.testing.assert_array_equal(value, expected[key], err_msg=key)
+
+
+def _rows(folder):
+    return read_csv(folder / "metrics.csv")

@@ -77,12 +77,12 @@ def test_a_run_is_watched_in_a_window(run, monkeypatch, capsys):
 
 def test_the_checkpoint_of_a_step_is_loaded_and_others_are_named(run):
     config, newest, _, step = load_run(run)
-    _, older, _, at = load_run(run, step=192)
+    _, older, _, at = load_run(run, at=192)
     assert (step, at) == (256, 192) and config.env == "CartPole-v1"
     new, old = newest.policy.state_dict(), older.policy.state_dict()
     assert float((new["pi_head.weight"] - old["pi_head.weight"]).abs().max()) > 0
     with pytest.raises(UsageError, match=r"checkpoint=100 is not in .*; there are those of the steps .*192, 256"):
-        load_run(run, step=100)
+        load_run(run, at=100)
 
 
 def test_the_same_seed_is_the_same_episode_and_a_random_policy_another(run):

@@ -1,0 +1,103 @@
+"""Evaluation while a run trains: the task's own scores of the policy so far, its best weights, videos.
+
+A second agent plays, with the weights of the one that trains, whose random numbers and memory stay as they are: a run
+learns the same whether it is evaluated or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envs.state import Stateful
+from runners.evaluate import SEED, goal_of, play, policy
+from runners.run import checkpoint
+from runners.run.build import acting
+from runners.run.config import TrainConfig
+from runners.run.progress import random_state, set_random_state
+from runners.run.video import Act, record_video
+
+if TYPE_CHECKING:
+    from runners.run.build import Model, Parts
+
+SCORES = {
+    "eval/return": "task_return",
+    "eval/length": "length",
+    "eval/success": "success",
+    "eval/goal_steps": "goal_steps",
+}
+
+
+class Interrupted(Exception):
+    """A signal asks the run to save: the evaluation is left, and done when the run continues."""
+
+
+class Evaluator(Stateful):
+    """Evaluates every `eval_every` steps, keeps the best policy's weights, records a video every `video_every`."""
+
+    saved = ("evaluated", "filmed", "best")
+
+    def __init__(self, config: TrainConfig, folder: Path, parts: Parts, interrupted: Callable[[], bool]) -> None:
+        self.config, self.folder, self.mix, self.interrupted = config, folder, parts.mix, interrupted
+        self.evaluated = self.filmed = 0  # environment steps at the last one
+        self.best = float("-inf")  # task return
+        self._model: Any = None  # the second agent
+
+    def __call__(self, step: int, model: Model) -> dict[str, float]:
+        """Do what is due at this step; the tags of an evaluation, for the log."""
+        config = self.config
+        evaluates, films = _due(config.eval_every, self.evaluated, step), _due(config.video_every, self.filmed, step)
+        if not (evaluates or films):
+            return {}
+        before = random_state()
+        try:
+            act = self._policy(model)
+            found = self._evaluate(step, act) if evaluates else {}
+            if films:
+                path = self.folder / "videos" / f"step_{step:012d}.mp4"
+                path.parent.mkdir(exist_ok=True)
+                record_video(config, act, self.mix, path, SEED + 1000 * config.seed)
+                self.filmed = step
+        except Interrupted:
+            return {}
+        finally:
+            set_random_state(before)
+        return found
+
+    def _policy(self, model: Model) -> Act:
+        if self._model is None:
+            self._model = acting(self.config, self.mix).model
+        self._model.policy.load_state_dict(model.policy.state_dict())
+        act = policy(self._model, self.config.env)
+
+        def watched(obs: Any, begins: Any) -> Any:
+            if self.interrupted():
+                raise Interrupted
+            return act(obs, begins)
+
+        return watched
+
+    def _evaluate(self, step: int, act: Act) -> dict[str, float]:
+        config = self.config
+        scores = play(
+            config.env,
+            act,
+            max(config.eval_episodes, 1),
+            seed=config.seed,
+            max_steps=config.eval_steps,
+            max_episode_steps=config.max_episode_steps,
+            goal=goal_of(config),
+            options=config.env_options,
+            mix=self.mix,
+        ).to_dict()
+        if scores["task_return"] > self.best:
+            self.best = scores["task_return"]
+            state = {"agent": {"modules": {"policy": self._model.policy.state_dict()}}, "mix": self.mix.state_dict()}
+            checkpoint.save(self.folder / checkpoint.BEST, state, step, keep=1)
+        self.evaluated = step
+        return {tag: float(scores[key]) for tag, key in SCORES.items() if scores[key] is not None}
+
+
+def _due(every: int, last: int, step: int) -> bool:
+    return every > 0 and step // every > last // every
