@@ -4,14 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-COMMA := ,
 export SDL_VIDEODRIVER ?= dummy
 export SDL_AUDIODRIVER ?= dummy
 
-# Virtual environments beside ours, of what does not go together with it.
+# Virtual environments beside ours, of what does not go together with it; PYTHON= is theirs, too.
 APART := $(or $(TMPDIR),/tmp)/lodestar-apart
-apart = $(VENV)/bin/uv venv --quiet --clear --python $(PY) $(APART)/$@ && echo '$(1)' > $(APART)/$@/override.txt \
-  && $(VENV)/bin/uv pip install --quiet --python $(APART)/$@/bin/python --override $(APART)/$@/override.txt --editable '.[dev]' $(2)
+apart = $(VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(APART)/$@ \
+  && $(VENV)/bin/uv pip install --quiet --python $(APART)/$@/bin/python --editable $(1)
 
 .PHONY: train test lint type check nightly newcomer newest interop clean
 
@@ -38,14 +37,14 @@ nightly: $(STAMP)
 newcomer:
 	bash tests/newcomer.sh
 
-# The fast tests on the newest Gymnasium, which nle's pin keeps away; TESTS= for some of them.
+# The fast tests of a plain install, without the extras, one of which keeps the newest Gymnasium away; TESTS= for some.
 newest: $(STAMP)
-	$(call apart,gymnasium[mujoco]>=1.3$(COMMA)<2)
+	$(call apart,'.[test]')
 	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 # Other libraries' checkers, wrappers and collectors around our environments.
 interop: $(STAMP)
-	$(call apart,,torchrl tianshou)
+	$(call apart,'.[dev]' torchrl tianshou)
 	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop $(TESTS)
 
 # uv installs in under a minute; plain pip is the fallback.

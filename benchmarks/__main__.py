@@ -4,8 +4,8 @@
     python -m benchmarks list       what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json and experiments.json. A study
-whose CSV has no column `commit` was recorded with 0.1.0.
+foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json, users.json and
+experiments.json. A study whose CSV has no column `commit` was recorded with 0.1.0.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "watchdog": ("benchmarks.speed.watchdog:run", "experiments"),
     "sweep-overhead": ("benchmarks.speed.sweep:run", "experiments"),
     "night": ("tests.faults.night:run", "experiments"),
+    "wheel": ("benchmarks.checks.wheel:run", "users"),
     "house": ("benchmarks.house:run", "house"),
     "house-tests": ("benchmarks.house:run_tests", "house"),
 }

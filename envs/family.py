@@ -73,6 +73,7 @@ class Family:
     ids: tuple[str, ...]  # those worth listing; `knows` may accept more
     knows: Callable[[EnvSpec], bool]  # whether a registered environment belongs to this family
     module: str | None = None  # to import before Gymnasium knows the ids; None for Gymnasium's and ours
+    extra: str = ""  # the extra of ours that installs it; "" where a plain install does
     # (spec, keyword arguments for `gymnasium.make`, frame size) -> the arguments to use.
     arguments: Callable[[EnvSpec, dict[str, Any], int | None], dict[str, Any]] = lambda spec, arguments, size: arguments
     # Wraps what is wrong with the environment itself (seeds, time limits), adapted observations or not.

@@ -313,7 +313,8 @@ def _import_family_of(name: str) -> None:
             except ImportError as error:  # a missing package is passed over unless it brings this id
                 if name.partition("-")[0] in {i.partition("-")[0] for i in family.ids}:
                     package = family.module.partition(".")[0].replace("_", "-")
-                    wanted = f"environment {name!r} needs the package {package} ({error}); pip install {package}"
+                    source = f"'lodestar-rl[{family.extra}]'" if family.extra else package
+                    wanted = f"environment {name!r} needs the package {package} ({error}); pip install {source}"
                     raise ImportError(wanted) from None
         if name in registry:
             return

@@ -16,6 +16,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from envs.types import MODALITIES, Array, Obs
 Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
 FORMAT = "lodestar recording 1"
 TEXTS = ("text", "obs_text")
+SHIPPED = Path(str(files(__package__) / "recordings"))
 
 
 def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0) -> Transitions:
@@ -110,7 +112,7 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
 
 
 def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
-    """Read a recording: a flat batch (N,), and its `meta`.
+    """Read a recording, a file or the name of one that ships: a flat batch (N,), and its `meta`.
 
     Raises:
         ValueError: if the file is no recording.
@@ -118,6 +120,11 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    if not Path(path).exists():
+        ours = {file.stem: file for file in sorted(SHIPPED.glob("*.safetensors"))}
+        if str(path) not in ours:
+            raise FileNotFoundError(f"{str(path)!r} is no file, nor a recording that ships ({', '.join(ours)})")
+        path = ours[str(path)]
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder; give the recordings in it, as in {path}/random.safetensors")
     try:

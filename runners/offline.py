@@ -1,5 +1,6 @@
 """Learn from recordings and comparisons alone: no reward, no interaction with the environment.
 
+    python -m runners.offline data=pendulum                            a recording that ships
     python -m runners.offline data=random.safetensors,good.safetensors judge=scripted queries=300 seed=0
 
 A judge compares pairs of segments of the recordings; `bradley_terry` fits a reward to its answers and labels every
@@ -38,7 +39,9 @@ ARMS = ("preferences", "true", "cloning")
 class OfflineConfig(Settings):
     """One offline run."""
 
-    data: list[str] = setting(help="recordings, separated by commas, such as python -m runners.record makes")
+    data: list[str] = setting(
+        help="recordings, separated by commas: files of python -m runners.record, or pendulum, mountaincar"
+    )
     env: str = setting("", "where to evaluate; that of the recordings by default")
     judge: str = setting("scripted", "scripted, heron, clip, recorded, vlm")
     judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.mistakes=0.1")

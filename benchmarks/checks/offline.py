@@ -1,6 +1,6 @@
 """Offline learning from 300 comparisons of recorded segments, beside the task's own rewards.
 
-The data, assets/recordings/pendulum.safetensors, are 20,000 transitions of Pendulum: a random policy and SAC after
+The data, envs/recordings/pendulum.safetensors, are 20,000 transitions of Pendulum: a random policy and SAC after
 1,000 to 4,000 steps, a fifth each, one action in ten at random. A scripted judge that errs in one answer out of ten
 compares segments of 25 steps. Every policy is IQL (cloning with beta=0), judged by the task's return over 20 episodes.
 Seeds draw the pairs, the mistakes, the networks, the minibatches and the episodes; the data are the same. IQL's
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from envs.recording import SHIPPED
 from runners.report import results
 
-DATA = Path(__file__).resolve().parents[2] / "assets" / "recordings" / "pendulum.safetensors"
+DATA = SHIPPED / "pendulum.safetensors"
 SEEDS = 5
 AGENT: dict[str, Any] = {"learning_rate": 1e-3, "tau": 0.01, "batch_size": 128}
 STEPS = 4500

@@ -175,6 +175,7 @@ FAMILY = Family(
     ),
     knows=lambda spec: entry(spec).startswith(("nle.", "minihack.", "envs.nethack.tasks")),
     module="nle",
+    extra="nethack",
     arguments=_arguments,
     repair=_repair,
     adapt=GameObservation,

@@ -43,6 +43,7 @@ from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import check_judge
+from rewards.llm.judges.local import has_book
 from rewards.llm.store import Item, texts_in
 
 MODELS = ("retrieval", "classification", "ranking", "count")
@@ -56,9 +57,13 @@ class ONIConfig(CaptionedConfig):
 
     weight: Any = 0.1  # the source: 0.4 or 0.1, beside a task reward of weight 0.1 or 10
     model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
-    judge: str = setting("auto", "of texts; auto is `embedding` once a goal or a family is known [a language model]")
+    judge: str = setting(
+        "auto",
+        "of texts; auto is `rules` where the family has a rulebook and no goal is given, else `embedding` once one of "
+        "them is known [a language model]",
+    )
     judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
-    goal: str = setting("", "what is good, a sentence for the judge; runners fill in that of the environment's family")
+    goal: str = setting("", "what is good, a sentence for the judge; runners fill in the family's, unless judge=auto")
     family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
     encoder: str = setting("ngrams", "what reads texts, for classification and ranking [charcnn]", choices=ENCODERS)
     eta: float = setting(0.5, "classification rewards above this probability", above=0, below=1)
@@ -251,7 +256,7 @@ def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
     if judge == "auto":
         if not (config.goal or config.family or config.judge_options) and clock != "transcript":
             return None
-        judge = "embedding"
+        judge = "rules" if has_book(config.family) and not (config.goal or config.judge_options) else "embedding"
     options = {"goal": config.goal, "family": config.family, **config.judge_options}
     if clock == "auto":
         local = check_judge(judge, **options).local

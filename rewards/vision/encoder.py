@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 LODESTAR = "lodestar"
 UNTRAINED = "untrained"
 LOCAL = "local-dir:"
-SHIPPED = Path(__file__).resolve().parent / "weights" / "lodestar"
+SHIPPED = Path(str(files(__package__) / "weights" / "lodestar"))
 MODELS = {LODESTAR: SHIPPED, "lodestar-96": SHIPPED.with_name("lodestar-96")}  # name -> folder of a model of our own
 
 CAPACITY = 16384  # embeddings: 2 MB at 64 numbers each

@@ -21,7 +21,6 @@ has been achieved (a key in the pocket), and alone: a potential without a task t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -45,8 +44,8 @@ class ProgressConfig(LatentConfig):
     of: str = "frame"
     demos: str = setting(
         "",
-        "a recording (`envs.recording`) of episodes that reach the goal, at least one; what was cut short at either "
-        "end is left out",
+        "a recording (`envs.recording`) of episodes that reach the goal, at least one, or `mountaincar`, which ships; "
+        "what was cut short at either end is left out",
     )
     threshold: float | None = setting(None, "episodes whose return is not above it are left out, too; null keeps all")
     view: str = setting(
@@ -127,9 +126,10 @@ class Progress(Episodic, Latent):
                 "reward.progress.demos is empty; name a recording of episodes that reach the goal, such as "
                 "reward.progress.demos=demos.safetensors"
             )
-        if not Path(path).is_file():
-            raise ValueError(f"reward.progress.demos={path!r} is no file; envs.recording.save writes one")
-        batch, _ = load(path)
+        try:
+            batch, _ = load(path)
+        except FileNotFoundError as error:
+            raise ValueError(f"reward.progress.demos={error}; envs.recording.save writes one") from None
         try:
             after, before = self.states(batch), self.states(batch.at_obs())
         except (ValueError, LookupError, TypeError, AttributeError) as error:

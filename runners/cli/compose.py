@@ -206,7 +206,8 @@ def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str])
 def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
     """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
 
-    A reward that reads captions gets the family's aim, and its name as `family`; one that reads frames gets the first
+    A reward that reads captions gets the family's aim, and its name as `family` (without the aim where its judge is
+    `auto`, which takes the rulebook of a family and another judge for a goal); one that reads frames gets the first
     goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives
     way to the one for this environment where the user names neither a model nor weights. `config` is changed in place;
     keys among `given`, which the user set, stay even if they are empty. A UsageError if no goal is known.
@@ -225,7 +226,8 @@ def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
         if hasattr(options, "family"):
             spec = spec_of(config.env)
             family = family_of(spec)
-            options.goal = options.goal if chosen else family.aim(spec)
+            if not chosen and getattr(options, "judge", "") != "auto":
+                options.goal = family.aim(spec)
             options.family = options.family if f"reward.{name}.family" in given else options.family or family.name
             continue
         if chosen:

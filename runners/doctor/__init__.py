@@ -19,15 +19,20 @@ class Finding(NamedTuple):
     """One line."""
 
     name: str  # what was looked at
-    state: str  # "ok", "warning" (works, with a drawback) or "missing" (not there, or broken)
+    state: str  # "ok", "warning" (works, with a drawback), "optional" (not there, nor needed), "missing" (or broken)
     found: str  # what was seen, with versions and units
     fix: str = ""  # what to do about it, in words or as a command; "" if there is nothing to do
-    required: bool = True  # whether nothing can be trained without it; if that is missing, the exit code says so
+    required: bool = True  # whether nothing can be trained without it; what is not required is never "missing"
 
     @classmethod
     def of(cls, name: str, found: str, fix: str = "", required: bool = True) -> Finding:
         """A warning if there is something to fix, else ok."""
         return cls(name, "warning" if fix else "ok", found, fix, required)
+
+    @classmethod
+    def broken(cls, name: str, found: str, fix: str = "", required: bool = True) -> Finding:
+        """Missing, or a warning where training does without it."""
+        return cls(name, "missing" if required else "warning", found, fix, required)
 
 
 def ask(
@@ -58,7 +63,7 @@ def ask(
             start_new_session=True,
         )
     except OSError as error:
-        return [Finding(name, "missing", f"no process could be started for it ({error})", fix, required)]
+        return [Finding.broken(name, f"no process could be started for it ({error})", fix, required)]
     hung = False
     try:
         out, err = process.communicate(timeout=timeout)
@@ -75,7 +80,7 @@ def ask(
         return findings
     failure = next((line["error"] for line in lines if "error" in line), "") or _death(process.returncode, err)
     failure = f"did not answer within {timeout:g} s" if hung else failure
-    return [*findings, Finding(name, "missing", failure, fix, required)]
+    return [*findings, Finding.broken(name, failure, fix, required)]
 
 
 def run() -> NoReturn:

@@ -3,8 +3,8 @@
     python -m runners.doctor
     python -m runners.doctor env=Humanoid-v5 root=/scratch/runs judge=http://localhost:8000/v1
 
-Each line: ok, warning or missing; what was found; the fix. Nothing is installed, changed or sent anywhere, but one
-question to the judge you name. Exit code 0 if nothing that training needs is missing, else 3.
+Each line: ok, warning, optional or missing; what was found; the fix. Nothing is installed, changed or sent anywhere,
+but one question to the judge you name. Exit code 0 if nothing that training needs is missing, else 3.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 from envs.settings import Settings, setting
 from runners.cli.command import Command
 from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
-from runners.run.packages import required
+from runners.run.packages import DISTRIBUTION, required
 
-COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
+COLOURS = {"ok": "green", "warning": "yellow", "optional": "dim", "missing": "red"}
 ENVIRONMENTS = (  # name, id, whether it is drawn
     ("classic control", "CartPole-v1", True),
     ("box2d", "LunarLander-v3", True),
     ("minigrid", "MiniGrid-Empty-5x5-v0", True),
     ("highway", "highway-fast-v0", True),
     ("mujoco", "HalfCheetah-v5", False),
-    ("nethack", "NetHackScore-v0", False),
 )
-OPTIONAL = (("crafter", "lodestar/Crafter-v0"), ("minihack", "minihack:MiniHack-Room-5x5-v0"))
+EXTRA = {  # extra -> an environment that it brings, whether it is drawn
+    "nethack": ("NetHackScore-v0", False),
+    "crafter": ("lodestar/Crafter-v0", True),
+    "minihack": ("minihack:MiniHack-Room-5x5-v0", True),
+}
 Check = Callable[[], list[Finding]]
 
 
@@ -59,12 +61,12 @@ def examine(config: DoctorConfig) -> int:
         findings += found
         if not config.json:
             show(found)
-    lacking = [finding for finding in findings if finding.state == "missing" and finding.required]
+    lacking = [finding for finding in findings if finding.state == "missing"]
     if config.json:
         print(json.dumps({"ready": not lacking, "findings": [f._asdict() for f in findings]}, indent=1))
     else:
         names = ", ".join(finding.name for finding in lacking)
-        print(f"\nnot ready: {names}" if lacking else "\nready: nothing that training needs is missing")
+        print(f"\nnot ready: {names}" if lacking else "\nready")
     return 3 if lacking else 0
 
 
@@ -75,14 +77,11 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     def alone(name: str, target: str, *given: object, **line: Any) -> Check:
         return partial(ask, name, f"runners.doctor.checks:{target}", *given, timeout=timeout, **line)
 
-    try:
-        core, extras = required()
-    except metadata.PackageNotFoundError:
-        core, extras = ["lodestar-rl"], {}
+    core, extras = required()
     made: dict[str, Check] = {
         "python": alone("python", "python"),
         "packages": alone("packages", "ours", fix="pip install lodestar-rl"),
-        "imports": partial(checks.imports, core, 3 * timeout),
+        "imports": partial(checks.imports, core or [DISTRIBUTION], 3 * timeout),
         "pygame": alone("pygame", "pygames"),
         "pin": alone("nle's pin", "pin", required=False),
         "solver": alone("mujoco's solver", "solver", required=False),
@@ -91,13 +90,11 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         "disk": alone("disk", "disk", config.root, fix="root=<a folder that you may write to>"),
     }
     for name, env_id, drawn in ENVIRONMENTS:
-        if name != "nethack" or sys.platform != "win32":
-            fix = checks.BUILD if name == "nethack" else "see the line of its package"
-            made[name] = alone(name, "environment", name, env_id, drawn, fix=fix)
+        made[name] = alone(name, "environment", name, env_id, drawn, fix="see the line of its package")
     made["mujoco drawn"] = partial(checks.mujoco, timeout)
-    for name, env_id in OPTIONAL:
-        fix = f"optional: pip install 'lodestar-rl[{name}]'"
-        made[name] = alone(name, "environment", name, env_id, None, False, fix=fix, required=False)
+    for name, world in EXTRA.items():
+        fix = checks.BUILD if name == "nethack" else f"pip install --force-reinstall 'lodestar-rl[{name}]'"
+        made[name] = alone(name, "brought", name, extras.get(name, []), *world, fix=fix, required=False)
     if config.env:
         made["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
     made |= {
@@ -107,7 +104,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         "judge": alone("judge", "judge", config.judge, config.model, required=False),
         "launchers": alone("launchers", "launchers", required=False),
     }
-    names = [name for name in extras if name != "dev"]
+    names = [name for name in extras if name not in (*EXTRA, "all", "docs", "test", "dev")]
     return made | {f"[{n}]": alone(f"[{n}]", "extra", n, *extras[n], required=False) for n in names}
 
 
@@ -127,16 +124,17 @@ def answers(made: list[Check]) -> Iterator[list[Finding]]:
 
 
 def show(findings: list[Finding]) -> None:
-    """Print lines; coloured on a terminal, what is missing and not required faintly."""
+    """Print lines; coloured on a terminal."""
     for finding in findings:
         lines = f"{finding.name:<20} {finding.found}" + (f"\n{'':<29} {finding.fix}" if finding.fix else "")
-        colour = COLOURS[finding.state] if finding.required or finding.state != "missing" else "dim"
         with suppress(ImportError):
             if sys.stdout.isatty():
                 from rich.console import Console
                 from rich.text import Text
 
-                Console().print(Text.assemble((f"{finding.state:<8}", colour), " ", lines), soft_wrap=True)
+                Console().print(
+                    Text.assemble((f"{finding.state:<8}", COLOURS[finding.state]), " ", lines), soft_wrap=True
+                )
                 continue
         print(f"{finding.state:<8} {lines}", flush=True)
 

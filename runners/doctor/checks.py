@@ -24,6 +24,7 @@ GB = 1e9
 PROBE = 16_000_000  # bytes that are written to measure the disk
 STEPS = 10
 SIDE = 64  # pixels of the frames
+AGAIN = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
 BUILD = "pip install --force-reinstall nle (where it has no wheel it needs cmake, bison, flex and libbz2)"
 GL = "apt-get install libegl1 libgl1 libosmesa6, then MUJOCO_GL=egl or osmesa"
 SEEN = "only videos and rewards that read frames need it"
@@ -73,7 +74,7 @@ def _gpu(t: Any, index: int) -> Finding:
     )
     one = t.ones(64, 64, device=device)
     if float((one @ one).sum()) != 64.0**3:
-        return Finding(f"GPU {index}", "missing", f"{words}; it multiplies wrongly", "device=cpu", required=False)
+        return Finding.broken(f"GPU {index}", f"{words}; it multiplies wrongly", "device=cpu", required=False)
     return Finding(f"GPU {index}", "ok", words, required=False)
 
 
@@ -211,6 +212,15 @@ def extra(name: str, *requirements: str) -> Iterator[Finding]:
         yield Finding.of(f"[{name}]", ", ".join(f"{p} {have}" for p, have in found.items()), required=False)
 
 
+def brought(name: str, requirements: list[str], env_id: str, drawn: bool) -> Iterator[Finding]:
+    """The same, and an environment that it brings."""
+    (there,) = extra(name, *requirements)
+    if there.state == "ok" and requirements:
+        yield from environment(name, env_id, drawn, required=False)
+    else:
+        yield there._replace(name=name)
+
+
 def ours() -> Iterator[Finding]:
     """Where the four packages are, and whether they are ours."""
     collision = name_collision()
@@ -273,7 +283,7 @@ def launchers() -> Iterator[Finding]:
 
 
 def _optional(name: str, lacks: str, fix: str) -> Finding:
-    return Finding(name, "missing", f"optional; {lacks}", fix, required=False)
+    return Finding(name, "optional", lacks, fix, required=False)
 
 
 def environment(name: str, env_id: str, drawn: bool | None, required: bool = True) -> Iterator[Finding]:
@@ -335,7 +345,7 @@ def video() -> Iterator[Finding]:
     levels = [round(float(np.mean(frame))) for frame in back]
     if len(back) != 2 or not np.allclose(levels, (40, 200), rtol=0, atol=8):
         found = f"of two frames {len(back)} came back, with the grey levels {levels} instead of 40 and 200"
-        yield Finding("video", "missing", found, "pip install --force-reinstall imageio-ffmpeg", required=False)
+        yield Finding.broken("video", found, "pip install --force-reinstall imageio-ffmpeg", required=False)
     else:
         words = f"ffmpeg {imageio_ffmpeg.get_ffmpeg_version()}, two frames encoded to {size:,} bytes and read back"
         yield Finding("video", "ok", words, required=False)
@@ -348,8 +358,7 @@ def shipped() -> Iterator[Finding]:
     for model, folder in MODELS.items():
         name, weights = f"CLIP {model}", folder / "open_clip_model.safetensors"
         if not weights.is_file():
-            fix = "work in a checkout, or give reward.clip.weights=local-dir:<folder>"
-            yield Finding(name, "missing", f"there is no {weights}", fix, required=False)
+            yield Finding.broken(name, f"there is no {weights}", AGAIN, required=False)
             continue
         card = folder / "README.md"
         found = re.search(r"sha256\W+([0-9a-f]{64})", card.read_text()) if card.is_file() else None
@@ -357,7 +366,7 @@ def shipped() -> Iterator[Finding]:
         size = f"{weights.stat().st_size / 1e6:.1f} MB"
         if found is not None and found[1] != digest:
             words = f"{size}, but not the file that its card describes ({digest[:12]}, not {found[1][:12]})"
-            yield Finding(name, "missing", words, "git checkout -- assets", required=False)
+            yield Finding.broken(name, words, AGAIN, required=False)
         else:
             yield Finding.of(name, f"{size}, {'as its card says' if found else 'without a card'}", required=False)
 
@@ -392,7 +401,7 @@ def judge(url: str, model: str) -> Iterator[Finding]:
             begin = time.perf_counter()
             chat.ask(["Answer with the single word yes."])
     except (JudgeError, ValueError) as error:
-        yield Finding("judge", "missing", f"{error} {key}", fix, required=False)
+        yield Finding.broken("judge", f"{error} {key}", fix, required=False)
         return
     seconds = time.perf_counter() - begin
     yield Finding.of("judge", f"{model} at {url} answered in {seconds:.2f} s {key}", required=False)

@@ -5,9 +5,11 @@ Standard library only, so that it works where everything else is missing.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import re
-import tomllib
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
@@ -36,18 +38,33 @@ def name_collision() -> str | None:
                 f"the package {name!r} is {place.parent}, which is not part of {DISTRIBUTION} in {HOME}; "
                 "use a separate environment for the other one"
             )
+    return _overwritten()
+
+
+def _overwritten() -> str | None:
+    """The same where the other project was installed over ours, so that its `__init__.py` lies in our folder."""
+    with suppress(metadata.PackageNotFoundError):
+        mine = metadata.distribution(DISTRIBUTION)
+        wheel = Path(str(mine.locate_file(""))).resolve() == HOME
+        for name in PACKAGES if wheel else ():  # a checkout has no list of files
+            file = f"{name}/__init__.py"
+            listed = re.search(rf"^{file},sha256=([\w-]+)", mine.read_text("RECORD") or "", re.MULTILINE)
+            digest = base64.urlsafe_b64encode(hashlib.sha256((HOME / file).read_bytes()).digest()).decode().rstrip("=")
+            if listed and listed[1] != digest:
+                others = [d.name for d in metadata.distributions() if f"\n{file}," in f"\n{d.read_text('RECORD')}"]
+                by = " and ".join(sorted({*others} - {DISTRIBUTION})) or "something else"
+                return (
+                    f"the package {name!r} of {DISTRIBUTION} in {HOME} was overwritten by {by}; "
+                    f"install {DISTRIBUTION} in an environment without it"
+                )
     return None
 
 
 def required() -> tuple[list[str], dict[str, list[str]]]:
-    """Requirements, and those of each extra: of the checkout, or else of what is installed."""
-    project = HOME / "pyproject.toml"
-    if project.is_file():
-        table = tomllib.loads(project.read_text())["project"]
-        return table["dependencies"], table["optional-dependencies"]
+    """Requirements, and those of each extra, as they were installed; nothing where nothing was."""
     core: list[str] = []
     extras: dict[str, list[str]] = {}
-    for line in metadata.requires(DISTRIBUTION) or []:
+    for line in (metadata.requires(DISTRIBUTION) or []) if version(DISTRIBUTION) else []:
         found = re.search(r"""(;| and )\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
         if found is None:
             core.append(line)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import rewards
+from envs.recording import SHIPPED
 from envs.state import pack
 from runners.train import main
 from tests.faults import Fault, Found
@@ -131,8 +132,11 @@ def files(folder: Path) -> dict[str, Path]:
     from envs.make import make
 
     folder.mkdir(parents=True, exist_ok=True)
-    demos = Path(__file__).parents[2] / "assets" / "recordings" / "pendulum.safetensors"
-    made = {"demos": demos, "labels": folder / "labels.jsonl", "answers": folder / "answers.jsonl"}
+    made = {
+        "demos": SHIPPED / "pendulum.safetensors",
+        "labels": folder / "labels.jsonl",
+        "answers": folder / "answers.jsonl",
+    }
     if made["answers"].is_file():
         return made
     env = make("Pendulum-v1", text=True)

@@ -144,6 +144,11 @@ def test_episodes_begin_at_step_0_after_an_end_and_where_a_step_is_missing():
     assert recording.episodes(batch) == [slice(0, 2), slice(2, 3), slice(3, 5), slice(5, 6)]
 
 
+def test_a_recording_that_ships_is_read_by_its_name():
+    batch, meta = recording.load("pendulum")
+    assert batch.shape == (20_000,) and meta["env"] == "Pendulum-v1"
+
+
 def test_what_is_no_recording_is_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     with pytest.raises(ValueError, match=r"steps=0 record nothing; give at least 1"):
@@ -152,8 +157,8 @@ def test_what_is_no_recording_is_refused(tmp_path):
         recording.save(path, rows([0] * 6).map(lambda x: x.reshape(2, 3, *x.shape[1:])), {})
     with pytest.raises(ValueError, match=r"the key 'a/b' of obs has a slash"):
         recording.save(path, rows([0], obs={"a/b": np.zeros((1, 1))}), {})
-    with pytest.raises(FileNotFoundError):
-        recording.load(path)
+    with pytest.raises(FileNotFoundError, match=r"'nowhere' is no file, nor a recording that ships \(mountaincar, "):
+        recording.load("nowhere")
     path.write_bytes(b"<html>")
     with pytest.raises(ValueError, match=r"is no recording \("):
         recording.load(path)

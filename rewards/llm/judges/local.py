@@ -84,10 +84,15 @@ class Rules(TextJudge):
         return [f"labels are those of {len(self.rules)} rules written by hand ({self.path.name}), no model gives them"]
 
 
+def has_book(family: str) -> bool:
+    """Whether a family has a rulebook."""
+    return bool(family) and (FOLDER / f"{SAME.get(family, family)}.txt").is_file()
+
+
 def book(family: str) -> Path:
     """Where the rulebook of a family is; raises ValueError if it has none."""
     path = FOLDER / f"{SAME.get(family, family)}.txt"
-    if not family or not path.is_file():
+    if not has_book(family):
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
         raise ValueError(
             f"judge rules: family={family!r} has no rulebook, {known} have; give rulebook=PATH of your own"
