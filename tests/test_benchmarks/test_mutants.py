@@ -46,3 +46,34 @@ def test_a_line_keeps_its_mutant_when_others_change(tmp_path):
         {(m.file, m.source): m.changed for m in mutants.sample(tmp_path / root, 3)} for root in ("one", "other")
     )
     assert one == other and len(one) == 15
+
+
+def test_a_test_that_also_fails_without_the_mutant_kills_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "a.py").write_text(SOURCE)
+    (tmp_path / "test_a.py").write_text(
+        "from agents.a import score\ndef test_two(): assert score(2) == 3\ndef test_bad(): assert False\n"
+    )
+    above, at_nine = (
+        next(m for m in mutants.mutants("agents/a.py", SOURCE) if m.changed.strip() == text)
+        for text in ("x += 2", "if x > 10:")
+    )
+    covering = {
+        ("agents/a.py", line): [(f"test_a.py::test_{name}", 0.1) for name in ("bad", "two")] for line in (11, 12)
+    }
+    assert mutants.judge(above, covering, tmp_path) == (2, "killed", "test_a.py::test_two")
+    assert mutants.judge(at_nine, covering, tmp_path)[:2] == (2, "survived")
+    assert (tmp_path / "agents" / "a.py").read_text() == SOURCE
+
+
+def test_a_line_that_another_process_runs_meets_the_tests_of_its_folder():
+    covering = {
+        ("agents/a.py", 1): [("one", 1.0)],
+        ("agents/b.py", 1): [("one", 1.0), ("two", 50.0)],
+        ("agents/b.py", 2): [("two", 50.0), ("slow", 20.0)],
+        ("agents/far/c.py", 1): [("three", 1.0)],
+    }
+    assert mutants.tests_of(("agents/b.py", 9), covering) == ["two", "one"]
+    assert mutants.tests_of(("agents/a.py", 9), covering) == ["one", "two"]
+    assert mutants.tests_of(("agents/b.py", 2), covering) == ["two"]
