@@ -38,7 +38,6 @@ class Probe(gym.Env):
         self.kind, self.render_mode = kind, render_mode
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
         self.action_space = spaces.Discrete(2 if kind in ("policy", "joint") else 1)
-        self._value, self._step = 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)

@@ -17,6 +17,7 @@ from agents.world_model.imag_ac import (
     LatentPolicy,
     Replayed,
     ReturnRange,
+    _replay_returns,
     lambda_returns,
 )
 from agents.world_model.td3 import n_step
@@ -283,6 +284,14 @@ def test_empowerment_is_what_the_successor_says_of_the_action_beyond_what_the_po
     for a, got in zip(action[0].argmax(-1).tolist(), reward[0].tolist()):
         assert got == pytest.approx(0.5 * (-0.1 - math.log(chances[a])))
     assert set(action[0].argmax(-1).tolist()) == {0, 1}
+
+
+def test_replayed_returns_are_the_critics_value_where_the_successor_is_unknown():
+    known = torch.tensor([True, True, False, True])[:, None]
+    reward, value = column(1.0, 2.0, 4.0, 8.0), column(10.0, 20.0, 30.0, 40.0, 50.0)
+    got = _replay_returns(reward, column(0.5, 0.5, 0.5, 0.5), value, known, 0.75)
+    second = 2 + 0.5 * 30  # the critic's of the third step, whichever way it is asked
+    assert got.flatten().tolist() == [1 + 0.5 * (0.25 * 20 + 0.75 * second), second, 30, 8 + 0.5 * 50]
 
 
 def test_the_replayed_value_learns_from_what_happened_and_stops_where_the_successor_is_unknown():

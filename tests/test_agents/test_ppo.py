@@ -115,6 +115,14 @@ def test_the_learning_rate_falls_to_zero_over_training_and_weights_are_those_of_
     assert rows[:, 0].tolist() == list(range(64, 128, 4))
 
 
+def test_without_a_hidden_layer_it_learns_too():
+    model = agent(net_arch=[])
+    assert not model.policy.is_mlp and agent(net_arch=[8]).policy.is_mlp
+    before = weights(model)
+    model.learn(64)
+    assert not torch.equal(weights(model), before)
+
+
 def test_streams_have_values_of_their_own():
     """Value 1 a step until the end of the episode, and the same forever: two heads on one network."""
     made = vector(*[lambda: Toy(spaces.Box(0, 0, (1,), np.float32), spaces.Discrete(1), reward=1.0, length=1)] * 8)

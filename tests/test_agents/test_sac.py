@@ -118,6 +118,7 @@ def test_one_step_is_that_of_three_losses_written_down_separately(fused):
     actor_loss = (log_prob - torch.minimum(*reference.q(batch.obs, action))).mean()
     adam(actor_loss, list(reference.actor.parameters()))
     slope = -(log_prob.mean() - 2)  # target entropy -2
+    assert not any(value.requires_grad for value in metrics.values())  # they are kept until the next row of the log
     torch.testing.assert_close(metrics["critic_loss"], critic_loss.detach())
     torch.testing.assert_close(metrics["actor_loss"], actor_loss.detach())
     torch.testing.assert_close(learner.critic_flat.value, reference.critic_flat.value, atol=2e-6, rtol=0)
@@ -180,6 +181,15 @@ def test_a_bandit_is_solved(options):
         learner.update(Rows(obs, action, reward, obs, torch.zeros(64)))
     action = learner.act(torch.linspace(-1, 1, 9)[:, None], deterministic=True)
     torch.testing.assert_close(action, torch.full((9, 1), 0.3), atol=0.15, rtol=0)
+
+
+def test_networks_read_deviations_from_the_mean_cut_at_ten():
+    learner = SoftActorCritic(3, 2, small())
+    learner.whiten(
+        torch.tensor([1.0, -2.0, 5.0]), torch.tensor([2.0, 0.5, 1e-9])
+    )  # of what never changes: 1e-3 at least
+    read = learner.inputs(torch.tensor([[4.0, -2.25, 5.002], [1.0, 9.0, 4.0]]))
+    torch.testing.assert_close(read, torch.tensor([[1.5, -0.5, 2.0], [0.0, 10.0, -10.0]]), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("norm", ["none", "layer", "batch"])

@@ -37,6 +37,13 @@ def _lose(venv: WorkerVecEnv, worker: int) -> None:
     venv.workers._workers[worker].process.join(10)
 
 
+def _runs(process) -> bool:
+    try:
+        return process.is_alive()
+    except ValueError:  # it was closed
+        return False
+
+
 def test_a_step_says_what_dummy_vec_env_says() -> None:
     here, there = _pair("MiniGrid-Empty-5x5-v0", 3, max_episode_steps=12, text=True, frame_size=16)
     _same(here.reset(), there.reset())
@@ -55,7 +62,9 @@ def test_a_step_says_what_dummy_vec_env_says() -> None:
             _same({name: here.reset_infos[row][name] for name in reset}, reset)
     assert ends >= 9
     here.close()
+    processes = [worker.process for worker in there.workers._workers]
     there.close()
+    assert len(processes) == 2 and not any(_runs(process) for process in processes)
 
 
 def test_attributes_and_methods_reach_the_environments_they_are_meant_for() -> None:

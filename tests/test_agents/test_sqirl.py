@@ -159,6 +159,8 @@ def test_a_backup_is_the_reward_and_the_best_value_of_what_follows():
     # the task's rewards are 0; those that the scorer made of them are handed in
     rows = Transitions(obs, zeros.astype(int), zeros, obs, ended, zeros > 0, zeros == 0, np.array([0, 1, 0, 1]))
     assert model.policy.ready == 0
+    read, steps = model.policy.inputs, []
+    model.policy.inputs = lambda vector, step: steps.append(step.tolist()) or read(vector, step)
     model._look_ahead(rows, np.array([3.0, 7.0, 1.0, 9.0]), np.array([6.0, 2.0, 6.0, 2.0]))
     assert targets[0] == [1.0, -1.0, 1.0, -1.0]  # of mean 4 and deviation 2
     follows = 0.5 * 2 + 4  # the best action's value, in the returns' unit
@@ -167,6 +169,7 @@ def test_a_backup_is_the_reward_and_the_best_value_of_what_follows():
     assert model.policy.mean.tolist() == pytest.approx([2, 5, half])
     assert model.policy.std.tolist() == pytest.approx([2, 0.01, half])  # what never changes keeps a small deviation
     assert targets[1] == pytest.approx((backup - backup.mean()) / backup.std())
+    assert steps == [[0, 1, 0, 1], [1, 2, 1, 2]]  # of what is acted on, and of what follows
 
 
 def test_it_is_greedy_before_its_stage_and_random_from_there_on():

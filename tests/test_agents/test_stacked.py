@@ -113,6 +113,15 @@ def test_after_the_warm_up_training_sees_what_acting_sees():
     torch.testing.assert_close(layer(x, True), acting, atol=1e-5, rtol=1e-5)
 
 
+def test_the_warm_up_lasts_a_number_of_batches():
+    layer, x = Renorm(1, 1), torch.tensor([[5.0], [7.0]])
+    layer.steps.fill_(WARM_UP - 2)
+    raw = torch.tensor([[[-1.0], [1.0]]])
+    torch.testing.assert_close(layer(x, True), raw, atol=1e-4, rtol=0)
+    torch.testing.assert_close(layer(x, True), raw, atol=1e-4, rtol=0)
+    assert layer(x, True).mean() > 1 and layer.steps == WARM_UP + 1
+
+
 def test_unknown_names_and_numbers_out_of_range_are_refused():
     for change, words in [
         ({"activation": "gelu"}, r"activation='gelu' is unknown; give one of relu, silu"),

@@ -266,6 +266,19 @@ def test_what_contradicts_itself_is_refused_in_a_sentence(changes, sentence):
         WorldModelConfig(**changes)
 
 
+def test_elites_may_be_all_plans_those_of_the_policy_too():
+    assert config("tdmpc2", plan_samples=8, plan_policy=4, plan_elites=12).plan_elites == 12
+    with pytest.raises(ValueError, match=r"agent\.plan_elites=13 of 12 plans; give fewer"):
+        config("tdmpc2", plan_samples=8, plan_policy=4, plan_elites=13)
+
+
+def test_imagination_has_beginnings_of_its_own_where_they_are_balanced():
+    model = agent("Pendulum-v1", "drama").learn(100)
+    begun = model.replay.sampler.imagined.sum().item()
+    assert begun == pytest.approx(4 * model._n_updates) != 0  # 4 sequences for an update, a whole one is 1
+    assert model._usual > 0  # the error of the reward head is watched after every rollout
+
+
 def test_spaces_it_cannot_take_are_refused():
     with pytest.raises(ValueError, match=r"cannot be predicted from"):
         WorldModel.check(spaces.Box(-1, 1, (3,)), spaces.MultiDiscrete([2, 3]))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from originals import load
 
+from envs.batched.highway import env as highway
 from envs.batched.highway.env import Traffic, closest_lane, overlap
 from envs.batched.highway.view import RoadPainter, _Blocks
 from envs.driving.vehicle import read
@@ -178,6 +179,51 @@ def test_who_is_next_ahead_and_behind_is_asked_lane_by_lane():
     assert ahead.tolist() == [3, 4, 3, 4]  # number 3 straddles both lanes; 4 is nobody
     assert behind.tolist() == [5, 3, 0, 2]
     assert closest_lane(np.array([-3.0, 1.9, 2.0, 2.1, 9.0]), 2).tolist() == [0, 0, 0, 1, 1]
+
+
+def thinking(speed, traffic):
+    """Three cars of this speed, one lane free: number 1 has waited behind 2, and 0 follows in the free lane."""
+    state = {"x": np.array([[-20.0, 0.0, 10.0]]), "y": np.array([[4.0, 0.0, 0.0]]), "lane": np.array([[1, 0, 0]])}
+    state |= {"heading": np.zeros((1, 3)), "speed": np.full((1, 3), speed), "target_speed": np.full((1, 3), 20.0)}
+    state |= {"target": state["lane"].copy(), "timer": np.array([[0.0, 1.1, 0.0]]), "delta": np.full((1, 3), 4.0)}
+    traffic._look(state)
+    return state, np.array([False, True, True]), traffic.neighbours(np.arange(3), np.array([1, 0, 0]))[0]
+
+
+def test_a_car_that_moves_at_least_at_a_metre_a_second_changes_to_a_better_lane():
+    for speed, target in ((0.9, 0), (1.0, 1), (1.5, 1)):
+        traffic = Traffic(1, 3, 2, 0.2, False)
+        state, *others = thinking(speed, traffic)
+        traffic._begin_changes(state, *others)
+        assert state["target"].tolist() == [[1, target, 0]] and not state["timer"].any()
+
+
+def test_a_lane_is_safe_if_who_follows_brakes_as_hard_as_may_be_imposed_and_no_harder(monkeypatch):
+    traffic = Traffic(1, 3, 2, 0.2, False)
+    state, *others = thinking(10.0, traffic)
+    # behind a car of its own speed, 20 m ahead: 3 (1 - (10 / 20)^4) - 3 ((10 + 10 * 1.5) / 20)^2
+    braking = -float(traffic._follow(np.array([0]), np.array([1]), np.array([4.0]))[0])
+    assert braking == pytest.approx(3 * 25**2 / 20**2 - 3 * 15 / 16)
+    for imposed, target in ((braking - 1e-9, 0), (braking, 1)):
+        monkeypatch.setattr(highway, "_IMPOSED", imposed)
+        traffic._begin_changes(state, *others)
+        assert state["target"].tolist() == [[1, target, 0]]
+        state["timer"][0, 1] = 1.1
+
+
+def test_pairs_that_may_collide_come_in_the_order_of_their_cars():
+    one, other = Traffic(1, 4, 2, 0.2, True)._near(np.array([[3.0, 1.0, 0.0, 9.0]]), 6.5)
+    assert list(zip(one.tolist(), other.tolist())) == [(0, 1), (0, 2), (0, 3), (1, 2)]
+    one, other = Traffic(1, 4, 2, 0.2, True)._near(np.array([[3.0, 1.0, 0.0, 2.0]]), 6.5)
+    assert list(zip(one.tolist(), other.tolist())) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+
+
+def test_places_of_cars_that_are_not_seen_are_zeros():
+    env = make_batched(FAST, 2, config={**FEW, "vehicles_count": 1})
+    obs = env.reset(seed=0)[0].copy()
+    dirty = np.full_like(obs, 9.0)
+    env._observe(env.state, dirty)
+    assert np.array_equal(dirty, obs) and not obs.reshape(2, -1, 5)[:, 2:].any()
 
 
 def test_rectangles_overlap_now_or_after_the_next_move():

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -128,6 +130,14 @@ def test_fresh_transitions_are_learnt_from_once_in_time_order():
     buffer = fill(ReplayBuffer, mix, steps=30, update_every=20)
     assert [x.shape for x in seen] == [(10, 2, 4)] * 3
     np.testing.assert_array_equal(np.concatenate(seen), buffer.observations[:30])
+
+
+def test_what_the_rewards_say_of_an_update_is_logged_once():
+    callback, logged = RelabelCallback(SimpleNamespace(metrics={"reward/level": 2.0})), {}
+    callback.model = SimpleNamespace(logger=SimpleNamespace(record=logged.__setitem__))
+    assert callback._on_step() and logged == {"reward/level": 2.0}
+    logged.clear()
+    assert callback._on_step() and not logged
 
 
 def test_a_saved_buffer_continues_equally():
