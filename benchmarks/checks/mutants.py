@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("agents", "envs", "rewards")
 SEED, COUNT, SECONDS, TESTS = 18, 200, 60.0, 150
 LIMIT = 4 * SECONDS  # of the clock, for tests that took SECONDS by themselves
+HANGS = 99  # no exit code of pytest
+SLOW = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib", "open_clip", "scipy.stats", "pandas")  # to import
 HEADER = ("seed", "file", "function", "line", "before", "after", "tests", "verdict", "by")
 EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a line -> why it makes no difference
     (
@@ -373,13 +376,58 @@ def _passes(tests: tuple[str, ...], root: Path) -> bool:
 
 def _meet(tests: Sequence[str], root: Path, limit: float) -> tuple[int, str]:
     """The exit code of the tests and the first that failed, or why none did."""
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:cov", *tests]
-    try:
-        done = subprocess.run(command, cwd=root, env=_environment(root), capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return -1, "it hangs"
-    lines = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return done.returncode, lines[0].partition(" ")[2] if lines else f"exit code {done.returncode}"
+    with tempfile.NamedTemporaryFile("w+") as out:
+        code = _server(root).ask([limit, out.name, "-x", "-p", "no:cacheprovider", "-p", "no:cov", *tests])
+        lines = [line.split(" - ")[0] for line in out if line.startswith(("FAILED ", "ERROR "))]
+    if code == HANGS:
+        return code, "it hangs"
+    return code, lines[0].partition(" ")[2].strip() if lines else f"exit code {code}"
+
+
+class _Server:
+    """A process that has imported what takes long, none of which is mutated, and forks for each call of pytest."""
+
+    CODE = f"""if True:
+        import json, os, signal, sys, time
+        from contextlib import suppress
+        import pytest
+        for name in sys.argv[1:]:
+            with suppress(ImportError):
+                __import__(name)
+        assert not {set(PACKAGES)!r} & set(sys.modules)
+        for line in sys.stdin:
+            limit, out, *arguments = json.loads(line)
+            child = os.fork()
+            if not child:
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(os.open(out, os.O_WRONLY), 1)
+                os.dup2(1, 2)
+                os._exit(pytest.main(arguments))
+            end, found = time.monotonic() + limit, (0, 0)
+            while found == (0, 0) and time.monotonic() < end:
+                time.sleep(0.02)
+                found = os.waitpid(child, os.WNOHANG)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            if found == (0, 0):
+                os.waitpid(child, 0)
+            print({HANGS} if found == (0, 0) else os.waitstatus_to_exitcode(found[1]), flush=True)
+    """
+
+    def __init__(self, root: Path) -> None:
+        command = [sys.executable, "-c", self.CODE, *SLOW]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, cwd=root, env=_environment(root), **pipes)
+
+    def ask(self, line: list[Any]) -> int:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+_server = functools.cache(_Server)
 
 
 def _environment(root: Path) -> dict[str, str]:
