@@ -264,6 +264,14 @@ def whitens_in_place(self, batch):
     return {}
 
 
+def deviates(self, batch):
+    rows = batch.flatten().next_obs[batch.flatten().valid]
+    if len(rows):
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+            self.weights.mean = rows.std(axis=0, ddof=1)
+    return {}
+
+
 def direction(self, batch, memory=None):
     with np.errstate(all="ignore"):
         return (batch.next_obs / np.linalg.norm(batch.next_obs, axis=1, keepdims=True))[:, 0]
@@ -424,6 +432,7 @@ BUGS = [  # base, members, words
     (Episodic, {"initial_memory": lambda self, n: {"steps": np.zeros(7, np.int64)}}, "leading axis 3"),
     (Honest, {"update": zeroes_the_batch}, "update wrote into the batch it was given; change a copy"),
     (Honest, {"update": whitens_in_place}, "update wrote into the batch it was given"),
+    (Honest, {"update": deviates}, "after an update on a single transition; every score must be finite"),
     (Honest, {"score": direction}, "score returned [nan] for observations of zeros; every score must be finite"),
     (Honest, {"score": change, "requires": OBS}, "score returned [nan] for transitions that change nothing"),
     (Episodic, {"initial_memory": eight, "score": writes_the_ninth}, "an episode of 100 steps ended in IndexError"),

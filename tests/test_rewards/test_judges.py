@@ -149,6 +149,8 @@ def test_heron_reads_names_numbers_and_signs_and_means_over_the_segment():
         judge = Heron(order, margins=0.1, unit="own", names=["height", "spin"])
         assert judge.compare(first, second).tolist() == [1.0]  # equally high, slower
     assert Heron(["spin"], 0.1, "own", ["height", "spin"]).compare(first, second).tolist() == [0.0]
+    # the means of spin differ by 1, the sums by 2
+    assert Heron(["spin"], 1.5, "own", ["height", "spin"]).compare(first, second).tolist() == [0.5]
 
 
 def test_margins_in_deviations_are_those_of_the_segments_seen_so_far():

@@ -178,6 +178,9 @@ def test_one_in_ten_is_held_out_but_none_of_the_first_hundred():
     assert set(learnt).isdisjoint(held) and len(learnt) + len(held) == 3000
     assert learnt[:HELD_FROM] == [f"text {i}" for i in range(HELD_FROM)]
     assert 0.08 < len(held) / 2900 < 0.12
+    copy = LabelTable()
+    copy.load_state_dict(labels.state_dict())
+    assert (copy.sure()[0], copy.sure(held=True)[0]) == (learnt, held)  # else they would be learnt after a resume
 
 
 def test_the_oldest_labels_go_first_when_there_are_too_many(monkeypatch):

@@ -44,6 +44,14 @@ SQIRL = ["env=MiniGrid-Empty-5x5-v0", "agent=sqirl", "n_envs=4", "agent.episodes
 SQIRL += ["agent.epochs=1", "total_timesteps=6000", "checkpoint_every=100", *SMALL]
 
 
+@pytest.fixture(autouse=True)
+def _heard_hang_ups():
+    """Whoever starts the tests by nohup hands down that hang-ups are ignored, and a run goes on then."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def _run(arguments, folder):
     return main([*arguments, f"run_dir={folder}"])
 
@@ -204,10 +212,15 @@ def test_a_closed_terminal_saves(tmp_path):
     if not pid:
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
         os._exit(_run([*PPO, "reward=task", "total_timesteps=1e7"], tmp_path / "run"))
-    while not (tmp_path / "run" / "checkpoints" / "LATEST").exists():
-        os.read(terminal, 4096)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    try:
+        while not (tmp_path / "run" / "checkpoints" / "LATEST").exists():
+            os.read(terminal, 4096)
+        os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+        pid = 0
+    finally:
+        if pid:  # it would train on for hours
+            os.kill(pid, signal.SIGKILL)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("stopped", 129)
     assert checkpoint.load(tmp_path / "run" / "checkpoints")[1] == status["step"] > 0
