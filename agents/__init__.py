@@ -5,14 +5,15 @@ dyna/          learns from transitions that a model imagines; world_model/  the 
 sqirl, iql     look-ahead on random play; learning from recordings (effective_horizon: how much look-ahead a task needs)
 sb3/           Stable-Baselines3's algorithms
 base           the loop, state and files that our own agents share
+an agent of your own needs no line here: `agent=my_file:Class` names its file and class; see `envs.table`
 off_policy/    SAC and DQN without an environment; dynamics/, networks/, replay/  what several agents use
 """
 
 from __future__ import annotations
 
-import difflib
-from importlib import import_module
 from typing import Any
+
+from envs.table import Table
 
 TABLE: dict[str, str] = {
     "ppo": "agents.ppo.agent:PPO",
@@ -30,21 +31,5 @@ TABLE: dict[str, str] = {
     "qrdqn": "agents.sb3.agent:QRDQN",
 }
 
-
-def names() -> list[str]:
-    """Every agent that can be asked for."""
-    return list(TABLE)
-
-
-def get(name: str) -> Any:
-    """The class of the agent called `name`.
-
-    Raises:
-        ValueError: if nothing has that name; the sentence offers the nearest one.
-    """
-    if name not in TABLE:
-        near = difflib.get_close_matches(str(name), TABLE, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TABLE)}"
-        raise ValueError(f"there is no agent {name!r}; {hint}")
-    module, _, attribute = TABLE[name].partition(":")
-    return getattr(import_module(module), attribute)
+table: Table[Any] = Table("agent", TABLE, needs=("Config", "driver", "n_envs", "check", "build"))
+names, get, register = table.names, table.get, table.register

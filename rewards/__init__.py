@@ -1,20 +1,14 @@
 """The table of rewards: a name on the command line -> the class behind it.
 
-A new reward is one file and one line here. A reward of your own needs neither: name it in your package's metadata,
-
-    [project.entry-points."lodestar_rl.rewards"]
-    novelty = "novelty:Novelty"
-
-or, in a script, call `rewards.register("novelty", Novelty)`. Importing this package is cheap: a reward's file is read
-only when the reward is used.
+A new reward is one file and one line here. A reward of your own needs no line: `reward=novelty:Far` names its file and
+class; `envs.table` has the other ways. Importing this package is cheap: a reward's file is read only when it is used.
 """
 
 from __future__ import annotations
 
-import difflib
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
+
+from envs.table import Table
 
 if TYPE_CHECKING:
     from rewards.base import Reward, RewardConfig
@@ -51,60 +45,12 @@ TABLE: dict[str, str] = {
     "lare": "rewards.language.lare:LaRe",
     "guidance": "rewards.language.guidance:Guidance",
 }
-GROUP = "lodestar_rl.rewards"
-
-_registered: dict[str, type[Reward]] = {}
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
-
-
-def names() -> list[str]:
-    """Every reward that can be named: ours, registered ones, entry points."""
-    return list(dict.fromkeys([*TABLE, *_registered, *_plugins()]))
-
-
-def register(name: str, reward: type[Reward]) -> None:
-    """Make `reward` available as `name` in this process; raises ValueError if another class has that name."""
-    if name in TABLE or _registered.get(name, reward) is not reward:
-        raise ValueError(f"a reward named {name!r} exists already; register {reward.__name__} under another name")
-    _registered[name] = reward
-
-
-def get(name: str) -> type[Reward]:
-    """The class of the reward called `name`; ValueError, with the nearest, if there is none.
-
-    Raises ImportError if a third party's entry point cannot be imported.
-    """
-    if name in _registered:
-        return _registered[name]
-    plugins = entry_points(group=GROUP, name=name)
-    if name in TABLE and plugins:
-        raise ValueError(
-            f"the reward {name!r} is built in, and {plugins[name].value} is installed under the same name; rename its "
-            "entry point, or uninstall it"
-        )
-    owners = sorted({plugin.dist.name for plugin in plugins if plugin.dist})
-    if len(owners) > 1:
-        raise ValueError(
-            f"the reward {name!r} is installed by {' and by '.join(owners)}; uninstall one, or rename its entry point"
-        )
-    if name in TABLE:
-        module, _, attribute = TABLE[name].partition(":")
-        return getattr(import_module(module), attribute)
-    if plugins:
-        try:
-            return plugins[name].load()
-        except Exception as error:
-            raise ImportError(f"the reward {name!r} of {plugins[name].value} cannot be imported: {error}") from error
-    near = difflib.get_close_matches(str(name), names(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
-    raise ValueError(f"there is no reward {name!r}; {hint}")
+table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"))
+names, get, register = table.names, table.get, table.register
 
 
 def make(
-    rewards: dict[str, RewardConfig | None] | list[str],
+    rewards: dict[Any, RewardConfig | None] | list[Any],
     observation_space: Any,
     action_space: Any,
     *,
@@ -114,8 +60,9 @@ def make(
 ) -> Mix:
     """Build the named rewards and mix them.
 
-    `rewards` are names, or name -> Config (None for its defaults); the spaces are those of one environment. `gamma` is
-    the learner's discount, which potential shaping must share; `seed` is apart from the environments' and the agent's.
+    `rewards` are names, "module:Class" or classes, or these -> Config (None for its defaults); the spaces are those of
+    one environment. `gamma` is the learner's discount, which potential shaping must share; `seed` is apart from the
+    environments' and the agent's.
     """
     from rewards.mix.mix import Mix, Stream
 
@@ -127,7 +74,7 @@ def make(
         raise ValueError("a mix of no rewards teaches nothing; name at least one, as in ['task']")
     streams = []
     for index, (name, config) in enumerate(rewards.items()):
-        cls = get(name)
+        cls = get(name := table.name_of(name))
         config = cls.Config() if config is None else config
         reward = cls(config, observation_space, action_space, seed=seed + 1000 * index, device=device)
         streams.append(Stream(name, reward, gamma=gamma))

@@ -19,17 +19,21 @@ from typing import Any
 
 import agents
 import rewards
+from envs.table import Table
 from runners.cli import presets
 from runners.cli.command import Command, options_text, written
-from runners.cli.compose import HIDDEN
+from runners.cli.compose import HIDDEN, named
 from runners.run.config import TrainConfig, UsageError, unknown
+from runners.run.trust import admit
 
 
 def show(names: list[str]) -> None:
     """Print the lists, or what is known of some names."""
     if not names:
         print("\n\n".join([_environments(), rewards_text(), *_others()]))
+    admit(f"reward={name}" for name in names)  # my_file:Class
     for name in names:
+        name = name if re.search(r"-v\d+$", name) else named(rewards.table, name)
         if name in rewards.names():
             print(details(name, rewards.get(name), f"reward.{name}."))
         elif name in agents.names():
@@ -63,12 +67,7 @@ def train_text() -> str:
 
 def rewards_text() -> str:
     """The rewards, one line each, third parties' included."""
-    targets = {name: entry.value for name, entry in rewards._plugins().items()} | rewards.TABLE
-    for name in {*rewards.names()} - targets.keys():  # registered by code
-        cls = rewards.get(name)
-        targets[name] = f"{cls.__module__}:{cls.__qualname__}"
-    targets = {name: targets[name] for name in rewards.names()}
-    return "rewards\n" + _summaries(targets)
+    return "rewards\n" + _summaries(rewards.table)
 
 
 def _others() -> list[str]:
@@ -78,8 +77,7 @@ def _others() -> list[str]:
         applies = preset["applies"]
         when = f" [by itself for {', '.join(f'{k}={v}' for k, v in applies.items())}]" if applies else ""
         lines[name] = preset["about"] + when
-    made = _summaries({name: agents.TABLE[name] for name in agents.names()})
-    return [f"agents\n{made}", "presets\n" + (_table(lines) or "  none")]
+    return [f"agents\n{_summaries(agents.table)}", "presets\n" + (_table(lines) or "  none")]
 
 
 def _environments() -> str:
@@ -113,8 +111,11 @@ def details(name: str, cls: type[Any], prefix: str) -> str:
     return f"{name}: {text or ''}\n\noptions\n{options_text(cls.Config, prefix)}"
 
 
-def _summaries(targets: dict[str, str]) -> str:
+def _summaries(table: Table[Any]) -> str:
     """A line each: the file's first sentence, or the class's where several share a file."""
+    targets = {name: entry.value for name, entry in table.plugins().items()} | table.ours
+    registered = {name: f"{cls.__module__}:{cls.__qualname__}" for name, cls in table.registered.items()}
+    targets = {name: (registered | targets)[name] for name in table.names()}
     modules = [target.partition(":")[0] for target in targets.values()]
     lines = {name: summary(target, modules.count(target.partition(":")[0]) > 1) for name, target in targets.items()}
     return _table(lines)

@@ -15,6 +15,7 @@ from typing import Any
 
 import agents
 import rewards
+from envs.table import Table
 from runners.cli import presets
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
@@ -90,13 +91,13 @@ def _given(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
-    """The agent's name, and those of the rewards as given; loads no agent and no reward where they are right."""
+    """The agent's name, and those of the rewards; loads, where they are right, none but those of the user's files."""
     agent = values.get("agent", "ppo")
     if isinstance(agent, list | dict):
         raise UsageError(
             f"agent={short(agent)} is no name; a run has one agent, runners.sweep takes several (agent=A,B)"
         )
-    agent = str(agent)
+    agent = named(agents.table, agent)
     if agent not in agents.names():
         if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), CLOSE):
             for name in ("dyna", "world_model"):
@@ -104,7 +105,7 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
                     raise UsageError(f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}")
         raise UsageError(unknown("agent", agent, agents.names()))
     wanted = values.get("reward", "task")
-    names = [str(name) for name in wanted] if isinstance(wanted, list) else [str(wanted)]
+    names = [named(rewards.table, name) for name in (wanted if isinstance(wanted, list) else [wanted])]
     if not names:
         raise UsageError("reward=[] teaches nothing; name at least one reward, as in reward=task")
     for name in names:
@@ -113,6 +114,14 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
     if len(set(names)) < len(names):
         raise UsageError(f"reward=[{','.join(names)}] names a reward twice; raise its weight instead")
     return agent, names
+
+
+def named(table: Table[Any], given: Any) -> str:
+    """A name; of my_file:Class, which is loaded, the one it has from now on."""
+    try:
+        return table.name_of(str(given))
+    except (ImportError, ValueError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _with_task(names: list[str], values: dict[str, Any]) -> list[str]:
@@ -195,7 +204,8 @@ def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str])
             f"add it: 'reward=[{','.join([*names, parts[1]])}]'"
         )
     if parts[0] == "reward" and len(parts) > 1 and parts[1] not in names:
-        near = nearest(parts[1], rewards.names())
+        files = {source.partition(":")[0].rpartition(".")[2]: name for name, source in rewards.table.files.items()}
+        near = files.get(parts[1]) or nearest(parts[1], rewards.names())
         if near in names:
             return f"{key}={short(value)} is unknown; did you mean {'.'.join(['reward', str(near), *parts[2:]])}?"
     near = nearest(key, kinds)

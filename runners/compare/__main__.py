@@ -89,8 +89,10 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     import rewards
     from envs.make import goals
     from runners.cli.compose import compose as compose_run
+    from runners.cli.compose import named
 
-    names = list(dict.fromkeys(name.strip() for name in config.reward.strip("[]").split(",") if name.strip()))
+    texts = [text.strip() for text in config.reward.strip("[]").split(",") if text.strip()]
+    names = list(dict.fromkeys(named(rewards.table, text) for text in texts))
     for name in names:
         if name not in rewards.names():
             raise UsageError(unknown("reward", name, rewards.names()))

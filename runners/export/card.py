@@ -19,7 +19,7 @@ from envs.make import spec_of
 from runners.cli.command import changed, written
 from runners.evaluate import table
 from runners.run.checkpoint import versions
-from runners.run.config import TrainConfig
+from runners.run.config import TrainConfig, sources
 
 if TYPE_CHECKING:
     from runners.run.build import Trained
@@ -42,9 +42,11 @@ def scrubbed(value: Any) -> Any:
 
 def settings(config: TrainConfig) -> list[str]:
     """What the run sets otherwise than the defaults do, as arguments of the command line."""
-    names = list(config.reward)
+    code = sources(config)
+    names = [code.get(f"reward.{name}", name) for name in config.reward]
+    agent = code.get(f"agent.{config.agent_name}", config.agent_name)
     found = [f"env={config.env}", *(f"env.{key}={value}" for key, value in config.env_options.items())]
-    found += [f"reward=[{','.join(names)}]", f"agent={config.agent_name}", "preset=none"]
+    found += [f"reward=[{','.join(names)}]", f"agent={agent}", "preset=none"]
     own = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainConfig) if f.name not in KEPT_APART}
     found += [f"{name}={value}" for name, value in own.items() if value != getattr(TrainConfig, name)]
     for prefix, options in [("agent", config.agent), *((f"reward.{name}", o) for name, o in config.reward.items())]:

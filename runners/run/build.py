@@ -192,7 +192,7 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
         raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
     saved = read(run / "config.yaml")
     require(trust, f"run={run}", saved_keys(saved))
-    config = from_dict(saved)
+    config = from_dict(saved, trust)
     state, step = load_checkpoint(run, str(at))
     parts = acting(config)
     parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])  # all that acting needs

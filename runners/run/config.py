@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from envs.files import read_text
 from envs.settings import Settings, setting
+from envs.table import Table
 
 DEPTH = 12  # of nesting in a YAML file that is read
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
@@ -152,11 +153,22 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
     del values["trust"]  # which is never read from a file
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
+    if code := sources(config):
+        values["code"] = code
     if not config.env_options:  # as in the runs before there were any, which can be continued
         del values["env_options"]
     if config.on_nan == "stop":  # likewise
         del values["on_nan"]
     return values
+
+
+def sources(config: TrainConfig) -> dict[str, str]:
+    """The module:Class of the rewards and the agent that are the user's, by `reward.<name>` and `agent.<name>`."""
+    import agents
+    import rewards
+
+    named = [("reward", name, rewards.table) for name in config.reward] + [("agent", config.agent_name, agents.table)]
+    return {f"{kind}.{name}": table.files[name] for kind, name, table in named if name in table.files}
 
 
 def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -168,21 +180,31 @@ def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The inverse of `to_dict`; classes come from the tables, never from the data, else a UsageError."""
+def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
+    """The inverse of `to_dict`; classes come from the tables, not from the data unless it is `trusted`; a UsageError.
+
+    A class of the user's that is loaded already was named by the user.
+    """
     import agents
     import rewards
 
     try:
+        for name, source in values.get("code", {}).items():
+            table: Table[Any] = agents.table if name.startswith("agent.") else rewards.table
+            if not (trusted or table.is_loaded(source)):
+                raise UsageError(f"it names {source}; add trust=true if it is yours, or from a source you trust")
+            table.name_of(source)
         options = dict(values["agent"])
         name = options.pop("name")
         made = {
             key: rewards.get(key).Config(**_renamed(f"reward.{key}.", value)) for key, value in values["reward"].items()
         }
-        rest = {key: value for key, value in _renamed("", values).items() if key not in ("agent", "reward", "trust")}
+        rest = {
+            key: value for key, value in _renamed("", values).items() if key not in ("agent", "reward", "trust", "code")
+        }
         agent = agents.get(name).Config(**_renamed("agent.", options))
         return TrainConfig(agent_name=name, agent=agent, reward=made, **rest)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the saved configuration does not fit this version of lodestar-rl ({error})") from None
 
 

@@ -57,8 +57,11 @@ def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
     for name, options in parts.items():
         if not isinstance(options or {}, Mapping):
             raise UsageError(f"{name} is saved as {options!r:.80} instead of options by their names; is it a run's?")
+    code = saved.get("code") or {}
+    if not isinstance(code, Mapping) or not all(isinstance(source, str) for source in code.values()):
+        raise UsageError(f"code is saved as {code!r:.80} instead of module:Class by names; is it a run's?")
     below = {f"{part}.{name}": value for part, options in parts.items() for name, value in (options or {}).items()}
-    return {"env": saved.get("env", ""), "reward": [*(parts["reward"] or {})], **below}
+    return {"env": saved.get("env", ""), "reward": [*(parts["reward"] or {}), *code.values()], **below}
 
 
 def admit(arguments: Iterable[str]) -> None:

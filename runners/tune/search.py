@@ -37,6 +37,7 @@ from runners.cli.compose import compose
 from runners.cli.value import literal
 from runners.report.statistics import Estimate, aggregate, iqm, paired_difference
 from runners.run.checkpoint import versions, write_atomically
+from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import read_status
 from runners.run.progress import TASK_RETURN, read_csv
@@ -323,7 +324,9 @@ def write(config: TuneConfig, found: dict[str, Any], command: str) -> Path:
 
     write_atomically(config.folder / "tune.json", json.dumps({"command": command, **found}, indent=1) + "\n")
     run, _ = compose([*config.argv, *(f"{key}={literal(value)}" for key, value in found["best"].items())])
-    values: dict[str, Any] = {"env": run.env, "reward": list(run.reward), "agent": run.agent_name}
+    code = sources(run)
+    values: dict[str, Any] = {"env": run.env, "reward": [code.get(f"reward.{name}", name) for name in run.reward]}
+    values["agent"] = code.get(f"agent.{run.agent_name}", run.agent_name)
     values |= {f"env.{key}": value for key, value in run.env_options.items()}
     values |= {key: getattr(run, key) for key in ("total_timesteps", "n_envs", "max_episode_steps")}
     for prefix, options in parts(run).items():

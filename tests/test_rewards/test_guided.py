@@ -52,7 +52,7 @@ class Reader(Teller):
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     """Both rewards have names, for these tests alone."""
-    monkeypatch.setattr(rewards, "_registered", {"teller": Teller, "reader": Reader})
+    monkeypatch.setattr(rewards.table, "registered", {"teller": Teller, "reader": Reader})
 
 
 def mix_of(*names, space=ScriptedWorld.observation_space, action_space=ScriptedWorld.action_space):

@@ -287,10 +287,10 @@ def test_unknown_rewards_get_the_nearest_name():
 
 
 def test_registering_a_name_twice_is_refused(monkeypatch):
-    monkeypatch.setattr(rewards, "_registered", {})
+    monkeypatch.setattr(rewards.table, "registered", {})
     rewards.register("height-for-test", Height)
     assert rewards.get("height-for-test") is Height
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match="another reward is named 'rnd'"):
         rewards.register("rnd", Height)
 
 

@@ -242,7 +242,7 @@ class Refuses(Reward):
 
 
 def test_a_reward_that_fails_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(rewards, "_registered", {"refuses": Refuses})
+    monkeypatch.setattr(rewards.table, "registered", {"refuses": Refuses})
     monkeypatch.setattr(Refuses, "__module__", "rewards.refuses")
     assert main([*PLAIN, "reward=refuses", f"run_dir={tmp_path / 'run'}"]) == 7
     assert "error: the reward failed after 64 steps: RuntimeError: the annotator is gone" in capsys.readouterr().err
@@ -354,7 +354,7 @@ PLUGIN += "        return np.ones(batch.shape, np.float32)\n"
 
 
 def test_the_control_runs_beside_and_its_crash_costs_a_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rewards, "_registered", {"paid": Paid})  # unknown to the other process: it crashes
+    monkeypatch.setattr(rewards.table, "registered", {"paid": Paid})  # unknown to the other process: it crashes
     assert main([*PLAIN, "reward=paid", f"run_dir={tmp_path / 'run'}"]) == 0
     printed = capsys.readouterr().out
     assert "control: paid.weight=0.0, beside this run (control=none switches it off)" in printed
@@ -386,7 +386,7 @@ def test_a_third_partys_reward_trains_beside_its_control(tmp_path, monkeypatch, 
 def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch):
     from runners.cli.compose import compose
 
-    monkeypatch.setattr(rewards, "_registered", {"paid": Paid})
+    monkeypatch.setattr(rewards.table, "registered", {"paid": Paid})
     plain = ["env=CartPole-v1", "reward=paid"]
     assert control.wanted(compose(plain)[0])
     for arguments in ([*plain, "control=none"], [*plain, "total_timesteps=3e5"], [*plain, "reward.paid.weight=0.0"]):
