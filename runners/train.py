@@ -138,6 +138,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work
     from runners.evaluate import SEED, policy, table
     from runners.run.checkpoint import write_atomically
     from runners.run.curve import curve
+    from runners.run.tensorboard import shows
     from runners.run.video import record_video
 
     path, control = work.folder.path, work.control
@@ -148,8 +149,8 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work
         ("curve", lambda: curve(path, f"{config.env_label}: {parts.mix.describe()}", scores=scores, control=control))
     ]
     if config.video:
-        act, seed = policy(parts.model, config.env), SEED + 1000 * config.seed
-        pictures.append(("video", lambda: record_video(config, act, parts.mix, path / "video.mp4", seed)))
+        act, seed, also = policy(parts.model, config.env), SEED + 1000 * config.seed, shows(config, path, work.step)
+        pictures.append(("video", lambda: record_video(config, act, parts.mix, path / "video.mp4", seed, also)))
     for name, draw in reversed(pictures):
         try:
             print(f"{name + ':':<13}{draw()}")
@@ -157,7 +158,8 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work
             if os.environ.get("LODESTAR_DEBUG"):
                 traceback.print_exc()
             print(f"{name + ':':<13}none ({type(error).__name__}: {error})")
-    print(f"{'tensorboard:':<13}{sys.executable} -m tensorboard.main --logdir {shlex.quote(str(path))}")
+    if "tensorboard" in config.logger:
+        print(f"{'tensorboard:':<13}{sys.executable} -m tensorboard.main --logdir {shlex.quote(str(path))}")
     with suppress(OSError):
         write_atomically(path / "result.json", json.dumps(scores, indent=1) + "\n")
 
@@ -194,13 +196,32 @@ class Work:
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
-        parts.model.set_logger(make_logger(self.folder.path, live, step=self._start, warn=live.say))
+        logger = make_logger(self.folder.path, live, step=self._start, warn=live.say, more=self._logs())
+        parts.model.set_logger(logger)
         evaluator = None
         if config.eval_every or config.video_every:
             from runners.run.evaluator import Evaluator
 
             evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None)
         return Saver(config, self.folder, parts, signals, live, state, evaluator)
+
+    def _logs(self) -> dict[str, Callable[[], Any]]:
+        """What makes the writers that the user asked for, beside that of metrics.csv."""
+        from runners.run.progress import TensorBoardLog
+
+        path, config, step = self.folder.path, self.config, self._start
+        made: dict[str, Callable[[], Any]] = {}
+        if "tensorboard" in config.logger:
+            from runners.run import tensorboard
+
+            with suppress(OSError):  # the log itself will say so
+                tensorboard.begin(path / "tensorboard", config, step)
+            made["tensorboard"] = lambda: TensorBoardLog(path / "tensorboard", step)
+        if "wandb" in config.logger:
+            from runners.run.wandb_log import WandbLog
+
+            made["wandb"] = lambda: WandbLog(path, config)
+        return made
 
     def end(self, state: str, code: int, error: str | None = None) -> None:
         """Write down how it ended; a folder in which nothing happened disappears."""

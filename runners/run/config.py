@@ -76,6 +76,9 @@ class TrainConfig(Settings):
     )
     checkpoint_every: int = setting(20_000, "environment steps between two checkpoints; 0 saves only at the end", low=0)
     log_every: int = setting(0, "environment steps between two rows of the log; 0 leaves it to the agent", low=0)
+    logger: list[str] = setting(
+        ["tensorboard"], "where the log goes besides metrics.csv; [] for nowhere", choices=("tensorboard", "wandb")
+    )
     eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", low=0)
     eval_steps: int = setting(
         20_000, "no further evaluation episode begins after so many environment steps, and none is longer", low=1
@@ -144,7 +147,7 @@ RENAMED = {
 
 # Where a run is kept and what it reports does not change what it learns.
 _MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
-_MANAGEMENT |= {"control", "preset", "step_timeout", "on_env_error", "eval_every", "video_every"}
+_MANAGEMENT |= {"control", "preset", "step_timeout", "on_env_error", "eval_every", "video_every", "logger"}
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

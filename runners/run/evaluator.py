@@ -16,6 +16,7 @@ from runners.run import checkpoint
 from runners.run.build import acting
 from runners.run.config import TrainConfig
 from runners.run.progress import random_state, set_random_state
+from runners.run.tensorboard import shows
 from runners.run.video import Act, record_video
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Evaluator(Stateful):
             if films:
                 path = self.folder / "videos" / f"step_{step:012d}.mp4"
                 path.parent.mkdir(exist_ok=True)
-                record_video(config, act, self.mix, path, SEED + 1000 * config.seed)
+                also = shows(config, self.folder, step)
+                record_video(config, act, self.mix, path, SEED + 1000 * config.seed, also)
                 self.filmed = step
         except Interrupted:
             return {}

@@ -14,9 +14,10 @@ import csv
 import itertools
 import os
 import random
+import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -276,8 +277,18 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def make_logger(folder: Path, live: Live, *, step: int = 0, warn: Callable[[str], None] = print) -> Logger:
-    """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped."""
+def make_logger(
+    folder: Path,
+    live: Live,
+    *,
+    step: int = 0,
+    warn: Callable[[str], None] = print,
+    more: Mapping[str, Any] | None = None,
+) -> Logger:
+    """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped.
+
+    `more` makes further writers, by name.
+    """
     path = folder / "metrics.csv"
     with suppress(OSError):
         with opened_text(path) as file:
@@ -288,7 +299,7 @@ def make_logger(folder: Path, live: Live, *, step: int = 0, warn: Callable[[str]
     writers: list[KVWriter] = [
         Alarm(TASK_RETURN, LEARNED_RETURN, live.say, read_csv(path, step)),  # first: the others write what it adds
         Guarded("metrics.csv", lambda: CSVLog(path, step), warn),
-        Guarded("tensorboard", lambda: TensorBoardLog(folder / "tensorboard", step), warn),
+        *(Guarded(name, make, warn) for name, make in (more or {}).items()),
         live,
     ]
     return Logger(str(folder), writers)
@@ -376,8 +387,9 @@ class TensorBoardLog(KVWriter):
 
         self._event, self._summary = Event, Summary
         folder.mkdir(parents=True, exist_ok=True)
-        # The counter keeps the order of a run's files for a reader that sorts them by name.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{len(list(folder.iterdir())):04d}.{os.getpid()}"
+        # Readers sort the files by name: ours stand in their order, behind those of TensorBoard's own writers.
+        count = len(list(folder.iterdir()))
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.9{count:03d}"
         self.file = RecordWriter((folder / name).open("wb"))
         self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         if step > 0:  # "forget the steps from here on in the files before this one"
@@ -388,7 +400,11 @@ class TensorBoardLog(KVWriter):
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         found = scalars(filter_excluded_keys(key_values, key_excluded, "tensorboard"))
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in sorted(found.items())]
-        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        self.add(self._summary(value=values), step)
+
+    def add(self, summary: Any, step: int) -> None:
+        """Write a Summary."""
+        self._add(self._event(wall_time=time.time(), step=step, summary=summary))
         self.file.flush()
 
     def _add(self, event: Any) -> None:

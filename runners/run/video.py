@@ -47,13 +47,17 @@ class Episode(NamedTuple):
     ending: str = "cut"  # at the limit of steps, or "terminated" or "truncated"
 
 
-def record_video(config: TrainConfig, act: Act, mix: Mix, path: Path, seed: int) -> str:
-    """Write one episode of a policy to an mp4; returns where it is, or why there is none."""
+def record_video(
+    config: TrainConfig, act: Act, mix: Mix, path: Path, seed: int, also: Callable[[Episode], None] | None = None
+) -> str:
+    """Write one episode of a policy to an mp4, and show it to `also`; returns where it is, or why there is none."""
     if not can_be_drawn(config.env):
         return "none (this environment cannot be drawn)"
     episode = play(config, act, mix, seed)
     fps = max(10, min(30, len(episode.images) // 8))  # short episodes in slow motion
     write(path, [episode], fps)
+    if also is not None:
+        also(episode)
     return str(path)
 
 

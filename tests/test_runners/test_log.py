@@ -54,7 +54,8 @@ def test_tensorboard_hides_what_was_written_after_the_checkpoint(tmp_path):
 
 def test_a_full_disk_switches_a_writer_off_with_one_warning(tmp_path):
     warnings = []
-    logger = make_logger(tmp_path, Live(100, stream=io.StringIO()), warn=warnings.append)
+    more = {"tensorboard": lambda: TensorBoardLog(tmp_path / "tensorboard")}
+    logger = make_logger(tmp_path, Live(100, stream=io.StringIO()), warn=warnings.append, more=more)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:

@@ -86,6 +86,35 @@ def test_a_run_leaves_everything_in_its_folder(finished):
     assert "env=CartPole-v1 'reward=[task,rnd,count]'" in (folder / "command.txt").read_text()
 
 
+def test_tensorboard_shows_the_configuration_and_the_video(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, _ = finished
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    (text,) = events.Tensors("configuration/text_summary")
+    assert b"\n    seed: 1\n" in text.tensor_proto.string_val[0]
+    assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= set(events.summary_metadata)
+    (shown,) = events.Images("video")
+    assert shown.step == 1536 and shown.encoded_image_string.startswith(b"GIF89a")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["logger", "sync_tensorboard"])
+def test_what_a_run_logs_reaches_weights_and_biases(how, tmp_path, monkeypatch):
+    """Offline; its own process, as W&B leaves threads and a service behind."""
+    pytest.importorskip("wandb")
+    run = ["env=CartPole-v1", "total_timesteps=4096", *FAST, f"run_dir={tmp_path / 'run'}"]
+    code = f"from runners.train import main; main({[*run, 'logger=[wandb]']!r})"
+    if how == "sync_tensorboard":
+        code = "import wandb; run = wandb.init(mode='offline', sync_tensorboard=True); "
+        code += f"from runners.train import main; main({run!r}); run.finish()"
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True)
+    (log,) = tmp_path.glob("**/offline-run-*/*.wandb")
+    assert log.read_bytes().count(b"rollout/ep_rew_mean") >= 2
+
+
 def test_every_tag_a_run_writes_is_in_the_glossary_and_in_both_logs(finished):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -1,0 +1,83 @@
+"""What TensorBoard shows of a run besides its curves: configuration, hyper-parameters, videos.
+
+They are written once, or with each video; the curves are `runners.run.progress.TensorBoardLog`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import imageio.v2 as imageio
+import numpy as np
+from PIL import Image
+
+from runners.run.config import TrainConfig, flatten, to_dict
+from runners.run.progress import TASK_RETURN, TensorBoardLog
+
+if TYPE_CHECKING:
+    from runners.run.video import Episode
+
+FRAMES = 60  # of a video that is shown as a moving picture
+SIDE = 224  # pixels of its width
+
+
+def begin(folder: Path, config: TrainConfig, step: int) -> None:
+    """Before the log of a run that begins, or continues, at `step`: its configuration; word to W&B's sync_tensorboard.
+
+    That hears of a folder by a class of TensorBoard's, which the log itself does not use.
+    """
+    from tensorboard.summary.writer import event_file_writer
+
+    if hasattr(event_file_writer, "orig_EventFileWriter"):
+        event_file_writer.EventFileWriter(str(folder)).close()
+    if step == 0:
+        _describe(folder, config)
+
+
+def _describe(folder: Path, config: TrainConfig) -> None:
+    """The configuration as text, and as hyper-parameters that TensorBoard's table compares runs by."""
+    import yaml
+    from torch.utils.tensorboard import summary
+
+    values = to_dict(config)
+    lines = yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False).splitlines()
+    plain = {
+        key: value if isinstance(value, bool | int | float | str) else str(value)
+        for key, value in flatten(values).items()
+    }
+    markdown = "\n".join(f"    {line}" for line in lines)  # indented: as it is
+    _add(folder, 0, summary.text("configuration", markdown), *summary.hparams(plain, {TASK_RETURN: 0.0}))
+
+
+def shows(config: TrainConfig, run: Path, step: int) -> Callable[[Episode], None] | None:
+    """What writes an episode of a run at a step, where the run has such a log."""
+    return functools.partial(add_video, run / "tensorboard", step) if "tensorboard" in config.logger else None
+
+
+def add_video(folder: Path, step: int, episode: Episode) -> None:
+    """Write an episode as a moving picture, of which the image tab shows the one of each step."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    from runners.run.video import draw
+
+    count = len(episode.images)
+    shown = np.unique(np.linspace(0, count - 1, min(count, FRAMES)).astype(int))
+    frames = [Image.fromarray(draw(episode, int(t))) for t in shown]
+    height = round(frames[0].height * SIDE / frames[0].width)
+    small = [np.asarray(frame.resize((SIDE, height))) for frame in frames]
+    buffer = io.BytesIO()
+    imageio.mimwrite(buffer, small, format="gif", duration=80, loop=0)  # type: ignore[call-overload]
+    image = Summary.Image(height=height, width=SIDE, colorspace=3, encoded_image_string=buffer.getvalue())
+    _add(folder, step, Summary(value=[Summary.Value(tag="video", image=image)]))
+
+
+def _add(folder: Path, step: int, *summaries: Any) -> None:
+    log = TensorBoardLog(folder)
+    for summary in summaries:
+        log.add(summary, step)
+    log.close()

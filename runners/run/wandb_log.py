@@ -1,0 +1,45 @@
+"""The log of a run at Weights & Biases, beside metrics.csv: `logger=[tensorboard,wandb]`.
+
+W&B's own environment variables say where to: WANDB_PROJECT (lodestar), WANDB_ENTITY, WANDB_MODE=offline. A run that
+is continued goes on in the same run there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import wandb
+from stable_baselines3.common.logger import KVWriter
+
+from runners.run.config import TrainConfig, to_dict
+from runners.run.progress import scalars
+
+
+class WandbLog(KVWriter):
+    """A row a dump, with the tags of metrics.csv."""
+
+    def __init__(self, folder: Path, config: TrainConfig) -> None:
+        named = folder / "wandb_id.txt"
+        if not named.exists():
+            named.write_text(secrets.token_hex(8))
+        try:
+            self.run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "lodestar"),
+                dir=str(folder),
+                id=named.read_text(),
+                name="/".join(folder.resolve().parts[-3:]),
+                resume="allow",
+                config=to_dict(config),
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            raise OSError(f"{error}; WANDB_MODE=offline needs neither key nor network") from error
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.run.log(scalars(key_values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
