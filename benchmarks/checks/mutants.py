@@ -26,9 +26,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runners.report import results
+
+if TYPE_CHECKING:
+    from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("agents", "envs", "rewards")
@@ -294,36 +297,63 @@ def _only_types(node: ast.If) -> bool:
     return "TYPE_CHECKING" in ast.dump(node.test)
 
 
-def coverage(root: Path) -> Covering:
-    """Which tests run each line, those that run the fewest lines first; takes ten minutes."""
+def coverage(root: Path, kept: Path = ROOT / "build" / "mutants") -> Covering:
+    """Which tests run each line, those that run the fewest lines first.
+
+    Test files that changed since the last call are measured, all of them the first time: for ten minutes. If others'
+    lines have moved since, a mutant only meets worse tests; without the folder `kept` all is measured anew.
+    """
+    from coverage import CoverageData
+
+    kept.mkdir(parents=True, exist_ok=True)
+    listing, data = kept / "tests.json", CoverageData(str(kept / "coverage"))
+    known = json.loads(listing.read_text()) if listing.exists() else {}
+    files = sorted(path.relative_to(root).as_posix() for path in root.glob("tests/**/test_*.py"))
+    now = {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files}
+    changed = [file for file in files if known.get(file, {}).get("is") != now[file]]
+    data.read()
+    if changed:
+        seconds = _measure(root, changed)
+        new = CoverageData(str(root / ".coverage"))
+        new.read()
+        data.update(new)
+        for file in changed:
+            mine = {test: spent for test, spent in seconds.items() if test.startswith(f"{file}::")}
+            known[file] = {"is": now[file], "seconds": mine}
+        listing.write_text(json.dumps({file: known[file] for file in files}))
+    return _by_line(data, {test: spent for file in files for test, spent in known[file]["seconds"].items()})
+
+
+def _measure(root: Path, files: list[str]) -> dict[str, float]:
+    """Run test files; the seconds of each test that passes."""
+    (root / "build").mkdir(exist_ok=True)
+    (root / "build" / "coveragerc").write_text("[run]\nrelative_files = true\n")
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--cov-context=test", "--cov-report="]
-    command += [f"--cov={package}" for package in PACKAGES] + ["--junitxml=times.xml", "-p", "no:cacheprovider"]
+    command += ["--cov-config=build/coveragerc", "--junitxml=build/times.xml", "-p", "no:cacheprovider"]
+    command += [*(f"--cov={package}" for package in PACKAGES), *files]
     done = subprocess.run(command, cwd=root, env=_environment(root), capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"the tests cannot be run: {done.stdout[-1000:]}")
-    cases = {
-        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": case
-        for case in ElementTree.parse(root / "times.xml").iter("testcase")
-    }
-    seconds = {name: float(case.get("time", 0)) for name, case in cases.items()}
-    bad = {name for name, case in cases.items() if case.find("failure") is not None or case.find("error") is not None}
-    for name in sorted(bad):
-        print(f"{name} fails without a mutant too, and is left out", flush=True)
-    from coverage import CoverageData
+    seconds = {}
+    for case in ElementTree.parse(root / "build" / "times.xml").iter("testcase"):
+        name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        if case.find("failure") is None and case.find("error") is None:
+            seconds[name] = float(case.get("time", 0))
+        else:
+            print(f"{name} fails without a mutant too, and is left out", flush=True)
+    return seconds
 
-    data = CoverageData(str(root / ".coverage"))
-    data.read()
+
+def _by_line(data: CoverageData, seconds: dict[str, float]) -> Covering:
     found: dict[tuple[str, int], set[str]] = defaultdict(set)
     width: dict[str, int] = defaultdict(int)
     for file in data.measured_files():
-        name = Path(file).relative_to(root).as_posix()
         for line, contexts in data.contexts_by_lineno(file).items():
-            tests = {context.partition("|")[0] for context in contexts} - bad - {""}
-            found[name, line] = tests
-            for test in tests:
+            found[file, line] = {context.partition("|")[0] for context in contexts} & seconds.keys()
+            for test in found[file, line]:
                 width[test] += 1
     return {
-        place: [(test, seconds.get(test, 1.0)) for test in sorted(tests, key=lambda test: width[test])]
+        place: [(test, seconds[test]) for test in sorted(tests, key=lambda test: width[test])]
         for place, tests in found.items()
     }
 

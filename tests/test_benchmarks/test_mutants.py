@@ -1,5 +1,7 @@
 """Mutants: which there are of a few lines, and that a line keeps its own whatever changes elsewhere."""
 
+import pytest
+
 from benchmarks.checks import mutants
 
 SOURCE = '''LIMIT = 3
@@ -78,3 +80,24 @@ def test_a_line_that_another_process_runs_meets_the_tests_of_its_folder():
     assert mutants.tests_of(("agents/b.py", 9), covering) == ["two", "one"]
     assert mutants.tests_of(("agents/a.py", 9), covering) == ["one", "two"]
     assert mutants.tests_of(("agents/b.py", 2), covering) == ["two"]
+
+
+@pytest.mark.nightly
+def test_what_tests_run_is_measured_and_kept_until_they_change(tmp_path, monkeypatch):
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "agents" / "a.py").write_text(SOURCE)
+    test, measured, real = tmp_path / "tests" / "test_a.py", [], mutants._measure
+    monkeypatch.setattr(mutants, "_measure", lambda root, files: measured.append(files) or real(root, files))
+
+    def covering(line):
+        found = mutants.coverage(tmp_path, tmp_path / "kept").get(("agents/a.py", line), [])
+        return [name for name, seconds in found if seconds >= 0]
+
+    test.write_text(
+        "from agents.a import score\ndef test_two(): assert score(2) == 3\ndef test_bad(): assert score(2) == 2\n"
+    )
+    assert covering(11) == ["tests/test_a.py::test_two"] and not covering(13)
+    test.write_text("from agents.a import score\ndef test_four(): assert score(4) == 4\n")
+    assert not covering(11) and covering(12) == ["tests/test_a.py::test_four"]
+    assert measured == [["tests/test_a.py"]] * 2
