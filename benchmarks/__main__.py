@@ -40,6 +40,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "model_based": ("benchmarks.speed.model_based:run", "model_based"),
     "oracle": ("benchmarks.checks.oracle:run", "model_based"),
     "mutants": ("benchmarks.checks.mutants:run", "repairs"),
+    "repairs": ("benchmarks.checks.repairs:run", "repairs"),
     "coverage": ("benchmarks.checks.coverage:run", "experiments"),
     "report-speed": ("benchmarks.speed.report:run", "experiments"),
     "watchdog": ("benchmarks.speed.watchdog:run", "experiments"),

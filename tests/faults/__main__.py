@@ -43,7 +43,8 @@ HEADLINES = (
     "resume_max_diff",
     "secrets_leaked",
 )
-GROUPS = ("workers", "processes", "phases", "storage", "resume", "numbers", "security", "judges", "interfaces")
+GROUPS = ("workers", "processes", "phases", "storage", "resume", "numbers", "security", "judges", "interfaces", "night")
+ASKED = Path(__file__).with_name("asked.csv")  # the faults that the suite has to bear, and the rows that show each
 
 
 def faults() -> dict[str, Fault]:
@@ -172,6 +173,21 @@ def page(table: dict[str, Fault], rows: list[dict[str, Any]]) -> str:
             lines.append(
                 f"| `{name}`: {fault.fault} | {promise} | {row['trials']} | {row['failed']} | {how} | {seen} |"
             )
+    lines += [
+        "",
+        "## Where to find which",
+        "",
+        "1 to 50 are the faults that the suite was planned to bear; those with a letter broke 0.1.0.",
+        "",
+        "| | fault | shown by | trials | how |",
+        "|---|---|---|---|---|",
+    ]
+    for asked in results.read_rows(ASKED):
+        names = asked["shown by"].split()
+        trials = sum(int(known[name]["trials"]) for name in names if name in known)
+        how = " ".join(dict.fromkeys("real" if table[name].real else "replaced" for name in names))
+        shown = ", ".join(f"`{name}`" for name in names)
+        lines.append(f"| {asked['number']} | {asked['fault']} | {shown} | {trials:,} | {how} |")
     return "\n".join(lines) + "\n"
 
 

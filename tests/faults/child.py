@@ -16,14 +16,20 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
+import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from runners.run.packages import HOME
 
 TINY = {
     "env": "CartPole-v1",
@@ -124,6 +130,25 @@ def run(action: Callable[[], int], out: Path, seconds: float = 120.0, drop: bool
         return child.wait(seconds), child.text()
 
 
+def typed(*command: str, **variables: str) -> tuple[int, str]:
+    """A command line in a process of its own, with variables of the environment: its exit code, what it printed."""
+    env = {**os.environ, "PYTHONPATH": str(HOME), **variables}
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def python_without(module: str, folder: Path) -> str:
+    """The interpreter of a virtual environment in which all is installed but the package that brings a module."""
+    site = Path(sysconfig.get_path("purelib"))
+    venv.create(folder, symlinks=True)
+    (ours,) = folder.glob("lib/python*/site-packages")
+    gone = {path.parts[0] for name in metadata.packages_distributions()[module] for path in metadata.files(name) or ()}
+    for path in site.iterdir():
+        if path.name not in gone:
+            (ours / path.name).symlink_to(path)
+    return str(folder / "bin" / "python")
+
+
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> bool:
     """Wait for something; whether it came."""
     end = time.monotonic() + seconds
@@ -151,13 +176,18 @@ def full_disk(size: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def small_disk(folder: Path, size: int) -> bool:
-    """Put a disk of so many bytes in a folder's place, for this process alone; whether that is permitted."""
+def own_disks() -> bool:
+    """Let what this process mounts be seen, and last, as long as it and its children; whether that is permitted."""
     new_namespace, private = 0x00020000, 0x00044000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None)
-    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+    return not (libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None))
+
+
+def small_disk(folder: Path, size: int) -> bool:
+    """Put a disk of so many bytes in a folder's place, for this process alone; whether that is permitted."""
+    if not own_disks():
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    return libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, f"size={size}".encode()) == 0
+    return ctypes.CDLL(None).mount(b"none", os.fsencode(folder), b"tmpfs", 0, f"size={size}".encode()) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
@@ -15,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 import rewards
 from envs.make import make, make_vec
 from rewards.adapters.gym import VectorRewardWrapper
+from runners.train import main
 from tests.faults import Fault, Found
 from tests.faults.child import run, sentence, train, warm
 
@@ -68,6 +70,22 @@ def out_of_memory(folder: Path, quick: bool) -> Found:
     return Found(
         4, failed, {}, f"{4 - failed} of 4 batches were embedded in smaller pieces, with one warning a halving"
     )
+
+
+def no_time_limit(folder: Path, quick: bool) -> Found:
+    """A grid world that nothing but its goal ends, and policies that do not find it."""
+    warm()
+    wrong, steps, tried = [], 300, ("ppo",) if quick else ("ppo", "sb3_ppo", "dqn")
+    for agent in tried:
+        world = [f"agent={agent}", "env=CliffWalking-v1", f"run_dir={folder / agent}", "total_timesteps=256"]
+        argv = [*world, f"eval_steps={steps}", "eval_episodes=5", "video=false"]
+        code, printed = run(lambda argv=argv: main(argv), folder / "out.txt", 120)  # type: ignore[misc]
+        scores = json.loads((folder / agent / "result.json").read_text()) if code == 0 else {}
+        longest = max((max(row["lengths"]) for row in scores.values()), default=0)
+        if code != 0 or longest != steps or "max_episode_steps=" not in printed:
+            wrong.append(f"{agent}: code {code}, an episode of {longest} steps")
+    words = "; ".join(wrong) or f"episodes ended after {steps} steps, with a sentence that names max_episode_steps"
+    return Found(len(tried), len(wrong), {}, words)
 
 
 def autoreset(folder: Path, quick: bool) -> Found:
@@ -152,6 +170,12 @@ FAULTS = [
         "Half as many at once from then on; the same embeddings.",
         out_of_memory,
         real=False,
+    ),
+    Fault(
+        "no-time-limit",
+        "an evaluation in an environment that nothing ends",
+        "eval_steps bounds the episode, and a sentence says so.",
+        no_time_limit,
     ),
     Fault("autoreset", "auto-reset in either mode", "Every episode is that of a single environment.", autoreset),
     Fault("rebuilt", "an environment is made again from its spec", "The same wrappers, spaces and start.", rebuilt),

@@ -301,7 +301,29 @@ def removed(folder: Path, quick: bool) -> Found:
     return Found(trials, failed, {}, f"{len(kept)} of {5 * trials} labels are in the file, {len(said)} warnings")
 
 
+def shared(folder: Path, quick: bool) -> Found:
+    """A file of answers that somebody else has written to: numbers out of range, words and bytes for numbers."""
+    from rewards.llm.store import AnswerStore, Label
+
+    path, failed = folder / "answers.sqlite", 0
+    values: tuple[Any, ...] = (1e9, -1.0, float("inf"), float("-inf"), 1.0000001, "helpful", "1e9", b"\x00", b"1")
+    with closing(AnswerStore(path)) as store:
+        store.put(JUDGE, [Label(f"text {number}", 1.0) for number in range(len(values))])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for number, value in enumerate(values):
+            connection.execute("UPDATE labels SET value = ? WHERE text = ?", (value, f"text {number}"))
+    with closing(AnswerStore(path)) as store:
+        for text in (f"text {number}" for number in range(len(values))):
+            failed += store.get(JUDGE, [text]) != {}
+            store.put(JUDGE, [Label(text, 0.0)])
+            failed += store.get(JUDGE, [text]) != {text: 0.0}
+    return Found(
+        len(values), failed, {}, f"{failed} of {len(values)} came back as a label; the next answer took its place"
+    )
+
+
 FAULTS = [
+    Fault("shared-answers", "rows that are no labels", "None is one; the next answer replaces it.", shared),
     Fault("torn-answers", "the file of answers is damaged", "It is put aside, and the run goes on.", torn),
     Fault("four-writers", "four writers, one file of answers", "No row is lost, no lock is an error.", writers),
     Fault("slow-down", "429 with Retry-After", "Waited for as asked, within 20 %; no text twice.", slowed),

@@ -108,30 +108,34 @@ def spoil_score() -> None:
 
 
 def explode() -> None:
-    """From now on in this process RND pays 1e12 times as much, once it has been asked some times."""
+    """From now on in this process there is a reward `exploding`: RND, 1e12 times as large from its third rollout on."""
+    import rewards
     from rewards.exploration.rnd import RND
 
-    original, asked = RND.score, []
+    class Exploding(RND):
+        asked = 0
 
-    def score(self: Any, batch: Any, memory: Any = None) -> Any:
-        asked.append(1)
-        return original(self, batch, memory) * np.float32(1e12 if len(asked) > 2 else 1)
+        def score(self, batch: Any, memory: Any = None) -> Any:
+            self.asked += 1
+            return super().score(batch, memory) * np.float32(1e12 if self.asked > 2 else 1)
 
-    RND.score = score  # type: ignore[method-assign]
+    rewards.register("exploding", Exploding)
 
 
 def spoil_loss(batches: tuple[int, ...]) -> None:
-    """From now on in this process the loss of RND is none in these minibatches, counted from 0."""
+    """From now on in this process there is a reward `spoilt`: RND, whose loss is none in these minibatches, from 0."""
+    import rewards
     from rewards.exploration.rnd import RND
 
-    original, seen = RND.loss, []
+    class Spoilt(RND):
+        seen = 0
 
-    def loss(self: Any, *columns: Any) -> Any:
-        seen.append(1)
-        factor = np.nan if len(seen) - 1 in batches else 1.0
-        return {name: value * factor for name, value in original(self, *columns).items()}
+        def loss(self, *columns: Any) -> Any:
+            factor = np.nan if self.seen in batches else 1.0
+            self.seen += 1
+            return {name: value * factor for name, value in super().loss(*columns).items()}
 
-    RND.loss = loss  # type: ignore[method-assign]
+    rewards.register("spoilt", Spoilt)
 
 
 def sound(folder: Path) -> bool:
@@ -210,7 +214,7 @@ def exploding(folder: Path, quick: bool) -> Found:
 
         def action(agent: str = agent, place: Path = place) -> int:
             explode()
-            return train(agent, place, "none", "reward=[task,rnd]", "reward.rnd.warmup=50")
+            return train(agent, place, "none", "reward=[task,exploding]", "reward.exploding.warmup=50")
 
         code, printed = run(action, place.with_suffix(".txt"), 300)
         if not sound(place) or (code != 0 and not (code == 4 and sentence(printed))):
@@ -230,11 +234,11 @@ def spoilt_model(folder: Path, quick: bool) -> Found:
 
         def action(batches: tuple[int, ...] = batches, place: Path = place) -> int:
             spoil_loss(batches)
-            return train("ppo", place, "none", "reward=[task,rnd]", total=800)
+            return train("ppo", place, "none", "reward=[task,spoilt]", total=800)
 
         code, printed = run(action, place.with_suffix(".txt"), 300)
         last = read_csv(place / "metrics.csv")[-1] if code == 0 else {}
-        said = tuple(float(last.get(f"rnd/{key}") or 0) for key in ("skipped", "restored"))
+        said = tuple(float(last.get(f"spoilt/{key}") or 0) for key in ("skipped", "restored"))
         if code or said != (skipped, restored) or not sound(place):
             wrong.append(f"{name}: code {code}, skipped and restored {said}, {printed.strip().splitlines()[-1][:200]}")
     return _found(wrong, len(cases) - quick, "spoilt_model", "batches were left out, the third time weights went back")
@@ -265,13 +269,11 @@ FAULTS = [
         "a bonus is 1e12 times as large from one rollout to the next",
         "the run goes on or ends in a sentence with code 4; every saved weight is a number",
         exploding,
-        real=False,
     ),
     Fault(
         "reward-model-nan",
         "the loss of a reward's model is no number, once and three times in a row",
         "the batch is left out, the third time the last sound weights come back, the run finishes",
         spoilt_model,
-        real=False,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Signals, machines that lack something, clocks that jump, and runs that go on for long."""
+"""Signals, machines that lack something, clocks that jump, and runs that go on for long; sweeps are in `night`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import itertools
 import os
 import pty
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from tests.faults import Fault, Found
-from tests.faults.child import TINY, Child, run, sentence, train, until, warm
+from tests.faults.child import TINY, Child, python_without, run, sentence, train, typed, until, warm
 from tests.faults.storage import loaded, status
 
 SLEEPER = "tests.faults.processes:Sleeper-v0"
@@ -147,37 +147,18 @@ def no_gpu(folder: Path, quick: bool) -> Found:
 
 
 def no_renderer(folder: Path, quick: bool) -> Found:
-    """MuJoCo is told to draw with a library that is not there, with a word that is none, and not at all."""
-    warm()
+    """MuJoCo draws by a library that is not installed, by one of a name that is none, and not at all."""
     codes, failed = [], 0
     cases = [("osmesa", "clip", 3), ("nonsense", "task", 3), ("disable", "clip", 3), ("disable", "task", 0)]
     for choice, reward, wanted in cases[1:] if quick else cases:
-
-        def action(choice: str = choice, reward: str = reward) -> int:
-            os.environ["MUJOCO_GL"] = choice
-            if choice == "osmesa":
-                sys.meta_path.insert(0, Block("OpenGL"))
-            return train(
-                env="HalfCheetah-v5", reward=reward, run_dir=folder / choice, total_timesteps=64, control="none"
-            )
-
-        code, printed = run(action, folder / "out.txt")
+        python = python_without("OpenGL", folder / "venv") if choice == "osmesa" else sys.executable
+        world = {"env": "HalfCheetah-v5", "reward": reward, "run_dir": folder / choice, "total_timesteps": 64}
+        argv = [f"{key}={value}" for key, value in {**TINY, **world, "control": "none"}.items()]
+        code, printed = typed(python, "-m", "runners.train", *argv, MUJOCO_GL=choice)
         codes.append(code)
         failed += code != wanted or (wanted > 0 and not (sentence(printed) and "MUJOCO_GL=disable" in printed))
     words = f"codes {codes} for {', '.join(f'{c} with {r}' for c, r, _ in cases[-len(codes) :])}"
     return Found(len(codes), failed, {}, words)
-
-
-class Block:
-    """An import hook for which a package is not installed."""
-
-    def __init__(self, package: str) -> None:
-        self.package = package
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Refuse the package and what is in it."""
-        if name.partition(".")[0] == self.package:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 LLM = '{url: "http://127.0.0.1:9/v1", model: any}'
@@ -194,155 +175,79 @@ LACKING: dict[str, dict[str, Any]] = {
 
 
 def lacking(folder: Path, quick: bool) -> Found:
-    """Every package of an environment, a reward or an agent, hidden from Python as if it had not been installed."""
-    warm()
-    failed, broken = 0, []
+    """Every package of an environment, a reward or an agent, in a virtual environment that has all the others."""
+    broken = []
     names = list(LACKING)[-3:] if quick else list(LACKING)
     for package in names:
-
-        def action(package: str = package) -> int:
-            for module in [m for m in sys.modules if m.partition(".")[0] == package]:
-                del sys.modules[module]
-            sys.meta_path.insert(0, Block(package))
-            from runners.train import main
-
-            options = {"env": "CartPole-v1", **LACKING[package], "run_dir": folder / package, "total_timesteps": 64}
-            return main([f"{key}={value}" for key, value in options.items()])
-
-        code, printed = run(action, folder / "out.txt")
+        python = python_without(package, folder / f"without-{package}")
+        options = {"env": "CartPole-v1", **LACKING[package], "run_dir": folder / package, "total_timesteps": 64}
+        code, printed = typed(python, "-m", "runners.train", *(f"{key}={value}" for key, value in options.items()))
         if code != 3 or not sentence(printed) or "pip install" not in printed or (folder / package).exists():
-            failed += 1
             broken.append(f"{package} (code {code})")
-    return Found(
-        len(names), failed, {}, f"{', '.join(names)}: code 3, one line{'; not ' if broken else ''}{', '.join(broken)}"
-    )
+    words = f"{', '.join(names)}: code 3, one line{'; not ' if broken else ''}{', '.join(broken)}"
+    return Found(len(names), len(broken), {}, words)
+
+
+JUMPING = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t which, struct timespec *now) {  /* plus the seconds in the file that CLOCK_JUMP names */
+    static int (*original)(clockid_t, struct timespec *);
+    if (!original) original = dlsym(RTLD_NEXT, "clock_gettime");
+    int code = original(which, now), file = which == CLOCK_REALTIME ? open(getenv("CLOCK_JUMP"), O_RDONLY) : -1;
+    char text[32] = {0};
+    if (file >= 0 && read(file, text, 31) > 0) now->tv_sec += atol(text);
+    if (file >= 0) close(file);
+    return code;
+}
+"""
 
 
 def clock_jump(folder: Path, quick: bool) -> Found:
-    """The wall clock goes back by an hour in the middle of a run, and forward by a day; then the run goes on."""
-    warm()
+    """The wall clock goes back by an hour in the middle of a run, and forward by a day; then the run goes on.
+
+    The machine's clock stays as it is: a library before the C library answers this process alone.
+    """
     from runners.run.progress import read_csv
 
-    trials, failed, lowest = 0, 0, float("inf")
-    for agent, jump in itertools.product(("ppo", "dqn")[: 1 if quick else 2], (-3600.0, 86400.0)):
-        place = folder / f"{agent}{jump:+.0f}"
-        options: dict[str, Any] = {"run_dir": place, "env": "CartPole-v1", "agent": agent, "total_timesteps": 512}
-        options |= {"eval_episodes": 0, "video": "false", "log_every": 64, "checkpoint_every": 64}
-        if agent == "ppo":
-            options |= {"n_envs": 2, "agent.n_steps": 32, "agent.n_epochs": 1}
-        argv = [f"{key}={value}" for key, value in options.items()]
+    library = folder / "jumping.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"], input=JUMPING, text=True, check=True)
+    trials, failed, lowest, every = 0, 0, float("inf"), 2048
+    for agent, jump in itertools.product(("ppo", "dqn")[: 1 if quick else 2], (-3600, 86400)):
+        place, clock = folder / f"{agent}{jump:+}", folder / f"clock{jump:+}-{agent}"
+        options: dict[str, Any] = {
+            "run_dir": place,
+            "env": "CartPole-v1",
+            "agent": agent,
+            "total_timesteps": 16 * every,
+        }
+        options |= {"eval_episodes": 0, "video": "false", "log_every": every, "checkpoint_every": every}
+        command = [sys.executable, "-m", "runners.train", *(f"{key}={value}" for key, value in options.items())]
+        latest = place / "checkpoints" / "LATEST"
 
-        def action(argv: list[str] = argv, jump: float = jump, place: Path = place) -> int:
-            """Until the middle, where the clock jumps; then SIGTERM."""
-            from runners.run import checkpoint
-            from runners.train import main
+        def saved(count: int, latest: Path = latest) -> bool:
+            return latest.exists() and int(latest.read_text()[5:17]) >= count * every
 
-            clock, clock_ns, save, count = time.time, time.time_ns, checkpoint.save, itertools.count(1)
-
-            def saving(*arguments: Any, **keywords: Any) -> Any:
-                made = next(count)
-                if made == 2:
-                    time.time = lambda: clock() + jump
-                    time.time_ns = lambda: clock_ns() + int(jump * 1e9)
-                if made == 4:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                return save(*arguments, **keywords)
-
-            checkpoint.save = saving
-            return main(argv)
-
-        def again(argv: list[str] = argv) -> int:
-            from runners.train import main
-
-            return main(argv)
-
-        codes = [run(action, folder / "out.txt")[0], run(again, folder / "out.txt")[0]]
+        env = {**os.environ, "LD_PRELOAD": str(library), "CLOCK_JUMP": str(clock)}
+        with (folder / "out.txt").open("w") as out:
+            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        until(lambda: saved(2) or process.poll() is not None, 120)  # noqa: B023
+        clock.with_suffix(".new").write_text(str(jump))
+        clock.with_suffix(".new").rename(clock)
+        until(lambda: saved(5) or process.poll() is not None, 120)  # noqa: B023
+        process.terminate()
+        codes = [process.wait(60), typed(*command)[0]]
         rows = read_csv(place / "metrics.csv") if (place / "metrics.csv").exists() else []
         times = [float(row[key]) for row in rows for key in row if key.startswith("time/") and row[key]]
         lowest = min([lowest, *times])
         trials += 1
         failed += codes != [143, 0] or not times or min(times) < 0 or max(float(r["time/fps"]) for r in rows) > 1e6
-    return Found(
-        trials,
-        failed,
-        {"lowest_time": lowest},
-        f"{trials - failed} of {trials} runs: no negative time, and they went on",
-    )
-
-
-def sweep_killed(folder: Path, quick: bool) -> Found:
-    """A sweep in which every other job fails is killed, when some have finished; then the same command again."""
-    warm()
-    from runners.sweep.job import JobLog
-
-    seeds = 2 if quick else 5
-    worlds = f"CartPole-v1,{SLEEPER.replace('Sleeper', 'Raiser')}"
-    options = {
-        **TINY,
-        "env": worlds,
-        "seed": f"range({seeds})",
-        "total_timesteps": 6400,
-        "root": folder,
-        "name": "night",
-    }
-    argv = [f"{key}={value}" for key, value in {**options, "attempts": 2, "slots": 1, "report": "false"}.items()]
-
-    def action() -> int:
-        from runners.sweep.__main__ import main
-
-        return main(argv)
-
-    def finished() -> list[Path]:
-        found = (folder / "sweeps" / "night" / "jobs").glob("*/*/*/status.json")  # no deeper: folders come and go there
-        return [path.parent for path in found if status(path.parent).get("state") == "finished"]
-
-    with Child(action, folder / "first.txt") as child:
-        came = until(finished, 240)
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait(10)
-    early = {path: (path / "command.txt").read_text() for path in finished()}
-    code, _ = run(action, folder / "second.txt", 400)
-    again = sum((path / "command.txt").read_text() != text for path, text in early.items())
-    with closing(JobLog(folder / "sweeps" / "night")) as log:
-        entries = log.entries
-    states = [entry.state for entry in entries.values()]
-    tried = {entry.attempts for entry in entries.values() if entry.state == "failed"}
-    kept = came and code == 1 and again == 0 and states.count("finished") == states.count("failed") == seeds
-    words = (
-        f"{states.count('finished')} finished, {states.count('failed')} failed after {tried} attempts, code {code}; "
-    )
-    words += f"{again} of {len(early)} that had finished before the kill ran again"
-    return Found(1, int(not (kept and tried <= {2, 3})), {"ran_again": again, "jobs": len(states)}, words)
-
-
-def silent_death(folder: Path, quick: bool) -> Found:
-    """A sweep of two environments that end their process with exit code 0 in the middle of training, and of a whole."""
-    warm()
-    from runners.sweep.__main__ import main
-    from runners.sweep.job import replay
-
-    seeds = 1 if quick else 5
-    worlds = ",".join([*(SLEEPER.replace("Sleeper", name) for name in ("Exiter", "Vanisher")), "CartPole-v1"])
-    options = {
-        **TINY,
-        "env": worlds,
-        "seed": f"range({seeds})",
-        "total_timesteps": 640,
-        "root": folder,
-        "name": "night",
-    }
-    argv = [f"{key}={value}" for key, value in {**options, "attempts": 1, "slots": 1, "report": "false"}.items()]
-    code, _ = run(lambda: main(argv), folder / "out.txt", 600)
-    entries = replay(folder / "sweeps" / "night")
-    dead = {name: entry for name, entry in entries.items() if not name.startswith("CartPole")}
-    false = sum(entry.state == "finished" for entry in dead.values())
-    whole = sum(entry.state == "finished" for entry in entries.values()) - false
-    told = sum("exit" in entry.error.lower() for entry in dead.values())
-    kept = (code, len(dead), false, whole, told) == (1, 2 * seeds, 0, seeds, 2 * seeds)
-    words = (
-        f"{len(dead)} jobs that died with exit code 0: {false} count as finished, {told} are named; {whole} others did"
-    )
-    return Found(len(dead), false or int(not kept), {"sweep_false_finished": false}, words)
+    words = f"{trials - failed} of {trials} runs: no negative time, and they went on"
+    return Found(trials, failed, {"lowest_time": lowest}, words)
 
 
 def hung_up(folder: Path, quick: bool) -> Found:
@@ -367,6 +272,25 @@ def hung_up(folder: Path, quick: bool) -> Found:
         failed += code != 129 or bool(said) or step <= 0 or status(place).get("state") != "stopped"
     words = f"{trials - failed} of {trials} saved, after {min(steps)} to {max(steps)} steps without another checkpoint"
     return Found(trials, failed, {}, words)
+
+
+def warned(folder: Path, quick: bool) -> Found:
+    """The signals by which batch systems and alarms warn, in the middle of training."""
+    warm()
+    codes, failed, each = {}, 0, 1 if quick else 5
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU):
+        for trial in range(each):
+            place = folder / f"{number.name}-{trial}"
+            options = {"run_dir": place, "total_timesteps": 1e7, "checkpoint_every": 1e6}
+            with Child(lambda options=options: train(**options), folder / "out.txt") as child:  # type: ignore[misc]
+                until(lambda place=place: status(place).get("state") == "running")  # type: ignore[misc]
+                time.sleep(0.2 + 0.1 * trial)
+                os.kill(child.pid, number)
+                codes[number.name] = code = child.wait(60)
+            _, step, said = loaded(place / "checkpoints")
+            failed += code != 128 + number or bool(said) or step <= 0 or status(place).get("state") != "stopped"
+    words = f"{4 * each - failed} of {4 * each} saved; codes {', '.join(f'{k} {v}' for k, v in codes.items())}"
+    return Found(4 * each, failed, {}, words)
 
 
 def soak(folder: Path, quick: bool) -> Found:
@@ -404,27 +328,10 @@ FAULTS = [
         interrupted_twice,
     ),
     Fault("no-gpu", "CUDA is absent", "device=cuda is refused in a sentence; auto takes the CPU.", no_gpu),
-    Fault(
-        "no-renderer",
-        "OpenGL is absent",
-        "One sentence, code 3; without pictures the run goes.",
-        no_renderer,
-        real=False,
-    ),
-    Fault("lacking-package", "a package is missing", "One line that installs it, code 3.", lacking, real=False),
-    Fault("clock-jump", "the clock jumps", "No time is negative, and the run can go on.", clock_jump, real=False),
-    Fault(
-        "sweep-killed",
-        "jobs fail, and the sweep is killed",
-        "The rest goes on; no finished job runs again.",
-        sweep_killed,
-    ),
-    Fault(
-        "silent-death",
-        "jobs of a sweep end with exit code 0 in the middle (SystemExit, os._exit)",
-        "None counts as finished; the reason is named.",
-        silent_death,
-    ),
+    Fault("no-renderer", "OpenGL is absent", "One sentence, code 3; without pictures the run goes.", no_renderer),
+    Fault("lacking-package", "a package is missing", "One line that installs it, code 3.", lacking),
+    Fault("clock-jump", "the clock jumps", "No time is negative, and the run can go on.", clock_jump),
     Fault("hung-up", "the terminal is closed", "Saved, code 129.", hung_up),
+    Fault("warned", "SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU", "Saved, the code of the signal.", warned),
     Fault("soak", "a long run", "Memory grows by less than 1 MiB a minute, open files stay.", soak),
 ]

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 MEMORY = 80 * 2**20  # bytes of shared memory a node; jobs exchange a few numbers
@@ -50,6 +51,14 @@ class Nodes:
     def pids(self) -> list[int]:
         """Of the raylet, the process that makes a node, for every node that takes jobs."""
         return [*self._raylets]
+
+    @property
+    def working(self) -> list[int]:
+        """Of Ray's workers that have a job."""
+        children = [
+            child for pid in self.pids for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+        return [int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::_attempt")]
 
     def kill(self, pid: int) -> None:
         """Lose a node: SIGKILL to its raylet, upon which its workers go."""

@@ -182,13 +182,14 @@ def _must(argv: list[str], folder: Path) -> None:
         raise RuntimeError(f"`{' '.join(argv)}` ended with code {code}: {words[-1] if words else ''}")
 
 
-def difference(one: Path, two: Path) -> tuple[float, str]:
-    """How far the last checkpoints and the logs of two run folders are apart, and where most.
+def difference(one: Path, two: Path, rows: bool = True) -> tuple[float, str]:
+    """How far the last checkpoints and, if `rows`, the logs of two run folders are apart, and where most.
 
     The largest absolute difference of two numbers; infinite where one is not a number and the other is something else,
     where words, shapes or kinds differ, and where something is on one side alone.
     """
-    sides = [dict(_leaves(_account(folder), "")) for folder in (one, two)]
+    left_out = {} if rows else {"rows": None}
+    sides = [dict(_leaves(_account(folder) | left_out, "")) for folder in (one, two)]
     worst, where = 0.0, ""
     for path in dict.fromkeys([*sides[0], *sides[1]]):
         gap = _gap(sides[0].get(path, _NOTHING), sides[1].get(path, _NOTHING))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
+import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +20,7 @@ import numpy as np
 from envs.state import pack
 from runners.run import checkpoint
 from tests.faults import Fault, Found
-from tests.faults.child import Child, full_disk, run, sentence, small_disk, train, until, warm
+from tests.faults.child import Child, full_disk, own_disks, run, sentence, small_disk, train, until, warm
 
 FILES = (checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST)
 SIZE = 500_000  # numbers in the arrays of a checkpoint, 2 MB, as in a policy for pixels
@@ -144,6 +148,89 @@ def flush_order(folder: Path, quick: bool) -> Found:
     text = [f"config.yaml.tmp-{os.getpid()}", "> config.yaml", folder.name]
     failed = (first != wanted) + (calls != text)
     return Found(2, failed, {}, f"a checkpoint: {' '.join(first)}; a text: {' '.join(calls)}")
+
+
+SHUT_DOWN, NOTHING_MORE = 0x8004587D, struct.pack("I", 2)  # EXT4_IOC_SHUTDOWN; its journal stays as it is, too
+
+
+def power_cut(folder: Path, quick: bool) -> Found:
+    """A file system that writes nothing more from one moment to the next, while checkpoints are saved on it.
+
+    Every `save` that returned is noted in a file elsewhere. Then the disk is mounted again, as after a power cut: what
+    was not flushed is gone.
+    """
+    trials, image, place, returned = 3 if quick else 50, folder / "image", folder / "disk", folder / "returned"
+    rng = np.random.default_rng(4)
+    place.mkdir()
+
+    def loop() -> int:
+        step = max(loaded(place / "checkpoints")[1], 0)
+        while True:
+            step += 1
+            checkpoint.save(place / "checkpoints", state(step, SIZE), step)
+            returned.write_text(str(step))
+
+    def cuts() -> int:
+        if not own_disks():
+            return 9
+        subprocess.run(["truncate", "-s", "64M", image], check=True)
+        subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+        lost = unfinished = last = 0
+        for _ in range(trials):
+            if subprocess.run(["mount", "-o", "loop", image, place]).returncode:
+                return 9
+            with Child(loop, folder / "loop.txt") as child:
+                until(lambda: returned.exists() and int(returned.read_text() or 0) > last)  # noqa: B023
+                time.sleep(0.2 * rng.random())
+                opened = os.open(place, os.O_RDONLY)
+                fcntl.ioctl(opened, SHUT_DOWN, NOTHING_MORE)
+                os.close(opened)
+                child.wait(20)  # its next save fails
+            last = int(returned.read_text())
+            subprocess.run(["umount", place], check=True)
+            subprocess.run(["mount", "-o", "loop", image, place], check=True)
+            unfinished += any((place / "checkpoints").glob("tmp-*"))
+            found, step, said = loaded(place / "checkpoints")
+            lost += step < last or bool(said) or not (found["x"] == step).all()
+            last = max(step, last)
+            subprocess.run(["umount", place], check=True)
+        print(f"SEEN {lost} {unfinished} {last}")
+        return 0
+
+    code, printed = run(cuts, folder / "cuts.txt", 900)
+    if code == 9:
+        return Found(0, 0, {}, "nobody may mount a disk here")
+    lost, unfinished, saves = (int(number) for number in printed.rpartition("SEEN ")[2].split())
+    words = f"{trials} cuts in {saves} saves left {unfinished} half-written folders; {lost} checkpoints were lost"
+    return Found(trials, lost, {"lost": lost, "saves": saves}, words)
+
+
+def torn_records(folder: Path, quick: bool) -> Found:
+    """What a run keeps beside its checkpoints is torn, emptied, made of random bytes, or gone; the command again."""
+    from tests.faults.resume import difference
+
+    warm()
+    noise = np.random.default_rng(5).bytes(5000)
+    texts = (b"", b'{"state": "runn', b"[1, 2]", b'{"state": [], "key": 3}', noise, None)
+    spoilt = [(name, text) for name in ("status.json", "metrics.csv", "config.yaml") for text in texts]
+    whole, wrong = folder / "whole", []
+    options = {"total_timesteps": 512, "reward": "rnd"}
+    run(lambda: train(run_dir=whole, **options), folder / "out.txt")
+    tried = spoilt[::5] if quick else spoilt
+    for number, (name, text) in enumerate(tried):
+        place = folder / str(number)
+        shutil.copytree(whole, place)
+        (newest,) = (place / "checkpoints").glob("*512")
+        shutil.rmtree(newest)
+        (place / "checkpoints" / checkpoint.LATEST).write_text("step_000000000448\n")
+        (place / "status.json").write_text(json.dumps({**status(whole), "state": "stopped"}))
+        (place / name).unlink() if text is None else (place / name).write_bytes(text)
+        code, printed = run(lambda place=place: train(run_dir=place, **options), folder / "out.txt")  # type: ignore[misc]
+        gap, where = difference(whole, place, rows=name != "metrics.csv")
+        if code or gap or "continues at step 448" not in printed or status(place).get("state") != "finished":
+            wrong.append(f"{name} of {text[:12] if text else text!r}: code {code}, {where} differs by {gap:g}")
+    words = "; ".join(wrong) or "each run went on from its checkpoint to the same weights"
+    return Found(len(tried), len(wrong), {}, words)
 
 
 def cut(folder: Path, quick: bool) -> Found:
@@ -354,12 +441,19 @@ def two_runs(folder: Path, quick: bool) -> Found:
 FAULTS = [
     Fault("signal-in-save", "SIGTERM inside a save", "Code 143 and a whole checkpoint, 100 of 100.", signal_in_save),
     Fault("killed-in-save", "kill -9 during a save", "No checkpoint is lost in 200 kills.", kill_in_save),
+    Fault("power-cut", "a power cut", "Every checkpoint whose save returned is whole, 50 of 50.", power_cut),
     Fault(
         "flush-order",
-        "a power cut",
+        "the order of writes, on which a power cut depends",
         "Files are flushed before the rename, the folder after it.",
         flush_order,
         real=False,
+    ),
+    Fault(
+        "torn-records",
+        "status, log or configuration of a run are torn, empty, of another form, random bytes or gone",
+        "The same command goes on from the newest checkpoint; no weight differs.",
+        torn_records,
     ),
     Fault("cut-file", "a truncated checkpoint", "It is named, and the one before is used, always.", cut),
     Fault("flipped-bit", "one changed bit", "200 of 200 are noticed.", flipped),

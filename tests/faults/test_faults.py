@@ -72,6 +72,14 @@ def test_the_page_of_faults_is_made_of_their_results():
     assert (ROOT / "docs" / "faults.md").read_text() == command.page(command.faults(), rows)
 
 
+def test_every_fault_that_was_asked_for_is_a_row_of_the_table():
+    table, asked = command.faults(), results.read_rows(command.ASKED)
+    letters = [*(f"A{number}" for number in range(1, 8)), *(f"B{number}" for number in range(8, 12))]
+    assert [row["number"] for row in asked] == [*map(str, range(1, 51)), *letters]
+    assert {name for row in asked for name in row["shown by"].split()} <= set(table)
+    assert all(row["shown by"] for row in asked)
+
+
 def test_every_file_with_a_list_of_faults_is_a_group():
     files = Path(command.__file__).parent.glob("*.py")
     assert {path.stem for path in files if "\nFAULTS = [" in path.read_text()} == set(command.GROUPS)
