@@ -81,9 +81,9 @@ def no_time_limit(folder: Path, quick: bool) -> Found:
         argv = [*world, f"eval_steps={steps}", "eval_episodes=5", "video=false"]
         code, printed = run(lambda argv=argv: main(argv), folder / "out.txt", 120)  # type: ignore[misc]
         scores = json.loads((folder / agent / "result.json").read_text()) if code == 0 else {}
-        longest = max((max(row["lengths"]) for row in scores.values()), default=0)
+        longest = max((row["length"] for row in scores.values()), default=0)
         if code != 0 or longest != steps or "max_episode_steps=" not in printed:
-            wrong.append(f"{agent}: code {code}, an episode of {longest} steps")
+            wrong.append(f"{agent}: code {code}, episodes of {longest:g} steps")
     words = "; ".join(wrong) or f"episodes ended after {steps} steps, with a sentence that names max_episode_steps"
     return Found(len(tried), len(wrong), {}, words)
 

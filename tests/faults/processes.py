@@ -260,6 +260,7 @@ def hung_up(folder: Path, quick: bool) -> Found:
         place = folder / str(trial)
         pid, terminal = pty.fork()
         if not pid:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which this may run, ignores it
             sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
             os._exit(train(run_dir=place, total_timesteps=1e7, reward="rnd", checkpoint_every=1e6))
         log = place / "metrics.csv"

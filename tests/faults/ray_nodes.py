@@ -53,12 +53,18 @@ class Nodes:
         return [*self._raylets]
 
     @property
-    def working(self) -> list[int]:
-        """Of Ray's workers that have a job."""
-        children = [
-            child for pid in self.pids for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ]
-        return [int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::_attempt")]
+    def working(self) -> dict[int, int]:
+        """Of Ray's workers that have a job, the pid, and that of their raylet."""
+        children = {
+            int(child): pid
+            for pid in self.pids
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        }
+        return {
+            child: pid
+            for child, pid in children.items()
+            if Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"ray::_attempt")
+        }
 
     def kill(self, pid: int) -> None:
         """Lose a node: SIGKILL to its raylet, upon which its workers go."""
