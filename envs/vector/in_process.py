@@ -58,6 +58,15 @@ def all_or_none(makers: Sequence[Maker]) -> Iterator[list[Maker]]:
         raise
 
 
+def check_alike(row: int, env: gym.Env, spaces: tuple[gym.Space, gym.Space]) -> None:
+    """A ValueError if an environment's observation or action space is not that of its vector."""
+    for name, own, wanted in zip(("observation", "action"), (env.observation_space, env.action_space), spaces):
+        if own != wanted:
+            raise ValueError(
+                f"environment {row} has the {name} space {own}, the first one {wanted}; make all of a vector alike"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class SharedBuffers:
     """What goes in and out of N environments in one step, one row each."""
@@ -407,6 +416,8 @@ class InProcess(BufferedVectorEnv):
         with all_or_none(makers) as makers:
             envs = [make() for make in makers]
             self._describe(envs[0], n, everything, SharedBuffers.like(envs[0], n, np.zeros))
+            for row, env in enumerate(envs):
+                check_alike(row, env, (self.single_observation_space, self.single_action_space))
         self.envs = envs
         self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, everything)
 

@@ -34,10 +34,11 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from envs.vector.in_process import BufferedVectorEnv, Maker, SharedBuffers, Stepper
+from envs.vector.in_process import BufferedVectorEnv, Maker, SharedBuffers, Stepper, check_alike
 from envs.vector.watchdog import Budget, Gone, Line, Worker, WorkerError, guard, stop
 
 __all__ = ["WorkerError", "Workers", "cores", "share"]
@@ -152,7 +153,18 @@ class Workers(BufferedVectorEnv):
         shares = [share(group, worker, self.processes) for group in self.groups]
         texts = self._slots.modalities["text"].tolist() if "text" in self._slots.modalities else None
         file = None if self._crash_folder is None else self._crash_folder / f"worker-{worker}.txt"
-        arguments = (CloudpickleWrapper(makers), self.num_envs, shares, self._memory, lost, texts, file, self._orphans)
+        spaces = self.single_observation_space, self.single_action_space
+        arguments = (
+            CloudpickleWrapper(makers),
+            spaces,
+            self.num_envs,
+            shares,
+            self._memory,
+            lost,
+            texts,
+            file,
+            self._orphans,
+        )
         hired = Worker(self._context, _work, arguments, f"environments-{worker}", file)
         hired.limit = self._patience
         return hired
@@ -303,6 +315,7 @@ def cores() -> int:
 def _work(
     line: Line,
     makers: Any,
+    spaces: tuple[gym.Space, gym.Space],
     n: int,
     shares: list[slice],
     memory: Any,
@@ -318,6 +331,7 @@ def _work(
     try:
         for row, make in makers.fn.items():
             envs[row] = make()
+            check_alike(row, envs[row], spaces)
         slots = SharedBuffers.like(envs[row], n, Block(memory))
         if texts is not None:
             slots.modalities["text"][:] = texts

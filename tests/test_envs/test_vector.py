@@ -16,6 +16,7 @@ from envs.make import make, make_vec
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import map_obs
 from envs.vector.in_process import InProcess
+from envs.vector.workers import Workers
 from rewards.adapters.gym import VectorRewardWrapper
 
 WORLDS = {
@@ -206,6 +207,14 @@ def test_what_makes_no_sense_is_refused_with_a_sentence() -> None:
         vec.step(np.zeros(2, int))
     with pytest.raises(ValueError, match='does not fit into an array; adapt the environment, or use backend="sync"'):
         InProcess(_makers("MiniGrid-DoorKey-5x5-v0", 1, adapt=False))
+
+
+@pytest.mark.parametrize("build", [InProcess, functools.partial(Workers, processes=2)])
+def test_environments_with_other_spaces_make_no_vector(build) -> None:
+    makers = [functools.partial(make, f"FrozenLake{size}-v1") for size in ("", "8x8")]
+    sentence = r"environment 1 has the observation space Discrete\(64\), the first one Discrete\(16\)"
+    with pytest.raises((ValueError, RuntimeError), match=sentence):
+        build(makers)
 
 
 class Counted(gym.Env):
