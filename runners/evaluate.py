@@ -19,6 +19,7 @@ import numpy as np
 
 from envs.settings import Settings, setting
 from runners.cli.command import Command
+from runners.cli.output import Ticker
 from runners.report import statistics
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def play(
     goal: Goal | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
     mix: Mix | None = None,
+    tick: Ticker | None = None,
 ) -> Scores:
     """Play whole episodes, one after the other.
 
@@ -81,6 +83,7 @@ def play(
         goal: whose ground truth is checked after every step.
         options: of the environment.
         mix: the policy's rewards, some of which add to its observations.
+        tick: shows how far it is.
     """
     from envs.family import family_of
     from envs.make import make
@@ -106,6 +109,8 @@ def play(
                 action = env.action_space.sample() if act is None else act(obs, length == 0)
                 obs, reward, terminated, truncated, info = env.step(action)
                 ended, length, total = terminated or truncated, length + 1, total + float(reward)
+                if tick is not None:
+                    tick("episode {} of {}, step {:,}", index + 1, episodes, length)
                 met += goal is not None and bool(goal.truth(env))
                 if metrics is not None:
                     metrics.step(family.sense(env))
@@ -124,9 +129,12 @@ def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: i
     """Scores of a trained policy and of a random one on the same episodes."""
     limits: dict[str, Any] = {"seed": seed, "max_steps": int(config.eval_steps), "goal": goal_of(config)}
     limits |= {"max_episode_steps": config.max_episode_steps, "options": config.env_options}
+    limits["tick"] = Ticker("evaluating")
     return {
         "this run": play(config.env, policy(model, config.env), episodes, mix=mix, **limits).to_dict(),
-        "random": play(config.env, None, episodes, **limits).to_dict(),
+        "random": play(
+            config.env, None, episodes, **{**limits, "tick": Ticker("evaluating a random policy")}
+        ).to_dict(),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
@@ -44,6 +45,20 @@ def lasting_output() -> Iterator[None]:
     """Standard output and error as `Lasting` streams."""
     with redirect_stdout(Lasting(sys.stdout)), redirect_stderr(Lasting(sys.stderr)):  # type: ignore[type-var]
         yield
+
+
+class Ticker:
+    """A sign of life from what takes long: a line every ten seconds."""
+
+    def __init__(self, what: str, every_s: float = 10.0) -> None:
+        self.what, self.every_s = what, every_s
+        self._last = time.monotonic()
+
+    def __call__(self, where: str, *values: int) -> None:
+        """Print where it is, a format for the values, if it is time to."""
+        if (now := time.monotonic()) - self._last >= self.every_s:
+            self._last = now
+            print(f"{self.what}: {where.format(*values)}", flush=True)
 
 
 def clock(seconds: float) -> str:

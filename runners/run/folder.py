@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path, lock: FileLock, new: bool) -> None:
         self.path, self.new, self._lock = path, new, lock
+        self.made: list[Path] = []  # folders around it that were made for it, innermost first
         self.checkpoints = path / "checkpoints"
 
     def status(self) -> dict[str, Any]:
@@ -70,6 +72,9 @@ class RunFolder:
         self._lock.release()
         if self.new and not (self.path / LOG).exists():
             shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # another run is in it by now
+                for folder in self.made:
+                    folder.rmdir()
 
 
 def open_folder(config: TrainConfig) -> RunFolder:
@@ -97,12 +102,14 @@ def open_folder(config: TrainConfig) -> RunFolder:
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
     for number in range(1, 1000):
         path = config.folder() / (stamp if number == 1 else f"{stamp}-{number}")
+        made = [folder for folder in path.parents if not folder.exists()]
         try:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
         folder = _lock(path, new=True)
         assert folder is not None
+        folder.made = made
         return folder
     raise UsageError(f"{config.folder()} has a thousand runs of this second; give run_dir=")
 

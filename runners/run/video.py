@@ -25,6 +25,7 @@ from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, stack
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
+from runners.cli.output import Ticker
 from runners.run.config import TrainConfig
 from runners.run.curve import COLOURS
 
@@ -67,11 +68,12 @@ def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     if path.suffix == ".gif":
         moving = {"duration": 1000 / fps, "loop": 0}
     path.unlink(missing_ok=True)  # where there is a link, what it leads to stays
-    count, writer = 0, cast(Any, imageio.get_writer(path, **moving))
+    count, writer, tick = 0, cast(Any, imageio.get_writer(path, **moving)), Ticker(f"writing {path}")
     with writer:
         for frame in (draw(one, t) for one in episodes for t in range(len(one.images))):
             writer.append_data(frame)
             count += 1
+            tick("picture {:,}", count)
     return count
 
 

@@ -5,6 +5,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, registry
 
 from envs.family import Goal
+from runners.cli.output import Ticker
 from runners.evaluate import SEED, Scores, goal_of, interval, play, policy, table
 from runners.report.statistics import iqm
 from runners.run.video import Episode, can_be_drawn, draw
@@ -24,6 +25,16 @@ def test_the_interval_holds_the_iqm_and_shrinks_with_more_episodes():
     assert np.diff(interval(many))[0] < 0.3 * np.diff(interval(few))[0]
     assert interval(few) == interval(few)  # the bootstrap is seeded
     assert interval([3.0, 3.0]) == (3.0, 3.0) and interval([3.0]) == (3.0, 3.0)
+
+
+def test_a_long_evaluation_says_where_it_is(capsys):
+    play("CartPole-v1", lambda obs, begins: 0, 2, tick=Ticker("evaluating", every_s=0.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "evaluating: episode 1 of 2, step 1" and lines[-1].startswith(
+        "evaluating: episode 2 of 2, step "
+    )
+    play("CartPole-v1", lambda obs, begins: 0, 2, tick=Ticker("evaluating"))
+    assert capsys.readouterr().out == ""  # it did not take long
 
 
 def test_episodes_are_whole_seeded_and_counted_by_the_task():
