@@ -14,7 +14,9 @@ from envs.vector.in_process import InProcess
 
 GRIDS = [name for name in PROGRAMS if name.startswith("MiniGrid")]
 CLASSIC = [
-    name for name in PROGRAMS if entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic.tasks"))
+    name
+    for name in PROGRAMS
+    if "NetHack" not in name and entry(spec_of(name)).startswith(("gymnasium.envs.classic", "envs.classic.tasks"))
 ]
 BEGIN = "mission: use the key to open the door and then get to the goal (7 moves left)"
 OPTIONS = [{}, {"captions": "full"}, {"captions": "full", "chatter": True, "varied": True}]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("nle")
 from envs.batched.nethack import BatchedNetHack
 from envs.make import make_batched, make_vec
 from envs.transitions import Rollout

@@ -219,6 +219,7 @@ def test_nethack_has_its_own_cap_without_ours() -> None:
 
 
 def test_the_challenge_cannot_be_seeded_and_is_refused() -> None:
+    pytest.importorskip("nle")
     with pytest.raises(ValueError, match=r"NetHackChallenge forbids seeds, .* use NetHackScore-v0"):
         make("NetHackChallenge-v0")
 

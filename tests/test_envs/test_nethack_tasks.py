@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+
+pytest.importorskip("nle")
 from nethack_walk import DOWN, way_down
 from nle import nethack
 

@@ -1,6 +1,7 @@
 """Every range and choice that a reward, a judge or the annotator declares is checked where it is made."""
 
 import math
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from importlib import import_module
 
@@ -22,7 +23,8 @@ def made():
     for kind, table in JUDGES.items():
         for name, place in table.items():
             module, _, attribute = place.partition(":")
-            yield f"{kind}-{name}", getattr(import_module(module), attribute)
+            with suppress(ImportError):  # an extra is not installed
+                yield f"{kind}-{name}", getattr(import_module(module), attribute)
     yield from (("annotator", Annotator), ("sandbox", Sandbox))
 
 

@@ -30,7 +30,6 @@ from rewards.language.teacher import (
     sentence,
     solve,
 )
-from rewards.llm.judges.embedding import encode
 
 OBS, ACTIONS = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(7)
 YELLOW, GREEN, LOCKED = 4, 1, 2
@@ -135,6 +134,8 @@ def test_an_object_is_encoded_by_kind_colour_and_state_and_none_is_minus_one():
 
 
 def test_a_sentence_is_observed_as_its_embedding():
+    from rewards.llm.judges.embedding import encode
+
     subject = reward(form="sentence")
     assert subject.guides == 384
     _, observed = walk(subject, *EPISODE)
