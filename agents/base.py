@@ -8,13 +8,10 @@ A subclass gives `collect` and `update`. Callbacks, evaluations and loggers made
 from __future__ import annotations
 
 import copy
-import json
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,7 +23,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
-from envs.files import regular
+from agents.predictor import Predictor
 from envs.settings import check_config
 from envs.state import Stateful, get_state, set_state
 from envs.steps import Cursor, from_vector_step, modalities_of
@@ -89,88 +86,6 @@ class TaskScorer:
         pass
 
 
-def _leaves(observation: Any, space: gym.Space) -> Iterator[tuple[Any, gym.Space]]:
-    """Arrays and their spaces; a ValueError for another nesting than the space's."""
-    if isinstance(space, gym.spaces.Dict) != isinstance(observation, Mapping) or (
-        isinstance(space, gym.spaces.Dict) and not {*space} <= {*observation}
-    ):
-        given = (
-            f"a dict of {', '.join(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
-        )
-        raise ValueError(f"an observation that is {given} does not fit {space}")
-    if isinstance(space, gym.spaces.Dict):
-        for key, part in space.items():
-            yield from _leaves(observation[key], part)
-    else:
-        yield observation, space
-
-
-class Predictor(ABC):
-    """An agent that has learned: it predicts, and is written to and read from a file.
-
-    Attributes:
-        policy: weights; a torch module, or anything else with its `state_dict` and `load_state_dict`.
-    """
-
-    observation_space: gym.Space
-    config: Any
-    policy: Any
-
-    def predict(
-        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[np.ndarray, Any]:
-        """Actions for one observation or a batch (B, ...), and the state (B, ...) of a policy that has one, else None.
-
-        `episode_start`, bool (B,), empties that state.
-        """
-        single = self._is_single(observation)
-        rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
-        n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
-        starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
-        with torch.no_grad():
-            actions, state = self._predict(rows, state, starts, deterministic)
-        return (actions[0] if single else actions), state
-
-    def _is_single(self, observation: Obs) -> bool:
-        """Whether it is one observation, not a batch; a ValueError if it is neither."""
-        leaves = list(_leaves(observation, self.observation_space))
-        single = np.ndim(leaves[0][0]) == len(leaves[0][1].shape or ())
-        for value, space in leaves:
-            shape, own = np.shape(value), space.shape or ()
-            if shape != own if single else shape[1:] != own or len(shape) != len(own) + 1:
-                both = f"{own} or (B, {', '.join(map(str, own))})"
-                raise ValueError(f"an observation of shape {shape} does not fit {space}; give one of shape {both}")
-        return single
-
-    @abstractmethod
-    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        """As `predict`, of a batch; `starts` bool (B,)."""
-
-    def save(self, path: str) -> None:
-        """Write weights and configuration to one safetensors file; nothing in it is ever executed."""
-        from safetensors.torch import save_file
-
-        tensors = {key: value.detach().cpu().clone() for key, value in self.policy.state_dict().items()}
-        save_file(tensors, path, {"agent": type(self).__name__, "config": json.dumps(asdict(self.config))})
-
-    @classmethod
-    def _from_file(cls, path: str, build: Callable[[dict[str, Any]], Self], place: str) -> Self:
-        """What `build` makes of the configuration in a file, with the file's weights; they are for some `place`."""
-        from safetensors import safe_open
-
-        with safe_open(regular(Path(path).resolve()), "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
-        if metadata.get("agent") != cls.__name__:
-            raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
-        agent = build(json.loads(metadata["config"]))
-        try:
-            agent.policy.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise ValueError(f"{path} does not fit {place}: {error}") from None
-        return agent
-
-
 class BaseAgent(Predictor):
     """An agent that learns from a vector environment and a scorer.
 
@@ -199,6 +114,12 @@ class BaseAgent(Predictor):
         "rng": "rng",
     }
     recoverable: ClassVar[dict[str, str]] = {}  # the same, of what recovery brings back
+    in_file: ClassVar[dict[str, str]] = {"timesteps": "num_timesteps", "updates": "_n_updates"}  # beside the weights
+    lasting: ClassVar[dict[str, str]] = {  # what outlives a change of the reward, beside the weights
+        **in_file,
+        "rng": "rng",
+        "episodes": "episodes",
+    }
     scorer: StreamScorer
     steps: Steps
     episodes: Episodes
@@ -228,6 +149,7 @@ class BaseAgent(Predictor):
         self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
         self.logger = Logger(None, [])  # writes nowhere until `set_logger`
+        self._learning = False
         self._finite: dict[str, Any] | None = None  # what `recoverable` names, when it was last found finite
         self._restored = self._restored_in_row = 0
         self._set_up()
@@ -277,20 +199,50 @@ class BaseAgent(Predictor):
             callback.update_locals({"rewards": rewards, "dones": ended})
             return bool(callback.on_step())
 
-        iteration = 0
-        while self.num_timesteps < self._total_timesteps:
-            self.begin_rollout()
-            callback.on_rollout_start()
-            if not self.collect(on_step):
-                break
-            callback.update_locals(self.update())
-            callback.on_rollout_end()
-            self.end_rollout()
-            iteration += 1
-            if log_interval is not None and iteration % log_interval == 0:
-                self.dump_logs(iteration)
+        iteration, self._learning = 0, True
+        try:
+            while self.num_timesteps < self._total_timesteps:
+                self.begin_rollout()
+                callback.on_rollout_start()
+                if not self.collect(on_step):
+                    break
+                callback.update_locals(self.update())
+                callback.on_rollout_end()
+                self.end_rollout()
+                iteration += 1
+                if log_interval is not None and iteration % log_interval == 0:
+                    self.dump_logs(iteration)
+        finally:
+            self._learning = False
         callback.on_training_end()
         return self
+
+    def set_reward(self, scorer: StreamScorer | None) -> None:
+        """Learn from another reward from now on, None for the task's own; policy, counts and replay stay.
+
+            agent.learn(100_000)
+            agent.set_reward(rewards.make(["task", "rnd"], envs.single_observation_space, envs.single_action_space))
+            agent.learn(100_000, reset_num_timesteps=False)
+
+        A stream whose name is new begins with a value of its own (PPO). A replay is relabelled; it is emptied if it
+        lacks what the reward reads, such as frames. Running episodes are given up: the next rollout resets.
+
+        Raises:
+            ValueError: for a scorer that the class refuses; the agent stays as it was.
+            RuntimeError: within `learn`.
+        """
+        if self._learning:
+            raise RuntimeError(
+                "set_reward within learn would mix two rewards in one rollout; call it between two learns"
+            )
+        fresh = type(self)(self.envs, self.config, scorer=scorer, seed=self.seed, device=str(self.device))
+        fresh._succeed(self)
+        vars(self).update(vars(fresh) | {"logger": self.logger})
+
+    def _succeed(self, old: Self) -> None:
+        """Take over what outlives a change of the reward."""
+        self.policy.load_state_dict(self.fitted(old.policy.state_dict(), {"streams": list(old.scorer.streams)}))
+        set_state(self, self.lasting, get_state(old, self.lasting))
 
     def begin_rollout(self) -> None:
         """Reset the environments, where they have not been."""
@@ -358,7 +310,11 @@ class BaseAgent(Predictor):
         return get_state(self, self.saved)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned into an agent built with the same configuration."""
+        """Restore what `get_state` returned into an agent built with the same configuration.
+
+        Environments and rewards have states of their own. Environments that were never reset nor restored begin new
+        episodes.
+        """
         set_state(self, self.saved, state)
 
     def keep_finite(self) -> None:
@@ -389,18 +345,54 @@ class BaseAgent(Predictor):
 
     # -------------------------------------------------------------------------------------------------------- files
 
+    def beside(self) -> dict[str, Any]:
+        """Counts, and the reward with what it has learned."""
+        reward = self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {}
+        return {"streams": list(self.scorer.streams), "reward": reward, **get_state(self, self.in_file)}
+
     @classmethod
-    def load(
-        cls, path: str, envs: gym.vector.VectorEnv, *, scorer: Any = None, seed: int = 0, device: str = "cpu"
-    ) -> Self:
-        """Read an agent back, for environments with the same spaces and a reward with as many streams.
+    def load(cls, path: str, envs: Any = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
+        """Read an agent back, for environments with the same spaces, with its counts and the state of its reward.
+
+        Without a scorer the reward is the task's own, and that of the file is left where it is. `set_reward` exchanges
+        the reward afterwards.
 
         Raises:
             ValueError: if the file holds another kind of agent, or does not fit.
         """
         options: dict[str, Any] = {"scorer": scorer, "seed": seed, "device": device}
         place = "these environments and this reward"
-        return cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)
+        agent, state = cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)
+        if not state:
+            return agent
+        set_state(agent, cls.in_file, state)
+        if scorer is not None and {*scorer.streams} != {*state["streams"]}:
+            raise ValueError(
+                f"{path} was trained on {' + '.join(state['streams'])}, not on {' + '.join(scorer.streams)}; load it "
+                "with that reward, or with none, and call set_reward"
+            )
+        if scorer is not None and state["reward"]:
+            try:
+                scorer.load_state_dict(state["reward"])
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path} does not fit this reward: {' '.join(str(error).split())}") from None
+        return agent
+
+
+def has_reset(envs: gym.vector.VectorEnv) -> bool:
+    """Whether all environments were reset or restored; False where they do not tell.
+
+    An agent that was given a state asks, once: stepping others would fail.
+    """
+    if isinstance(
+        getattr(envs, "unwrapped", envs), gym.vector.AsyncVectorEnv
+    ):  # a process that is asked what it lacks ends
+        return False
+    try:
+        known = envs.has_reset if hasattr(envs, "has_reset") else envs.get_attr("has_reset")  # type: ignore[attr-defined]
+    except (AttributeError, NotImplementedError):
+        return False
+    return bool(np.all(known))
 
 
 class Means(Stateful):
@@ -498,6 +490,7 @@ class Steps(Stateful):
         self.envs, self.seed, self.n = envs, seed, envs.num_envs
         self.on_nan = getattr(scorer, "on_nan", None) or OnNan()
         self.obs: Obs = None
+        self._known = False  # whether the environments are known to have been reset
         self.cursor = Cursor(self.n)
         self.episodes = Episodes(self.n)
 
@@ -511,11 +504,14 @@ class Steps(Stateful):
 
     def begin(self) -> bool:
         """Reset the environments the first time; whether that was done."""
-        if self.obs is not None:
+        began = self.obs is not None and (self._known or has_reset(self.envs))
+        self._known = True
+        if began:
             return False
         obs, infos = self.envs.reset(seed=self.seed)
         self.obs = map_obs(np.array, obs)
         self.cursor.begin(modalities_of(infos))
+        self.episodes.running[:] = 0
         return True
 
     def step(self, actions: Tensor, encoding: SpaceEncoding) -> Transitions:

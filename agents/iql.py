@@ -33,8 +33,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from agents.base import Predictor
 from agents.networks.actor_critic import CLIP, Flat, Inputs, SpaceEncoding
+from agents.predictor import Predictor
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from envs.types import Obs
@@ -150,7 +150,7 @@ class IQL(Predictor):
     ) -> IQL:
         """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
         both = (observation_space, action_space)
-        model = cls._from_file(path, lambda c: cls(IQLConfig(**c), *both, seed=seed, device=device), "these spaces")
+        model, _ = cls._from_file(path, lambda c: cls(IQLConfig(**c), *both, seed=seed, device=device), "these spaces")
         model._target = model._copied()
         return model
 

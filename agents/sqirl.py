@@ -123,6 +123,16 @@ class SQIRL(BaseAgent):
         "steps": "steps",
         "draw": "draw",
     }
+    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {
+        "stage": "stage",
+        "passes": "passes",
+        "longest": "longest",
+    }
+    lasting: ClassVar[dict[str, str]] = (
+        BaseAgent.lasting
+        | in_file
+        | {key: name for key, name in saved.items() if key in ("modules.nets", "optimizers", "draw")}
+    )
     config: SQIRLConfig
 
     def _set_up(self) -> None:

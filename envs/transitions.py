@@ -300,7 +300,8 @@ class Rollout:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._show(0, slice(None), state["shown"])
+        if state["shown"]:  # none before the first reset
+            self._show(0, slice(None), state["shown"])
         put(self.obs, 0, state["obs"])
         self.first_step, self.resetting = np.array(state["first_step"]), np.array(state["resetting"])
 

@@ -69,6 +69,12 @@ class Dyna(BaseAgent):
         "log": "means",
         "rng": "rng",
     }
+    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"fitted_at": "_fitted_at"}
+    lasting: ClassVar[dict[str, str]] = (
+        BaseAgent.lasting
+        | in_file
+        | {key: name for key, name in saved.items() if key.startswith("counters.") or key == "log"}
+    )
     recoverable: ClassVar[dict[str, str]] = {"learner": "learner"}
 
     def _set_up(self) -> None:
@@ -100,7 +106,7 @@ class Dyna(BaseAgent):
                 parts["model"] = self.imagination.model
         self.policy = Weights(parts)
         self.rng = np.random.default_rng([seed, 3])
-        self._fitted_at: int | None = None  # environment steps at the last fit
+        self._fitted_at: int | None = None  # rows that the replay had been given at the last fit
         self._pending = 0.0  # updates
         self.means = Means()
 
@@ -122,7 +128,7 @@ class Dyna(BaseAgent):
                     source.timesteps = self.num_timesteps
             self.replay.add(batch)
             self.num_timesteps += self.steps.n
-            if self.num_timesteps >= self.config.learning_starts:
+            if self.replay.added >= self.config.learning_starts:
                 self._learn_from_it()
             if not on_step(batch.reward, batch.ended):
                 return False
@@ -152,7 +158,7 @@ class Dyna(BaseAgent):
 
     def _learn_from_it(self) -> None:
         config = self.config
-        if self._fitted_at is None or self.num_timesteps - self._fitted_at >= config.model_every:
+        if self._fitted_at is None or not 0 <= self.replay.added - self._fitted_at < config.model_every:
             self._fit()
         self._pending += config.updates_per_step * self.steps.n
         count = int(self._pending)
@@ -166,7 +172,7 @@ class Dyna(BaseAgent):
             obs = self.replay.arrays()[0]
             std, mean = torch.std_mean(obs, 0, correction=0)
             self.learner.whiten(mean, std)
-        self._fitted_at = self.num_timesteps
+        self._fitted_at = self.replay.added
         self.keep_or_restore(all_finite(self.learner.state_dict()))
         if self.imagination is not None:
             self.means.add(self.imagination.fit(self.replay, self.num_timesteps))
@@ -208,6 +214,15 @@ class Dyna(BaseAgent):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         if self._fitted_at is not None:
+            self.keep_finite()
+
+    def _succeed(self, old: Dyna) -> None:
+        super()._succeed(old)
+        self.replay.take(old.replay)
+        if self.imagination is not None and old.imagination is not None:
+            self.imagination.succeed(old.imagination)
+        if self._fitted_at is not None:
+            self._fitted_at = self.replay.added - self.config.model_every  # imagined rewards are fitted at once
             self.keep_finite()
 
 

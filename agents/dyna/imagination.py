@@ -217,6 +217,10 @@ class Imagination(Stateful):
         super().load_state_dict(state)
         self._gather()
 
+    def succeed(self, old: Imagination) -> None:
+        """Take over everything but the rewards."""
+        self.load_state_dict(old.state_dict() | {"reward_source": self.reward_source.state_dict()})
+
     def _gather(self) -> None:
         self._all = [torch.cat(column) for column in zip(*self._states)]
 

@@ -27,7 +27,7 @@ import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch import Tensor
 
-from agents.base import BaseAgent, Episodes, OnStep, TaskScorer
+from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs
 from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate, advantages, sequences
 from envs.state import Stateful
@@ -54,6 +54,12 @@ class PPO(BaseAgent):
         "observations.var": "obs_statistics.var",
         "observations.count": "obs_statistics.count",
     }
+    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {
+        "mean": "obs_statistics.mean",
+        "var": "obs_statistics.var",
+        "count": "obs_statistics.count",
+    }
+    lasting: ClassVar[dict[str, str]] = BaseAgent.lasting | in_file | {"noise": "collector.rng"}
     config: PPOConfig
 
     def _set_up(self) -> None:
@@ -109,6 +115,18 @@ class PPO(BaseAgent):
                 f"of agent.batch_size={config.batch_size}; give {best}, or another divisor of {size}"
             )
         return config.batch_size // config.sequence if config.gru else config.batch_size
+
+    def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        """Values of streams that this reward has, too, by their names; the others stay as they are."""
+        before, now = state.get("streams"), list(self.scorer.streams)
+        if before is None or before == now:
+            return weights
+        heads = {key: x.clone() for key, x in self.policy.state_dict().items() if key.startswith("vf_head.")}
+        for key, rows in heads.items():
+            for row, name in enumerate(self.streams if self.config.streams == "separate" else ()):
+                if name in before:
+                    rows[row] = weights[key][before.index(name)]
+        return {**weights, **heads}
 
     def begin_rollout(self) -> None:
         if self.collector.begin():
@@ -278,21 +296,24 @@ class Collector(Stateful):
         self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
         if self.recurrent:
             learner.start(n)
-        self.began = False
+        self.began = self._known = False  # _known: the environments are known to have been reset
         self.on_nan = OnNan()
 
     def begin(self) -> bool:
         """Reset the environments, the first time and after a rollout that was stopped; whether that was done."""
-        if self.began:
+        began = self.began and (self._known or has_reset(self.envs))
+        self.began = self._known = True
+        if began:
             return False
-        obs, infos = self.envs.reset(seed=self.seed)
+        self._begin(*self.envs.reset(seed=self.seed))
+        self.episodes.running[:] = 0
+        return True
+
+    def _begin(self, obs: Any, infos: Any) -> None:
         self.rollout.begin(obs, infos)
         self.starts[0] = True
         if self.recurrent:
             self.learner.start(self.rollout.n)
-        self.episodes.running[:] = 0
-        self.began = True
-        return True
 
     def collect(self, on_step: Callable[[int], bool]) -> bool:
         """Fill the rollout; while one group of environments steps, the policy looks at the other.
@@ -472,14 +493,9 @@ class DeviceCollector(Collector):
         self._flags = torch.zeros(2, length, n, dtype=torch.bool, device=device)  # terminated, truncated
         self._ends: list[tuple[int, Tensor, Tensor, Tensor]] = []  # time, mask, last observations, success
 
-    def begin(self) -> bool:
-        if self.began:
-            return False
-        self.vector[0], _ = self.envs.reset(seed=self.seed)
-        self.episodes.running[:] = 0
+    def _begin(self, obs: Any, infos: Any) -> None:
+        self.vector[0] = obs
         self.rollout.first_step[:] = 0
-        self.began = True
-        return True
 
     def collect(self, on_step: Callable[[int], bool]) -> bool:
         length, clock = self.rollout.length, time.perf_counter()

@@ -166,18 +166,47 @@ class Replay(Stateful):
         if not count:
             return
         (batch,) = self._pending.take()
+        self._keep(batch, (self._pos - count + np.arange(count)) % self.length, self.columns)
+
+    def _keep(self, batch: Transitions, times: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        """Write what the scorer keeps of these time rows into columns."""
         kept, self._memory = self.scorer.keep(batch, self._memory)
-        times = (self._pos - count + np.arange(count)) % self.length
         for key, value in kept.items():
-            if key not in self.columns:
-                self.columns[key] = np.zeros((self.length, self.n_envs, *value.shape[2:]), value.dtype)
-            self.columns[key][times] = value
+            if key not in columns:
+                columns[key] = np.zeros((self.length, self.n_envs, *value.shape[2:]), value.dtype)
+            columns[key][times] = value
+
+    def take(self, other: Replay) -> None:
+        """The transitions of a replay that is given up, for this one's scorer, which learns from later ones.
+
+        None of them if they lack something that it reads.
+        """
+        other.flush()
+        shown = {name: column for name, column in other.columns.items() if name in Transitions.__dataclass_fields__}
+        missing = self.scorer.requires & {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)} - {*shown}
+        if missing or self.length != other.length:
+            return
+        for name in ("sampler", "images", "table", "timesteps", "added", "_pos", "_filled", "_low", "_high"):
+            setattr(self, name, getattr(other, name))
+        self._continues, self._was_valid = other._continues, other._was_valid
+        if isinstance(self.scorer, FrozenReward):
+            self.scorer.timesteps = self.timesteps
+        if self.scorer.keeps:
+            columns: dict[str, np.ndarray] = {}
+            self.columns = shown
+            order = (self._pos - self._filled + np.arange(self._filled)) % self.length
+            for times in np.split(order, range(PENDING, len(order), PENDING)):
+                self._keep(self._at(times).replace(extras={}), times, columns)
+            self.columns = columns
+
+    def _at(self, times: np.ndarray) -> Transitions:
+        """The transitions (T, N) of time rows."""
+        index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
+        return self.transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
 
     def _learn(self) -> None:
         """Update the scorer with the rows added since the last time."""
-        times = (self._pos - self._unlearned + np.arange(self._unlearned)) % self.length
-        index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
-        batch = self.transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
+        batch = self._at((self._pos - self._unlearned + np.arange(self._unlearned)) % self.length)
         self.metrics = self.scorer.update(batch, self.scorer.relabel(batch), self.timesteps)
         self._unlearned = 0
 

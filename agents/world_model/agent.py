@@ -67,6 +67,10 @@ class WorldModel(BaseAgent):
         "steps": "steps",
         "replay": "replay",
     }
+    lasting: ClassVar[dict[str, str]] = {  # the running episodes do not
+        **{key: name for key, name in saved.items() if key not in ("modules.policy", "state", "steps", "replay")},
+        "episodes": "episodes",
+    }
     recoverable: ClassVar[dict[str, str]] = {"weights": "learner", "optimizer": "learner.flats"}
 
     def _set_up(self) -> None:
@@ -104,7 +108,7 @@ class WorldModel(BaseAgent):
             if not on_step(batch.reward, batch.terminated | batch.truncated):
                 return False
             changed, self._learned_from = self.replay.metrics is not self._learned_from, self.replay.metrics
-            if len(self.replay) < config.learning_starts or self.replay.added < (self.learner.longest + 1) * n:
+            if len(self.replay) < config.learning_starts or not self._filled:
                 continue
             if changed:  # the reward has learned: earlier steps may have other rewards now
                 self._watch_head()
@@ -115,10 +119,15 @@ class WorldModel(BaseAgent):
                 self._n_updates += 1
         return True
 
+    @property
+    def _filled(self) -> bool:
+        """Whether the replay holds sequences."""
+        return self.replay.added >= (self.learner.longest + 1) * self.steps.n
+
     def _act(self) -> Tensor:
         """Actions (N, A), at random before learning starts."""
         action, self.state = self._think(self.steps.obs, self.steps.began, self.state)
-        if len(self.replay) >= self.config.learning_starts:
+        if self._n_updates or len(self.replay) >= self.config.learning_starts:
             return action
         uniform = torch.rand(action.shape, generator=self.learner.generator, device=self.device)
         if not self.encoding.discrete:
@@ -165,7 +174,7 @@ class WorldModel(BaseAgent):
 
     def update(self) -> dict[str, Any]:
         """After a rollout: is the reward head still right, and is every number finite?"""
-        if self._n_updates:
+        if self._n_updates and self._filled:
             self.logger.record("train/head_gap", self._watch_head())
         if self.steps.on_nan.what == "zero":
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)
@@ -198,6 +207,11 @@ class WorldModel(BaseAgent):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._learned_from = self.replay.metrics
+        self.keep_finite()
+
+    def _succeed(self, old: WorldModel) -> None:
+        super()._succeed(old)
+        self.replay.take(old.replay)
         self.keep_finite()
 
 

@@ -241,6 +241,11 @@ class BatchedEnv(VectorEnv):
         self._pool = {key: self.arrays.array(value) for key, value in starts.items()}
         self._used = 0
 
+    @property
+    def has_reset(self) -> bool:
+        """Whether it has been reset or restored."""
+        return bool(self.state)
+
     def snapshot(self) -> dict[str, Any]:
         """Plain data from which `restore` continues, bit for bit; a RuntimeError before the first reset."""
         if not self.state:

@@ -282,6 +282,7 @@ class BufferedVectorEnv(VectorEnv):
         self._slots = slots
         self._views = [slots.view(rows) for rows in groups] if len(groups) > 1 else [slots]
         self._sent: deque[int] = deque()
+        self.has_reset = False  # or was restored
 
     @abstractmethod
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
@@ -312,6 +313,7 @@ class BufferedVectorEnv(VectorEnv):
             raise ValueError(f"{len(seeds)} seeds and a reset_mask of shape {mask.shape} do not fit {n} environments")
         rows = np.flatnonzero(mask).tolist()
         self._set_texts(self.ask("reset", {row: (seeds[row], options or None) for row in rows}))
+        self.has_reset = True
         return self._slots.obs, self._infos(self._slots, False)
 
     def send(self, actions: Any, group: int = 0) -> None:
@@ -355,6 +357,7 @@ class BufferedVectorEnv(VectorEnv):
         if len(state["envs"]) != self.num_envs:
             raise ValueError(f"the snapshot is of {len(state['envs'])} environments, not of {self.num_envs}")
         self._set_texts(self.ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
+        self.has_reset = True
         return self._slots.obs
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -109,3 +109,14 @@ def test_numbers_that_are_none_are_refused_with_their_place():
 def test_environments_that_do_not_reset_themselves_are_refused():
     with pytest.raises(ValueError, match=r"must reset its environments itself"):
         Steps(counters(AutoresetMode.DISABLED, 3), 0)
+
+
+def test_an_episode_that_is_given_up_is_not_added_to_the_next():
+    made = counters(AutoresetMode.SAME_STEP, 5, 5)
+    encoding, steps = SpaceEncoding(made.single_observation_space, made.single_action_space), Steps(made, 0)
+    steps.begin()
+    walk(steps, encoding, 3)
+    steps.obs = None
+    steps.begin()
+    walk(steps, encoding, 5)
+    assert list(steps.episodes.returns) == [{"r": 10.0, "l": 5}] * 2

@@ -1,0 +1,120 @@
+"""An agent that has learned: it predicts, and is written to and read from a file that is data, never a program."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from envs.files import regular
+from envs.state import pack, unpack
+from envs.transitions import map_obs
+from envs.types import Obs
+
+# Beside the weights a file holds a state, whose arrays have names that begin with a slash (`envs.state.pack`).
+STATE = "state"
+
+
+def _leaves(observation: Any, space: gym.Space) -> Iterator[tuple[Any, gym.Space]]:
+    """Arrays and their spaces; a ValueError for another nesting than the space's."""
+    if isinstance(space, gym.spaces.Dict) != isinstance(observation, Mapping) or (
+        isinstance(space, gym.spaces.Dict) and not {*space} <= {*observation}
+    ):
+        given = (
+            f"a dict of {', '.join(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
+        )
+        raise ValueError(f"an observation that is {given} does not fit {space}")
+    if isinstance(space, gym.spaces.Dict):
+        for key, part in space.items():
+            yield from _leaves(observation[key], part)
+    else:
+        yield observation, space
+
+
+class Predictor(ABC):
+    """An agent that has learned: it predicts, and is written to and read from a file.
+
+    Attributes:
+        policy: weights; a torch module, or anything else with its `state_dict` and `load_state_dict`.
+    """
+
+    observation_space: gym.Space
+    config: Any
+    policy: Any
+
+    def predict(
+        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[np.ndarray, Any]:
+        """Actions for one observation or a batch (B, ...), and the state (B, ...) of a policy that has one, else None.
+
+        `episode_start`, bool (B,), empties that state.
+        """
+        single = self._is_single(observation)
+        rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
+        n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
+        starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
+        with torch.no_grad():
+            actions, state = self._predict(rows, state, starts, deterministic)
+        return (actions[0] if single else actions), state
+
+    def _is_single(self, observation: Obs) -> bool:
+        """Whether it is one observation, not a batch; a ValueError if it is neither."""
+        leaves = list(_leaves(observation, self.observation_space))
+        single = np.ndim(leaves[0][0]) == len(leaves[0][1].shape or ())
+        for value, space in leaves:
+            shape, own = np.shape(value), space.shape or ()
+            if shape != own if single else shape[1:] != own or len(shape) != len(own) + 1:
+                both = f"{own} or (B, {', '.join(map(str, own))})"
+                raise ValueError(f"an observation of shape {shape} does not fit {space}; give one of shape {both}")
+        return single
+
+    @abstractmethod
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        """As `predict`, of a batch; `starts` bool (B,)."""
+
+    def beside(self) -> dict[str, Any]:
+        """What a file keeps besides weights and configuration; plain data, see `envs.state.pack`."""
+        return {}
+
+    def save(self, path: str) -> None:
+        """Write weights, configuration and `beside` to one safetensors file; nothing in it is ever executed."""
+        from safetensors.torch import save_file
+
+        tensors = {key: value.detach().cpu().clone() for key, value in self.policy.state_dict().items()}
+        tree, arrays = pack(self.beside())
+        tensors |= {key: torch.from_numpy(array) for key, array in arrays.items()}
+        metadata = {"agent": type(self).__name__, "config": json.dumps(asdict(self.config)), STATE: json.dumps(tree)}
+        save_file(tensors, path, metadata)
+
+    def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        """Weights out of a file, with its `beside`, as this agent's policy takes them."""
+        return weights
+
+    @classmethod
+    def _from_file(cls, path: str, build: Callable[[dict[str, Any]], Self], place: str) -> tuple[Self, dict[str, Any]]:
+        """What `build` makes of the configuration in a file, with the file's weights; they are for some `place`.
+
+        Beside it what `beside` gave, {} in files of 0.2.0 and before.
+        """
+        from safetensors import safe_open
+
+        with safe_open(regular(Path(path).resolve()), "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
+        if metadata.get("agent") != cls.__name__:
+            raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
+        arrays = {key: tensors.pop(key).numpy() for key in list(tensors) if key.startswith("/")}
+        agent = build(json.loads(metadata["config"]))
+        try:
+            state = unpack(json.loads(metadata[STATE]), arrays) if STATE in metadata else {}
+            agent.policy.load_state_dict(agent.fitted(tensors, state))
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} does not fit {place}: {' '.join(str(error).split())}") from None
+        return agent, state
