@@ -1,12 +1,244 @@
 """The front door: `lodestar train ...` in a shell, `import lodestar as ld` in a program.
 
-Importing it registers our environments with Gymnasium and loads nothing heavy; torch comes with the first call.
+    run = ld.train(env="CartPole-v1", reward="rnd", total_timesteps=50_000)     what `lodestar train` does
+    run = ld.load("runs/CartPole-v1/ppo-task+rnd/...")
+    run.evaluate(20)["this run"]["task_return"]
+    action, _ = run.policy.predict(obs)
+
+    env = ld.wrap(gymnasium.make("CartPole-v1", render_mode="rgb_array"), "clip", goal="pole standing upright")
+    stable_baselines3.PPO("MlpPolicy", env).learn(20_000)
+
+Importing it registers our environments with Gymnasium and loads nothing heavy; torch comes with the first call. What a
+call changes for the whole process, such as seeds and numbers of threads, is as before when it returns.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewards.mix.mix import Mix
+    from runners.run.build import Model, Trained
+    from runners.run.config import TrainConfig
+
+try:
+    __version__ = metadata.version("lodestar-rl")
+except metadata.PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0"
+
+
+def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> TrainedRun:
+    """Train as `lodestar train` does, and return the run; the same call continues one that was interrupted.
+
+    Args:
+        env: an id, as on the command line.
+        reward: a name, "my_file:Class" or a class; a list of these; or a dict from them to their options.
+        agent: a name, "my_file:Class" or a class; or a dict of one of these to its options.
+        keys: those of the command line: `total_timesteps=50_000`, `**{"reward.rnd.weight": 0.1, "env.sticky": 0.25}`.
+
+    Raises:
+        ValueError: for a mistake, in the words of the command.
+        KeyboardInterrupt: after Ctrl-C, when all is saved.
+    """
+    import agents
+    import rewards
+    from runners.cli.value import literal
+    from runners.run.exits import Failed, Stopped
+    from runners.train import train_in
+
+    with _as_before():
+        named, options = _named(rewards.table, reward)
+        (actor, *more), settings = _named(agents.table, agent)
+        if more:
+            raise ValueError(f"agent={agent!r} names several; a run has one agent, `lodestar sweep` takes several")
+        keys |= {f"reward.{name}.{key}": value for name, own in options.items() for key, value in own.items()}
+        keys |= {f"agent.{key}": value for own in settings.values() for key, value in own.items()}
+        rewarded = f"[{','.join(named)}]" if isinstance(reward, dict | list | tuple) else named[0]
+        argv = [f"env={env}", f"reward={rewarded}", f"agent={actor}"]
+        try:
+            code, folder = train_in([*argv, *(f"{key}={literal(value)}" for key, value in keys.items())])
+        except Failed as failed:
+            cause = failed.__cause__ or failed
+            cause.add_note(str(failed))
+            raise cause from None
+        except Stopped as stopped:
+            raise (KeyboardInterrupt if stopped.code == 130 else SystemExit(stopped.code)) from None
+        if code:
+            raise OSError(f"the last checkpoint of {folder} could not be written")
+        return TrainedRun(folder, trust=True)
+
+
+def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False) -> TrainedRun:
+    """A run's folder, at its newest checkpoint, that of a step, or the "best".
+
+    `trust` it where it names code of yours, servers and files (`runners.run.trust`).
+
+    Raises:
+        ValueError: if it is no run's folder.
+    """
+    if not (Path(folder) / "config.yaml").is_file():
+        raise ValueError(f"{folder} is no run's folder (it has no config.yaml); give one below runs/")
+    return TrainedRun(Path(folder), checkpoint=checkpoint, trust=trust)
+
+
+class TrainedRun:
+    """A trained run in its folder; what it needs of it is read when it is asked for."""
+
+    def __init__(self, folder: Path, *, checkpoint: str | int = "", trust: bool = False) -> None:
+        self.folder, self.checkpoint, self.trust = folder, checkpoint, trust
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @cached_property
+    def _trained(self) -> Trained:
+        from runners.run.build import load_run
+
+        with _as_before():
+            return load_run(self.folder, self.trust, self.checkpoint)
+
+    @property
+    def config(self) -> TrainConfig:
+        """What was trained."""
+        return self._trained.config
+
+    @property
+    def policy(self) -> Model:
+        """The agent, on the CPU: `action, state = policy.predict(obs, deterministic=True)`, as Stable-Baselines3's."""
+        return self._trained.model
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The scores at the end of training by policy (`this run`, `random`, a control); empty without evaluation."""
+        from envs.files import read_json
+
+        return read_json(self.folder / "result.json")
+
+    def evaluate(self, episodes: int = 20, *, seed: int = 0) -> dict[str, dict[str, Any]]:
+        """The task's own scores of whole episodes by this policy (`this run`) and by a random one (`random`)."""
+        from runners.evaluate import evaluation
+
+        with _as_before():
+            config, model, mix, _ = self._trained
+            return evaluation(config, model, mix, episodes, seed)
+
+
+def make_reward(
+    reward: Any, env: Any, *, gamma: float = 0.99, seed: int = 0, device: str = "cpu", **options: Any
+) -> Mix:
+    """Make rewards for an environment: what `wrap` wraps it in, and what `rewards.adapters` and our agents take.
+
+    Args:
+        reward: a name, "my_file:Class" or a class: a bonus is added to the task's own reward, a goal replaces it. A
+            list of these, or a dict from them to their options, says outright what is added up.
+        env: whose observations, actions and goals they are for: a Gymnasium environment or vector, or an SB3 VecEnv.
+        gamma: the learner's discount.
+        options: of that one reward; of several, by name: `make_reward(["task", "clip"], env, clip={"goal": ...})`.
+
+    Raises:
+        ValueError: for an unknown reward or option, and a goal that is missing.
+    """
+    import rewards
+    from rewards.adapters.guided import make_mix
+    from rewards.adapters.observe import sample_of, spaces_of
+
+    names, given = _named(rewards.table, reward)
+    if not isinstance(reward, dict | list | tuple):
+        given = {names[0]: options}
+        names = ["task", *names] if names[0] != "task" and rewards.get(names[0]).role == "bonus" else names
+    elif strange := [key for key in options if key not in names]:
+        raise ValueError(f"{strange[0]}={options[strange[0]]!r} belongs to none of the rewards {', '.join(names)}")
+    else:
+        given |= options
+    configs = {name: rewards.config_of(name, given.get(name)) for name in names}
+    spec = getattr(env if (sample := sample_of(env)) is None else sample, "spec", None)
+    if spec is not None:
+        from runners.cli.compose import fill_goals
+
+        said = [f"reward.{name}.{key}" for name, own in given.items() if isinstance(own, dict) for key in own]
+        fill_goals(SimpleNamespace(env=spec.id, reward=configs), said)
+    return make_mix(configs, *spaces_of(env), gamma=gamma, seed=seed, device=device)
+
+
+def wrap(env: Any, reward: Any, *, update_every: int | None = None, **options: Any) -> Any:
+    """The environment, with the reward in place of its own, for any library that trains on it.
+
+    Frames, texts and signals that the reward reads are added (`rewards.adapters.observe`); `info["reward/task"]` keeps
+    the task's own reward. Close the environment as before.
+
+    Args:
+        env: a Gymnasium environment or vector, or a Stable-Baselines3 VecEnv; anything in it.
+        reward: as in `make_reward`, or what that returned.
+        update_every: transitions between two updates of rewards that learn.
+        options: as in `make_reward`.
+
+    Raises:
+        ValueError: as `make_reward`, and if something that the reward reads cannot be had.
+    """
+    import gymnasium
+    from gymnasium.vector import VectorEnv
+
+    from rewards.adapters.guided import guided, guides
+    from rewards.adapters.observe import observed, require_modalities
+    from rewards.mix.mix import Mix
+
+    mix = reward if isinstance(reward, Mix) else make_reward(reward, env, **options)
+    more = {} if update_every is None else {"update_every": update_every}
+    if isinstance(env, gymnasium.Env):
+        from rewards.adapters.gym import RewardWrapper
+
+        env = observed(env, mix)
+        require_modalities(env, mix)
+        return RewardWrapper(guided(env, mix), mix, **more)
+    if isinstance(env, VectorEnv):
+        from rewards.adapters.gym import VectorRewardWrapper
+        from rewards.adapters.observe import observed_vector
+
+        return VectorRewardWrapper(guided(observed_vector(env, mix), mix), mix, **more)
+    from rewards.adapters.sb3 import RewardVecEnv
+
+    if found := next(iter(guides(mix)), ""):
+        raise ValueError(
+            f"the reward {found!r} adds to observations; wrap each environment before it goes into a VecEnv"
+        )
+    return RewardVecEnv(env, mix, **more)
+
+
+def _named(table: Any, given: Any) -> tuple[list[str], dict[str, Any]]:
+    """The names of a reward or agent, of several, or of a dict's keys; and the options that such a dict holds."""
+    several = list(given) if isinstance(given, dict | list | tuple) else [given]
+    if not several:
+        raise ValueError(f"{table.kind}={given!r} names none; give at least one")
+    names = [table.name_of(each) for each in several]
+    options = {name: own or {} for name, own in zip(names, given.values())} if isinstance(given, dict) else {}
+    return names, options
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Give the process back its random numbers, threads and path as they were."""
+    import numpy as np
+    import torch
+
+    path, threads = list(sys.path), torch.get_num_threads()
+    numbers, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global ones)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(numbers)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_num_threads(threads)
+        sys.path[:] = path
 
 
 def _working_directory_last() -> None:

@@ -31,12 +31,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers import StickyAction
 
 from envs import render
 from envs.family import family_of
 from envs.observations import Recorded, is_channels_last
-from envs.types import EnvReset, EnvStep
+from envs.types import MODALITIES, EnvReset, EnvStep
 
 _NUMBERS = (int, np.generic)  # immutable
 
@@ -153,7 +155,8 @@ def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
 class Observer(Recorded):
     """Writes `info["frame"]`, `info["text"]`, `info["signals"]` about the observation just returned.
 
-    Frames are uint8 (frame_size, frame_size, 3), of an environment that renders arrays; see `envs.make.make`.
+    Frames are uint8 (frame_size, frame_size, 3), of an environment that renders arrays; see `envs.make.make`. What an
+    environment writes there itself stays.
 
     Raises:
         ValueError: for signals of an environment whose family has none.
@@ -172,6 +175,11 @@ class Observer(Recorded):
             )
         self._memory: dict[str, Any] = {}
         self._text: str | None = None
+
+    def shows(self) -> dict[str, bool]:
+        """Which of `MODALITIES` it writes."""
+        shown = self.frame_size is not None, self.caption is not None, bool(self.signals)
+        return dict(zip(MODALITIES, shown))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -197,13 +205,41 @@ class Observer(Recorded):
         return obs, info
 
     def _show(self, info: dict[str, Any]) -> dict[str, Any]:
-        if self.frame_size is not None:
+        if self.frame_size is not None and "frame" not in info:
             info["frame"] = render.frame(self.env, self.frame_size)
-        if self.caption is not None:
+        if self.caption is not None and "text" not in info:
             self._text = info["text"] = self.caption(self.env, self._memory)
-        if self.signals:
+        if self.signals and "signals" not in info:
             info["signals"] = self.sense(self.env)
         return info
+
+
+class VectorObserver(VectorWrapper, RecordConstructorArgs):
+    """Writes `infos["frame"]`, uint8 (N, frame_size, frame_size, 3), of a vector that renders arrays where it is.
+
+    It shows the states after a step, so not the last of an episode in a vector that resets in the same step.
+    """
+
+    def __init__(self, env: VectorEnv, frame_size: int) -> None:
+        RecordConstructorArgs.__init__(self, frame_size=frame_size)
+        super().__init__(env)
+        self.frame_size = frame_size
+        self._everywhere = np.ones(env.num_envs, bool)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, infos = self.env.reset(seed=seed, options=options)
+        return obs, self._show(infos)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        return obs, rewards, terminations, truncations, self._show(infos)
+
+    def _show(self, infos: dict[str, Any]) -> dict[str, Any]:
+        if "frame" not in infos:
+            pictures: Any = self.env.render()
+            infos["frame"] = np.stack([render.resize(np.asarray(picture), self.frame_size) for picture in pictures])
+            infos["_frame"] = self._everywhere
+        return infos
 
 
 def disturb(

@@ -6,6 +6,8 @@ class; `envs.table` has the other ways. Importing this package is cheap: a rewar
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from typing import TYPE_CHECKING, Any
 
 from envs.table import Table
@@ -50,7 +52,7 @@ names, get, register = table.names, table.get, table.register
 
 
 def make(
-    rewards: dict[Any, RewardConfig | None] | list[Any],
+    rewards: dict[Any, RewardConfig | dict[str, Any] | None] | list[Any],
     observation_space: Any,
     action_space: Any,
     *,
@@ -60,9 +62,9 @@ def make(
 ) -> Mix:
     """Build the named rewards and mix them.
 
-    `rewards` are names, "module:Class" or classes, or these -> Config (None for its defaults); the spaces are those of
-    one environment. `gamma` is the learner's discount, which potential shaping must share; `seed` is apart from the
-    environments' and the agent's.
+    `rewards` are names, "module:Class" or classes, or these -> options: a Config, a dict of what differs from its
+    defaults, or None. The spaces are those of one environment. `gamma` is the learner's discount, which potential
+    shaping must share; `seed` is apart from the environments' and the agent's.
     """
     from rewards.mix.mix import Mix, Stream
 
@@ -75,7 +77,20 @@ def make(
     streams = []
     for index, (name, config) in enumerate(rewards.items()):
         cls = get(name := table.name_of(name))
-        config = cls.Config() if config is None else config
+        config = config_of(name, config)
         reward = cls(config, observation_space, action_space, seed=seed + 1000 * index, device=device)
         streams.append(Stream(name, reward, gamma=gamma))
     return Mix(streams)
+
+
+def config_of(name: str, given: Any = None) -> RewardConfig:
+    """The Config of a reward, made of a dict of options unless it is one; a ValueError for an unknown option."""
+    kind, options = get(name).Config, {} if given is None else given
+    if not isinstance(options, dict):
+        return options
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key in [key for key in options if key not in known]:
+        near = difflib.get_close_matches(str(key), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+        raise ValueError(f"{key!r} is no option of the reward {name!r}; {hint}")
+    return kind(**options)

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.cli.command import Command
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
 
 
 def train(argv: list[str]) -> int:
-    """The whole run, top to bottom; returns the exit code."""
+    """The whole run; returns the exit code."""
+    return train_in(argv)[0]
+
+
+def train_in(argv: list[str]) -> tuple[int, Path]:
+    """The whole run, top to bottom; returns the exit code and the run's folder."""
     from runners.cli.compose import compose
     from runners.run import control
     from runners.run.build import build
@@ -40,7 +46,7 @@ def train(argv: list[str]) -> int:
         before = work.folder.status()
         if before.get("state") == "finished" and before.get("key") == config.key():
             print(f"{work.folder.path} is finished already; nothing to do, but more total_timesteps extend it")
-            return 0
+            return 0, work.folder.path
         parts = build(config, work.folder.path / "crashes")
         require(parts, work.folder.new)
         saver = work.begin(parts, signals)
@@ -60,7 +66,7 @@ def train(argv: list[str]) -> int:
         work.end("failed" if code else "finished", code, saver.storage_error)
         if saver.storage_error:
             print(f"error: the last checkpoint could not be written: {saver.storage_error}", file=sys.stderr)
-        return code
+        return code, work.folder.path
 
 
 def require(parts: Parts, fresh: bool) -> None:

@@ -45,9 +45,11 @@ class EpisodeTracker(Stateful):
             for field in MODALITIES:
                 if field in source.requires and field not in modalities:
                     option = f"frame_size={self.frame_size}" if field == "frame" else f"{field}=True"
+                    more = ' with render_mode="rgb_array", or' if field == "frame" else ""
                     raise ValueError(
-                        f'the reward {name!r} reads {field}, but info["{field}"] is missing; make the environment with '
-                        f"envs.make.make(..., {option})"
+                        f'the reward {name!r} reads {field}, but info["{field}"] is missing; make it{more} '
+                        f"with envs.make.make(..., {option}); in other processes, or in a vector that resets in the "
+                        "same step, wrap each in envs.wrappers.Observer where it is made"
                     )
 
 

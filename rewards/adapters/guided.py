@@ -145,7 +145,7 @@ class GuidedEnv(gym.Wrapper, RecordConstructorArgs):
         return np.concatenate([self._obs, self.tracker.vectors()[0]], dtype=np.float32)
 
 
-class Guided(VectorWrapper):
+class Guided(VectorWrapper, RecordConstructorArgs):
     """A vector of environments with guide vectors appended to the observations, and the memories in its snapshots.
 
     As with `envs.vector.in_process`, the observations returned hold until the next step. SAME_STEP and NEXT_STEP only.
@@ -155,6 +155,7 @@ class Guided(VectorWrapper):
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(f'{env} declares metadata["autoreset_mode"]={mode!r}; guides need SAME_STEP or NEXT_STEP')
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix)
         super().__init__(env)
         self.autoreset_mode = mode
         self.single_observation_space = guided_space(env.single_observation_space, mix)

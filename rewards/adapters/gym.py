@@ -4,8 +4,8 @@
     vec = VectorRewardWrapper(envs.make.make_vec("CartPole-v1", 8), mix)
 
 `step` returns the mix instead of the task's reward; `info["reward/task"]` and `info["reward/<name>"]` keep the
-parts. Rewards that look at frames or texts need an environment that puts them into its info: `make(...,
-frame_size=mix.frame_size, text=True)`. Observations and actions that fit into no array (Tuple, Text, Graph, Sequence,
+parts. What rewards read besides, frames, texts and signals, is added where it can be had (`rewards.adapters.observe`);
+else the environment has to put it into its info. Observations and actions that fit into no array (Tuple, Text, Graph, Sequence,
 OneOf) pass through; a reward that reads them is refused.
 """
 
@@ -17,10 +17,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
 
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
 from rewards.adapters.driver import Driver, legible
+from rewards.adapters.observe import observed, observed_vector, reading
 from rewards.mix.mix import Mix
 
 
@@ -33,20 +35,21 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
 
     def __init__(self, env: gym.Env, mix: Mix, update_every: int = 256) -> None:
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
-        super().__init__(env)
+        super().__init__(observed(env, mix))
         self.driver = Driver(mix, 1, update_every)
-        self._reads_obs, self._reads_action = legible(mix, env.observation_space, env.action_space)
+        space, self._read = reading(env, mix)
+        self._reads_obs, self._reads_action = legible(mix, space, env.action_space)
         self._obs: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         self.driver.begin(modalities_of_one(info))
-        self._obs = copy.deepcopy(obs) if self._reads_obs else None
+        self._obs = self._kept(obs)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         next_obs, reward, terminated, truncated, info = self.env.step(action)
-        after = copy.deepcopy(next_obs) if self._reads_obs else None
+        after = self._kept(next_obs)
         action = action if self._reads_action else None
         step = (self._obs, action, float(reward), after, terminated, truncated, info)
         total = self.driver(from_gym_step(self.driver.cursor, *step))
@@ -55,8 +58,12 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         self._obs = after
         return next_obs, float(total[0]), terminated, truncated, info
 
+    def _kept(self, obs: Any) -> Any:
+        """A copy of an observation, as rewards read it; None if none does."""
+        return None if not self._reads_obs else copy.deepcopy(obs) if self._read is None else self._read(obs)
 
-class VectorRewardWrapper(VectorWrapper):
+
+class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
     """The mix around a vector environment: one `score` a step for all environments, in each auto-reset mode.
 
     In NEXT_STEP mode the step that only resets has reward 0 and is never learnt from. Raises ValueError if the
@@ -70,10 +77,14 @@ class VectorRewardWrapper(VectorWrapper):
                 f'{env} declares metadata["autoreset_mode"]={mode!r}; set it to a gymnasium.vector.AutoresetMode, '
                 "because the transitions at the end of an episode look different in each"
             )
-        super().__init__(env)
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
+        super().__init__(observed_vector(env, mix))
         self.autoreset_mode = mode
         self.driver = Driver(mix, env.num_envs, update_every)
-        self._reads_obs, self._reads_action = legible(mix, env.single_observation_space, env.single_action_space)
+        space, self._read = env.single_observation_space, None
+        if isinstance(env.unwrapped, SyncVectorEnv) and env.unwrapped.single_observation_space == space:
+            space, self._read = reading(env.unwrapped.envs[0], mix)
+        self._reads_obs, self._reads_action = legible(mix, space, env.single_action_space)
         self._obs: Any = None
         self._everywhere = np.ones(env.num_envs, bool)  # the mask that Gymnasium puts beside what infos hold
 
@@ -81,16 +92,26 @@ class VectorRewardWrapper(VectorWrapper):
         mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
         obs, infos = self.env.reset(seed=seed, options=options)
         self.driver.begin(modalities_of(infos), mask)
-        self._obs = copy.deepcopy(obs) if self._reads_obs else None
+        self._obs = self._kept(obs)
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
-        after = copy.deepcopy(next_obs) if self._reads_obs else None
+        after, shown = self._kept(next_obs), infos
+        if self._read is not None and "final_obs" in infos:
+            final = np.empty(self.num_envs, object)
+            final[:] = [obs if obs is None else self._read(obs) for obs in infos["final_obs"]]
+            shown = {**infos, "final_obs": final}
         actions = actions if self._reads_action else None
-        step = (self._obs, actions, rewards, after, terminations, truncations, infos)
+        step = (self._obs, actions, rewards, after, terminations, truncations, shown)
         total = self.driver(from_vector_step(self.driver.cursor, self.autoreset_mode, *step))
         for name, raw in {"task": np.asarray(rewards, np.float32), **self.driver.raw}.items():
             infos[f"reward/{name}"], infos[f"_reward/{name}"] = raw, self._everywhere
         self._obs = after
         return next_obs, total, terminations, truncations, infos
+
+    def _kept(self, obs: Any) -> Any:
+        """A copy of observations (N, ...), as rewards read them; None if none does."""
+        if self._read is None or not self._reads_obs:
+            return copy.deepcopy(obs) if self._reads_obs else None
+        return np.stack([self._read(row) for row in iterate(self.env.observation_space, obs)])

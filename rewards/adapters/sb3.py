@@ -35,6 +35,7 @@ from envs.steps import Chunk, from_replay, from_sb3_step, innermost, lost_in, mo
 from envs.transitions import Transitions, map_obs, refuse, stack
 from envs.types import MODALITIES, Obs
 from rewards.adapters.driver import Driver, EpisodeTracker
+from rewards.adapters.observe import observe_venv
 from rewards.mix.mix import Mix
 
 
@@ -42,6 +43,7 @@ class RewardVecEnv(VecEnvWrapper):
     """The mix around an SB3 VecEnv. `infos[i]["reward/task"]` keeps the task's reward; Monitor belongs inside."""
 
     def __init__(self, venv: VecEnv, mix: Mix, update_every: int = 1024) -> None:
+        observe_venv(venv, mix)
         super().__init__(venv)
         self.driver = Driver(mix, venv.num_envs, update_every)
         self._obs: Any = None

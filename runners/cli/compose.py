@@ -213,14 +213,14 @@ def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str])
     return f"{key}={short(value)} is unknown; {hint}"
 
 
-def fill_goals(config: TrainConfig, given: Collection[str] = ()) -> None:
+def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
 
     A reward that reads captions gets the family's aim, and its name as `family` (without the aim where its judge is
     `auto`, which takes the rulebook of a family and another judge for a goal); one that reads frames gets the first
     goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives
-    way to the one for this environment where the user names neither a model nor weights. `config` is changed in place;
-    keys among `given`, which the user set, stay even if they are empty. A UsageError if no goal is known.
+    way to the one for this environment where the user names neither a model nor weights. `config`, with its `env` and
+    `reward`, is changed in place; keys among `given`, which the user set, stay even if they are empty. A UsageError if no goal is known.
     """
     from envs.family import family_of
     from envs.make import goals, spec_of

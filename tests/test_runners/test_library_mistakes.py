@@ -60,8 +60,11 @@ def test_a_single_name_of_a_reward_is_asked_for_as_a_list(cartpoles):
 
 
 def test_options_that_are_a_dict_or_anothers_are_answered_with_the_config_to_give(cartpoles):
+    assert rewards.make({"rnd": {"features": 8}}, *single(cartpoles)).streams["rnd"].reward.config.features == 8
+    with pytest.raises(ValueError, match=r"'feature' is no option of the reward 'rnd'; did you mean 'features'"):
+        rewards.make({"rnd": {"feature": 8}}, *single(cartpoles))
     with pytest.raises(ValueError, match=r"options \{'hidden': 8\} are no RNDConfig; give RNDConfig\(hidden=8\)"):
-        rewards.make({"rnd": {"hidden": 8}}, *single(cartpoles))
+        rewards.get("rnd")({"hidden": 8}, *single(cartpoles))
     with pytest.raises(ValueError, match="options of type ICMConfig are no RNDConfig"):
         rewards.get("rnd")(rewards.get("icm").Config(), *single(cartpoles))
     with pytest.raises(ValueError, match=r"are no PPOConfig; give PPOConfig\(gamma=0.9\)"):

@@ -1,0 +1,130 @@
+"""What rewards read of an environment that somebody else made: frames, texts, signals, observations.
+
+Frames are rendered (`render_mode="rgb_array"`), texts and signals come from its family, where it has one. Observations
+that fit into no array, such as MiniGrid's dict with its mission, are read as `envs.make.make` would adapt them; the
+agent still gets them as they are.
+
+In a vector of this process (Gymnasium's SyncVectorEnv, Stable-Baselines3's DummyVecEnv) each environment is wrapped
+where it stands. Others can only be asked for pictures, after a step that has not reset anything (NEXT_STEP, DISABLED).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from envs.family import family_of
+from envs.observations import fits
+from envs.render import name_of
+from envs.steps import innermost
+from envs.types import MODALITIES
+from envs.wrappers import Observer, VectorObserver
+from rewards.mix.mix import Mix
+
+Read = Callable[[Any], Any]  # an observation as rewards read it
+
+
+def observed(env: gym.Env, mix: Mix) -> gym.Env:
+    """The environment with what the mix reads in its infos, as far as it can be had; itself where nothing is missing."""
+    wanted, frame_size = _wanted(mix), mix.frame_size
+    layer: gym.Env = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, Observer):
+            wanted -= {name for name, shown in layer.shows().items() if shown}
+        layer = layer.env
+    family = family_of(env.spec)
+    text = "text" in wanted and family.name != "other"
+    signals = "signals" in wanted and env.spec is not None and bool(family.signals(env.spec))
+    size = frame_size if "frame" in wanted and env.render_mode == "rgb_array" else None
+    return Observer(env, size, text, signals) if size is not None or text or signals else env
+
+
+def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
+    """The same of a vector of environments."""
+    inner, wanted = envs.unwrapped, _wanted(mix)
+    if isinstance(inner, SyncVectorEnv):
+        inner.envs = [observed(env, mix) for env in inner.envs]
+    elif "frame" in wanted and mix.frame_size is not None and envs.render_mode == "rgb_array":
+        if envs.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
+            return VectorObserver(envs, mix.frame_size)
+    return envs
+
+
+def observe_venv(venv: Any, mix: Mix) -> None:
+    """The same of a Stable-Baselines3 VecEnv, whose environments are wrapped where they stand."""
+    inner = innermost(venv)
+    if _wanted(mix) and isinstance(made := getattr(inner, "envs", None), list):
+        inner.envs = [observed(env, mix) for env in made]
+
+
+def require_modalities(env: gym.Env, mix: Mix) -> None:
+    """Refuse (ValueError) an environment whose infos will lack what the mix reads, as far as that shows."""
+    shown: set[str] = set()
+    layer: gym.Env = env
+    while isinstance(layer, gym.Wrapper):
+        shown |= {name for name, there in layer.shows().items() if there} if isinstance(layer, Observer) else set()
+        layer = layer.env
+    for name, stream in mix.streams.items():
+        for field in sorted(_wanted(mix) - shown):
+            if not {field, f"obs_{field}"} & stream.requires:
+                continue
+            if field == "frame":
+                made = name_of(env)
+                raise ValueError(
+                    f"the reward {name!r} reads frames, but {made} was made with render_mode={env.render_mode!r}; make "
+                    f'it with render_mode="rgb_array", as in gymnasium.make("{made}", render_mode="rgb_array")'
+                )
+            raise ValueError(
+                f"the reward {name!r} reads {field}, which {name_of(env)} does not have (family "
+                f"{family_of(env.spec).name}); write it into info[{field!r}] and use RewardWrapper, or leave it out"
+            )
+
+
+def reading(env: gym.Env, mix: Mix | None = None) -> tuple[spaces.Space, Read | None]:
+    """The space of what rewards read, and what makes it of an observation; None where they read that as it is.
+
+    With a `mix` that was made for observations as they are, so they stay.
+    """
+    space = env.observation_space
+    family = family_of(env.spec)
+    if fits(space) or family.name == "other":
+        return space, None
+    try:
+        adapted: Any = family.adapt(env)
+    except TypeError:  # a wrapper has changed what the adapter knows
+        return space, None
+    if mix is not None and not any(
+        s.reward.observation_space == adapted.observation_space for s in mix.streams.values()
+    ):
+        return space, None
+    return adapted.observation_space, getattr(adapted, "observation", None)
+
+
+def sample_of(env: Any) -> gym.Env | None:
+    """The environment, or the first one of a vector or VecEnv that holds them in this process."""
+    if isinstance(env, gym.Env):
+        return env
+    inner = env.unwrapped if isinstance(env, VectorEnv) else innermost(env)
+    return next(iter(getattr(inner, "envs", ())), None)
+
+
+def spaces_of(env: Any) -> tuple[spaces.Space, spaces.Space]:
+    """The observations as rewards read them, and the actions, of an environment, or of one of a vector or VecEnv."""
+    if not hasattr(env, "observation_space"):
+        raise ValueError(f"{env!r:.80} is no environment; give one of Gymnasium, a vector of them, or an SB3 VecEnv")
+    sample = sample_of(env)
+    if isinstance(env, gym.Env):
+        return reading(env)[0], env.action_space
+    vector = isinstance(env, VectorEnv)
+    space = env.single_observation_space if vector else env.observation_space
+    if vector and sample is not None and sample.observation_space == space:
+        space = reading(sample)[0]
+    return space, env.single_action_space if vector else env.action_space
+
+
+def _wanted(mix: Mix) -> set[str]:
+    return {name for name in MODALITIES if {name, f"obs_{name}"} & mix.requires}
