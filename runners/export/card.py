@@ -47,8 +47,11 @@ def settings(config: TrainConfig) -> list[str]:
     agent = code.get(f"agent.{config.agent_name}", config.agent_name)
     found = [f"env={config.env}", *(f"env.{key}={value}" for key, value in config.env_options.items())]
     found += [f"reward=[{','.join(names)}]", f"agent={agent}", "preset=none"]
-    own = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainConfig) if f.name not in KEPT_APART}
-    found += [f"{name}={value}" for name, value in own.items() if value != getattr(TrainConfig, name)]
+    for field in dataclasses.fields(TrainConfig):
+        value = getattr(config, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name not in KEPT_APART and value != default:
+            found.append(f"{field.name}={written(value)}")
     for prefix, options in [("agent", config.agent), *((f"reward.{name}", o) for name, o in config.reward.items())]:
         found += [f"{prefix}.{name}={written(value)}" for name, value in changed(options).items()]
     return [scrubbed(argument) for argument in found]
