@@ -57,6 +57,52 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "rng = np.random.default_rng([self.seed, int(level.key, 16)])",
         "rng = np.random.default_rng([self.seed, int(level.key, 17)])",
     ): "another seed of the mistakes",
+    ("agents/sqirl.py", "return len(self.tables[0])", "return len(self.tables[1])"): "all tables have as many rows",
+    (
+        "agents/world_model/td3.py",
+        "return F.one_hot(values.argmax(-1), self.action_size).to(values.dtype)",
+        "return F.one_hot(values.argmax(1), self.action_size).to(values.dtype)",
+    ): "values are (B, A), whose last axis is the second",
+    (
+        "agents/dynamics/sindy.py",
+        "return torch.cat([here, action, there], -1)",
+        "return torch.cat([here, action, there], 1)",
+    ): "they are (B, D), whose last axis is the second",
+    (
+        "agents/dynamics/sindy.py",
+        "system = gram * m[:, :, None] * m[:, None, :] + torch.diag_embed(1 - m + alpha * m)",
+        "system = gram * m[:, :, None] * m[:, None, :] + torch.diag_embed(1 - m + alpha / m)",
+    ): "m is 0 or 1, and the row of a column left out solves to 0 with 1 and with infinity on the diagonal",
+    (
+        "rewards/exploration/hindsight.py",
+        "self.rows = torch.zeros(capacity, size)",
+        "self.rows = torch.ones(capacity, size)",
+    ): "only rows that were filled are read",
+    (
+        "rewards/adapters/sb3.py",
+        "self.steps = np.zeros(shape, np.int64)",
+        "self.steps = np.ones(shape, np.int64)",
+    ): "a row is written before it is read",
+    (
+        "rewards/adapters/sb3.py",
+        "targets = torch.as_tensor(returns.reshape(-1, 1), dtype=torch.float32, device=features.device)",
+        "targets = torch.as_tensor(returns.reshape(-2, 1), dtype=torch.float32, device=features.device)",
+    ): "NumPy takes any negative number for the unknown size",
+    (
+        "rewards/adapters/sb3.py",
+        "self.rng = np.random.default_rng(0)",
+        "self.rng = np.random.default_rng(1)",
+    ): "another order of the minibatches",
+    (
+        "rewards/__init__.py",
+        "near = difflib.get_close_matches(str(name), names(), n=1)",
+        "near = difflib.get_close_matches(str(name), names(), n=2)",
+    ): "only the nearest is read",
+    (
+        "envs/batched/highway/env.py",
+        "near &= np.abs(cos * dy - sin * dx) <= slack + 1e-6",
+        "pass",
+    ): "it only spares work: what is left out does not touch",
 }
 OPERATORS: dict[type, tuple[str, str]] = {
     ast.Lt: ("<", "<="),

@@ -65,6 +65,19 @@ def test_successors_are_views_where_no_episode_ended():
     assert np.shares_memory(batch.next_obs, rollout.obs)
 
 
+def test_a_step_that_only_resets_truncates_nothing_whatever_the_environment_says():
+    envs = SyncVectorEnv([lambda: ScriptedWorld(0, 8)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+    rollout, (obs, infos) = Rollout(3, envs), envs.reset()
+    rollout.begin(obs, infos)
+    no, late = np.zeros(2, bool), np.array([True, False])
+    for t, truncations in enumerate((late, late, no)):  # the time limit of the first is over twice in a row
+        rollout.action[t] = script(rollout.obs[t])
+        rollout.write(t, slice(0, 2), obs, np.zeros(2), no, truncations, {})
+    batch = rollout.transitions(frozenset({"next_obs"}))
+    assert batch.valid.tolist() == [[True, True], [False, True], [True, True]]
+    assert batch.truncated.tolist() == [[True, False], [False, False], [False, False]]
+
+
 def test_an_environment_that_leaves_resets_to_others_is_refused():
     envs = SyncVectorEnv([lambda: ScriptedWorld(0, 8)], autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(ValueError, match="must reset its environments itself"):

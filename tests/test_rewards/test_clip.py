@@ -205,6 +205,13 @@ def test_a_folder_elsewhere_loads_by_the_same_path(tmp_path, poses):
         assert build(weights=weights).score(batch_of(poses)).tolist() == build().score(batch_of(poses)).tolist()
 
 
+def test_a_folder_with_other_weights_is_named(tmp_path):
+    shutil.copytree(SHIPPED, tmp_path / "mine")
+    (tmp_path / "mine" / "open_clip_model.safetensors").write_bytes(b"not weights at all")
+    with pytest.raises(ValueError, match=f"^{tmp_path}/mine does not hold the weights of a CLIP of the kind"):
+        build(weights=f"local-dir:{tmp_path / 'mine'}")
+
+
 def test_a_model_absent_from_an_installation_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(MODELS, "lodestar-96", tmp_path)
     with pytest.raises(FileNotFoundError, match="the model lodestar-96, which ships with Lodestar, is not in"):
