@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
+from gymnasium.wrappers import Autoreset
 
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
 from rewards.adapters.driver import Driver, legible
@@ -30,10 +31,16 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
     """The mix around any Gymnasium environment: what every other way of running a reward is compared with.
 
     Put episode statistics inside of this wrapper, so that they count the task; `update_every` is in transitions. What
-    `gymnasium.make(env.spec)` builds shares the mix.
+    `gymnasium.make(env.spec)` builds shares the mix. Raises ValueError if there is Gymnasium's Autoreset inside, whose
+    steps from one episode into the next are none.
     """
 
     def __init__(self, env: gym.Env, mix: Mix, update_every: int = 256) -> None:
+        inner = env
+        while isinstance(inner, gym.Wrapper):
+            if isinstance(inner, Autoreset):
+                raise ValueError(f"{env} resets itself in a step that is none; put Autoreset around RewardWrapper")
+            inner = inner.env
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(observed(env, mix))
         self.driver = Driver(mix, 1, update_every)

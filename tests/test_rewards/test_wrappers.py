@@ -37,6 +37,18 @@ def test_an_undeclared_autoreset_mode_is_refused():
         VectorRewardWrapper(vec, rewards.make(["task"], *SPACES))
 
 
+def test_gymnasiums_autoreset_goes_around_the_wrapper_and_never_into_it():
+    inside = gym.wrappers.TransformReward(gym.wrappers.Autoreset(gym.make("CartPole-v1")), float)
+    with pytest.raises(ValueError, match="resets itself in a step that is none; put Autoreset around RewardWrapper"):
+        RewardWrapper(inside, rewards.make(["task"], inside.observation_space, inside.action_space))
+    env = gym.make("CartPole-v1")
+    wrapper = RewardWrapper(env, rewards.make(["task", "count"], env.observation_space, env.action_space))
+    outside = gym.wrappers.Autoreset(wrapper)
+    outside.reset(seed=0)
+    ends = [outside.step(1)[2] for _ in range(12)]
+    assert ends.index(True) + 1 + wrapper.driver.cursor.step[0] == 11  # one of twelve steps was a reset
+
+
 def test_a_missing_frame_is_reported_at_the_first_reset():
     class Looks(rewards.get("task")):
         requires = frozenset({"frame"})
