@@ -179,15 +179,15 @@ def page(table: dict[str, Fault], rows: list[dict[str, Any]]) -> str:
         "",
         "1 to 50 are the faults that the suite was planned to bear; those with a letter broke 0.1.0.",
         "",
-        "| | fault | shown by | trials | how |",
+        "| | fault | trials | how | shown by |",
         "|---|---|---|---|---|",
     ]
     for asked in results.read_rows(ASKED):
         names = asked["shown by"].split()
         trials = sum(int(known[name]["trials"]) for name in names if name in known)
-        how = " ".join(dict.fromkeys("real" if table[name].real else "replaced" for name in names))
+        how = " and ".join(dict.fromkeys("real" if table[name].real else "replaced" for name in names))
         shown = ", ".join(f"`{name}`" for name in names)
-        lines.append(f"| {asked['number']} | {asked['fault']} | {shown} | {trials:,} | {how} |")
+        lines.append(f"| {asked['number']} | {asked['fault']} | {trials:,} | {how} | {shown} |")
     return "\n".join(lines) + "\n"
 
 
