@@ -39,7 +39,16 @@ PACKAGES = ("agents", "envs", "rewards")
 SEED, COUNT, SECONDS, TESTS = 18, 200, 60.0, 150
 LIMIT = 4 * SECONDS  # of the clock, for tests that took SECONDS by themselves
 HANGS = 99  # no exit code of pytest
-SLOW = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib", "open_clip", "scipy.stats", "pandas")  # to import
+SLOW = (
+    "torch",
+    "gymnasium",
+    "stable_baselines3",
+    "sb3_contrib",
+    "open_clip",
+    "scipy.stats",
+    "pandas",
+    "minigrid",
+)  # to import
 HEADER = ("seed", "file", "function", "line", "before", "after", "tests", "verdict", "by")
 EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a line -> why it makes no difference
     (
@@ -462,7 +471,7 @@ def _passes(tests: tuple[str, ...], root: Path) -> bool:
 def _meet(tests: Sequence[str], root: Path, limit: float) -> tuple[int, str]:
     """The exit code of the tests and the first that failed, or why none did."""
     with tempfile.NamedTemporaryFile("w+") as out:
-        code = _server(root).ask([limit, out.name, "-x", "-p", "no:cacheprovider", "-p", "no:cov", *tests])
+        code = _server(root).ask([limit, out.name, "-x", "-p", "no:cacheprovider", "-p", "pytest_timeout", *tests])
         lines = [line.split(" - ")[0] for line in out if line.startswith(("FAILED ", "ERROR "))]
     if code == HANGS:
         return code, "it hangs"
@@ -503,7 +512,8 @@ class _Server:
     def __init__(self, root: Path) -> None:
         command = [sys.executable, "-c", self.CODE, *SLOW]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, cwd=root, env=_environment(root), **pipes)
+        environment = {**_environment(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        self.process = subprocess.Popen(command, cwd=root, env=environment, **pipes)
 
     def ask(self, line: list[Any]) -> int:
         assert self.process.stdin is not None and self.process.stdout is not None

@@ -51,7 +51,6 @@ def test_a_line_keeps_its_mutant_when_others_change(tmp_path):
 
 
 def test_a_test_that_also_fails_without_the_mutant_kills_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(mutants, "SLOW", ())
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "a.py").write_text(SOURCE)
