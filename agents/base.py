@@ -11,7 +11,7 @@ import copy
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -238,6 +238,12 @@ class BaseAgent(Predictor):
         fresh = type(self)(self.envs, self.config, scorer=scorer, seed=self.seed, device=str(self.device))
         fresh._succeed(self)
         vars(self).update(vars(fresh) | {"logger": self.logger})
+
+    def start_from(self, state: Mapping[str, Any], streams: Sequence[str]) -> None:
+        """Begin with the weights of an agent that was trained on these streams, out of its `get_state`."""
+        self.policy.load_state_dict(self.fitted(state["modules"]["policy"], {"streams": list(streams)}))
+        own = set(self.in_file.values()) - set(BaseAgent.in_file.values())  # what belongs to the weights
+        set_state(self, {path: name for path, name in self.saved.items() if name in own}, state)
 
     def _succeed(self, old: Self) -> None:
         """Take over what outlives a change of the reward."""

@@ -82,6 +82,8 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
     print(f"reward: {parts.mix.describe()}")
     for note in [*parts.mix.notes(), *getattr(parts.model, "notes", [])]:
         print(f"note: {note}")
+    if parts.taken:
+        print(f"begins {parts.taken}")
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
     print(
@@ -199,6 +201,10 @@ class Work:
 
         config, found = self.config, checkpoint.load(self.folder.checkpoints, tidy=True)
         state, self._start = found or (None, 0)
+        if found is None and config.init_from:
+            from runners.run.initial import initialise
+
+            parts.taken = initialise(config, parts)
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model

@@ -44,6 +44,7 @@ class Parts:
     driver: BaseCallback | None  # the callback that feeds the mix; None for an agent that does so itself
     n_envs: int
     device: str
+    taken: str = ""  # what it begins with of another run
 
     @property
     def rollout_size(self) -> int:

@@ -74,6 +74,8 @@ class TrainConfig(Settings):
     resume: str = setting(
         "auto", "auto (the same command continues where it stopped), never, or must", choices=("auto", "never", "must")
     )
+    init_from: str = setting("", "folder of a run with whose weights this one begins")
+    init: str = setting("both", "what of init_from is taken", choices=("both", "agent", "rewards"))
     checkpoint_every: int = setting(20_000, "environment steps between two checkpoints; 0 saves only at the end", low=0)
     log_every: int = setting(0, "environment steps between two rows of the log; 0 leaves it to the agent", low=0)
     logger: list[str] = setting(
@@ -162,6 +164,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         del values["env_options"]
     if config.on_nan == "stop":  # likewise
         del values["on_nan"]
+    if not config.init_from:
+        del values["init_from"], values["init"]
     return values
 
 

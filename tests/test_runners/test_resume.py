@@ -13,14 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from envs.state import pack
+from runners.cli.compose import compose
 from runners.cli.value import replaced
 from runners.evaluate import evaluation
 from runners.run import checkpoint
 from runners.run import progress as running
-from runners.run.build import load_run
+from runners.run.build import build, load_run
 from runners.run.config import load
+from runners.run.initial import initialise
 from runners.run.progress import read_csv
 from runners.sweep.display import progress
 from runners.train import main
@@ -345,3 +348,25 @@ def test_evaluations_while_training_change_nothing_and_the_best_one_can_be_had_a
 
 def _rows(folder):
     return read_csv(folder / "metrics.csv")
+
+
+def test_a_run_begins_with_the_weights_of_another(whole, tmp_path, capsys):
+    first, state = whole([*PPO, "reward=rnd"]), checkpoint.load(whole([*PPO, "reward=rnd"]) / "checkpoints")[0]
+    short = replaced(PPO, ["reward=[task,icm,rnd]", "total_timesteps=1", f"init_from={first}"])
+    config, _ = compose([*short, "agent.learning_rate=1e-9"])
+    parts = build(config)
+    assert initialise(config, parts) == f"from step 3,072 of {first}: agent, rnd"
+    before, now = state["agent"]["modules"]["policy"], parts.model.policy.state_dict()
+    torch.testing.assert_close(now["pi_head.weight"], before["pi_head.weight"], rtol=0, atol=0)
+    heads = now["vf_head.weight"]  # task, icm, rnd, of which icm's value is new
+    torch.testing.assert_close(heads[[0, 2]], before["vf_head.weight"], rtol=0, atol=0)
+    rnd = pack(parts.mix.streams["rnd"].state_dict())[1]
+    for path, array in pack(state["mix"]["streams"]["rnd"])[1].items():
+        np.testing.assert_array_equal(rnd[path], array)
+    assert _run([*short, "init=agent"], tmp_path / "run") == 0
+    assert f"begins from step 3,072 of {first}: agent\n" in capsys.readouterr().out
+    assert main([*replaced(DQN, [f"init_from={first}"]), f"run_dir={tmp_path / 'dqn'}"]) == 2
+    assert "has agent=ppo, this run agent=dqn; give init=rewards" in capsys.readouterr().err
+    assert main([*replaced(short, ["env=Acrobot-v1"]), f"run_dir={tmp_path / 'no'}"]) == 2
+    assert "its environment, networks and options must be this run's" in capsys.readouterr().err
+    assert not (tmp_path / "dqn").exists() and not (tmp_path / "no").exists()
