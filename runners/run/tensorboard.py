@@ -69,9 +69,9 @@ def add_video(folder: Path, step: int, episode: Episode) -> None:
     shown = np.unique(np.linspace(0, count - 1, min(count, FRAMES)).astype(int))
     frames = [Image.fromarray(draw(episode, int(t))) for t in shown]
     height = round(frames[0].height * SIDE / frames[0].width)
-    small = [np.asarray(frame.resize((SIDE, height))) for frame in frames]
+    small: list[Any] = [np.asarray(frame.resize((SIDE, height))) for frame in frames]
     buffer = io.BytesIO()
-    imageio.mimwrite(buffer, small, format="gif", duration=80, loop=0)  # type: ignore[call-overload]
+    imageio.mimwrite(buffer, small, format="gif", duration=80, loop=0)
     image = Summary.Image(height=height, width=SIDE, colorspace=3, encoded_image_string=buffer.getvalue())
     _add(folder, step, Summary(value=[Summary.Value(tag="video", image=image)]))
 
