@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 import envs
@@ -22,6 +24,21 @@ FAMILY_IDS = [
     "lodestar/ProbeJoint-v0",
     "FrozenLake-v1",
 ]
+
+
+def test_packages_are_imported_one_by_one_until_one_brings_the_id(monkeypatch) -> None:
+    imported: list[str] = []
+
+    def load(module: str) -> None:
+        imported.append(module)
+        if module == "two":
+            monkeypatch.setitem(gym.registry, "Brought-v0", EnvSpec("Brought-v0"))
+
+    known = {name: SimpleNamespace(module=name, ids=(), extra="") for name in ("one", "two", "three")}
+    monkeypatch.setattr(envs.make, "families", lambda: known)
+    monkeypatch.setattr(envs.make.importlib, "import_module", load)
+    envs.make._import_family_of("Brought-v0")
+    assert imported == ["one", "two"]
 
 
 def test_importing_envs_loads_no_simulator_and_no_torch() -> None:

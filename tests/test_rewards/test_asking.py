@@ -2,18 +2,24 @@
 
 import gc
 import json
+import math
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from labelling import ROOT, asking, collect, gone, right, serving, texts, until
 from model_server import hangs
 
 from rewards.llm.annotation.annotator import Annotator
+from rewards.llm.annotation.asking import TICK, Asker
+from rewards.llm.client import Breaker
 from rewards.llm.judges import base as judge
 
 server, ask = pytest.fixture(serving), pytest.fixture(asking)
@@ -44,6 +50,23 @@ def test_a_killed_process_of_the_judge_is_replaced_and_its_texts_are_asked_again
     assert capfd.readouterr().err == (
         "annotator: the process of the judge was killed by signal 9; it is started again now\n"
     )
+
+
+def test_without_anything_to_do_it_waits_for_news_instead_of_turning_round():
+    waits, asker = [], Asker.__new__(Asker)
+    asker.breaker, asker._worker, asker._ready, asker._restart = Breaker(), None, False, math.inf
+
+    def get(timeout):
+        waits.append(timeout)
+        raise queue.Empty
+
+    asker._inbox = SimpleNamespace(get=get)
+    asker._turn()
+    asker.breaker.open, asker.breaker.until = True, time.monotonic() + 1e-9  # an outage: a probe is due
+    asker._turn()
+    asker.breaker.until = time.monotonic() + TICK / 2
+    asker._turn()
+    assert waits[:2] == [TICK, TICK] and 0 < waits[2] <= TICK / 2
 
 
 def test_a_process_that_dies_all_the_time_is_not_started_for_ever(ask):
