@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rewards.llm.judges.local import RecordedLabels
-from rewards.llm.store import AnswerStore, Label, key_of
+from rewards.llm.store import AnswerStore, Label, key_of, label_in, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,6 +192,13 @@ def test_a_line_with_an_absurd_cost_is_no_label(file, tmp_path, cost):
     (tmp_path / "lines.jsonl").write_text(f'{{"text": "a", "value": 1, {cost}}}\n')
     with pytest.raises(ValueError, match=r"line 1: .* is no label"):
         AnswerStore(file).import_(tmp_path / "lines.jsonl")
+
+
+def test_a_shared_text_of_other_bytes_is_read_as_far_as_it_goes(file):
+    AnswerStore(file).put("a", [Label("text", 1.0)])
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE labels SET text = CAST(X'ff41' AS TEXT)")
+    assert list(read_rows(file, label_in, "no label")) == [("\ufffdA", 1.0)]
 
 
 def test_what_is_exported_can_be_imported(file, tmp_path):

@@ -27,6 +27,12 @@ def test_a_real_rollout_and_the_reward_handed_in_stay_as_they_were():
     assert reward.weights.count == 0
 
 
+def test_a_random_rollout_follows_from_its_seed():
+    box, two = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
+    one, again, other = (random_rollout(box, two, seed=seed) for seed in (5, 5, 6))
+    assert np.array_equal(one.next_obs, again.next_obs) and not np.array_equal(one.next_obs, other.next_obs)
+
+
 def test_the_global_generators_are_left_as_they_were():
     torch.manual_seed(3)
     np.random.seed(3)
