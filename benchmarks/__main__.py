@@ -46,6 +46,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "watchdog": ("benchmarks.speed.watchdog:run", "experiments"),
     "sweep-overhead": ("benchmarks.speed.sweep:run", "experiments"),
     "night": ("tests.faults.night:run", "experiments"),
+    "first-answers": ("benchmarks.speed.users:run", "users"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "house": ("benchmarks.house:run", "house"),
     "house-tests": ("benchmarks.house:run_tests", "house"),

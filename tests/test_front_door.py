@@ -53,7 +53,7 @@ def seen_cartpole():
 def of_the_process():
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
-    drawn = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+    drawn = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]  # noqa: NPY002
     return [handlers, threads, grad, drawn, list(sys.path), os.getcwd(), sys.stdout, sys.excepthook]
 
 

@@ -5,8 +5,8 @@
 
 `step` returns the mix instead of the task's reward; `info["reward/task"]` and `info["reward/<name>"]` keep the
 parts. What rewards read besides, frames, texts and signals, is added where it can be had (`rewards.adapters.observe`);
-else the environment has to put it into its info. Observations and actions that fit into no array (Tuple, Text, Graph, Sequence,
-OneOf) pass through; a reward that reads them is refused.
+else the environment has to put it into its info. Observations and actions that fit into no array (Tuple, Text, Graph,
+Sequence, OneOf) pass through; a reward that reads them is refused.
 """
 
 from __future__ import annotations

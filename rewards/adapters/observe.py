@@ -29,7 +29,7 @@ Read = Callable[[Any], Any]  # an observation as rewards read it
 
 
 def observed(env: gym.Env, mix: Mix) -> gym.Env:
-    """The environment with what the mix reads in its infos, as far as it can be had; itself where nothing is missing."""
+    """The environment with what the mix reads in its infos, as far as it can be had; itself if nothing is missing."""
     wanted, frame_size = _wanted(mix), mix.frame_size
     layer: gym.Env = env
     while isinstance(layer, gym.Wrapper):
@@ -48,10 +48,11 @@ def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
     inner, wanted = envs.unwrapped, _wanted(mix)
     if isinstance(inner, SyncVectorEnv):
         inner.envs = [observed(env, mix) for env in inner.envs]
-    elif "frame" in wanted and mix.frame_size is not None and envs.render_mode == "rgb_array":
-        if envs.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
-            return VectorObserver(envs, mix.frame_size)
-    return envs
+        return envs
+    drawn = "frame" in wanted and envs.render_mode == "rgb_array"
+    if not drawn or mix.frame_size is None or envs.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
+        return envs
+    return VectorObserver(envs, mix.frame_size)
 
 
 def observe_venv(venv: Any, mix: Mix) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Collection, Iterable
@@ -16,7 +17,7 @@ from typing import Any
 import agents
 import rewards
 from envs.table import Table
-from runners.cli import presets
+from runners.cli import declared, presets
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
 from runners.run.trust import admit, refuse, require
@@ -45,7 +46,7 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     env = _environment(values.pop("env", None))
     values = {**values, **presets.values_for(applied, agent, names), **given, **chosen, "env": env}
     kinds = _own_keys() | (_env_keys(env, values) if any(key.startswith(ENV) for key in values) else {})
-    _check_begins(values, kinds, names)
+    _check_begins(values, kinds, agent, names)
     parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
 
     def take(keys: Iterable[str], kinds: dict[str, Any]) -> None:
@@ -162,14 +163,22 @@ def _option_keys(agent: str, names: list[str]) -> dict[str, Any]:
     return keys
 
 
-def _check_begins(values: dict[str, Any], kinds: dict[str, Any], names: list[str]) -> None:
-    """Refuse keys that show by how they begin that they are unknown, and are near to one of `kinds` if to any."""
+def _check_begins(values: dict[str, Any], kinds: dict[str, Any], agent: str, names: list[str]) -> None:
+    """Refuse keys that show by how they begin that they are unknown, and options that are in no source of ours.
+
+    Neither loads an agent or a reward: torch takes seconds.
+    """
     tops, known = [*kinds, *OWN_NAMES], rewards.names()
+    ours = [("agent", "agent.", agent)] + [("reward", f"reward.{name}.", name) for name in names]
+    known_options = {begin: [begin + name for name in declared.options(kind, named)] for kind, begin, named in ours}
     for key, value in values.items():
         begin, *rest = key.split(".")
-        options = (begin == "agent" and len(rest) == 1) or (begin == "reward" and len(rest) == 2 and rest[0] in known)
-        if key in tops or options:
+        of_a_part = (begin == "agent" and len(rest) == 1) or (begin == "reward" and len(rest) == 2 and rest[0] in known)
+        own = known_options.get(key[: key.rfind(".") + 1])
+        if key in tops or (of_a_part and (not own or key in own)):
             continue
+        if own:
+            raise UsageError(_unknown_key(key, value, [*tops, *itertools.chain(*known_options.values())], names))
         if rest or key in RENAMED or nearest(key, tops, CLOSE):
             raise UsageError(_unknown_key(key, value, tops, names))
 
@@ -219,8 +228,9 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     A reward that reads captions gets the family's aim, and its name as `family` (without the aim where its judge is
     `auto`, which takes the rulebook of a family and another judge for a goal); one that reads frames gets the first
     goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives
-    way to the one for this environment where the user names neither a model nor weights. `config`, with its `env` and
-    `reward`, is changed in place; keys among `given`, which the user set, stay even if they are empty. A UsageError if no goal is known.
+    way to the one for this environment where the user names neither a model nor weights. The `reward` of `config` is
+    changed in place, for its `env`; keys among `given`, which the user set, stay even if they are empty. A UsageError
+    if no goal is known.
     """
     from envs.family import family_of
     from envs.make import goals, spec_of

@@ -269,7 +269,8 @@ def nearest(given: str, names: Iterable[str], least: float = 0.6) -> str | None:
         last = name.rsplit(".", 1)[-1]
         if word == last.lower():
             return 1.0
-        if len(word) > 1 and word == "".join(part[0] for part in last.split("_") if part):
+        initials = "".join(part[0] for part in last.split("_") if part)
+        if len(initials) > 1 and word in (initials, f"{name.rpartition('.')[0]}.{initials}"):
             return 0.95
         whole = difflib.SequenceMatcher(None, word, name.lower()).ratio()
         return max(whole, 0.98 * difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last.lower()).ratio())

@@ -244,6 +244,7 @@ def test_a_config_can_be_made_by_hand():
 def test_initials_last_parts_and_letters_find_the_nearest_name():
     names = ["agent.learning_rate", "agent.batch_size", "seed", "reward.clip.goal"]
     assert nearest("lr", names) == "agent.learning_rate"
+    assert nearest("agent.lr", [*names, "agent.gru", "reward.rnd.learning_rate"]) == "agent.learning_rate"
     assert nearest("bs", names) == "agent.batch_size"
     assert nearest("goal", names) == "reward.clip.goal"
     assert nearest("sede", names) == "seed"

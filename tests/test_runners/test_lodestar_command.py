@@ -13,7 +13,8 @@ import pytest
 
 import agents
 import rewards
-from runners.cli.complete import _options, complete
+from runners.cli import declared
+from runners.cli.complete import complete
 from runners.cli.verbs import verbs
 
 ROOT = Path(__file__).parents[2]
@@ -95,10 +96,30 @@ def test_verbs_keys_names_and_values_are_completed(line, words):
     assert complete(line, verbs()) == words
 
 
+def test_options_of_a_reward_of_the_users_own_are_completed_without_importing_it(tmp_path, monkeypatch):
+    source = """import nothing_of_this_name
+from dataclasses import dataclass
+from rewards.base import Reward, RewardConfig
+
+@dataclass
+class FarConfig(RewardConfig):
+    power: float = 1.0
+
+class Far(Reward):
+    Config = FarConfig
+"""
+    (tmp_path / "novelty_of_mine.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    line = "lodestar train reward=novelty_of_mine:Far reward.far."
+    assert complete(line + "po", verbs()) == ["reward.far.power="]
+    assert complete(line + "scale=n", verbs()) == ["reward.far.scale=none"]
+
+
 def test_what_is_completed_are_the_fields_of_every_reward_and_agent():
     for kind, table in (("reward", rewards), ("agent", agents)):
         for name in table.TABLE:
-            assert {*_options(kind, name)} == {f.name for f in dataclasses.fields(table.get(name).Config)}, name
+            assert {*declared.options(kind, name)} == {f.name for f in dataclasses.fields(table.get(name).Config)}, name
 
 
 def test_a_real_bash_completes_on_tab(shell):
