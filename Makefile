@@ -12,7 +12,7 @@ APART := $(or $(TMPDIR),/tmp)/lodestar-apart
 apart = $(VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(APART)/$@ \
   && $(VENV)/bin/uv pip install --quiet --python $(APART)/$@/bin/python --editable $(1)
 
-.PHONY: train test lint type check nightly newcomer newest interop clean
+.PHONY: train test lint type check nightly docs newcomer newest interop clean
 
 train: $(STAMP)
 	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip $(ARGS)
@@ -32,6 +32,11 @@ check: lint type test
 nightly: $(STAMP)
 	$(PY) -m tests.faults
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m nightly --timeout=1200 $(TESTS)
+
+# The site, in docs/_build; a warning is an error.
+docs: $(STAMP)
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --editable '.[dev,docs]'
+	$(PY) -m sphinx -W --keep-going -q docs docs/_build && echo "open docs/_build/index.html"
 
 # Every night: all of it again in an empty folder, as a user who never ran it; TESTS= and STEPS= make it shorter.
 newcomer:
@@ -56,4 +61,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) $(APART) build *.egg-info
+	rm -rf $(VENV) $(APART) build docs/_build docs/reference *.egg-info

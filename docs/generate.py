@@ -1,0 +1,210 @@
+"""Writes docs/reference: a page for each reward, agent, family of environments, command and file of results.
+
+They say what the docstrings and field tables say, which `python -m runners.list` and `--help` print, too. Sphinx calls
+`write` before it reads any page; nothing of it is committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import shutil
+import sys
+from dataclasses import MISSING
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from gymnasium.envs.registration import registry
+
+import agents
+import rewards
+from envs.family import families
+from envs.settings import described
+from runners.cli import presets, verbs
+from runners.cli.command import OPTIONS, REST, written
+from runners.cli.compose import HIDDEN
+from runners.list import environment, summary
+from runners.run.config import TrainConfig
+
+RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"
+LABEL = re.compile(r"^((?:Sources?|Differences[\w ]*|When it fails|Fails when|Raises)[^.:]{0,40}):\s*")
+EMPTY = '""'
+SPECIAL = re.compile(r"([\\*_<>\[\]|$#~^])")
+
+
+def write(folder: Path) -> None:
+    """Write every page into an emptied `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    made = {
+        "rewards": ("Rewards", {name: reward_page(name) for name in rewards.TABLE}),
+        "agents": ("Agents", {name: agent_page(name) for name in agents.TABLE}),
+        "environments": ("Environments", {slug(name): family_page(name) for name in families()}),
+        "commands": ("Commands and keys", {verb: command_page(verb, place) for verb, place in verbs.verbs().items()}),
+        "results": ("Results", {path.stem: results_page(path) for path in sorted(RESULTS.glob("*.json"))}),
+    }
+    made["commands"][1]["presets"] = presets_page()
+    for part, (title, pages) in made.items():
+        (folder / part).mkdir(parents=True)
+        for name, (line, text) in pages.items():
+            (folder / part / f"{name}.md").write_text(text)
+        lines = [f"| [{name}]({part}/{name}.md) | {prose(line).strip()} |" for name, (line, _) in pages.items()]
+        tree = "\n".join(["```{toctree}", ":hidden:", "", *(f"{part}/{name}" for name in pages), "```"])
+        (folder / f"{part}.md").write_text("\n".join([f"# {title}", "", "| | |", "|---|---|", *lines, "", tree, ""]))
+
+
+def slug(name: str) -> str:
+    """A family's name as a file's."""
+    return re.sub(r"\W+", "-", name.lower()).strip("-")
+
+
+def reward_page(name: str) -> tuple[str, str]:
+    """Its line in the list, and the page: the file's docstring, the class's formula, what it reads, its options."""
+    cls = rewards.get(name)
+    line = summary(rewards.TABLE[name])
+    facts = [
+        f"`reward={name}` " + ("is added to the task's reward." if cls.role == "bonus" else "replaces the task's reward."),
+        f"It reads {', '.join(f'`{field}`' for field in sorted(cls.requires)) or 'nothing'} of a transition.",
+        f"Its file is `{rewards.TABLE[name].partition(':')[0].replace('.', '/')}.py`.",
+    ]
+    parts = [prose(inspect.getdoc(sys.modules[cls.__module__])), prose(inspect.getdoc(cls)), " ".join(facts)]
+    return line, page(name, [*parts, "## Options", options(cls.Config, f"reward.{name}.")])
+
+
+def agent_page(name: str) -> tuple[str, str]:
+    """The same of an agent; Stable-Baselines3's share a file."""
+    cls = agents.get(name)
+    shared = agents.TABLE[name].startswith("agents.sb3")
+    texts = [inspect.getdoc(cls) or "", inspect.getdoc(sys.modules[cls.__module__]) or ""][:: 1 if shared else -1]
+    table = options(cls.Config, "agent.")
+    chosen = [
+        f"- `agent.preset={preset}`: " + (", ".join(f"`{key}={written(value)}`" for key, value in values.items()) or "the defaults")
+        for preset, values in getattr(cls.Config, "presets", {}).items()
+    ]
+    ways = ["## Presets", "What each sets, where you set nothing:", "\n".join(chosen)] if chosen else []
+    return summary(agents.TABLE[name], shared), page(name, [*map(prose, texts), "## Options", table, *ways])
+
+
+def family_page(name: str) -> tuple[str, str]:
+    """Its ids with their goals in words, and the options of the first."""
+    family = families()[name]
+    rows = []
+    for env_id in family.ids:
+        goals = family.goals(registry[env_id]) if env_id in registry else []
+        rows.append(f"| `{env_id}` | " + "; ".join(f'{goal.name}: "{goal.prompt}"' for goal in goals) + " |")
+    parts = [prose(family.description[:1].upper() + family.description[1:] + ".")]
+    if rows:
+        parts.append("\n".join(["| id | goals in words |", "|---|---|", *rows]))
+    first = next((env_id for env_id in family.ids if env_id in registry), None)
+    if first:
+        text = environment(first)
+        parts += [f"## Options of {first}", "The others': `python -m runners.list ID`.", f"```text\n{text}\n```"]
+    return family.description, page(name, parts)
+
+
+def command_page(verb: str, module: str) -> tuple[str, str]:
+    """What `--help` prints, its keys as a table."""
+    command = import_module(module).main
+    if verb == "train":
+        config, hidden, doc = TrainConfig, HIDDEN, inspect.getdoc(import_module(module))
+    else:
+        config, hidden, doc = command.config, (), command.doc
+    doc = (doc or "").strip()
+    parts = [prose(doc)] + (["## Keys", options(config, "", hidden)] if config else [])
+    return doc.splitlines()[0].rstrip("."), page(verb, parts)
+
+
+def presets_page() -> tuple[str, str]:
+    """Every preset: its line, where it applies by itself, what it sets."""
+    parts = ["`preset=NAME`. One that names where it applies is taken there by itself; `preset=none` takes none."]
+    for name, found in presets.every().items():
+        where = ", ".join(f"`{key}={value}`" for key, value in (found["applies"] or {}).items())
+        sets = ", ".join(f"`{key}={written(value)}`" for key, value in found["values"].items())
+        text = [prose(found["about"]).rstrip(".") + "."]
+        text += [f"By itself for {where}."] if where else []
+        text += [f"It sets {sets}."] if sets else []
+        for kind, key in (("agents", "agent"), ("rewards", "reward")):
+            for of, values in found[kind].items():
+                listed = ", ".join(f"`{option}={written(value)}`" for option, value in (values or {}).items())
+                text.append(f"With `{key}={of}`: {listed}.")
+        parts += [f"## {name}", " ".join(text)]
+    return "named settings, and where they apply by themselves", page("Presets", parts)
+
+
+def results_page(path: Path) -> tuple[str, str]:
+    """The figures of a file with the commands, the date and the versions that made them."""
+    found = json.loads(path.read_text())
+    commands = "\n".join(found["command"].replace("runners.bench", "benchmarks").split("; "))
+    versions = ", ".join(f"{name} {number}" for name, number in found.get("versions", {}).items())
+    rows = "\n".join(f"| `{key}` | {value:,g} |" for key, value in found["figures"].items())
+    parts = [
+        f"`assets/results/{path.name}`, recorded on {found['date']} on {found.get('machine', 'another machine')} by",
+        f"```shell\n{commands}\n```",
+        f"with {versions}." + (" One row a run is in the CSV beside it." if path.with_suffix(".csv").exists() else ""),
+        f"| figure | value |\n|---|---|\n{rows}",
+    ]
+    return f"{len(found['figures'])} figures, {found['date']}", page(path.stem, parts)
+
+
+def options(config: type, prefix: str, hidden: Any = ()) -> str:
+    """A table of a Config's fields."""
+    needed = {f.name for f in dataclasses.fields(config) if f.default is MISSING and f.default_factory is MISSING}
+    rows = ["| key | default | what it is | range |", "|---|---|---|---|"]
+    for name, default, declared in described(config):
+        if name in hidden:
+            continue
+        key = f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else name
+        default = declared.otherwise if default is None else default
+        shown = "" if name in needed or isinstance(default, dict) or name == REST else f"`{written(default) or EMPTY}`"
+        tried = f" (tuned over {written(list(declared.tune))})" if declared.tune else ""
+        left = "..." if name == REST else f"`{prefix}{key}`"
+        cells = [left, shown, prose(declared.help), declared.range + tried]
+        rows.append("| " + " | ".join(re.sub(r"(?<!\\)[|]", r"\|", cell.strip()) for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def page(title: str, parts: list[str]) -> str:
+    """A heading and paragraphs."""
+    return "\n\n".join([f"# {title}", *(part.strip("\n") for part in parts if part)]) + "\n"
+
+
+def prose(text: str | None) -> str:
+    """A docstring as Markdown: what is indented after an empty line stays code, labels are bold, the rest is escaped."""
+    lines: list[str] = [""]
+    code = listed = False  # within a block of code; below a label that stands alone, where items are indented
+    for line in (text or "").splitlines():
+        words = line.strip()
+        indented = line.startswith("    ") and not listed
+        code = indented and (code or not lines[-1]) if words else code
+        if label := LABEL.match(line):
+            listed = label.end() == len(line)
+            rest = line[label.end() :]
+            lines += ["", f"**{label[1]}.** {_escaped(rest[:1].upper() + rest[1:])}".rstrip(), *([""] * listed)]
+        elif code and words:
+            lines.append(line)
+        elif words.startswith("- ") or (listed and line.startswith("  ") and lines[-1][-1:] in ("", ";")):
+            lines += [""] * (not lines[-1].startswith(("- ", "  "))) + ["- " + _escaped(words.removeprefix("- "))]
+        else:
+            below = line.startswith("  ") and lines[-1].startswith(("- ", "  "))
+            listed = listed and (below or not words)
+            lines.append("  " * below + _escaped(words))
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Markdown's signs as themselves, but in what stands between backticks."""
+    return "".join(part if i % 2 else SPECIAL.sub(r"\\\1", part) for i, part in enumerate(re.split(r"(`[^`]*`)", text)))
+
+
+def as_rst(app: Any, what: str, name: str, obj: Any, config: Any, lines: list[str]) -> None:
+    """Sphinx's event: a docstring's stars, bars and last underscores are meant as they stand."""
+    for i, line in enumerate(lines):
+        parts = re.split(r"(`[^`]*`)", line)
+        if not line.lstrip().startswith((">>>", "...", ":", "..")):
+            lines[i] = "".join(p if j % 2 else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", p) for j, p in enumerate(parts))
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parent / "reference")
