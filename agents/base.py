@@ -50,39 +50,51 @@ class TaskScorer:
         self.streams: Mapping[str, Any] = {"task": SimpleNamespace(gamma=gamma, episodic=True)}
 
     def initial_memory(self, n: int) -> Memory:
+        """No memory: the task remembers for itself."""
         return {}
 
     def embed(self, batch: Transitions) -> Transitions:
+        """The batch as it is."""
         return batch
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, Array], Memory]:
+        """The task's reward, 0 in rows that are no transitions; and the memory."""
         return {"task": np.where(batch.valid, batch.reward, np.float32(0))}, memory
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
+        """Nothing to store beside a transition."""
         return {}, memory
 
     def relabel(self, batch: Transitions) -> dict[str, Array]:
+        """The task's reward."""
         return self.score(batch)[0]
 
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
+        """The one stream, at weight 1."""
         return raw["task"]
 
     def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
+        """The score, not scaled."""
         return raw
 
     def weights(self, timesteps: Any) -> dict[str, float]:
+        """1 for the one stream."""
         return {"task": 1.0}
 
     def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[Array, Memory]:
+        """The agent's reward and the memory after it."""
         return self.score(batch)[0]["task"], memory
 
     def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any = 0) -> dict[str, float]:
+        """Nothing learns."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
+        """Nothing changes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
         pass
 
 
@@ -412,6 +424,7 @@ class Means(Stateful):
 
     @torch.no_grad()
     def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add a value of each metric."""
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + 1
@@ -502,10 +515,12 @@ class Steps(Stateful):
 
     @property
     def step_index(self) -> np.ndarray:
+        """Steps into each environment's episode, int64 (N,)."""
         return self.cursor.step
 
     @property
     def began(self) -> np.ndarray:
+        """Whether each environment's episode begins, bool (N,)."""
         return self.cursor.step == 0
 
     def begin(self) -> bool:

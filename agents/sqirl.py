@@ -75,6 +75,7 @@ class Stages(nn.Module):
 
     @property
     def tables(self) -> list[Tensor]:
+        """The weights of every stage, a tensor a layer."""
         return [getattr(self, f"layer{number}") for number in range(len(self.net.weights()))]
 
     @property

@@ -7,10 +7,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import generate  # noqa: E402
-from runners.run.packages import DISTRIBUTION, version as installed  # noqa: E402
 
 project = "Lodestar"
-release = installed(DISTRIBUTION) or "of a checkout"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 

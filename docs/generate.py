@@ -48,7 +48,7 @@ def write(folder: Path) -> None:
     made["commands"][1]["presets"] = presets_page()
     for part, (title, pages) in made.items():
         (folder / part).mkdir(parents=True)
-        for name, (line, text) in pages.items():
+        for name, (_, text) in pages.items():
             (folder / part / f"{name}.md").write_text(text)
         lines = [f"| [{name}]({part}/{name}.md) | {prose(line).strip()} |" for name, (line, _) in pages.items()]
         tree = "\n".join(["```{toctree}", ":hidden:", "", *(f"{part}/{name}" for name in pages), "```"])
@@ -65,7 +65,8 @@ def reward_page(name: str) -> tuple[str, str]:
     cls = rewards.get(name)
     line = summary(rewards.TABLE[name])
     facts = [
-        f"`reward={name}` " + ("is added to the task's reward." if cls.role == "bonus" else "replaces the task's reward."),
+        f"`reward={name}` "
+        + ("is added to the task's reward." if cls.role == "bonus" else "replaces the task's reward."),
         f"It reads {', '.join(f'`{field}`' for field in sorted(cls.requires)) or 'nothing'} of a transition.",
         f"Its file is `{rewards.TABLE[name].partition(':')[0].replace('.', '/')}.py`.",
     ]
@@ -80,7 +81,8 @@ def agent_page(name: str) -> tuple[str, str]:
     texts = [inspect.getdoc(cls) or "", inspect.getdoc(sys.modules[cls.__module__]) or ""][:: 1 if shared else -1]
     table = options(cls.Config, "agent.")
     chosen = [
-        f"- `agent.preset={preset}`: " + (", ".join(f"`{key}={written(value)}`" for key, value in values.items()) or "the defaults")
+        f"- `agent.preset={preset}`: "
+        + (", ".join(f"`{key}={written(value)}`" for key, value in values.items()) or "the defaults")
         for preset, values in getattr(cls.Config, "presets", {}).items()
     ]
     ways = ["## Presets", "What each sets, where you set nothing:", "\n".join(chosen)] if chosen else []
@@ -120,15 +122,13 @@ def presets_page() -> tuple[str, str]:
     """Every preset: its line, where it applies by itself, what it sets."""
     parts = ["`preset=NAME`. One that names where it applies is taken there by itself; `preset=none` takes none."]
     for name, found in presets.every().items():
-        where = ", ".join(f"`{key}={value}`" for key, value in (found["applies"] or {}).items())
-        sets = ", ".join(f"`{key}={written(value)}`" for key, value in found["values"].items())
+        where, sets = assigned(found["applies"]), assigned(found["values"])
         text = [prose(found["about"]).rstrip(".") + "."]
         text += [f"By itself for {where}."] if where else []
         text += [f"It sets {sets}."] if sets else []
         for kind, key in (("agents", "agent"), ("rewards", "reward")):
             for of, values in found[kind].items():
-                listed = ", ".join(f"`{option}={written(value)}`" for option, value in (values or {}).items())
-                text.append(f"With `{key}={of}`: {listed}.")
+                text.append(f"With `{key}={of}`: {assigned(values)}.")
         parts += [f"## {name}", " ".join(text)]
     return "named settings, and where they apply by themselves", page("Presets", parts)
 
@@ -165,13 +165,18 @@ def options(config: type, prefix: str, hidden: Any = ()) -> str:
     return "\n".join(rows)
 
 
+def assigned(values: dict[str, Any] | None) -> str:
+    """Keys with their values, as on a command line."""
+    return ", ".join(f"`{key}={written(value)}`" for key, value in (values or {}).items())
+
+
 def page(title: str, parts: list[str]) -> str:
     """A heading and paragraphs."""
     return "\n\n".join([f"# {title}", *(part.strip("\n") for part in parts if part)]) + "\n"
 
 
 def prose(text: str | None) -> str:
-    """A docstring as Markdown: what is indented after an empty line stays code, labels are bold, the rest is escaped."""
+    """A docstring as Markdown: what is indented after an empty line is code, labels are bold, the rest is escaped."""
     lines: list[str] = [""]
     code = listed = False  # within a block of code; below a label that stands alone, where items are indented
     for line in (text or "").splitlines():
@@ -185,7 +190,9 @@ def prose(text: str | None) -> str:
         elif code and words:
             lines.append(line)
         elif words.startswith("- ") or (listed and line.startswith("  ") and lines[-1][-1:] in ("", ";")):
-            lines += [""] * (not lines[-1].startswith(("- ", "  "))) + ["- " + _escaped(words.removeprefix("- "))]
+            lines += [""] * bool(lines[-1] and lines[-1][:2] not in ("- ", "  ")) + [
+                "- " + _escaped(words.removeprefix("- "))
+            ]
         else:
             below = line.startswith("  ") and lines[-1].startswith(("- ", "  "))
             listed = listed and (below or not words)

@@ -300,6 +300,7 @@ class Rollout:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         if state["shown"]:  # none before the first reset
             self._show(0, slice(None), state["shown"])
         put(self.obs, 0, state["obs"])

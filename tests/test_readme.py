@@ -1,9 +1,11 @@
-"""README and docs promise only what is there: tags, names, files, commands, numbers."""
+"""README and docs promise only what is there: tags, names, files, links, commands, numbers; what they show runs."""
 
+import inspect
 import json
 import re
+import shutil
 import sys
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -12,10 +14,12 @@ import pytest
 import agents
 import rewards
 from rewards.check import check_reward
+from tests import doc_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+FILES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+PAGES = {path.stem: path.read_text() for path in FILES}
 ALL = "\n".join([README, *PAGES.values()])
 
 
@@ -23,6 +27,84 @@ def figures_of(text):
     """The figures that a page may print: it names their file in a comment."""
     name = re.search(r"<!-- figures: (\w+) -->", text)
     return json.loads((ROOT / "assets" / "results" / f"{name[1]}.json").read_text())["figures"] if name else {}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """README, docs and the pages that are generated, where the site has them."""
+    folder = tmp_path_factory.mktemp("site")
+    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *FILES]:
+        (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / path.relative_to(ROOT))
+    (folder / "assets").symlink_to(ROOT / "assets")
+    spec = spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write(folder / "docs" / "reference")
+    return folder, module
+
+
+def anchors(text):
+    """What a page's headings are called in addresses."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_within_readme_and_docs_leads_somewhere(site):
+    folder, _ = site
+    followed = 0
+    for path in [folder / "README.md", *(folder / "docs").rglob("*.md")]:
+        for target in re.findall(r"(?<!`)\[[^\]\n]*\]\(([^)\s]+)\)", path.read_text()):
+            if not re.match("https?://", target):
+                place, _, anchor = target.partition("#")
+                found = (path.parent / place).resolve() if place else path
+                assert found.is_file(), f"{path.relative_to(folder)} -> {target}"
+                assert not anchor or anchor in anchors(found.read_text()), f"{path.relative_to(folder)} -> {target}"
+                followed += 1
+    assert followed > 150
+
+
+def test_every_reward_agent_family_and_command_has_a_page_with_its_options(site):
+    from envs.family import families
+    from runners.cli.verbs import verbs
+
+    folder = site[0] / "docs" / "reference"
+    pages = {part: {path.stem for path in (folder / part).glob("*.md")} for part in ("rewards", "agents", "commands")}
+    assert pages == {"rewards": {*rewards.TABLE}, "agents": {*agents.TABLE}, "commands": {*verbs(), "presets"}}
+    assert len([*(folder / "environments").glob("*.md")]) == len(families())
+    rnd = (folder / "rewards" / "rnd.md").read_text()
+    assert "| `reward.rnd.learning_rate` | `0.0001` | Adam step size | above 0 (tuned over [1e-05,0.01,log]) |" in rnd
+
+
+def test_a_docstring_is_shown_as_it_was_meant(site):
+    text = """Two * stars_ and `code*`:\n\n    r = a**2\n\nDifferences:\n    one thing,\n    its end;\n    another."""
+    assert site[1].prose(text).strip().splitlines() == [
+        *(r"Two \* stars\_ and `code*`:", "", "    r = a**2", "", "", "**Differences.**"),
+        *("", "- one thing,", "  its end;", "- another."),
+    ]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [name for name, text in doc_blocks.pages().items() if doc_blocks.blocks(text)])
+def test_every_block_of_a_page_runs(page):
+    assert doc_blocks.run_page(page) == []
+
+
+def test_commands_are_cut_short_and_otherwise_as_written(tmp_path):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "status.json").touch()
+    text = "lodestar train env=A-v1 total_timesteps=1e5 \\\n  reward=rnd   # a bonus\n"
+    assert doc_blocks.commands(text) == ["lodestar train env=A-v1 total_timesteps=1e5 reward=rnd"]
+    words = doc_blocks.shortened(doc_blocks.commands(text)[0], tmp_path, "")[2:]
+    assert words == ["train", "env=A-v1", "reward=rnd", *doc_blocks.SHORT["train"]]
+    assert doc_blocks.shortened("python -m runners.watch run=runs/...", tmp_path, "")[2:4] == ["watch", "run=runs/a"]
+
+
+@pytest.mark.nightly
+def test_help_describes_every_public_method():
+    from benchmarks.users import public_methods
+
+    assert [name for name, method in public_methods() if not inspect.getdoc(method)] == []
 
 
 def test_readme_is_read_in_one_sitting():
@@ -43,14 +125,16 @@ def test_only_rewards_and_agents_that_exist_are_named_in_the_tables():
 
 
 def test_the_files_it_shows_exist():
-    for path in re.findall(r"(?:assets|docs|envs|rewards|agents|runners|benchmarks|tests)/[\w/.-]+\.\w+", ALL):
+    for path in re.findall(
+        r"(?<!reference/)(?:assets|docs|envs|rewards|agents|runners|benchmarks|tests)/[\w/.-]+\.\w+", ALL
+    ):
         assert (ROOT / path).exists(), path
 
 
 def test_the_commands_it_shows_exist():
     from benchmarks.__main__ import every
 
-    for module in {*re.findall(r"python -m ([a-z_.]+)", ALL)}:
+    for module in {*re.findall(r"python -m ([a-z_.]+[a-z_])", ALL)}:
         assert find_spec(module), module
     for name in {*re.findall(r"python -m benchmarks ([\w-]+)", ALL)} - {"NAME", "list"}:
         assert name in every(), name

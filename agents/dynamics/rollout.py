@@ -177,6 +177,7 @@ class HorizonSchedule:
 
     @property
     def longest(self) -> int:
+        """The longest rollout that it ever asks for."""
         return int(max(self.start, self.stop))
 
 

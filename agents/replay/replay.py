@@ -565,6 +565,7 @@ class Images:
         return {"table": tables, "finals": self.finals, "slot": self.slot.copy(), "free": list(self._free)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         for key, table in self.table.items():
             saved = torch.as_tensor(state["table"][key])
             table[: len(saved)] = saved.to(table.device)

@@ -246,9 +246,11 @@ class Stepper:
         return self._envs[row].get_wrapper_attr(name)
 
     def has(self, row: int, name: str) -> bool:
+        """Whether the environment, or a wrapper, has that attribute."""
         return self._envs[row].has_wrapper_attr(name)
 
     def assign(self, row: int, name: str, value: Any) -> None:
+        """Set an attribute of the outermost wrapper."""
         setattr(self._envs[row], name, value)
 
     def wrapped(self, row: int, kind: type) -> bool:
@@ -259,6 +261,7 @@ class Stepper:
         return isinstance(env, gym.Wrapper)
 
     def close(self) -> None:
+        """Close every environment."""
         for env in self._envs.values():
             env.close()
 

@@ -50,6 +50,7 @@ class Line:
         return Line, (self._reader, self._writer)
 
     def put(self, byte: bytes, message: Any = None) -> None:
+        """Send a byte, and a message behind it."""
         if message is None:
             os.write(self._out, byte)
             return
@@ -78,6 +79,7 @@ class Line:
         return pickle.loads(self._exactly(int.from_bytes(self._exactly(8), "big")))
 
     def close(self) -> None:
+        """Close both ends."""
         self._reader.close()
         self._writer.close()
 

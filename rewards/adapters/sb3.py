@@ -70,9 +70,11 @@ class RewardVecEnv(VecEnvWrapper):
         return obs, total, dones, infos
 
     def state_dict(self) -> dict[str, Any]:
+        """The driver's state and the last observations."""
         return {**self.driver.state_dict(), "obs": self._obs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.driver.load_state_dict(state)
         self._obs = state["obs"]
 

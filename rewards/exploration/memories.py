@@ -33,6 +33,7 @@ class EpisodeMemory:
     """Base class of memories; unless `walk` is overridden, `piece` takes in a part of a rollout at once."""
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
+        """Arrays with leading axis `n`, for episodes that begin."""
         raise NotImplementedError
 
     def walk(

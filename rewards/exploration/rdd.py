@@ -123,10 +123,12 @@ class VisitReplay:
         return self.rows[index], self.draws[index]
 
     def state_dict(self) -> dict[str, Any]:
+        """What it has gathered, as `load_state_dict` takes it."""
         filled = min(self.seen, len(self.rows))
         return {"rows": self.rows[:filled], "draws": self.draws[:filled], "seen": self.seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.seen = int(state["seen"])
         filled = min(self.seen, len(self.rows))
         if len(state["rows"]) != filled:

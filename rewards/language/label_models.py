@@ -69,9 +69,11 @@ class CaptionTable:
         return list(itertools.islice(reversed(self.counts), count))
 
     def state_dict(self) -> dict[str, Any]:
+        """What it has gathered, as `load_state_dict` takes it."""
         return {"now": self.now, "texts": list(self.counts), "counts": list(self.counts.values())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.now = int(state["now"])
         self.counts = dict(zip(state["texts"], map(int, state["counts"])))
 
@@ -109,11 +111,13 @@ class LabelTable:
         return {"labels": float(len(values) - np.isnan(values).sum()), "positives": float((values > 0.5).sum())}
 
     def state_dict(self) -> dict[str, Any]:
+        """What it has gathered, as `load_state_dict` takes it."""
         items = [item if isinstance(item, str) else list(item) for item in self.values]
         held = np.array([item in self._held for item in self.values], bool)
         return {"items": items, "values": np.array(list(self.values.values())), "held": held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         items = [item if isinstance(item, str) else tuple(item) for item in state["items"]]
         self.values = dict(zip(items, np.asarray(state["values"]).tolist()))
         self._held = set(itertools.compress(items, state["held"]))
@@ -204,6 +208,7 @@ class LabelModel:
         return second - first
 
     def state_dict(self) -> dict[str, Any]:
+        """What it has gathered, as `load_state_dict` takes it."""
         return {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -213,6 +218,7 @@ class LabelModel:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
@@ -236,9 +242,11 @@ class Normaliser:
         return np.where(z > self.threshold, np.maximum(z, 0), 0).astype(np.float32)
 
     def state_dict(self) -> dict[str, float]:
+        """What it has gathered, as `load_state_dict` takes it."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore what `state_dict` returned."""
         vars(self).update(state)
 
 

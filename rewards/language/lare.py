@@ -301,11 +301,13 @@ class WholeEpisodes:
         return found
 
     def state_dict(self) -> dict[str, Any]:
+        """What it has gathered, as `load_state_dict` takes it."""
         kept = [{"rows": rows, "actions": actions, "total": total} for rows, actions, total in self.kept]
         counts = {"learnt": self.learnt, "dropped": self.dropped, "envs": self.envs}
         return {"kept": kept, "begun": dict(self.begun), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.kept.clear()
         self.kept.extend((np.array(o["rows"]), np.array(o["actions"]), float(o["total"])) for o in state["kept"])
         self.begun = {name: np.array(value) for name, value in state["begun"].items()}

@@ -192,6 +192,10 @@ class Mix:
         `timesteps` are environment steps at the first row, or an array that broadcasts to (T, N). Returns metrics by
         tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
         """
+        if len(batch.shape) != 2:
+            raise ValueError(
+                f"update takes a rollout (T, N), not {batch.shape}; envs.transitions.stack makes one of steps"
+            )
         parts = self.parts(raw, timesteps)
         metrics = self._metrics.update(batch, raw, parts)
         for name, stream in self.streams.items():

@@ -391,10 +391,12 @@ class Segments:
         return stack([self.pool[row] for row in rows]).map(lambda x: x.swapaxes(0, 1))
 
     def state_dict(self) -> dict[str, Any]:
+        """What it has gathered, as `load_state_dict` takes it."""
         whole = stack(list(self.pool)) if self.pool else None
         return {"pool": whole and vars(whole), "tail": self.tail and vars(self.tail), "left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         whole, tail = (part and Transitions(**part) for part in (state["pool"], state["tail"]))
         self.pool.clear()
         self.pool.extend(whole[m] for m in range(whole.shape[0] if whole else 0))

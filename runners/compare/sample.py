@@ -61,6 +61,7 @@ class SampleSpec:
 
     @property
     def key(self) -> str:
+        """Equal for equal samples; names the file that keeps them."""
         values = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 

@@ -160,6 +160,7 @@ class Part(nn.Module):
         return self.layers(x if self.place is None else x[:, self.place[0] : self.place[1]])
 
     def description(self) -> dict[str, Any]:
+        """All but the weights, plain data."""
         plain = {name: getattr(self, name) for name in ("source", "kind", "place", "sizes", "starts")}
         return {**plain, "layers": [described(layer) for layer in self.layers]}
 
@@ -197,6 +198,7 @@ class Decision(nn.Module):
         return out.reshape(-1, *self.shape).to(getattr(torch, self.dtype))
 
     def description(self) -> dict[str, Any]:
+        """All of it, plain data."""
         return {name: getattr(self, name) for name in ("kind", "shape", "dtype", "sizes", "starts")}
 
 

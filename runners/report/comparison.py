@@ -40,6 +40,7 @@ class Arm:
 
     @property
     def runs(self) -> list[Run]:
+        """Its runs on every task."""
         return [run for runs in self.cells.values() for run in runs]
 
 
@@ -74,6 +75,7 @@ class Comparison:
         return [arm.name for arm in self.arms if arm.reward == "task" and not arm.control]
 
     def arm(self, name: str) -> Arm:
+        """The arm of that name; StopIteration if there is none."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def cells(self) -> list[tuple[str, Arm, list[Run]]]:

@@ -64,6 +64,7 @@ class SweepConfig(JobsConfig):
 
     @property
     def folder(self) -> Path:
+        """Where the sweep is kept."""
         return Path(self.root).absolute() / "sweeps" / self.name
 
 

@@ -55,6 +55,7 @@ class JobsConfig(Settings):
         return f"python -m {module} {shlex.join([*self.rest, *(f'{key}={written(v)}' for key, v in given.items())])}"
 
     def launch(self) -> Launcher:
+        """The launcher, with its options."""
         return make_launcher(self.launcher, {"slots": self.slots, **self.launcher_options})
 
     def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: dict[str, Any]) -> Job:

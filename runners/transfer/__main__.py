@@ -78,6 +78,7 @@ class TransferConfig(JobsConfig):
         return (values - values.min(axis=0)) / np.ptp(values, axis=0)
 
     def options(self, task: int) -> dict[str, Any]:
+        """The environment's options in a task."""
         return dict(zip((key.removeprefix(ENV) for key in self.keys), self.tasks[task]))
 
     def label(self, task: int) -> str:
@@ -86,6 +87,7 @@ class TransferConfig(JobsConfig):
 
     @property
     def labels(self) -> list[str]:
+        """Of every task, as in `g=7.5`."""
         return [self.label(task) for task in range(len(self.tasks))]
 
     def run(self, task: int, seed: int) -> Job:

@@ -185,6 +185,7 @@ class Annotator(Settings):
         return {"queue": state, "position": self._position, "identity": self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         with self._queue.lock:
             self._queue.load_state_dict(state["queue"])
         self._position, self._identity = state["position"], self._identity or state["identity"]
@@ -271,6 +272,7 @@ class Transcript:
             self._say(f"the transcript {self.path} cannot be written ({error}); the run continues without it")
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

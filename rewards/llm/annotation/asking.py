@@ -172,6 +172,7 @@ class AnnotationQueue:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.waiting = {_item(texts): (rank, serial) for *texts, rank, serial in state["waiting"]}
         self.answers = deque(
             (due, _item(texts), float("nan") if value is None else value) for due, *texts, value in state["answers"]
@@ -235,6 +236,7 @@ class Asker:
 
     @property
     def worker_pid(self) -> int | None:
+        """Process id of the judge's worker; None while there is none."""
         return getattr(self._worker, "pid", None)
 
     def wake(self) -> None:

@@ -156,6 +156,7 @@ class Sandbox(Settings):
             self._stop = None
 
     def state_dict(self) -> dict[str, Any]:
+        """What it has gathered, as `load_state_dict` takes it."""
         return {"source": self.source, "broken": self.broken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
