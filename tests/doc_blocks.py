@@ -40,7 +40,8 @@ SHORT["transfer"] += SHORT["train"]
 # What README's program takes for granted.
 BEFORE = {
     "README": "import agents, envs.make, lodestar as ld\nfrom stable_baselines3 import DQN, PPO\n"
-    "from stable_baselines3.common.buffers import ReplayBuffer\nfrom stable_baselines3.common.vec_env import DummyVecEnv\n"
+    "from stable_baselines3.common.buffers import ReplayBuffer\n"
+    "from stable_baselines3.common.vec_env import DummyVecEnv\n"
     "from rewards.adapters.sb3 import RewardCallback, relabelling\n"
     "venv = DummyVecEnv([lambda: envs.make.make('CartPole-v1')])\n"
     "mix = ld.make_reward(['task', 'rnd'], envs.make.make('CartPole-v1'))\n"

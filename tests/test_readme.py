@@ -143,7 +143,8 @@ def test_the_commands_it_shows_exist():
 def test_the_numbers_are_those_of_the_results():
     rows = [
         (figures_of(text), row)
-        for text in PAGES.values()
+        for page, text in PAGES.items()
+        if page != "faults"  # a program writes it
         for row in re.findall(r"`([\w-]+)` \| ([-\d.]+) (?=\|)", text)
     ]
     assert len(rows) > 100
