@@ -1,6 +1,6 @@
 """Bring faults about, one after the other, and tell which promises were kept.
 
-    python -m tests.faults                            all of them, about 25 minutes
+    python -m tests.faults                            all of them, about an hour
     python -m tests.faults killed-in-save resume      some
     python -m tests.faults quick=true                 each with the fewest trials that mean something; writes nothing
 
