@@ -19,6 +19,7 @@ from model_server import hangs
 
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.annotation.asking import TICK, Asker
+from rewards.llm.annotation.worker import JudgeProcess
 from rewards.llm.client import Breaker
 from rewards.llm.judges import base as judge
 
@@ -189,6 +190,16 @@ def test_a_judge_that_raises_or_dies_costs_its_own_texts_alone(monkeypatch, capf
     assert annotator.events.count("the process of the judge ended with exit code 3; it is started again now") == 3
     said = capfd.readouterr()
     assert said.out == "" and "what a library prints" in said.err
+
+
+def test_how_a_process_ended_is_told_apart():
+    inbox = queue.SimpleQueue()
+    refused = JudgeProcess({"kind": "texts", "judge": "rules", "options": {"mood": 1}, "concurrency": 1}, inbox)
+    assert "mood" in inbox.get(timeout=60)[1]["refused"] and inbox.get(timeout=60)[1] is None
+    refused._process.wait(60)
+    assert refused.end() == "ended with exit code 0"
+    living = JudgeProcess({"kind": "texts", "judge": "rules", "options": {}, "concurrency": 1}, inbox)
+    assert living.end() == "was killed by signal 9"
 
 
 def test_a_judge_unknown_to_the_table_is_refused_at_once():
