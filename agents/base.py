@@ -43,7 +43,7 @@ class TaskScorer:
     """The task's own reward, for an agent that was given no other: a `ReplayScorer` of one stream, `task`."""
 
     requires: frozenset[str] = frozenset({"reward"})
-    relabelable, differentiable = True, False
+    relabelable = True
     is_task, keeps = True, False
 
     def __init__(self, gamma: float) -> None:

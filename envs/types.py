@@ -26,7 +26,6 @@ class Scorer(Protocol):
 
     requires: frozenset[str]  # which fields of `Transitions` it reads
     relabelable: bool  # whether it may score stored or imagined transitions
-    differentiable: bool  # whether gradients flow through its scores
 
     def initial_memory(self, n: int) -> Memory:
         """Memory for `n` environments at the start of their episodes."""

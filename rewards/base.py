@@ -102,7 +102,6 @@ class Reward(ABC):
     requires: frozenset[str] = frozenset({"next_obs"})
     role: ClassVar[str] = "bonus"  # "bonus" is added to the task's reward, "goal" replaces it
     relabelable: bool = True  # may it be recomputed on an old transition? with a memory only if it has `recalls`, too
-    differentiable: ClassVar[bool] = False  # may an agent take gradients through it?
     frame_size: int | None = None  # height and width of the frames it wants, pixels
     embedding: str | None = None  # name of the extra that stands for the frame; equal names, equal models
     keeps_frames: bool = False  # must the frames stay beside the embedding?

@@ -112,6 +112,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "near &= np.abs(cos * dy - sin * dx) <= slack + 1e-6",
         "pass",
     ): "it only spares work: what is left out does not touch",
+    (
+        "envs/vector/workers.py",
+        "self._generations = [0] * self.processes",
+        "self._generations = [1] * self.processes",
+    ): "another seed of the first episode after a loss",
 }
 OPERATORS: dict[type, tuple[str, str]] = {
     ast.Lt: ("<", "<="),

@@ -46,7 +46,6 @@ class Mix:
         self.streams = {stream.name: stream for stream in streams}
         self.requires = frozenset().union(*(stream.requires for stream in streams))
         self.relabelable = all(stream.relabelable for stream in streams)
-        self.differentiable = all(stream.reward.differentiable for stream in streams)
         sizes = {stream.reward.frame_size for stream in streams if "frame" in stream.requires}
         if len(sizes) > 1:
             raise ValueError(

@@ -31,6 +31,8 @@ def test_a_random_rollout_follows_from_its_seed():
     box, two = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
     one, again, other = (random_rollout(box, two, seed=seed) for seed in (5, 5, 6))
     assert np.array_equal(one.next_obs, again.next_obs) and not np.array_equal(one.next_obs, other.next_obs)
+    seen = random_rollout(box, two, {"frame", "obs_frame"}, 8, steps=5, envs=3)
+    assert seen.frame.shape == (5, 3, 8, 8, 3) and np.array_equal(seen.frame[:-1], seen.obs_frame[1:])
 
 
 def test_the_global_generators_are_left_as_they_were():
