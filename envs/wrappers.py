@@ -174,6 +174,7 @@ class Observer(Recorded):
                 f"{render.name_of(env)} has no signals; leave signals out, and use a reward that reads none"
             )
         self._memory: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}
         self._text: str | None = None
 
     def shows(self) -> dict[str, bool]:
@@ -201,16 +202,20 @@ class Observer(Recorded):
         self._show(info)
         if self.caption is not None and state.get("text") is not None:
             # The event of that step does not follow from the state alone.
-            self._text = info["text"] = state["text"]
+            self._text = info["text"] = self._written["text"] = state["text"]
         return obs, info
 
+    def _is_ours(self, info: dict[str, Any], name: str) -> bool:
+        """Whether the environment does not write it itself; some return the same info again and again."""
+        return name not in info or info[name] is self._written.get(name)
+
     def _show(self, info: dict[str, Any]) -> dict[str, Any]:
-        if self.frame_size is not None and "frame" not in info:
-            info["frame"] = render.frame(self.env, self.frame_size)
-        if self.caption is not None and "text" not in info:
-            self._text = info["text"] = self.caption(self.env, self._memory)
-        if self.signals and "signals" not in info:
-            info["signals"] = self.sense(self.env)
+        if self.frame_size is not None and self._is_ours(info, "frame"):
+            info["frame"] = self._written["frame"] = render.frame(self.env, self.frame_size)
+        if self.caption is not None and self._is_ours(info, "text"):
+            self._text = info["text"] = self._written["text"] = self.caption(self.env, self._memory)
+        if self.signals and self._is_ours(info, "signals"):
+            info["signals"] = self._written["signals"] = self.sense(self.env)
         return info
 
 

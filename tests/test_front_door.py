@@ -139,6 +139,23 @@ def test_what_a_reward_reads_is_added_to_an_environment_that_is_there_already():
     check_env(ld.wrap(gym.make("CartPole-v1"), "rnd"))
 
 
+def test_an_environment_that_returns_the_same_info_again_gets_fresh_frames_and_keeps_its_own():
+    class Same(gym.Wrapper):
+        info: dict = {"text": "its own"}
+
+        def reset(self, **options):
+            return self.env.reset(**options)[0], self.info
+
+        def step(self, action):
+            return *self.env.step(action)[:4], self.info
+
+    env = Observer(Same(seen_cartpole()), 64, text=True)
+    first = env.reset(seed=0)[1]["frame"]
+    for _ in range(5):
+        info = env.step(0)[4]
+    assert (info["frame"] != first).any() and info["text"] == "its own"
+
+
 def test_a_goal_that_its_family_knows_need_not_be_said():
     env = ld.wrap(seen_cartpole(), "clip")
     assert env.driver.mix.streams["clip"].reward.config.goal == "pole vertically upright on top of the cart"
