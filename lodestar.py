@@ -84,6 +84,11 @@ def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False)
 
     Raises:
         ValueError: if it is no run's folder.
+
+    Example:
+        >>> load("nowhere")
+        Traceback (most recent call last):
+        ValueError: nowhere is no run's folder (it has no config.yaml); give one below runs/
     """
     if not (Path(folder) / "config.yaml").is_file():
         raise ValueError(f"{folder} is no run's folder (it has no config.yaml); give one below runs/")
@@ -146,6 +151,12 @@ def make_reward(
 
     Raises:
         ValueError: for an unknown reward or option, and a goal that is missing.
+
+    Example:
+        >>> import gymnasium
+        >>> mix = make_reward({"task": {}, "rnd": {"weight": 0.5}}, gymnasium.make("CartPole-v1"))
+        >>> mix.describe()
+        'task + 0.5 * rnd (/ return)'
     """
     import rewards
     from rewards.adapters.guided import make_mix
@@ -183,6 +194,14 @@ def wrap(env: Any, reward: Any, *, update_every: int | None = None, **options: A
 
     Raises:
         ValueError: as `make_reward`, and if something that the reward reads cannot be had.
+
+    Example:
+        >>> import gymnasium
+        >>> env = wrap(gymnasium.make("CartPole-v1"), "rnd", weight=0.5)
+        >>> obs, info = env.reset(seed=0)
+        >>> obs, reward, terminated, truncated, info = env.step(0)
+        >>> info["reward/task"]
+        1.0
     """
     import gymnasium
     from gymnasium.vector import VectorEnv

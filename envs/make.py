@@ -71,6 +71,12 @@ def make(
 
     Raises:
         ValueError: if the id is unknown (the nearest is named) or an argument is out of range.
+
+    Example:
+        >>> env = make("CartPole-v1", seed=0, max_episode_steps=50)
+        >>> obs, info = env.reset()
+        >>> obs.shape, env.spec.max_episode_steps
+        ((4,), 50)
     """
     if frame_size is not None and not 8 <= frame_size <= 1024:
         raise ValueError(f"frame_size={frame_size} is out of range; give a side of 8 to 1024 pixels, or None")
@@ -157,6 +163,11 @@ def make_vec(
 
     Raises:
         ValueError: as `make`, and if the backend is unknown or does not support an argument.
+
+    Example:
+        >>> envs = make_vec("CartPole-v1", 3, backend="batched")
+        >>> envs.reset(seed=0)[0].shape
+        (3, 4)
     """
     if n < 1:
         raise ValueError(f"n={n} environments make no vector; give at least 1")
@@ -339,6 +350,10 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
 
     Raises:
         ValueError: if the id is unknown.
+
+    Example:
+        >>> sorted(options("Pendulum-v1"))[:2]
+        ['episodic_reward', 'g']
     """
     spec, ours = spec_of(env_id), _parameters(make)
     family, reserved = family_of(spec), ours | _parameters(make_vec)

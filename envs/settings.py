@@ -73,6 +73,14 @@ def setting(
     """A dataclass field with its declaration, as `Setting` takes it. A list as default is copied for every instance.
 
     A subclass that gives a field another default inherits its declaration, and may redeclare part of it.
+
+    Example:
+        >>> @dataclass
+        ... class Options(Settings):
+        ...     size: int = setting(4, "rows", low=1)
+        >>> Options(size=0)
+        Traceback (most recent call last):
+        ValueError: size=0 is out of range; give a number at least 1
     """
     metadata = {KEY: Setting(help, **declared)}
     if isinstance(default, list | dict):
@@ -150,7 +158,15 @@ def declarations(config: type) -> dict[str, Setting]:
 
 
 def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
-    """(name, default, declaration) of every field, for help, docs and tuning; None where there is no default."""
+    """(name, default, declaration) of every field, for help, docs and tuning; None where there is no default.
+
+    Example:
+        >>> @dataclass
+        ... class Options(Settings):
+        ...     size: int = setting(4, "rows", low=1)
+        >>> [(name, default, declared.help, declared.range) for name, default, declared in described(Options)]
+        [('size', 4, 'rows', 'at least 1')]
+    """
     declared = declarations(config)
     for field in dataclasses.fields(config):
         default = field.default_factory() if field.default_factory is not MISSING else field.default

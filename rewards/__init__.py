@@ -65,6 +65,12 @@ def make(
     `rewards` are names, "module:Class" or classes, or these -> options: a Config, a dict of what differs from its
     defaults, or None. The spaces are those of one environment. `gamma` is the learner's discount, which potential
     shaping must share; `seed` is apart from the environments' and the agent's.
+
+    Example:
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> mix = make(["task", "rnd"], Box(-1, 1, (4,)), Discrete(2))
+        >>> mix.describe()
+        'task + rnd (/ return)'
     """
     from rewards.mix.mix import Mix, Stream
 

@@ -96,7 +96,17 @@ class RewardConfig(Settings):
 
 
 class Reward(ABC):
-    """Base class of every reward; the module's docstring is the contract."""
+    """Base class of every reward; the module's docstring is the contract.
+
+    Example:
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> class Level(Reward):
+        ...     def score(self, batch, memory=None):
+        ...         return batch.next_obs[:, 0]
+        >>> level = Level(RewardConfig(weight=0.5), Box(-1, 1, (4,)), Discrete(2))
+        >>> level.role, sorted(level.requires), level.config.weight
+        ('bonus', ['next_obs'], 0.5)
+    """
 
     Config: ClassVar[type[RewardConfig]] = RewardConfig
     requires: frozenset[str] = frozenset({"next_obs"})

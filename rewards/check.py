@@ -66,6 +66,16 @@ def check_reward(
     Args:
         transitions: a rollout (T, N) with T at least 2, in time order; random ones of the spaces if absent.
         seeds_differ: the reward draws something at random when it is built, so that two seeds must score differently.
+
+    Example:
+        >>> from rewards.exploration.rnd import RND
+        >>> check_reward(RND)
+        >>> class Noise(RND):
+        ...     def score(self, batch, memory=None):
+        ...         return np.random.default_rng().random(batch.shape).astype(np.float32)
+        >>> check_reward(Noise)
+        Traceback (most recent call last):
+        rewards.check.RewardCheckError: Noise breaks the contract: ...
     """
     _Check(reward, observation_space, action_space, transitions).run(seeds_differ)
 

@@ -109,9 +109,8 @@ def run(page: str, folder: Path, server: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OPENAI_API_KEY": "none"}
 
     def call(block: Block, what: str, words: list[str]) -> None:
-        done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
-        )
+        words = ["timeout", "600", *words]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             failed.append(f"{page}, line {block.line}: {what}: code {done.returncode}: {done.stderr.strip()[-400:]}")
 

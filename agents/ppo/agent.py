@@ -42,6 +42,14 @@ class PPO(BaseAgent):
 
     Raises:
         ValueError: for spaces it cannot take, and rollouts that do not divide into minibatches.
+
+    Example:
+        >>> import envs.make
+        >>> vector = envs.make.make_vec("CartPole-v1", 4, backend="batched")
+        >>> agent = PPO(vector, PPOConfig(n_steps=16, batch_size=32)).learn(128)
+        >>> actions, _ = agent.predict(vector.reset(seed=0)[0], deterministic=True)
+        >>> actions.shape
+        (4,)
     """
 
     Config: ClassVar[type[PPOConfig]] = PPOConfig

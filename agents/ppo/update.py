@@ -37,7 +37,15 @@ ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into 
 
 @dataclass
 class PPOConfig(Settings):
-    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout."""
+    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout.
+
+    Example:
+        >>> PPOConfig(n_steps=32).gamma
+        0.99
+        >>> PPOConfig(gamma=2)
+        Traceback (most recent call last):
+        ValueError: agent.gamma=2 is out of range; give a number in (0, 1]
+    """
 
     prefix = "agent."
     learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))

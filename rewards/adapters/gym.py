@@ -33,6 +33,15 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
     Put episode statistics inside of this wrapper, so that they count the task; `update_every` is in transitions. What
     `gymnasium.make(env.spec)` builds shares the mix. Raises ValueError if there is Gymnasium's Autoreset inside, whose
     steps from one episode into the next are none.
+
+    Example:
+        >>> import envs.make, rewards
+        >>> env = envs.make.make("CartPole-v1", seed=0)
+        >>> env = RewardWrapper(env, rewards.make(["task", "rnd"], env.observation_space, env.action_space))
+        >>> obs, info = env.reset()
+        >>> obs, reward, terminated, truncated, info = env.step(0)
+        >>> info["reward/task"], "reward/rnd" in info
+        (1.0, True)
     """
 
     def __init__(self, env: gym.Env, mix: Mix, update_every: int = 256) -> None:
@@ -75,6 +84,15 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
 
     In NEXT_STEP mode the step that only resets has reward 0 and is never learnt from. Raises ValueError if the
     environment does not declare `metadata["autoreset_mode"]`: guessing it would reward transitions that never happened.
+
+    Example:
+        >>> import envs.make, rewards
+        >>> vector = envs.make.make_vec("CartPole-v1", 2)
+        >>> mix = rewards.make(["task"], vector.single_observation_space, vector.single_action_space)
+        >>> vector = VectorRewardWrapper(vector, mix)
+        >>> obs, infos = vector.reset(seed=0)
+        >>> vector.step(np.array([0, 1]))[1].tolist()
+        [1.0, 1.0]
     """
 
     def __init__(self, env: VectorEnv, mix: Mix, update_every: int = 1024) -> None:

@@ -40,7 +40,17 @@ from rewards.mix.mix import Mix
 
 
 class RewardVecEnv(VecEnvWrapper):
-    """The mix around an SB3 VecEnv. `infos[i]["reward/task"]` keeps the task's reward; Monitor belongs inside."""
+    """The mix around an SB3 VecEnv. `infos[i]["reward/task"]` keeps the task's reward; Monitor belongs inside.
+
+    Example:
+        >>> import envs.make, rewards
+        >>> from stable_baselines3.common.vec_env import DummyVecEnv
+        >>> venv = DummyVecEnv([lambda: envs.make.make("CartPole-v1")])
+        >>> venv = RewardVecEnv(venv, rewards.make(["task"], venv.observation_space, venv.action_space))
+        >>> obs = venv.reset()
+        >>> venv.step(np.array([0]))[1].tolist()
+        [1.0]
+    """
 
     def __init__(self, venv: VecEnv, mix: Mix, update_every: int = 1024) -> None:
         observe_venv(venv, mix)
@@ -85,6 +95,13 @@ class RewardCallback(BaseCallback):
     Streams with `episodic=False` get a critic of their own, whose advantages cross resets and are added to the agent's.
     Until the run has seen its first reward that is not zero, advantages are set to zero: normalising them would turn
     the noise of an untrained critic into a direction.
+
+    Example:
+        >>> import envs.make, rewards
+        >>> from stable_baselines3 import PPO
+        >>> env = envs.make.make("CartPole-v1", seed=0)
+        >>> mix = rewards.make(["task", "rnd"], env.observation_space, env.action_space)
+        >>> agent = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1).learn(16, callback=RewardCallback(mix))
     """
 
     def __init__(self, mix: Mix) -> None:
@@ -246,7 +263,16 @@ class SideCritic(Stateful):
 
 
 def relabelling(buffer_class: type[ReplayBuffer]) -> type[ReplayBuffer]:
-    """A replay buffer like `buffer_class` (plain, dict, n-step or HER) that takes `mix=` and relabels at sampling."""
+    """A replay buffer like `buffer_class` (plain, dict, n-step or HER) that takes `mix=` and relabels at sampling.
+
+    Example:
+        >>> import envs.make, rewards
+        >>> env = envs.make.make("Pendulum-v1")
+        >>> mix = rewards.make(["task"], env.observation_space, env.action_space)
+        >>> buffer = relabelling(ReplayBuffer)(100, env.observation_space, env.action_space, mix=mix)
+        >>> type(buffer).__name__  # for SAC: replay_buffer_class=relabelling(...), replay_buffer_kwargs={"mix": mix}
+        'RelabellingReplayBuffer'
+    """
     return type(f"Relabelling{buffer_class.__name__}", (_Relabelling, buffer_class), {})
 
 

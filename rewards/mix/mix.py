@@ -40,7 +40,16 @@ EVERY = 10  # finite updates between two copies of the weights
 
 
 class Mix:
-    """Streams added up. It is a `Scorer`: agents that imagine or relabel call `total`."""
+    """Streams added up. It is a `Scorer`: agents that imagine or relabel call `total`.
+
+    Example:
+        >>> import rewards
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> from rewards.exploration.rnd import RNDConfig
+        >>> mix = rewards.make({"task": None, "rnd": RNDConfig(weight=0.5)}, Box(-1, 1, (4,)), Discrete(2))
+        >>> mix.weights(0), sorted(mix.requires)
+        ({'task': 1.0, 'rnd': 0.5}, ['next_obs', 'reward'])
+    """
 
     def __init__(self, streams: list[Stream]) -> None:
         self.streams = {stream.name: stream for stream in streams}
@@ -479,7 +488,13 @@ def _finite(optimizers: list[Any]) -> bool:
 
 
 class Schedule:
-    """A weight over environment steps: a number, or `kind:start:end:steps`, standing at `end` afterwards."""
+    """A weight over environment steps: a number, or `kind:start:end:steps`, standing at `end` afterwards.
+
+    Example:
+        >>> weight = Schedule("linear:1:0:200")
+        >>> [float(weight(step)) for step in (0, 50, 300)]
+        [1.0, 0.75, 0.0]
+    """
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
@@ -523,12 +538,21 @@ def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gam
 
     `gamma` must be the learner's: over an episode the rewards, discounted by it, telescope to gamma^T phi(s_T) -
     phi(s_0).
+
+    Example:
+        >>> potential(np.array([1.0, 2.0]), np.array([2.0, 3.0]), np.array([False, True]), gamma=0.5).tolist()
+        [0.0, -2.0]
     """
     return (gamma * np.where(terminated, 0.0, next_phi) - phi).astype(np.float32)
 
 
 def delta(phi: np.ndarray, next_phi: np.ndarray) -> np.ndarray:
-    """phi(s') - phi(s): what the step gained. Undiscounted, the rewards of an episode sum to phi(s_T) - phi(s_0)."""
+    """phi(s') - phi(s): what the step gained. Undiscounted, the rewards of an episode sum to phi(s_T) - phi(s_0).
+
+    Example:
+        >>> delta(np.float32([1, 2]), np.float32([2, 0])).tolist()
+        [1.0, -2.0]
+    """
     return (next_phi - phi).astype(np.float32)
 
 

@@ -1,0 +1,28 @@
+"""The examples in the docstrings of what users call."""
+
+import doctest
+from importlib import import_module
+
+import pytest
+
+SHOWN = {
+    "lodestar": ("load", "make_reward", "wrap"),
+    "envs.make": ("make", "make_vec", "options"),
+    "envs.settings": ("setting", "described"),
+    "rewards": ("make",),
+    "rewards.base": ("Reward",),
+    "rewards.check": ("check_reward",),
+    "rewards.mix.mix": ("Mix", "Schedule", "potential", "delta"),
+    "rewards.adapters.gym": ("RewardWrapper", "VectorRewardWrapper"),
+    "rewards.adapters.sb3": ("RewardVecEnv", "RewardCallback", "relabelling"),
+    "agents.ppo.agent": ("PPO",),
+    "agents.ppo.update": ("PPOConfig",),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_examples_in_docstrings_show_what_happens(name):
+    module = import_module(name)
+    for shown in SHOWN[name]:
+        assert ">>>" in getattr(module, shown).__doc__, shown
+    assert doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL).failed == 0
