@@ -349,8 +349,8 @@ def _figure(key: str, wanted: str, rows: Rows) -> dict[str, float]:
         return {key: value} if np.isfinite(value) else {}
     if not values:
         return {}
-    low, high = interval(values)
-    return {key: float(statistics.iqm(values)), f"{key}_low": low, f"{key}_high": high}
+    low, high = np.clip(interval(values), *((0, 1) if wanted == "success" else (-np.inf, np.inf)))
+    return {key: float(statistics.iqm(values)), f"{key}_low": float(low), f"{key}_high": float(high)}
 
 
 def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:

@@ -50,7 +50,7 @@ class Scores:
             "episodes": len(self.returns),
             "task_return": float(np.mean(self.returns)),
             "task_return_iqm": float(statistics.iqm(self.returns)),
-            "task_return_interval": [low, high],
+            "task_return_interval": None if len(self.returns) == 1 else [low, high],
             "length": float(np.mean(self.lengths)),
             "success": float(np.mean(self.successes)) if self.successes else None,
             "goal": self.goal or None,

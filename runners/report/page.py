@@ -137,8 +137,8 @@ def opening(data: Comparison) -> str:
 
 
 def evidence(numbers: Numbers) -> list[str]:
-    """How much can be concluded; weak evidence is called so."""
-    data, lines = numbers.data, []
+    """What differs, good or bad, and how much can be concluded; weak evidence is called so."""
+    data, lines = numbers.data, [_difference(row) for row in numbers.find("difference") if row.low > 0 or row.high < 0]
     counts = [row.runs for row in numbers.find("final") if not data.arm(row.arm).published]
     if counts and min(counts) < ENOUGH:
         fewest = f"{min(counts)} seed{'s' * (min(counts) != 1)}" if min(counts) else "no score"
@@ -174,6 +174,12 @@ def evidence(numbers: Numbers) -> list[str]:
         runs = f"{raised} run{'s' * (raised != 1)}"
         lines.append(f"The hacking alarm was raised in {runs}: the learned return rose while the task's fell.")
     return lines
+
+
+def _difference(row: Row) -> str:
+    """A difference whose interval excludes 0."""
+    how = "better" if row.low > 0 else "worse"
+    return f"{row.task}: {row.arm} is {how} than {row.against}, {signed(row)} task return."
 
 
 def _verdict(row: Row) -> str:

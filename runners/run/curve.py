@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,15 @@ from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
 if TYPE_CHECKING:
     from runners.run.control import Control
 
-COLOURS = ("#4c9be8", "#f2a541", "#5fbf77", "#d9607c", "#9d7fe0", "#8c8c8c")
-GREY, ALARM = "#9aa0aa", "#d9607c"
+TASK, LEARNED, GREY, ALARM = "#4c9be8", "#f2a541", "#9aa0aa", "#d9607c"
+STREAMS = ("#5fbf77", "#9d7fe0", "#3fb8b0", "#b58a5a", "#c77fb5", "#7d8f3c")
+
+
+def colours(streams: Iterable[str]) -> dict[str, str]:
+    """A stream's colour in every picture of a run; the task's is that of its return."""
+    names = list(streams)
+    others = dict(zip(sorted(name for name in names if name.split()[0] != "task"), itertools.cycle(STREAMS)))
+    return {name: others.get(name, TASK) for name in names}
 
 
 def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, control: Control | None = None) -> Path:
@@ -38,7 +47,7 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     figure, axes = pyplot.subplots(1, panels, figsize=(7 + 3.6 * (panels - 1), 4), layout="constrained", squeeze=False)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     axis = axes[0, 0]
-    axis.plot(steps, task, color=COLOURS[0], linewidth=2, label="task return")
+    axis.plot(steps, task, color=TASK, linewidth=2, label="task return", marker="" if len(steps) > 1 else "o")
     if control is not None and (control.run / "metrics.csv").exists():
         other = _columns(read_csv(control.run / "metrics.csv"), TASK_RETURN)
         axis.plot(*other, color=GREY, linewidth=1.5, label=f"task return, {control.label}")
@@ -47,7 +56,7 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
             scores["random"]["task_return"], color="#606670", linestyle=":", label="task return, random policy"
         )
     axis.set(xlabel="environment steps")
-    axis.set_ylabel("task return", color=COLOURS[0])
+    axis.set_ylabel("task return", color=TASK)
     handles, labels = axis.get_legend_handles_labels()
     if learned:
         more = _second_scale(axis, both, proxy, truth)
@@ -68,8 +77,8 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
 def _second_scale(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.ndarray) -> tuple[list[Any], list[str]]:
     """The learned return on a scale of its own, and shades where the two part; returns what the legend gets."""
     other = axis.twinx()
-    other.plot(steps, proxy, color=COLOURS[1], linewidth=1.5, label="learned return")
-    other.set_ylabel("learned return", color=COLOURS[1])
+    other.plot(steps, proxy, color=LEARNED, linewidth=1.5, label="learned return", marker="" if len(steps) > 1 else "s")
+    other.set_ylabel("learned return", color=LEARNED)
     alarm = apart(truth, proxy)
     if alarm.any():
         other.fill_between(
@@ -89,8 +98,8 @@ def _against(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.ndarray)
 
 
 def _stack(axis: Any, shares: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    for number, (name, (steps, values)) in enumerate(shares.items()):
-        axis.plot(steps, values, color=COLOURS[number % len(COLOURS)], linewidth=1.5, label=name)
+    for (name, colour), (steps, values) in zip(colours(shares).items(), shares.values()):
+        axis.plot(steps, values, color=colour, linewidth=1.5, label=name, marker="" if len(steps) > 1 else "o")
     axis.set(xlabel="environment steps", ylabel="share of the reward", ylim=(0, 1))
     axis.legend(frameon=False, fontsize=9)
 

@@ -27,7 +27,7 @@ from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
 from runners.cli.output import Ticker
 from runners.run.config import TrainConfig
-from runners.run.curve import COLOURS
+from runners.run.curve import colours
 
 Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
 
@@ -173,8 +173,8 @@ def draw(episode: Episode, t: int) -> np.ndarray:
         at = (left, SIDE + 8) if seen is None else (beside, SIDE + 28)
         lines = textwrap.wrap(text, (SIDE - 10 - at[0]) // 7)[:4] or ["(no text)"]  # letters of about 7 pixels
         pen.text(at, "\n".join(lines), fill=INK, font=font)
-    for number, (name, values) in enumerate(episode.streams.items()):
-        colour = COLOURS[number % len(COLOURS)]
+    lanes = zip(colours(episode.streams).values(), episode.streams.items())
+    for number, (colour, (name, values)) in enumerate(lanes):
         top = below + 6 + LANE * number
         words = f"{name} {values[t]:+.4f}    sum {values[: t + 1].sum():+.2f}    step {t + 1}"
         pen.text((left, top), words, fill=colour, font=font)

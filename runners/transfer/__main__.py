@@ -237,7 +237,7 @@ def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarr
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from runners.run.curve import COLOURS
+    from runners.run.curve import STREAMS
 
     labels = config.labels
     sources = sorted(rows)
@@ -251,7 +251,7 @@ def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarr
     left.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     left.scatter(sources, range(len(sources)), marker="s", facecolors="none", edgecolors="white")  # at home
     left.set(xlabel="task", ylabel="trained on (numbers: order of choice)", title="zero-shot transfer")
-    for colour, (name, values) in zip(COLOURS, found["generalised"].items()):
+    for colour, (name, values) in zip(STREAMS, found["generalised"].items()):
         k = np.arange(1, len(values) + 1)
         if name == "equidistant":
             right.plot(k[-1:], values[-1:], "o", color=colour, label=name)

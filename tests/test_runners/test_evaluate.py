@@ -138,10 +138,10 @@ def test_the_film_draws_every_stream_up_to_the_step_it_shows():
     image = np.zeros((448, 448, 3), np.uint8)
     frames = [draw(Episode([image] * 11, streams), t) for t in (0, 5, 10)]
     assert frames[0].shape == (592, 448, 3)
-    blue = [(np.abs(frame[474:515].astype(int) - (0x4C, 0x9B, 0xE8)).sum(-1) < 60) for frame in frames]
-    reach = [np.flatnonzero(mask.any(axis=0)).max() for mask in blue]
+    green = [(np.abs(frame[474:515].astype(int) - (0x5F, 0xBF, 0x77)).sum(-1) < 60) for frame in frames]
+    reach = [np.flatnonzero(mask.any(axis=0)).max() for mask in green]
     assert reach[0] < 20 and 215 < reach[1] < 235 and reach[2] > 430
-    assert np.flatnonzero(blue[2][:, 434:].any(axis=1)).min() < 5  # the highest value is at the top of its lane
+    assert np.flatnonzero(green[2][:, 434:].any(axis=1)).min() < 5  # the highest value is at the top of its lane
 
 
 def test_scores_are_plain_json():

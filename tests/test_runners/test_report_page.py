@@ -55,6 +55,8 @@ def test_the_page_the_picture_and_the_tables_say_the_same(tmp_path, capsys):
     assert (apart["value"], apart["low"], apart["high"], apart["against"]) == ("3", "3", "3", "task")
     assert "105.0" in text and "+3.000 [3.000, 3.000]" in text
     assert "10 of 10 runs finished" in text and "normalised: better." in text
+    said = text.index("What this shows")
+    assert text.index("CartPole-v1: task+rnd is better than task, +3.000 [3.000, 3.000] task return.") - said < 60
     curve = [row for row in rows(tmp_path / "curves.csv") if row["arm"] == "task"]
     assert len(curve) == 200 and (float(curve[0]["iqm"]), float(curve[-1]["iqm"])) == (51, 102)
     assert image.imread(tmp_path / "report.png").shape[1] > 1000

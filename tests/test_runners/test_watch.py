@@ -4,7 +4,7 @@ import pytest
 
 from runners.run.build import build, load_run
 from runners.run.config import UsageError
-from runners.run.curve import COLOURS
+from runners.run.curve import colours
 from runners.run.video import LANE, PANEL, SIDE, Episode, draw, play, written
 from runners.train import main as train
 from runners.watch import WatchConfig, Window, frames_a_second, main, play_all, summary, watch
@@ -30,7 +30,7 @@ def test_a_film_holds_every_step_with_a_lane_for_each_stream(run, tmp_path, caps
     assert capsys.readouterr().out.strip() == f"{tmp_path / name}: 18 frames of CartPole-v1, step 256"
     frames = [np.asarray(frame)[..., :3] for frame in imageio.mimread(tmp_path / name, memtest=False)]
     assert len(frames) == 18 and frames[0].shape == (-(-(SIDE + 2 * LANE + 8) // 16) * 16, SIDE, 3)
-    for number, colour in enumerate(COLOURS[:2]):  # task and rnd
+    for number, colour in enumerate(colours(["task", "rnd"]).values()):
         top = SIDE + 6 + LANE * number
         first, last = (coloured(frames[t][top + 18 : top + LANE - 2], colour) for t in (0, 8))
         assert first.max() < 30 and last.max() > SIDE - 30  # the line has grown from the left to the right
