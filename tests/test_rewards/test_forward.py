@@ -60,6 +60,7 @@ def test_images_are_predicted_as_features_of_a_network_that_never_learns():
     x, _, after = forward.columns(data.flatten())
     assert x.shape == after.shape == (24, 8)
     assert all(map(torch.equal, before, forward.features.parameters()))
+    assert not any(parameter.requires_grad for parameter in forward.features.parameters())  # nor costs gradients
     assert make().features is None
 
 

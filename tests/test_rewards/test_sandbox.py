@@ -1,6 +1,7 @@
 """The sandbox: right numbers come back, and what would harm us does not get out, whichever wall it passes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -214,6 +215,20 @@ def gone(pid):
             return True
         time.sleep(0.05)
     return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="looks for limits in /proc")
+def test_the_process_has_room_for_nothing_but_its_memory():
+    sandbox = box("    return obs", memory=64)
+    names = {"file size": 0, "core file size": 0, "processes": 0, "open files": 3}
+    lines = Path(f"/proc/{sandbox.pid}/limits").read_text().splitlines()
+    for name, value in names.items():
+        line = next(line for line in lines if line.startswith(f"Max {name}"))
+        assert line[26:].split()[:2] == [str(value)] * 2, line
+    soft = next(line for line in lines if line.startswith("Max address space"))[26:].split()[0]
+    used = 1024 * int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{sandbox.pid}/status").read_text())[1])
+    assert used <= int(soft) <= used + 64 * 2**20
+    sandbox.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
