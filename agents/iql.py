@@ -14,7 +14,7 @@ Differences from the source:
   - discrete actions, with one value each.
 With beta=0 every action counts the same: behaviour cloning.
 
-d3rlpy has an IQL too. It requires gymnasium==1.0.0 (2.8.1) beside the abandoned gym; nle, and so this project, 1.2.0.
+d3rlpy has an IQL too. It requires gymnasium==1.0.0 (2.8.1) beside the abandoned gym; this project 1.2 or newer.
 
 When it fails: data that never comes near what is wanted; a reward at every step in data where episodes end at
 different times, if the learned reward's zero is arbitrary.
