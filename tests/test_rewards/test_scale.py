@@ -10,6 +10,7 @@ def test_running_statistics_equal_those_of_all_data_at_once():
     rng = np.random.default_rng(0)
     data = rng.normal(3, 2, (1000, 4))
     running = RunningMeanStd((4,))
+    assert running.mean.tolist() == [0] * 4 and running.std.tolist() == [1] * 4  # before the first row
     for part in np.array_split(data, [1, 7, 400]):
         running.update(part)
     np.testing.assert_allclose(running.mean, data.mean(0))
