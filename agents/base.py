@@ -402,12 +402,11 @@ def has_reset(envs: gym.vector.VectorEnv) -> bool:
 
     An agent that was given a state asks, once: stepping others would fail.
     """
-    if isinstance(
-        getattr(envs, "unwrapped", envs), gym.vector.AsyncVectorEnv
-    ):  # a process that is asked what it lacks ends
+    inner: Any = getattr(envs, "unwrapped", envs)  # wrappers of vectors pass on no attributes
+    if isinstance(inner, gym.vector.AsyncVectorEnv):  # a process that is asked what it lacks ends
         return False
     try:
-        known = envs.has_reset if hasattr(envs, "has_reset") else envs.get_attr("has_reset")  # type: ignore[attr-defined]
+        known = inner.has_reset if hasattr(inner, "has_reset") else inner.get_attr("has_reset")
     except (AttributeError, NotImplementedError):
         return False
     return bool(np.all(known))
