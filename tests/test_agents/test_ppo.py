@@ -123,6 +123,13 @@ def test_without_a_hidden_layer_it_learns_too():
     assert not torch.equal(weights(model), before)
 
 
+def test_what_the_networks_read_is_what_was_observed():
+    model = PPO(envs.make.make_vec("FrozenLake-v1", 4, seed=0), PPOConfig(**SMALL), seed=0).learn(4 * SMALL["n_steps"])
+    rollout, vector = model.collector.rollout, model.collector.vector
+    assert vector.shape[2] == 16 and len(np.unique(rollout.obs[1:-1])) > 2
+    assert np.array_equal(vector[1 : rollout.length].argmax(2), rollout.obs[1:-1]) and (vector.sum(2) == 1).all()
+
+
 def test_streams_have_values_of_their_own():
     """Value 1 a step until the end of the episode, and the same forever: two heads on one network."""
     made = vector(*[lambda: Toy(spaces.Box(0, 0, (1,), np.float32), spaces.Discrete(1), reward=1.0, length=1)] * 8)

@@ -248,6 +248,12 @@ def test_plans_of_mpc_end_with_the_mean_of_two_critics():
     assert told["value"].tolist() == [3.0] * 3
 
 
+def test_values_of_mpc_are_of_actions_within_their_bounds():
+    behaviour = learner("tdmpc2").behaviour
+    behaviour.policy.sample = lambda distribution, generator: torch.tensor([[-1.7], [0.2], [1.4]])
+    assert behaviour._sample(torch.zeros(3, 16)).flatten().tolist() == pytest.approx([-1.0, 0.2, 1.0])
+
+
 def test_the_policy_of_mpc_ascends_the_mean_of_two_critics_and_later_steps_count_half():
     made = learner("tdmpc2", entropy_weight=0.0)
     behaviour, told = made.behaviour, {}

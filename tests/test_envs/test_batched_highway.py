@@ -108,6 +108,14 @@ def test_a_car_is_where_it_belongs_and_a_crashed_one_is_red():
     ]
 
 
+def test_cars_that_turn_are_seen_and_of_two_in_one_place_the_last():
+    view, nobody = RoadPainter(dict(make(FAST).unwrapped.config), 150), np.array([[False, False]])
+    turned = view.draw(np.array([[500.0, 530.0]]), np.array([[4.0, 8.0]]), np.array([[1.5, 0.4]]), nobody)[0]
+    assert turned[75, 45].tolist() == [50, 200, 0] and turned[97, 86].tolist() == [100, 200, 255]
+    both = view.draw(np.array([[500.0, 500.0]]), np.array([[4.0, 4.0]]), np.zeros((1, 2)), nobody)[0]
+    assert both[75, 45].tolist() == [100, 200, 255]
+
+
 def test_final_frames_and_signals_come_apart_from_those_of_the_next_episode():
     env = make_vec(FAST, 3, backend="batched", frame_size=40, signals=True, duration=2, vehicles_count=5)
     obs, infos = env.reset()
