@@ -32,6 +32,7 @@ check: lint type test
 nightly: $(STAMP)
 	$(PY) -m tests.faults
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m nightly --timeout=1200 $(TESTS)
+	$(MAKE) docs
 
 # The site, in docs/_build; a warning is an error.
 docs: $(STAMP)

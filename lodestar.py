@@ -118,7 +118,7 @@ class TrainedRun:
 
     @property
     def policy(self) -> Model:
-        """The agent, on the CPU: `action, state = policy.predict(obs, deterministic=True)`, as Stable-Baselines3's."""
+        """The agent, on the CPU; `action, state = policy.predict(obs, deterministic=True)`, as Stable-Baselines3's."""
         return self._trained.model
 
     @property

@@ -19,6 +19,7 @@ default_role = "code"  # docstrings write `name`
 autodoc_typehints = "none"  # the signature has them
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = "Lodestar"

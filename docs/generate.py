@@ -41,7 +41,7 @@ def write(folder: Path) -> None:
     made = {
         "rewards": ("Rewards", {name: reward_page(name) for name in rewards.TABLE}),
         "agents": ("Agents", {name: agent_page(name) for name in agents.TABLE}),
-        "environments": ("Environments", {slug(name): family_page(name) for name in families()}),
+        "environments": ("Families of environments", {slug(name): family_page(name) for name in families()}),
         "commands": ("Commands and keys", {verb: command_page(verb, place) for verb, place in verbs.verbs().items()}),
         "results": ("Results", {path.stem: results_page(path) for path in sorted(RESULTS.glob("*.json"))}),
     }
