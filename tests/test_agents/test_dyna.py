@@ -115,6 +115,7 @@ def test_updates_are_counted_by_transitions_of_all_environments(mode):
     model.learn(200, log_interval=None)
     assert model._n_updates == 0.5 * (200 - 48)  # learning starts with the step that makes 52
     means = model.means.read()
+    assert model._restored == 0
     assert {"critic_loss", "actor_loss", "q", "alpha"} <= means.keys() and "td" not in means
     if mode == AutoresetMode.SAME_STEP:
         assert len(model.replay) == 200 and len(model.ep_info_buffer) == 8

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import envs.make
 import rewards
+from agents.ppo import agent as ppo_agent
 from agents.ppo.agent import PPO, PPOConfig
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [16], "sequence": 8}
@@ -160,6 +161,16 @@ def test_one_value_of_the_sum_is_the_value_of_the_weighted_rewards():
     config = PPOConfig(n_steps=32, batch_size=64, learning_rate=5e-3, net_arch=[16], streams="sum")
     model = PPO(made, config, scorer=mix, seed=0).learn(8 * 32 * 20)
     np.testing.assert_allclose(model.policy(torch.zeros(1, 1), {})[1].detach(), [[0.5]], atol=0.05)
+
+
+def test_the_sum_of_the_streams_is_taken_step_by_step(monkeypatch):
+    given, real = [], ppo_agent.advantages
+    monkeypatch.setattr(ppo_agent, "advantages", lambda *values: given.append(values[0].copy()) or real(*values))
+    made = vector(*[lambda k=k: Toy(spaces.Box(-1, 1, (1,), np.float32), reward=float(k)) for k in range(4)])
+    both = {"task": rewards.get("task").Config(weight=0.5), "count": rewards.get("count").Config(weight=0.0)}
+    mix = rewards.make(both, made.single_observation_space, made.single_action_space, gamma=0.9, seed=0)
+    PPO(made, PPOConfig(**{**SMALL, "streams": "sum"}), scorer=mix, seed=0).learn(64)
+    assert given[0].shape == (16, 4, 1) and (given[0][..., 0] == [0, 0.5, 1, 1.5]).all()
 
 
 @pytest.mark.nightly

@@ -53,6 +53,9 @@ def test_every_agent_learns_and_its_whole_state_moves_to_a_fresh_one(name):
     set_state(fresh, state)
     for key, value in weights(model).items():
         torch.testing.assert_close(fresh.policy.state_dict()[key], value, rtol=0, atol=0)
+    if name == "recurrent_ppo":
+        for ours, theirs in zip(model._last_lstm_states, fresh._last_lstm_states):
+            assert ours[0].any() and all(map(torch.equal, ours, theirs))
     assert fresh.num_timesteps == model.num_timesteps
     assert fresh.action_space.sample() == pytest.approx(model.action_space.sample())
     np.testing.assert_array_equal(fresh._last_obs, model._last_obs)
