@@ -121,7 +121,7 @@ def run(page: str, folder: Path, server: str) -> list[str]:
                 file.write(block.text)
             call(block, named[1], [sys.executable, named[1]])
         elif block.kind == "python":  # and what stands before it on the page
-            program += re.sub(r"(\.learn\(|total_timesteps=)[\d_]+", r"\g<1>64", block.text)
+            program += re.sub(r"(\.learn\(\s*|total_timesteps=)[\d_]+", r"\g<1>64", block.text)
             (folder / "program.txt").write_text(program)
             call(block, "Python", [sys.executable, "program.txt"])
         else:
