@@ -7,7 +7,7 @@ A mutant is one change of one line: a comparison, an operator, a number, a name 
 statement left out. The lines are drawn evenly; a line that stays as it is keeps its mutant whatever changes elsewhere.
 Each mutant meets the tests that run its line, those that run the fewest others first, for 20 s of a processor; it is
 killed if one fails or hangs that passes without it. Defaults of configurations, messages and `__repr__` are left alone.
-mutants.csv has a row each and is continued; `EQUIVALENT` lists the mutants that change nothing observable: they are not
+mutants.csv has a row each and is continued, survivors are asked again but with MUTANTS_KNOWN=1; `EQUIVALENT` lists the mutants that change nothing observable: they are not
 counted.
 """
 
@@ -188,7 +188,8 @@ def run(folder: Path) -> dict[str, float]:
     seed, path = int(os.environ.get("MUTANTS_SEED", SEED)), folder / "mutants.csv"
     rows = {(row["seed"], _key(row)): row for row in results.read_rows(path)}
     drawn = sample(ROOT, seed)[: int(os.environ.get("MUTANTS_COUNT", COUNT))]
-    asked = {_key(row): row for row in rows.values() if row["verdict"] == "killed"}
+    again = not os.environ.get("MUTANTS_KNOWN")
+    asked = {_key(row): row for row in rows.values() if row["verdict"] == "killed" or not again}
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), scratch], check=True)
         covering: Covering = {}
