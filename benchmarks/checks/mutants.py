@@ -7,8 +7,8 @@ A mutant is one change of one line: a comparison, an operator, a number, a name 
 statement left out. The lines are drawn evenly; a line that stays as it is keeps its mutant whatever changes elsewhere.
 Each mutant meets the tests that run its line, those that run the fewest others first, for 20 s of a processor; it is
 killed if one fails or hangs that passes without it. Defaults of configurations, messages and `__repr__` are left alone.
-mutants.csv has a row each and is continued, survivors are asked again but with MUTANTS_KNOWN=1; `EQUIVALENT` lists the mutants that change nothing observable: they are not
-counted.
+mutants.csv has a row each and is continued; survivors are asked again, but not with MUTANTS_KNOWN=1. `EQUIVALENT` lists
+the mutants that change nothing observable: they are not counted.
 """
 
 from __future__ import annotations
