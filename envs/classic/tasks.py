@@ -243,6 +243,7 @@ class PixelPendulum(PendulumEnv):
         super().__init__(render_mode=render_mode)
         self.size, self.background = size, background
         self.observation_space: Any = gym.spaces.Box(0, 255, (3, size, size), np.uint8)
+        self.time = 0
         self.waves = np.zeros((3, WAVES, 4))  # of each colour: two wave numbers, speed, phase
         self._view = ClassicPainter(self, size)
         self._grid = np.linspace(0, 1, size, endpoint=False)

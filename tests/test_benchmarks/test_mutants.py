@@ -72,8 +72,8 @@ def test_a_test_that_also_fails_without_the_mutant_kills_nothing(tmp_path, monke
 def test_a_line_that_another_process_runs_meets_the_tests_of_its_folder():
     covering = {
         ("agents/a.py", 1): [("one", 1.0)],
-        ("agents/b.py", 1): [("one", 1.0), ("two", 50.0)],
-        ("agents/b.py", 2): [("two", 50.0), ("slow", 20.0)],
+        ("agents/b.py", 1): [("one", 1.0), ("two", 15.0)],
+        ("agents/b.py", 2): [("two", 15.0), ("slow", 10.0)],
         ("agents/far/c.py", 1): [("three", 1.0)],
     }
     assert mutants.tests_of(("agents/b.py", 9), covering) == ["two", "one"]

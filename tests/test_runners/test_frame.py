@@ -70,7 +70,7 @@ def test_help_is_made_of_the_declarations(capsys):
         (CheckpointError("the file is corrupt"), 5, "error: the file is corrupt\n"),
         (Failed(7, "the reward failed"), 7, "error: the reward failed\n"),
         (ModuleNotFoundError("No module named 'ray'", name="ray"), 3, "pip install 'lodestar-rl[cluster]'\n"),
-        (ModuleNotFoundError("No module named 'hydra.core'", name="hydra.core"), 3, "pip install 'hydra-core>="),
+        (ModuleNotFoundError("No module named 'hydra.core'", name="hydra.core"), 3, "pip install 'hydra-core"),
         (RuntimeError("a bug"), 1, "RuntimeError: a bug\n"),
     ],
 )
