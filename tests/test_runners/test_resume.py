@@ -142,7 +142,7 @@ def _assert_same_run(first, second):
         pytest.param([*PPO, "reward=task", "backend=workers"], 1000, id="ppo-workers", marks=pytest.mark.nightly),
         pytest.param([*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"], 1000, id="sb3-critic"),
         pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
-        pytest.param(CLIP, 256, id="ppo-clip"),
+        pytest.param(CLIP, 256, id="ppo-clip", marks=pytest.mark.nightly),
         pytest.param([*DYNA, "reward=[task,rnd]"], 200, id="dyna-rnd"),
         pytest.param([*DYNA, "agent.preset=dhmbpo", "reward=task"], 300, id="dyna-svg", marks=pytest.mark.nightly),
         pytest.param([*WORLD, "reward=[task,rnd]"], 200, id="world_model-rnd"),
