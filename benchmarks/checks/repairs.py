@@ -3,7 +3,7 @@
     python -m benchmarks repairs
 
 Kills, sweeps and strangers' files are rows of the matrix of faults, read from faults.json; the rest is tried here:
-every line of bad_lines.txt, every broken reward, and `make interop`.
+every line of bad_lines.txt, every broken reward, and `make interop`. HalfCheetah's returns are ppo_learning's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def run(folder: Path) -> dict[str, float]:
         fix = "python -m tests.faults phases silent-death strangers limit=2400"
         raise UsageError(f"{path} has no {', '.join(missing)}; run `{fix}` first")
     figures = {name: known[name] for name in FAULTS}
+    learned = json.loads((folder / "ppo_learning.json").read_text())["figures"]
+    figures |= {f"halfcheetah_{arm}": learned[f"return_halfcheetah_{arm}"] for arm in ("ours", "sb3")}
     return figures | bad_lines() | broken_rewards.tally() | interop()
 
 
