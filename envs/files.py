@@ -1,4 +1,4 @@
-"""Reading what somebody else may have written: regular files of a bounded size, and nothing else.
+"""Reading what others may have written: regular files of a bounded size, and nothing else.
 
 A run, a recording or a sweep from elsewhere may hold a pipe that never answers, a device that never ends, a link to a
 file that is none of its business, or more than fits into memory. So every read of one goes through `opened`:

@@ -127,15 +127,19 @@ def play(
 
 def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
     """Scores of a trained policy and of a random one on the same episodes."""
-    limits: dict[str, Any] = {"seed": seed, "max_steps": int(config.eval_steps), "goal": goal_of(config)}
-    limits |= {"max_episode_steps": config.max_episode_steps, "options": config.env_options}
-    limits["tick"] = Ticker("evaluating")
+    limits = {**limits_of(config, seed), "tick": Ticker("evaluating")}
     return {
         "this run": play(config.env, policy(model, config.env), episodes, mix=mix, **limits).to_dict(),
         "random": play(
             config.env, None, episodes, **{**limits, "tick": Ticker("evaluating a random policy")}
         ).to_dict(),
     }
+
+
+def limits_of(config: TrainConfig, seed: int) -> dict[str, Any]:
+    """What `play` takes of a run besides its policy."""
+    limits: dict[str, Any] = {"seed": seed, "max_steps": int(config.eval_steps), "goal": goal_of(config)}
+    return limits | {"max_episode_steps": config.max_episode_steps, "options": config.env_options}
 
 
 def goal_of(config: TrainConfig) -> Goal | None:

@@ -214,7 +214,7 @@ class Work:
         if config.eval_every or config.video_every:
             from runners.run.evaluator import Evaluator
 
-            evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None)
+            evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None, live.say)
         return Saver(config, self.folder, parts, signals, live, state, evaluator)
 
     def _logs(self) -> dict[str, Callable[[], Any]]:

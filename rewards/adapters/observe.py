@@ -1,4 +1,4 @@
-"""What rewards read of an environment that somebody else made: frames, texts, signals, observations.
+"""What rewards read of an environment that others made: frames, texts, signals, observations.
 
 Frames are rendered (`render_mode="rgb_array"`), texts and signals come from its family, where it has one. Observations
 that fit into no array, such as MiniGrid's dict with its mission, are read as `envs.make.make` would adapt them; the

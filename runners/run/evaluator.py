@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.state import Stateful
-from runners.evaluate import SEED, goal_of, play, policy
+from runners.evaluate import SEED, limits_of, play, policy
 from runners.run import checkpoint
 from runners.run.build import acting
 from runners.run.config import TrainConfig
@@ -39,8 +39,15 @@ class Evaluator(Stateful):
 
     saved = ("evaluated", "filmed", "best")
 
-    def __init__(self, config: TrainConfig, folder: Path, parts: Parts, interrupted: Callable[[], bool]) -> None:
-        self.config, self.folder, self.mix, self.interrupted = config, folder, parts.mix, interrupted
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        parts: Parts,
+        interrupted: Callable[[], bool],
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.folder, self.mix, self.interrupted, self.say = config, folder, parts.mix, interrupted, say
         self.evaluated = self.filmed = 0  # environment steps at the last one
         self.best = float("-inf")  # task return
         self._model: Any = None  # the second agent
@@ -51,21 +58,30 @@ class Evaluator(Stateful):
         evaluates, films = _due(config.eval_every, self.evaluated, step), _due(config.video_every, self.filmed, step)
         if not (evaluates or films):
             return {}
-        before = random_state()
+        before, found = random_state(), {}
         try:
             act = self._policy(model)
             found = self._evaluate(step, act) if evaluates else {}
             if films:
-                path = self.folder / "videos" / f"step_{step:012d}.mp4"
-                path.parent.mkdir(exist_ok=True)
-                also = shows(config, self.folder, step)
-                record_video(config, act, self.mix, path, SEED + 1000 * config.seed, also)
-                self.filmed = step
+                self._film(step, act)
         except Interrupted:
-            return {}
+            pass  # an evaluation that was done before stays
         finally:
             set_random_state(before)
         return found
+
+    def _film(self, step: int, act: Act) -> None:
+        """A video; one that fails is a sentence, not the end of training."""
+        path = self.folder / "videos" / f"step_{step:012d}.mp4"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            also = shows(self.config, self.folder, step)
+            record_video(self.config, act, self.mix, path, SEED + 1000 * self.config.seed, also)
+        except Interrupted:
+            raise
+        except Exception as error:
+            self.say(f"no video at step {step:,} ({type(error).__name__}: {error}); training continues")
+        self.filmed = step
 
     def _policy(self, model: Model) -> Act:
         if self._model is None:
@@ -82,21 +98,15 @@ class Evaluator(Stateful):
 
     def _evaluate(self, step: int, act: Act) -> dict[str, float]:
         config = self.config
-        scores = play(
-            config.env,
-            act,
-            max(config.eval_episodes, 1),
-            seed=config.seed,
-            max_steps=config.eval_steps,
-            max_episode_steps=config.max_episode_steps,
-            goal=goal_of(config),
-            options=config.env_options,
-            mix=self.mix,
-        ).to_dict()
+        limits = limits_of(config, config.seed)
+        scores = play(config.env, act, max(config.eval_episodes, 1), mix=self.mix, **limits).to_dict()
         if scores["task_return"] > self.best:
             self.best = scores["task_return"]
             state = {"agent": {"modules": {"policy": self._model.policy.state_dict()}}, "mix": self.mix.state_dict()}
-            checkpoint.save(self.folder / checkpoint.BEST, state, step, keep=1)
+            try:
+                checkpoint.save(self.folder / checkpoint.BEST, state, step, keep=1)
+            except OSError as error:
+                self.say(f"the best policy, of step {step:,}, is not kept ({error}); training continues")
         self.evaluated = step
         return {tag: float(scores[key]) for tag, key in SCORES.items() if scores[key] is not None}
 

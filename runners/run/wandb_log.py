@@ -39,7 +39,10 @@ class WandbLog(KVWriter):
             raise OSError(f"{error}; WANDB_MODE=offline needs neither key nor network") from error
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        self.run.log(scalars(key_values), step=step)
+        try:
+            self.run.log(scalars(key_values), step=step)
+        except wandb.Error as error:
+            raise OSError(str(error)) from error
 
     def close(self) -> None:
         self.run.finish()

@@ -23,6 +23,7 @@ from runners.run import checkpoint
 from runners.run import progress as running
 from runners.run.build import build, load_run
 from runners.run.config import load
+from runners.run.evaluator import Evaluator
 from runners.run.initial import initialise
 from runners.run.progress import read_csv
 from runners.sweep.display import progress
@@ -344,6 +345,24 @@ def test_evaluations_while_training_change_nothing_and_the_best_one_can_be_had_a
     assert step == 3072
     for key, value in _final(tmp_path / "run")[1].items():
         np.testing.assert_array_equal(value, expected[key], err_msg=key)
+
+
+def test_what_fails_while_evaluating_costs_no_training_and_no_evaluation_that_was_done(tmp_path, monkeypatch):
+    config, _ = compose(replaced(PPO, ["reward=task", "eval_every=1", "video_every=1", "eval_episodes=1"]))
+    parts, said, asked = build(config), [], []
+    (tmp_path / checkpoint.BEST).touch()  # a file where a folder is to be
+    (tmp_path / "videos").touch()
+    found = Evaluator(config, tmp_path, parts, lambda: False, said.append)
+    assert found(256, parts.model)["eval/return"] > 0 and (found.evaluated, found.filmed) == (256, 256)
+    assert [sentence.split(" (")[0] for sentence in said] == [
+        "the best policy, of step 256, is not kept",
+        "no video at step 256",
+    ]
+    (tmp_path / "videos").unlink()
+    stopped = Evaluator(config, tmp_path, parts, lambda: bool(asked), said.append)
+    evaluate = stopped._evaluate
+    monkeypatch.setattr(stopped, "_evaluate", lambda *given: (evaluate(*given), asked.append(1))[0])
+    assert stopped(256, parts.model)["eval/return"] > 0 and (stopped.evaluated, stopped.filmed) == (256, 0)
 
 
 def _rows(folder):
