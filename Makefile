@@ -6,6 +6,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 export SDL_VIDEODRIVER ?= dummy
 export SDL_AUDIODRIVER ?= dummy
+# The tests start hundreds of processes: none of them compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Virtual environments beside ours, of what does not go together with it; PYTHON= is theirs, too.
 APART := $(or $(TMPDIR),/tmp)/lodestar-apart

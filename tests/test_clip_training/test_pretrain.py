@@ -159,13 +159,11 @@ def test_bad_arguments_are_one_sentence(argument, sentence, capsys):
     assert capsys.readouterr().err.startswith("error: ") and pretrain.main(["--help"]) == 0
 
 
-@pytest.fixture(scope="module")
-def miniature(tmp_path_factory):
-    """Seconds of training on two attributes of one world, with random word vectors."""
-    folder = tmp_path_factory.mktemp("mini")
+def trained(folder, **steps):
+    """A model of two attributes of one world, with random word vectors, in a folder."""
     words = pretrain_words.training_words(LEXICON)
     vectors = np.random.default_rng(0).normal(0, 0.05, (len(words), pretrain_model.WIDTH)).astype(np.float32)
-    config = PretrainConfig(steps=80, text_steps=100, batch=48, captions=64, bank=200, lr=4e-3)
+    config = PretrainConfig(**steps, batch=48, captions=64, bank=200, lr=4e-3)
     of = MODELS["lodestar"]
     model, tokenize, frozen = pretrain_model.prepare(of, folder, words, vectors, seed=0, new_words=True)
     grammar = Grammar(LEXICON, np.random.default_rng(0), attributes=("up", "down"))
@@ -180,14 +178,20 @@ def miniature(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("mini"), steps=2, text_steps=2)
+
+
 @pytest.mark.nightly
-def test_a_miniature_beats_the_untrained_model(miniature):
+def test_seconds_of_training_beat_the_untrained_model(tmp_path):
+    miniature = trained(tmp_path, steps=80, text_steps=100)
     states, frames = pendulums(5, 150)
     said = {"up": "the pendulum is upright", "down": "the pendulum is hanging down"}
     claims = [Caption(text, (PENDULUM,), ((name, False),)) for name, text in said.items()]
-    trained = measure(LEXICON, clip_score(miniature), claims, frames, states)
-    untrained = measure(LEXICON, clip_score(miniature, "untrained"), claims, frames, states)
-    assert trained.min() > 0.7 and trained.mean() > untrained.mean() + 0.3
+    after = measure(LEXICON, clip_score(miniature), claims, frames, states)
+    before = measure(LEXICON, clip_score(miniature, "untrained"), claims, frames, states)
+    assert after.min() > 0.7 and after.mean() > before.mean() + 0.3
 
 
 def test_other_frames_are_never_scored_by_the_last_ones_embeddings(miniature):

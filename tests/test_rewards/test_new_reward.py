@@ -86,7 +86,7 @@ def copy(tmp_path_factory):
     root = tmp_path_factory.mktemp("repository")
     for entry in ROOT.iterdir():
         if entry.is_dir() and entry.name not in ("assets", "runs") and not entry.name.startswith("."):
-            shutil.copytree(entry, root / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(entry, root / entry.name)
         elif not entry.name.startswith("."):
             (root / entry.name).symlink_to(entry)
     (root / "rewards" / "exploration" / "dummy.py").write_text(FILE)
