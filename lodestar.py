@@ -78,7 +78,7 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> Tr
 
 
 def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False) -> TrainedRun:
-    """A run's folder, at its newest checkpoint, that of a step, or the "best".
+    """A run's folder or an exported one, at its newest checkpoint, that of a step, or the "best".
 
     `trust` it where it names code of yours, servers and files (`runners.run.trust`).
 

@@ -254,8 +254,13 @@ class BaseAgent(Predictor):
     def start_from(self, state: Mapping[str, Any], streams: Sequence[str]) -> None:
         """Begin with the weights of an agent that was trained on these streams, out of its `get_state`."""
         self.policy.load_state_dict(self.fitted(state["modules"]["policy"], {"streams": list(streams)}))
-        own = set(self.in_file.values()) - set(BaseAgent.in_file.values())  # what belongs to the weights
-        set_state(self, {path: name for path, name in self.saved.items() if name in own}, state)
+        set_state(self, {path: name for path, name in self.weights().items() if path != "modules.policy"}, state)
+
+    @classmethod
+    def weights(cls) -> dict[str, str]:
+        """The part of `saved` that `start_from` takes: the policy and what belongs to it."""
+        own = set(cls.in_file.values()) - set(BaseAgent.in_file.values())
+        return {path: name for path, name in cls.saved.items() if name in own or path == "modules.policy"}
 
     def _succeed(self, old: Self) -> None:
         """Take over what outlives a change of the reward."""

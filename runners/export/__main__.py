@@ -1,9 +1,12 @@
 """Write the policy of a trained run so that others can run it: no pickle, no training code, a card beside it.
 
     python -m runners.export run=runs/CartPole-v1/ppo-task/20261121-120000-s0
+    python -m runners.export run=... out=mine format=none                  without files for other programs
     python -m runners.export run=policy.safetensors env=Pendulum-v1       what runners.offline wrote
 
-What is written is compared with the agent on 256 observations of its environment, and not kept if it differs.
+What is written is compared with the agent on 256 observations of its environment, and not kept if it differs. An
+exported run is a run's folder, too (configuration, scores, a checkpoint of policy and rewards): `lodestar.load`,
+evaluate, watch and init_from= take it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -27,6 +31,7 @@ from envs.settings import Settings, setting
 from envs.transitions import map_obs
 from runners.cli.command import Command
 from runners.run.config import UsageError, to_dict
+from runners.run.folder import EXPORTED, STATUS, read_status
 
 if TYPE_CHECKING:
     from runners.export.policy import Policy
@@ -35,7 +40,9 @@ if TYPE_CHECKING:
 ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
 GRAPH, OPSET = "policy.onnx", 18
+CHECKPOINTS = "checkpoints"
 FILES = ("policy.safetensors", "policy.json", GRAPH, "README.md")
+FILES += (CHECKPOINTS, "config.yaml", "versions.json", "result.json", STATUS)  # of a run
 
 
 @dataclass
@@ -45,8 +52,8 @@ class ExportConfig(Settings):
     run: str = setting(help="a run's folder below runs/, or a file that runners.offline wrote")
     format: str = setting(
         "both",
-        "safetensors (for runners.export.load), onnx (for onnxruntime), or both",
-        choices=("both", "safetensors", "onnx"),
+        "for other programs: safetensors (for runners.export.load), onnx (for onnxruntime), both, or none",
+        choices=("both", "safetensors", "onnx", "none"),
     )
     checkpoint: str = setting("", "environment steps of the checkpoint to export, or best; the newest")
     out: str = setting("", "folder; export, in the run's folder or beside the file")
@@ -59,6 +66,10 @@ class ExportConfig(Settings):
         super().__post_init__()
         if Path(self.run).is_file() and not self.env:
             raise UsageError(f"env= is missing: {self.run} does not say which environment its policy is for")
+        if Path(self.run).is_file() and self.format == "none":
+            raise UsageError(f"format=none would write nothing of the file {self.run}; give safetensors, onnx or both")
+        if self.out and (read_status(Path(self.out)) or {"state": EXPORTED})["state"] != EXPORTED:
+            raise UsageError(f"out={self.out} is the folder of a run that trained; give another one")
 
 
 @dataclass
@@ -77,7 +88,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     A UsageError if the policy does not fit the format asked for, or what was written acts otherwise.
     """
     lacking = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if config.format != "safetensors" and lacking:
+    if config.format in ("onnx", "both") and lacking:
         words = f"format=onnx needs {', '.join(lacking)}: pip install 'lodestar-rl[onnx]'"
         raise ImportError(f"{words}, or give format=safetensors")
     run = Path(config.run)
@@ -85,6 +96,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     from runners.export.card import card  # these import torch
     from runners.export.convert import NoForm, convert
     from runners.export.policy import save
+    from runners.export.small import write_small
 
     out = Path(config.out) if config.out else (run.parent if run.is_file() else run) / "export"
     out.mkdir(parents=True, exist_ok=True)
@@ -100,18 +112,22 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
                 raise UsageError(words) from None
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as temporary:
         folder = Path(temporary)
-        if policy is None:
+        if config.format == "none":
+            checked = []
+        elif policy is None:
             save(folder, subject.model.policy.state_dict(), {**about(subject), "policy": None, "why": why})
             checked = [f"{FILES[0]}: weights only ({why}); the agent that the configuration describes reads them"]
         else:
             checked = write(policy, subject, config.format, folder, obs)
         if subject.trained is not None:
             (folder / "README.md").write_text(card(subject.trained, run, checked))
+            write_small(folder, run, subject.trained, config.checkpoint)
+        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # of an earlier export, perhaps of another checkpoint
         for name in FILES:
             if (folder / name).exists():
                 os.replace(folder / name, out / name)
-            else:
-                (out / name).unlink(missing_ok=True)  # of an earlier export, perhaps of another checkpoint
+            elif name != CHECKPOINTS:
+                (out / name).unlink(missing_ok=True)
     return out, checked
 
 

@@ -102,11 +102,11 @@ The reward: {reward}.
 
 ## How to use it
 
-    from runners.export import load
-    action = load("<this folder>").act(obs)
+    import lodestar as ld
+    run = ld.load("<this folder>")  # run.policy.predict(obs), run.evaluate(20)
 
-{chr(10).join(f"- {sentence}" for sentence in checked)}
-
+`lodestar evaluate run=<this folder>` and `lodestar watch run=<this folder>` take it, too.
+{_elsewhere(checked)}
 ## Versions
 
 Trained with {_versions(_json(run / "versions.json"))}.
@@ -134,6 +134,20 @@ def _numbers(run: Path, step: int, config: TrainConfig, sampled: bool) -> str:
     if step < config.total_timesteps:
         text += f"\n\nThese are of the end of training ({config.total_timesteps:,} steps), not of this step."
     return text
+
+
+def _elsewhere(checked: list[str]) -> str:
+    if not checked:
+        return ""
+    files = "\n".join(f"- {sentence}" for sentence in checked)
+    return f"""
+Without what trains:
+
+    from runners.export import load
+    action = load("<this folder>").act(obs)
+
+{files}
+"""
 
 
 def _limits(config: TrainConfig, sampled: bool) -> str:

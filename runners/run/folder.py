@@ -24,6 +24,7 @@ from runners.run.config import InUse, TrainConfig, UsageError, flatten, load, sa
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
+EXPORTED = "exported"  # the state of what runners.export wrote: what trains is not in there
 LOG = "log.txt"  # what a run prints, where a sweep started it
 FORM = {"state": str, "key": str, "step": int, "total": int, "exit_code": int, "error": str, "pid": int, "host": str}
 BEGUN = {".lock", LOG, "config.yaml", "versions.json", "command.txt", STATUS}  # there before there is a status
@@ -116,6 +117,10 @@ def open_folder(config: TrainConfig) -> RunFolder:
 
 def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     status = _status(path)
+    if status is not None and status["state"] == EXPORTED:
+        raise UsageError(
+            f"run_dir={path} is an exported run, which cannot go on training; init_from={path} begins with it"
+        )
     if status is None:
         if path.is_dir() and not _untouched(path):
             raise UsageError(f"run_dir={path} is not empty and holds no run; give a new folder")
@@ -180,7 +185,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
 def _status(path: Path) -> dict[str, Any] | None:
     """`read_status`; of a run that lost it, what its configuration says, so that its checkpoints can be reached."""
     status = read_status(path)
-    if (status and "key" in status) or not path.is_dir() or _untouched(path):
+    if (status and ("key" in status or status["state"] == EXPORTED)) or not path.is_dir() or _untouched(path):
         return status
     try:
         saved = load(path / "config.yaml")

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from safetensors.numpy import load_file
 
 import agents
+import lodestar as ld
 from envs.make import make, make_vec
 from runners.evaluate import table
 from runners.export import load
@@ -19,6 +21,7 @@ from runners.export.__main__ import ExportConfig, compared, export, main, onnx_a
 from runners.export.card import scrubbed
 from runners.export.convert import NoForm, convert
 from runners.export.policy import Policy
+from runners.run.checkpoint import CheckpointError
 from runners.run.config import UsageError
 from runners.train import main as train
 
@@ -156,12 +159,10 @@ def test_onnxruntime_gives_the_agents_actions_for_real_observations(run, tmp_pat
 
     out, checked = export(ExportConfig(run=str(run), out=str(tmp_path / "out")))
     assert [sentence.split(":")[0] for sentence in checked] == ["policy.safetensors", "policy.onnx"]
-    assert sorted(path.name for path in out.iterdir()) == [
-        "README.md",
-        "policy.json",
-        "policy.onnx",
-        "policy.safetensors",
-    ]
+    assert {path.name for path in out.iterdir()} == {
+        *("policy.json", "policy.onnx", "policy.safetensors", "README.md", "checkpoints"),
+        *("config.yaml", "result.json", "status.json", "versions.json"),
+    }
     model = load_run(run).model
     session = onnxruntime.InferenceSession(str(out / "policy.onnx"), providers=["CPUExecutionProvider"])
     obs = sampled(make("Pendulum-v1").observation_space)
@@ -217,6 +218,38 @@ def test_the_card_tells_the_run_and_neither_machine_nor_person(run, tmp_path, ca
         assert line in card
     for word in (str(tmp_path), str(run), socket.gethostname(), "/work", "/home", "/tmp"):
         assert word not in card + told
+
+
+def test_an_exported_run_is_a_run_to_load_and_to_begin_with_and_no_run_to_continue(run, tmp_path, capsys):
+    out, checked = export(ExportConfig(run=str(run), out=str(tmp_path / "out"), format="none"))
+    assert checked == [] and not (out / "policy.json").exists()
+    whole, small = ld.load(run), ld.load(out)
+    assert small.figures == whole.figures and small.config.reward == whole.config.reward
+    assert small.evaluate(1) == whole.evaluate(1)
+    (held,) = (out / "checkpoints").glob("step_*/arrays.safetensors")
+    (trained,) = (run / "checkpoints").glob("step_*/arrays.safetensors")
+    names = load_file(held)
+    assert set(names) < set(load_file(trained)) and {name.split("/")[1] for name in names} == {"agent", "mix"}
+    assert {name.split("/")[2] for name in names if name.startswith("/agent")} == {"modules", "observations"}
+    for word in (str(tmp_path), str(run), socket.gethostname()):
+        assert all(word not in path.read_text() for path in out.glob("*.*"))
+
+    begun = f"env=Pendulum-v1 reward=rnd agent.normalize_obs=true agent.batch_size=32 {TINY} eval_episodes=0".split()
+    assert train([*begun, f"init_from={out}", f"run_dir={tmp_path / 'begun'}"]) == 0
+    assert f"begins from step 128 of {out}: agent, rnd" in capsys.readouterr().out
+    before = sorted(out.rglob("*"))
+    assert train([*begun, "total_timesteps=256", f"run_dir={out}"]) == 2
+    assert f"is an exported run, which cannot go on training; init_from={out} begins" in capsys.readouterr().err
+    assert sorted(path for path in out.rglob("*") if path.name != ".lock") == before
+    with pytest.raises(UsageError, match=r"is the folder of a run that trained; give another one"):
+        ExportConfig(run=str(run), out=str(run))
+
+    damaged = bytearray(held.read_bytes())
+    damaged[-1] ^= 1
+    held.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* is whole"):
+        ld.load(out).evaluate(1)
+    assert "arrays.safetensors is corrupt" in capsys.readouterr().err
 
 
 def test_paths_and_addresses_are_taken_out_and_sentences_stay():
