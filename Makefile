@@ -36,10 +36,10 @@ nightly: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m nightly --timeout=1200 $(TESTS)
 	$(MAKE) docs
 
-# The site, in docs/_build; a warning is an error.
+# The site, in docs/_build/html: notebooks run, and a warning is an error.
 docs: $(STAMP)
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --editable '.[dev,docs]'
-	$(PY) -m sphinx -W --keep-going -q docs docs/_build && echo "open docs/_build/index.html"
+	$(PY) -m sphinx -W --keep-going -q docs docs/_build/html && echo "open docs/_build/html/index.html"
 
 # Every night: all of it again in an empty folder, as a user who never ran it; TESTS= and STEPS= make it shorter.
 newcomer:

@@ -49,6 +49,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "first-answers": ("benchmarks.speed.users:run", "users"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
+    "features": ("benchmarks.features:run", "users"),
     "house": ("benchmarks.house:run", "house"),
     "house-tests": ("benchmarks.house:run_tests", "house"),
 }

@@ -1,16 +1,29 @@
-"""The site: `make docs` builds it into docs/_build, with warnings as errors."""
+"""The site: `make docs` builds it into docs/_build/html, with warnings as errors."""
 
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
+# Notebooks run in processes of their own.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 
 import generate  # noqa: E402
 
 project = "Lodestar"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+project_copyright = "2026, Lodestar"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
+
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600  # seconds of a cell
+nb_output_stderr = "remove"
+nb_merge_streams = True
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]

@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import sys
+from collections import Counter
 from dataclasses import MISSING
 from importlib import import_module
 from pathlib import Path
@@ -27,10 +28,12 @@ from runners.cli import presets, verbs
 from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import HIDDEN
 from runners.list import environment, summary
+from runners.report.results import read_rows
 from runners.run.config import TrainConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"
 LABEL = re.compile(r"^((?:Sources?|Differences[\w ]*|When it fails|Fails when|Raises)[^.:]{0,40}):\s*")
+PICTURES = Path(__file__).parent / "pictures"  # by docs/pictures.py
 EMPTY = '""'
 SPECIAL = re.compile(r"([\\*_<>\[\]|$#~^])")
 
@@ -46,6 +49,8 @@ def write(folder: Path) -> None:
         "results": ("Results", {path.stem: results_page(path) for path in sorted(RESULTS.glob("*.json"))}),
     }
     made["commands"][1]["presets"] = presets_page()
+    folder.mkdir(parents=True)
+    (folder / "features.md").write_text(features_page())
     for part, (title, pages) in made.items():
         (folder / part).mkdir(parents=True)
         for name, (_, text) in pages.items():
@@ -97,6 +102,8 @@ def family_page(name: str) -> tuple[str, str]:
         goals = family.goals(registry[env_id]) if env_id in registry else []
         rows.append(f"| `{env_id}` | " + "; ".join(f'{goal.name}: "{goal.prompt}"' for goal in goals) + " |")
     parts = [prose(family.description[:1].upper() + family.description[1:] + ".")]
+    if (PICTURES / f"{slug(name)}.gif").exists():
+        parts.append(f"![Random play](../../pictures/{slug(name)}.gif)")
     if rows:
         parts.append("\n".join(["| id | goals in words |", "|---|---|", *rows]))
     first = next((env_id for env_id in family.ids if env_id in registry), None)
@@ -146,6 +153,33 @@ def results_page(path: Path) -> tuple[str, str]:
         f"| figure | value |\n|---|---|\n{rows}",
     ]
     return f"{len(found['figures'])} figures, {found['date']}", page(path.stem, parts)
+
+
+def features_page() -> str:
+    """What users of such libraries expect, whether it is there, and the command that shows it."""
+    rows = read_rows(RESULTS / "features.csv")
+    found = json.loads((RESULTS / "users.json").read_text())
+    count = Counter(row["state"] for row in rows)
+    last = f"{found['date']} with version {found['versions']['lodestar-rl']}"
+    parts = [
+        f"What users of such libraries expect, {len(rows)} features: {count['whole']} whole, "
+        f"{count['partly']} in part, {count['not']} missing. The states are a judgement of ours. "
+        "`python -m benchmarks features` runs each command, in this order and in one folder; it last did so on "
+        f"{last}. `$LODESTAR_CLONE` is a clone of the repository.",
+        "## What is not whole",
+        "| | feature | state | why |\n|---|---|---|---|",
+    ]
+    parts[-1] += "".join(
+        f"\n| {row['number']} | {prose(row['feature']).strip()} | {row['state']} | {prose(row['why']).strip()} |"
+        for row in rows
+        if row["state"] != "whole"
+    )
+    parts.append("## All of them")
+    for row in rows:
+        parts.append(f"{row['number']}. {prose(row['feature']).strip()}: **{row['state']}**")
+        if row["command"]:
+            parts.append(f"```bash\n{row['command']}\n```")
+    return page("Features", parts)
 
 
 def options(config: type, prefix: str, hidden: Any = ()) -> str:

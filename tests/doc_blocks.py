@@ -22,8 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FENCED = re.compile(r"^```(shell|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .+\n)+", re.MULTILINE)
 COMMAND = re.compile(r"(lodestar|python -m (runners\.)?)\s*\b")
-# Not run, and why: the test must not change what is installed.
-INSTALLS = re.compile(r"pip install|make \w+")
+# Not run, and why: tests must not change what is installed, download, or take hours.
+LEFT_OUT = re.compile(
+    r"pip install|make \w+|weights=openai|python -m (tests|benchmarks)\b|^(vllm|ollama|llama-server) "
+)
 SHORT = {
     "train": ["total_timesteps=64", "eval_episodes=1", "video=false", "control=none"],
     "compare": ["frames=100"],
@@ -37,14 +39,15 @@ SHORT = {
 SHORT["sweep"] = [*SHORT["train"], "seed=0"]
 SHORT["tune"] += SHORT["train"]
 SHORT["transfer"] += SHORT["train"]
-# What README's program takes for granted.
+# What a page's program takes for granted.
 BEFORE = {
+    "exploration": "from stable_baselines3 import SAC\npolicy = lambda obs: [0.0]\n",
     "README": "import agents, envs.make, lodestar as ld\nfrom stable_baselines3 import DQN, PPO\n"
     "from stable_baselines3.common.buffers import ReplayBuffer\n"
     "from stable_baselines3.common.vec_env import DummyVecEnv\n"
     "from rewards.adapters.sb3 import RewardCallback, relabelling\n"
     "venv = DummyVecEnv([lambda: envs.make.make('CartPole-v1')])\n"
-    "mix = ld.make_reward(['task', 'rnd'], envs.make.make('CartPole-v1'))\n"
+    "mix = ld.make_reward(['task', 'rnd'], envs.make.make('CartPole-v1'))\n",
 }
 
 
@@ -58,17 +61,15 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether it is run: not what only installs."""
-        return self.kind == "python" or not all(INSTALLS.search(line) for line in commands(self.text))
+        """Whether it is run: not what is left out."""
+        return self.kind == "python" or not all(LEFT_OUT.search(line) for line in commands(self.text))
 
 
 def pages() -> dict[str, str]:
-    """Name -> text of README and every guide."""
-    guides = sorted((ROOT / "docs" / "guide").glob("*.md"))
-    return {path.relative_to(ROOT / "docs").with_suffix("").as_posix(): path.read_text() for path in guides} | {
-        "README": (ROOT / "README.md").read_text(),
-        "index": (ROOT / "docs" / "index.md").read_text(),
-    }
+    """Name -> text of README and every page that is written by hand."""
+    written = sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "guide").glob("*.md"))
+    found = {path.relative_to(ROOT / "docs").with_suffix("").as_posix(): path.read_text() for path in written}
+    return found | {"README": (ROOT / "README.md").read_text()}
 
 
 def blocks(text: str) -> list[Block]:
@@ -89,13 +90,17 @@ def commands(text: str) -> list[str]:
 
 
 def shortened(line: str, folder: Path, server: str) -> list[str]:
-    """A command line as a process with a small budget: `...` is what stands there, port 8000 is our `server`."""
+    """A command line as a process with a small budget: `...` is what stands there, a judge's server is our `server`."""
+    line = line.replace("{model: qwen3-8b}", '{model: qwen3-8b, url: "http://localhost:8000/v1"}')
+    line = line.replace("judge.model=qwen3-8b", "judge.model=qwen3-8b judge.url=http://localhost:8000/v1")
     words = shlex.split(COMMAND.sub("", line, count=1).replace("http://localhost:8000/v1", server))
     verb, rest = words[0], words[1:]
     for i, word in enumerate(rest):
         key, _, value = word.rpartition("=")
-        if value.endswith("..."):
-            stem = value.removesuffix("...").strip("/") or "runs"
+        stem = value.removesuffix("...").strip("/") or "runs"
+        if value.endswith("...") and not key:
+            rest[i] = stem
+        elif value.endswith("..."):
             newest = max((folder / stem).rglob("status.json"), key=lambda path: path.stat().st_mtime)
             rest[i] = f"{key}={newest.parent.relative_to(folder)}"
     cut = {word.partition("=")[0]: word for word in SHORT.get(verb, [])}
@@ -126,7 +131,7 @@ def run(page: str, folder: Path, server: str) -> list[str]:
             call(block, "Python", [sys.executable, "program.txt"])
         else:
             for line in commands(block.text):
-                if not INSTALLS.search(line):
+                if not LEFT_OUT.search(line):
                     call(block, line, shortened(line, folder, server))
     return failed
 

@@ -14,6 +14,7 @@ import pytest
 import agents
 import rewards
 from rewards.check import check_reward
+from runners.report.results import read_rows
 from tests import doc_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +37,8 @@ def site(tmp_path_factory):
     for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *FILES]:
         (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / path.relative_to(ROOT))
-    (folder / "assets").symlink_to(ROOT / "assets")
+    for part in ("assets", "docs/notebooks", "docs/pictures"):
+        (folder / part).symlink_to(ROOT / part)
     spec = spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -83,6 +85,30 @@ def test_a_docstring_is_shown_as_it_was_meant(site):
         *(r"Two \* stars\_ and `code*`:", "", "    r = a**2", "", "", "**Differences.**"),
         *("", "- one thing,", "  its end;", "- another."),
     ]
+
+
+def test_what_is_not_whole_of_the_73_features_says_why_and_the_rest_has_a_command(site):
+    rows = read_rows(ROOT / "assets" / "results" / "features.csv")
+    assert [int(row["number"]) for row in rows] == [*range(1, 74)]
+    assert all(row["command"] if row["state"] == "whole" else row["why"] for row in rows)
+    assert {row["state"] for row in rows} <= {"whole", "partly", "not"}
+    page = (site[0] / "docs" / "reference" / "features.md").read_text()
+    assert page.count("\n```bash\n") == sum(bool(row["command"]) for row in rows)
+
+
+def test_notebooks_are_kept_without_what_they_printed():
+    notebooks = [*(ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    assert len(notebooks) == 3
+    for path in notebooks:
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells), path.name
+
+
+def test_pictures_of_families_are_small(site):
+    from envs.family import families
+
+    found = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "pictures").glob("*.gif")}
+    assert {*found} <= {site[1].slug(name) for name in families()} and max(found.values()) < 60_001
 
 
 @pytest.mark.nightly
