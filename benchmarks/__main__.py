@@ -47,6 +47,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "sweep-overhead": ("benchmarks.speed.sweep:run", "experiments"),
     "night": ("tests.faults.night:run", "experiments"),
     "first-answers": ("benchmarks.speed.users:run", "users"),
+    "agents": ("benchmarks.checks.agents:run", "agents"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
     "features": ("benchmarks.features:run", "users"),
