@@ -84,6 +84,7 @@ class Family:
     caption: Callable[[gym.Env, dict[str, Any]], str] = lambda env, memory: ""
     goals: Callable[[EnvSpec], list[Goal]] = lambda spec: []  # the first is the default
     aim: Callable[[EnvSpec], str] = lambda spec: ""  # for a judge of captions: what counts as progress; "" if undefined
+    observed: Callable[[EnvSpec], tuple[str, ...]] = lambda spec: ()  # names of a flat observation's numbers, if known
     # Names of the numbers that `sense` reads, float32 (K,); none if empty. Cars have `envs.driving.vehicle.VEHICLE`.
     signals: Callable[[EnvSpec], tuple[str, ...]] = lambda spec: ()
     sense: Callable[[gym.Env], np.ndarray] = lambda env: np.zeros(0, np.float32)

@@ -79,6 +79,11 @@ class GridObservation(Recorded, gym.ObservationWrapper):
         self._begin = begin.reshape(image)
         self._last = np.array(PARTS) - 1
         self._length = self._view + 4 + (WORDS if self._words else 0)
+        # For who shows parts of an observation: cells row by row, as on screen; MiniGrid's image begins with x.
+        self.shape_of_cells = image[1], image[0], sum(PARTS)
+        rows = np.arange(self._view).reshape(*image[:2], -1).swapaxes(0, 1).ravel()
+        directions, words = slice(self._view, self._view + 4), slice(self._view + 4, self._length)
+        self.parts = {"cells": rows, "direction": directions, "mission": words}
         self.observation_space = spaces.Box(0.0, 1.0, (self._length,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:

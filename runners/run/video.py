@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -84,10 +84,14 @@ def can_be_drawn(env_id: str) -> bool:
     return mode in getattr(creator(env_id), "metadata", {}).get("render_modes", [mode])
 
 
-def open_env(config: TrainConfig, mix: Mix, drawn: bool = True) -> Any:
-    """The environment of a run, with what its rewards read; text stands in for pictures unless `drawn`."""
+def open_env(config: TrainConfig, mix: Mix, drawn: bool = True, also: Collection[str] = ()) -> Any:
+    """The environment of a run, with what its rewards read, and `also` text and signals if they are named there.
+
+    Text stands in for pictures unless `drawn`.
+    """
     modes = getattr(creator(config.env), "metadata", {}).get("render_modes", [])
-    options: dict[str, Any] = {name: name in mix.requires for name in ("text", "signals")} | config.env_options
+    read = {*mix.requires, *also}
+    options: dict[str, Any] = {name: name in read for name in ("text", "signals")} | config.env_options
     options |= {"frame_size": mix.frame_size, "max_episode_steps": config.max_episode_steps}
     mode = "rgb_array" if drawn else "ansi" if "ansi" in modes else None
     return guided(make(config.env, render_mode=mode, **options), mix)
@@ -120,7 +124,7 @@ def play(
             action = env.action_space.sample() if act is None else act(obs, not rows)
             next_obs, reward, terminated, truncated, info = env.step(action)
             rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
-            images.append(_picture(env, next_obs, drawn))
+            images.append(picture(env, next_obs, drawn))
             texts += [str(info["text"])] if "text" in mix.requires else []
             obs, ending = next_obs, "terminated" if terminated else "truncated" if truncated else "cut"
     batch = stack(rows)
@@ -132,7 +136,7 @@ def play(
     return Episode(images, streams, texts, seen, ending)
 
 
-def _picture(env: Any, obs: Any, drawn: bool) -> np.ndarray:
+def picture(env: Any, obs: Any, drawn: bool) -> np.ndarray:
     """The environment's picture (SIDE, SIDE, 3); of one that draws none, its text or its observation."""
     if drawn:
         return render.frame(env, SIDE)

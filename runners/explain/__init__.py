@@ -1,0 +1,1 @@
+"""Where the choices of a trained policy come from: `python -m runners.explain run=...`."""
