@@ -136,6 +136,13 @@ class TrainedRun:
             config, model, mix, _ = self._trained
             return evaluation(config, model, mix, episodes, seed)
 
+    def explain(self, episodes: int = 20, **options: Any) -> dict[str, Any]:
+        """Where the policy's choices come from, as `lodestar explain`, whose keys are the options; its explain.json."""
+        from runners.explain.__main__ import ExplainConfig, explain
+
+        with _as_before():
+            return explain(ExplainConfig(str(self.folder), episodes, **options), self._trained)
+
 
 def make_reward(
     reward: Any, env: Any, *, gamma: float = 0.99, seed: int = 0, device: str = "cpu", **options: Any

@@ -30,6 +30,7 @@ SHORT = {
     "train": ["total_timesteps=64", "eval_episodes=1", "video=false", "control=none"],
     "compare": ["frames=100"],
     "evaluate": ["episodes=1", "video=false"],
+    "explain": ["episodes=2", "steps=20"],
     "watch": ["episodes=1", "steps=20"],
     "record": ["steps=200"],
     "offline": ["steps=20", "queries=10", "episodes=1"],

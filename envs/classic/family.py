@@ -235,8 +235,8 @@ def _axis(spec: EnvSpec) -> Axis | None:
 
 
 _OBSERVED = {
-    "CartPoleSwingUp": ("cart position", "cart velocity", "cos of the angle", "sin of the angle", "angular velocity"),
-    "CartPole": ("cart position", "cart velocity", "pole angle", "angular velocity"),
+    "CartPoleEnv": ("cart position", "cart velocity", "pole angle", "angular velocity"),
+    "CartPole": ("cart position", "cart velocity", "cos of the angle", "sin of the angle", "angular velocity"),
     "Pendulum": ("cos of the angle", "sin of the angle", "angular velocity"),
     "MountainCar": ("position", "velocity"),
     "Acrobot": ("cos 1", "sin 1", "cos 2", "sin 2", "angular velocity 1", "angular velocity 2"),

@@ -64,7 +64,12 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     seen, run = view(trained.model, trained.config.agent_name), trained.config
     with closing(open_env(run, trained.mix, drawn, shown)) as env:
         played = episodes.play(trained, seen, env, config.episodes, config.steps, config.seed)
-        found = {"env": run.env_label, "agent": run.agent_name, "reward": run.rewards, "step": trained.step}
+        found: dict[str, Any] = {
+            "env": run.env_label,
+            "agent": run.agent_name,
+            "reward": run.rewards,
+            "step": trained.step,
+        }
         found |= {"episodes": len(played.returns), "steps": len(played.episode), "cut": played.cut}
         found |= {"sampled": seen.parts is not None, "task_return": float(np.mean(played.returns))}
         found |= of_streams(seen, played, env, getattr(run.agent, "gae_lambda", 0.95), config.seed)
@@ -74,6 +79,8 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     sentences = [seen.lacks] if seen.lacks else []
     if sum(weight != 0 for weight in played.weights.values()) < 2:
         sentences.append("one stream is the whole reward: there is nothing to leave out")
+    if seen.parts is not None and not any("cosine" in each for each in found["streams"].values()):
+        sentences.append("no cosines: the task's reward never changed in these episodes")
     if not found["tree"]:
         sentences.append("no tree: the observation is an image, and its family names no signals")
     if lost := len({*wanted} - {*pictures}):

@@ -103,7 +103,7 @@ def play(trained: Trained, view: View, env: Any, episodes: int, steps: int, seed
     weights = {name: float(weight) for name, weight in mix.weights(trained.step).items()}
     gamma = {name: float(stream.gamma) for name, stream in mix.streams.items()}
     if "task" not in scaled:
-        scaled[OUTSIDE], weights[OUTSIDE], gamma[OUTSIDE] = np.float32(whole.reward), 0.0, config.agent.gamma
+        scaled[OUTSIDE], weights[OUTSIDE], gamma[OUTSIDE] = np.asarray(whole.reward), 0.0, config.agent.gamma
     episode = np.repeat(np.arange(len(batches)), [each.shape[0] for each in batches])
     kept = np.concatenate(memories) if view.units else None
     texts = {at: text for at, text in texts.items() if text}

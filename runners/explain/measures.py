@@ -140,7 +140,7 @@ def steps(played: Played, view: View, by_episode: Mapping[str, Tensor], seed: in
         far = divergence(now, after(eta * total))
         eta *= float(np.clip(np.sqrt(STEP / max(far, 1e-12)), 0.2, 10.0))
     whole = after(eta * total)
-    far = divergence(now, whole)
+    far = divergence(whole, now)
     return {name: divergence(whole, after(eta * (total - part))) / far for name, part in weighted.items() if far > 0}
 
 

@@ -20,15 +20,15 @@ from runners.explain.policy import View
 
 MANY = 64  # entries from which on they are hidden in blocks
 REPEATS = 2  # draws of another state
-DEPTH = 4  # of the tree
+DEPTH, LEAVES = 4, 10  # of the tree, at most
 
 
 class Hidden(NamedTuple):
-    """A part of the observation: some entries of its array `key`, ravelled; `cell` is (row, column) in a heat map."""
+    """A part of the observation: `places` in its array `key`, ravelled; `cell` is (row, column) in a heat map."""
 
     label: str
     key: str
-    index: np.ndarray
+    places: np.ndarray
     cell: tuple[int, int] | None = None
 
 
@@ -47,11 +47,11 @@ def hidden_parts(space: Any, env: Any = None, names: tuple[str, ...] = (), key: 
         owner, env = env, env.env if isinstance(env, gym.Wrapper) else None
     if hasattr(owner, "shape_of_cells"):
         across = owner.shape_of_cells[1]
-        cells = enumerate(everything[owner.parts["cells"]].reshape(owner.shape_of_cells[0] * across, -1))
-        found = [Hidden(f"cell {i // across + 1}, {i % across + 1}", key, x, divmod(i, across)) for i, x in cells]
+        rows = enumerate(everything[owner.parts["cells"]].reshape(owner.shape_of_cells[0] * across, -1))
+        found = [Hidden(f"cell {i // across + 1}, {i % across + 1}", key, x, divmod(i, across)) for i, x in rows]
         found += [Hidden(name, key, everything[at]) for name, at in owner.parts.items() if name != "cells"]
-        found.append(Hidden("the rest", key, np.setdiff1d(everything, np.concatenate([part.index for part in found]))))
-        return [part for part in found if len(part.index)]
+        found.append(Hidden("the rest", key, np.setdiff1d(everything, np.concatenate([part.places for part in found]))))
+        return [part for part in found if len(part.places)]
     if len(everything) > MANY:
         blocks = np.array_split(everything, MANY // 2)
         return [Hidden(f"{before}entries {block[0]} to {block[-1]}", key, block) for block in blocks]
@@ -66,7 +66,7 @@ def saliency(view: View, obs: Obs, memory: Any, parts: list[Hidden], seed: int =
         for number, part in enumerate(parts):
             array = np.asarray(obs[part.key] if isinstance(obs, dict) else obs)
             changed = array.reshape(len(array), -1).copy()
-            changed[:, part.index] = changed[rng.permutation(len(array))][:, part.index]
+            changed[:, part.places] = changed[rng.permutation(len(array))][:, part.places]
             shaped = changed.reshape(array.shape)
             given = {**obs, part.key: shaped} if isinstance(obs, dict) else shaped
             found[number] += view.moved(obs, given, memory).mean() / REPEATS
@@ -88,18 +88,23 @@ def imitate(
     if discrete:
         found, target = np.unique(actions, axis=0, return_inverse=True)
         words = [", ".join(map(str, row)) if len(row) > 1 or not meanings else meanings[int(row[0])] for row in found]
-        tree = DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(read[~held], target[~held])
+        tree = DecisionTreeClassifier(max_depth=DEPTH, max_leaf_nodes=LEAVES, random_state=0).fit(
+            read[~held], target[~held]
+        )
         most = np.bincount(target[~held]).argmax()
         fidelity, constant = (float(np.mean(x == target[held])) for x in (tree.predict(read[held]), most))
         answer, options = words[most], {"class_names": [words[i] for i in tree.classes_]}
     else:
-        tree = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(read[~held], actions[~held])
+        tree = DecisionTreeRegressor(max_depth=DEPTH, max_leaf_nodes=LEAVES, random_state=0).fit(
+            read[~held], actions[~held]
+        )
         mean, options = actions[~held].mean(0), {}
         spread = max(float(np.square(actions[held] - actions[held].mean(0)).sum()), 1e-12)
         guesses = tree.predict(read[held]).reshape(-1, len(mean)), mean
         fidelity, constant = (1 - float(np.square(guess - actions[held]).sum()) / spread for guess in guesses)
         answer = ", ".join(f"{value:.3g}" for value in mean)
-    rules = export_text(tree, feature_names=names, **options).splitlines()
+    alone = tree.get_n_leaves() == 1  # a single class would be called 0
+    rules = [f"always {answer}"] if alone else export_text(tree, feature_names=names, **options).splitlines()
     return {
         **{"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete},
         **{"rows": int(held.sum()), "rules": rules},

@@ -52,7 +52,7 @@ def shell(tmp_path):
 def test_a_verb_is_the_module_of_that_name():
     assert verbs()["train"] == "runners.train" and verbs()["sweep"] == "runners.sweep.__main__"
     assert {"evaluate", "watch", "compare", "report", "tune", "transfer", "annotate", "record", "offline"} <= {*verbs()}
-    assert {"export", "list", "doctor"} <= {*verbs()} and not {"cli", "run"} & {*verbs()}
+    assert {"export", "explain", "list", "doctor"} <= {*verbs()} and not {"cli", "run"} & {*verbs()}
 
 
 def test_packages_of_the_users_own_with_our_names_do_not_stop_the_command(shell):
