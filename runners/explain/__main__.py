@@ -25,8 +25,8 @@ from envs.settings import Settings, setting
 from runners.cli.command import Command
 
 if TYPE_CHECKING:
-    from runners.explain.episodes import Played
-    from runners.explain.policy import View
+    from runners.explain.episodes import PlayedRows
+    from runners.explain.policy import PolicyView
     from runners.run.build import Trained
 
 SHOWN = 4  # moments a stream
@@ -92,7 +92,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     return found
 
 
-def of_streams(seen: View, played: Played, env: Any, gae_lambda: float, seed: int) -> dict[str, Any]:
+def of_streams(seen: PolicyView, played: PlayedRows, env: Any, gae_lambda: float, seed: int) -> dict[str, Any]:
     """What streams contribute and want, and the moments to look at, as plain data."""
     from agents.gradients import angles
     from runners.explain import measures
@@ -121,7 +121,7 @@ def of_streams(seen: View, played: Played, env: Any, gae_lambda: float, seed: in
     return {"streams": streams, "moments": moments}
 
 
-def moment(played: Played, row: int, later: int, numbers: dict[str, float], env: Any) -> dict[str, Any]:
+def moment(played: PlayedRows, row: int, later: int, numbers: dict[str, float], env: Any) -> dict[str, Any]:
     """A row as plain data: the state in which it acts, or the one after it."""
     number = int(played.episode[row])
     time, action = int(row - played.begins[number]) + later, np.asarray(played.batch.action[row])
@@ -130,7 +130,7 @@ def moment(played: Played, row: int, later: int, numbers: dict[str, float], env:
     return {"moment": [number, time], "numbers": numbers, "action": said or f"{np.round(action, 2)}", "text": text}
 
 
-def of_policy(seen: View, played: Played, env: Any, seed: int) -> dict[str, Any]:
+def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict[str, Any]:
     """What it reads, most first, and the tree that imitates it; empty where there is none."""
     from gymnasium import spaces
 

@@ -19,7 +19,7 @@ from envs.transitions import Transitions, concatenate, map_obs, stack
 from envs.types import Obs
 from runners.cli.output import Ticker
 from runners.evaluate import SEED, policy
-from runners.explain.policy import View
+from runners.explain.policy import PolicyView
 from runners.run.build import Trained
 from runners.run.video import picture
 
@@ -29,7 +29,7 @@ OUTSIDE = "task (not in the reward)"
 
 
 @dataclass
-class Played:
+class PlayedRows:
     """M rows of E episodes, one after the other."""
 
     batch: Transitions  # (M,), without frames
@@ -61,7 +61,7 @@ class Played:
         return map_obs(lambda x: x[rows], self.batch.obs), memory
 
 
-def play(trained: Trained, view: View, env: Any, episodes: int, steps: int, seed: int) -> Played:
+def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int, seed: int) -> PlayedRows:
     """Play episodes of at most so many steps; the i-th begins from the seed of the i-th of `runners.evaluate`."""
     config, mix = trained.config, trained.mix
     first, tick = SEED + 1000 * seed, Ticker("playing")
@@ -107,10 +107,12 @@ def play(trained: Trained, view: View, env: Any, episodes: int, steps: int, seed
     episode = np.repeat(np.arange(len(batches)), [each.shape[0] for each in batches])
     kept = np.concatenate(memories) if view.units else None
     texts = {at: text for at, text in texts.items() if text}
-    return Played(whole, episode, scaled, weights, gamma, torch.cat(chosen), kept, texts, returns, cut)
+    return PlayedRows(whole, episode, scaled, weights, gamma, torch.cat(chosen), kept, texts, returns, cut)
 
 
-def pictures(played: Played, env: Any, wanted: Collection[Moment], seed: int, drawn: bool) -> dict[Moment, np.ndarray]:
+def pictures(
+    played: PlayedRows, env: Any, wanted: Collection[Moment], seed: int, drawn: bool
+) -> dict[Moment, np.ndarray]:
     """Pictures (side, side, 3) of moments; those are missing where an episode did not come out again as it was."""
     found: dict[Moment, np.ndarray] = {}
     for number in sorted({moment[0] for moment in wanted}):

@@ -24,8 +24,8 @@ from torch import Tensor
 from agents.gradients import stream_gradients
 from agents.networks.actor_critic import Inputs
 from envs.types import Obs
-from runners.explain.episodes import OUTSIDE, Played
-from runners.explain.policy import View, divergence, log_prob
+from runners.explain.episodes import OUTSIDE, PlayedRows
+from runners.explain.policy import PolicyView, divergence, log_prob
 
 STEP = 0.01  # nats, mean over the states
 ROWS = 2000  # that a divergence is the mean of, at most
@@ -33,7 +33,7 @@ BINS = 20  # of an episode's length
 SIDE = 8  # patches of an image along a side
 
 
-def contributions(played: Played) -> dict[str, dict[str, Any]]:
+def contributions(played: PlayedRows) -> dict[str, dict[str, Any]]:
     """Stream -> weight, mean sum an episode, share of the mean absolute reward, and its curve (BINS,), not weighted."""
     sizes = {name: float(np.abs(part).mean()) for name, part in played.parts.items()}
     total, episodes = sum(sizes.values()) or 1.0, len(played.returns)
@@ -59,7 +59,9 @@ def to_go(rewards: np.ndarray, begins: np.ndarray, discount: float) -> np.ndarra
     return found
 
 
-def advantages(played: Played, view: View, gae_lambda: float) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def advantages(
+    played: PlayedRows, view: PolicyView, gae_lambda: float
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Stream -> advantages (M,), centred and not weighted; and the share of its return that its value explains."""
     from sklearn.ensemble import ExtraTreesRegressor
     from sklearn.model_selection import GroupKFold, cross_val_predict
@@ -94,7 +96,7 @@ def flat(obs: Obs, inputs: Inputs) -> np.ndarray:
     return np.concatenate(columns, -1, dtype=np.float32)
 
 
-def gradients(played: Played, view: View, found: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def gradients(played: PlayedRows, view: PolicyView, found: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Stream -> what each episode adds to its policy gradient, (E, P), not weighted."""
     assert view.parts is not None
     listed: dict[str, list[Tensor]] = {name: [] for name in found}
@@ -107,14 +109,14 @@ def gradients(played: Played, view: View, found: Mapping[str, np.ndarray]) -> di
     return {name: torch.stack(each) for name, each in listed.items()}
 
 
-def flips(played: Played, found: Mapping[str, np.ndarray]) -> dict[str, float]:
+def flips(played: PlayedRows, found: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Stream of the reward -> share of states where the sign of the advantage changes if it is left out."""
     weighted = {name: played.weights[name] * values for name, values in found.items() if name != OUTSIDE}
     total = np.sum(list(weighted.values()), axis=0)
     return {name: float(np.mean(np.sign(total) != np.sign(total - part))) for name, part in weighted.items()}
 
 
-def steps(played: Played, view: View, by_episode: Mapping[str, Tensor], seed: int = 0) -> dict[str, float]:
+def steps(played: PlayedRows, view: PolicyView, by_episode: Mapping[str, Tensor], seed: int = 0) -> dict[str, float]:
     """Stream of the reward -> how far the step without it ends from the one with it, in divergences of the latter.
 
     0: the step is the same; 1: as far as no step at all; more: it holds the others back. Nothing where no step is made.

@@ -2,7 +2,7 @@
 
 Gaussians are those before clipping or squashing, which changes neither the divergence of two policies nor the gradient
 of a log-probability. Agents without probabilities (DQN, TD3) have choices only; those with a memory or a planner of
-their own not even these as a function of the observation. `View.lacks` says so in a sentence.
+their own not even these as a function of the observation. `PolicyView.lacks` says so in a sentence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Parts = list[Distribution]  # of B states: one (B,) for each number of an action
 
 
 @dataclass
-class View:
+class PolicyView:
     """What can be read of an agent; observations are (B, ...), memories (B, units) of a GRU or None."""
 
     model: Any
@@ -78,7 +78,7 @@ def divergence(before: Parts, after: Parts) -> float:
     return float(torch.stack([kl_divergence(one, other) for one, other in zip(before, after)]).sum(0).mean())
 
 
-def view(model: Any, name: str) -> View:
+def view(model: Any, name: str) -> PolicyView:
     """What can be read of an agent; `name` is for the sentence."""
     policy, space = model.policy, model.action_space
     if isinstance(model, PPO):
@@ -89,7 +89,7 @@ def view(model: Any, name: str) -> View:
             x = np.clip(x, space.low, space.high) if isinstance(space, spaces.Box) else x
             return x.reshape(len(x), *space.shape).astype(space.dtype)
 
-        return View(model, lambda obs, _: _sb3_parts(policy, obs), to_env, list(policy.parameters()))
+        return PolicyView(model, lambda obs, _: _sb3_parts(policy, obs), to_env, list(policy.parameters()))
     if isinstance(model, OffPolicyAlgorithm) and hasattr(getattr(policy, "actor", None), "get_action_dist_params"):
         policy.set_training_mode(False)
 
@@ -100,15 +100,15 @@ def view(model: Any, name: str) -> View:
         def unscaled(x: np.ndarray) -> np.ndarray:
             return policy.unscale_action(np.tanh(x).reshape(len(x), *space.shape))
 
-        return View(model, parts, unscaled, list(policy.actor.parameters()))
+        return PolicyView(model, parts, unscaled, list(policy.actor.parameters()))
     if isinstance(model, OffPolicyAlgorithm) or (isinstance(model, Dyna) and model.config.planner == "none"):
         why = "is read by its likeliest action only, without probabilities: no gradients, cosines and disagreements"
-        return View(model, lacks=f"agent={name} {why}")
+        return PolicyView(model, lacks=f"agent={name} {why}")
     why = "acts by a memory or by looking ahead, not by the observation alone: no gradients, cosines and saliency"
-    return View(model, blind=True, lacks=f"agent={name} {why}")
+    return PolicyView(model, blind=True, lacks=f"agent={name} {why}")
 
 
-def _ppo(model: PPO) -> View:
+def _ppo(model: PPO) -> PolicyView:
     net, inputs, actions = model.policy, model.policy.inputs, model.policy.actions
 
     def parts(obs: Obs, memory: Any) -> Parts:
@@ -121,7 +121,7 @@ def _ppo(model: PPO) -> View:
             return _normals(outputs, net.log_std.exp().expand_as(outputs))
         return [Categorical(logits=logits) for logits in outputs.split(actions.sizes, dim=-1)]
 
-    return View(model, parts, actions.to_env, list(net.parameters()), net.gru.hidden_size if net.gru else 0)
+    return PolicyView(model, parts, actions.to_env, list(net.parameters()), net.gru.hidden_size if net.gru else 0)
 
 
 def _normals(mean: Tensor, std: Tensor) -> Parts:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from envs.types import Obs
 from runners.explain.measures import SIDE
-from runners.explain.policy import View
+from runners.explain.policy import PolicyView
 
 MANY = 64  # entries from which on they are hidden in blocks
 REPEATS = 2  # draws of another state
@@ -59,7 +59,7 @@ def hidden_parts(space: Any, env: Any = None, names: tuple[str, ...] = (), key: 
     return [Hidden(label, key, np.array([i])) for i, label in enumerate(labels)]
 
 
-def saliency(view: View, obs: Obs, memory: Any, parts: list[Hidden], seed: int = 0) -> np.ndarray:
+def saliency(view: PolicyView, obs: Obs, memory: Any, parts: list[Hidden], seed: int = 0) -> np.ndarray:
     """How much the policy changes, in [0, 1], while each part is hidden: mean over the states, (G,)."""
     rng, found = np.random.default_rng(seed), np.zeros(len(parts))
     for _ in range(REPEATS):

@@ -14,8 +14,8 @@ from envs.make import make
 from envs.transitions import Transitions
 from runners.explain import measures, page
 from runners.explain.__main__ import main
-from runners.explain.episodes import OUTSIDE, Played
-from runners.explain.policy import View, view
+from runners.explain.episodes import OUTSIDE, PlayedRows
+from runners.explain.policy import PolicyView, view
 from runners.explain.reading import hidden_parts, imitate, saliency
 
 QUICK = {"total_timesteps": 128, "n_envs": 2, "eval_episodes": 1, "video": False, "control": "none"}
@@ -33,7 +33,7 @@ def reader(weights):
     model = SimpleNamespace(
         action_space=spaces.Discrete(2), observation_space=spaces.Box(-9, 9, (len(weights),), np.float32)
     )
-    return View(model, parts, lambda x: x[:, 0], [linear])
+    return PolicyView(model, parts, lambda x: x[:, 0], [linear])
 
 
 def rows(scaled, weights, lengths, obs=None):
@@ -47,7 +47,7 @@ def rows(scaled, weights, lengths, obs=None):
     episode, chosen = np.repeat(np.arange(len(lengths)), lengths), torch.arange(count)[:, None] % 2
     scaled = {name: np.float32(values) for name, values in scaled.items()}
     sums = [float(reward[episode == i].sum()) for i in range(len(lengths))]
-    return Played(batch, episode, scaled, weights, dict.fromkeys(scaled, 1.0), chosen, None, {}, sums, 0)
+    return PlayedRows(batch, episode, scaled, weights, dict.fromkeys(scaled, 1.0), chosen, None, {}, sums, 0)
 
 
 def test_a_policy_that_reads_one_entry_has_all_its_saliency_there():
@@ -63,7 +63,7 @@ def test_a_policy_that_reads_one_entry_has_all_its_saliency_there():
 
 def test_a_continuous_action_moves_in_shares_of_its_range():
     box = SimpleNamespace(action_space=spaces.Box(-2, 2, (1,)))
-    seen = View(box, lambda obs, memory: [Normal(torch.as_tensor(obs[:, 0]), torch.ones(len(obs)))])
+    seen = PolicyView(box, lambda obs, memory: [Normal(torch.as_tensor(obs[:, 0]), torch.ones(len(obs)))])
     assert seen.moved(np.float32([[0.0], [1.0]]), np.float32([[1.0], [-1.0]])).tolist() == [0.25, 0.5]
 
 
@@ -137,7 +137,7 @@ def test_the_gradient_of_the_episodes_adds_up_to_that_of_all_rows():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    return ld.train("CartPole-v1", ["task", "rnd"], run_dir=str(folder / "a"), **QUICK, **SMALL)
+    return ld.train("CartPole-v1", {"task": {}, "rnd": {"warmup": 16}}, run_dir=str(folder / "a"), **QUICK, **SMALL)
 
 
 def test_a_run_is_explained_in_its_folder_and_its_streams_add_up_to_its_returns(trained, capsys):
@@ -169,7 +169,7 @@ def test_what_a_run_says_is_escaped_on_the_page(tmp_path):
     [
         (["run=nowhere"], "error: run=nowhere is no run's folder (it has no config.yaml); give one below runs/"),
         (["run=x", "episodes=1"], "error: episodes=1 is out of range; give a number at least 2"),
-        (["run=x", "episode=3"], "error: episode=3 is unknown; did you mean episodes?"),
+        (["run=x", "episode=3"], "error: key=episode is unknown; did you mean episodes?"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, sentence, capsys):
